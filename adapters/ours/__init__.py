@@ -1,0 +1,69 @@
+"""Our own attention: `MultiHeadAttention` in `attention.py`, and its adapter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance import Layer, MaskArgument, Mode, Parameter, Shape
+
+
+class Ours(Layer):
+    """conformance.adapters.ours.attention.MultiHeadAttention."""
+
+    title = "MultiHeadAttention (ours)"
+    documentation = "docs/definition.md"
+    framework = "torch"
+    scores = ("scaled-dot", "additive")
+    custom_scale = True
+    returns_weights = "per head"
+    fully_masked_row = "output bias"
+
+    mask_arguments = (
+        MaskArgument("attend_mask", "batch heads query key", true="attends", broadcasts=True),
+        MaskArgument("block_mask", "batch heads query key", true="blocks", broadcasts=True),
+        MaskArgument("attn_bias", "batch heads query key", number="added", broadcasts=True),
+    )
+    parameters = (
+        Parameter(
+            "query_projection.weight", "query", "embed heads head -> (heads head) embed"
+        ),
+        Parameter("key_projection.weight", "key", "embed heads head -> (heads head) embed"),
+        Parameter("value_projection.weight", "value", "embed heads head -> (heads head) embed"),
+        Parameter("output_projection.weight", "output", "heads head embed -> embed (heads head)"),
+        Parameter("query_projection.bias", "query_bias", "heads head -> (heads head)"),
+        Parameter("key_projection.bias", "key_bias", "heads head -> (heads head)"),
+        Parameter("value_projection.bias", "value_bias", "heads head -> (heads head)"),
+        Parameter("output_projection.bias", "output_bias", "embed -> embed"),
+        Parameter("score_vector", "score", "heads head -> heads head"),
+    )
+    modes = (
+        Mode("train", {"train": True, "need_weights": True}),
+        Mode("eval", {"train": False, "need_weights": True}),
+        Mode("eval-no-weights", {"train": False, "need_weights": False}, weights=False),
+    )
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import torch
+
+        from conformance.adapters.ours.attention import MultiHeadAttention
+
+        layer = MultiHeadAttention(
+            shape.query_width,
+            shape.heads,
+            head_size=shape.head_size,
+            value_head_size=shape.value_head_size,
+            kv_heads=shape.kv_heads,
+            key_width=shape.key_width,
+            value_width=shape.value_width,
+            output_width=shape.output_width,
+            bias=shape.bias,
+            score=shape.score,
+            scale=scale,
+            dtype=getattr(torch, dtype),
+        )
+        return layer.train(mode["train"])
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        return layer(query, key, value, need_weights=mode["need_weights"], **masks)

@@ -1,0 +1,113 @@
+"""torch.nn.MultiheadAttention (batch_first=True).
+
+What a port gets wrong: query, key and value projections are one matrix, stacked on axis 0, unless
+key or value have another width than the query; then they are three. Boolean masks say what is
+*blocked*, unlike `scaled_dot_product_attention`, where True attends. A mask per head has batch and
+heads in one axis. Without `average_attn_weights=False` the returned weights are averaged over heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from conformance import CausalFlag, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+
+
+class TorchMultiheadAttention(Layer):
+    """torch.nn.MultiheadAttention in training, in evaluation, and through its fast path."""
+
+    title = "torch.nn.MultiheadAttention"
+    documentation = "https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html"
+    framework = "torch"
+    returns_weights = "per head"
+    # Without weights it goes through scaled_dot_product_attention, which gives zeros there.
+    fully_masked_row: ClassVar = {
+        "train": "nan",
+        "eval": "nan",
+        "fast-path-weights": "nan",
+        "train-no-weights": "output bias",
+        "eval-no-weights": "output bias",
+        "fast-path": "output bias",
+    }
+
+    mask_arguments = (
+        MaskArgument("key_padding_mask", "batch key", true="blocks", number="added"),
+        MaskArgument(
+            "attn_mask", ("query key", "(batch heads) query key"), true="blocks", number="added"
+        ),
+    )
+    # "Provides a hint that attn_mask is the causal mask": the mask is needed all the same.
+    causal_flag = CausalFlag("is_causal", needs="attn_mask", alignment="top-left")
+
+    modes = (
+        Mode("train", {"train": True, "need_weights": True}),
+        Mode("train-no-weights", {"train": True, "need_weights": False}, weights=False),
+        Mode("eval", {"train": False, "need_weights": True}),
+        Mode("eval-no-weights", {"train": False, "need_weights": False}, weights=False),
+        # Without gradients evaluation may take the fused native path.
+        Mode(
+            "fast-path", {"train": False, "need_weights": False}, gradients=False, weights=False
+        ),
+        Mode("fast-path-weights", {"train": False, "need_weights": True}, gradients=False),
+    )
+
+    def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
+        if shape.query_width == shape.key_width == shape.value_width:
+            inputs = [
+                Parameter(
+                    "in_proj_weight",
+                    "query key value",
+                    "embed heads head -> (heads head) embed",
+                    stack=0,
+                )
+            ]
+        else:
+            inputs = [
+                Parameter(f"{short}_proj_weight", name, "embed heads head -> (heads head) embed")
+                for short, name in (("q", "query"), ("k", "key"), ("v", "value"))
+            ]
+        return (
+            *inputs,
+            Parameter(
+                "in_proj_bias",
+                "query_bias key_bias value_bias",
+                "heads head -> (heads head)",
+                stack=0,
+            ),
+            Parameter("out_proj.weight", "output", "heads head embed -> embed (heads head)"),
+            Parameter("out_proj.bias", "output_bias", "embed -> embed"),
+        )
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import torch
+
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("no value head size of its own")
+        if shape.heads * shape.head_size != shape.query_width:
+            raise Unsupported("heads x head size must be the query's width")
+        if shape.output_width != shape.query_width:
+            raise Unsupported("the output is as wide as the query")
+        layer = torch.nn.MultiheadAttention(
+            shape.query_width,
+            shape.heads,
+            bias=shape.bias,
+            kdim=shape.key_width,
+            vdim=shape.value_width,
+            batch_first=True,
+            dtype=getattr(torch, dtype),
+        )
+        return layer.train(mode["train"])
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        return layer(
+            query,
+            key,
+            value,
+            need_weights=mode["need_weights"],
+            average_attn_weights=False,
+            **masks,
+        )

@@ -1,0 +1,65 @@
+"""A conformance suite for multi-head attention.
+
+The names below are what an adapter or a script needs; they load when first used, so that
+`import conformance` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conformance.errors import Unavailable, Unsupported
+    from conformance.interface.adapter import Adapter, Call, Mode
+    from conformance.interface.arguments import CausalFlag, MaskArgument
+    from conformance.interface.function import Function, attention_function
+    from conformance.interface.layer import Layer
+    from conformance.interface.parameters import Parameter
+    from conformance.problem import Answer, Problem, Shape, Weights
+
+_PUBLIC = {
+    "Adapter": "conformance.interface.adapter",
+    "Answer": "conformance.problem",
+    "Call": "conformance.interface.adapter",
+    "CausalFlag": "conformance.interface.arguments",
+    "Function": "conformance.interface.function",
+    "Layer": "conformance.interface.layer",
+    "MaskArgument": "conformance.interface.arguments",
+    "Mode": "conformance.interface.adapter",
+    "Parameter": "conformance.interface.parameters",
+    "Problem": "conformance.problem",
+    "Shape": "conformance.problem",
+    "Unavailable": "conformance.errors",
+    "Unsupported": "conformance.errors",
+    "Weights": "conformance.problem",
+    "attention_function": "conformance.interface.function",
+}
+
+__all__ = [
+    "Adapter",
+    "Answer",
+    "Call",
+    "CausalFlag",
+    "Function",
+    "Layer",
+    "MaskArgument",
+    "Mode",
+    "Parameter",
+    "Problem",
+    "Shape",
+    "Unavailable",
+    "Unsupported",
+    "Weights",
+    "attention_function",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'conformance' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_PUBLIC)

@@ -1,0 +1,1 @@
+"""The case catalogue: shape families, patterns of masks and biases, regimes, and the cases."""

@@ -1,0 +1,384 @@
+"""The catalogue: which problems every implementation is given.
+
+Cases are built family by family from the tables below; nothing registers itself. What a case
+proves about its own inputs is tested in `tests/test_cases_bind.py`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+
+from conformance.cases import patterns, regimes
+from conformance.cases.case import Case
+from conformance.cases.families import FAMILIES
+from conformance.dtypes import DTYPES
+from conformance.errors import UnknownName
+
+BLOCKED = "mask.blocked-key-has-no-influence"
+SPELLINGS = "mask.spellings-agree"
+POLARITY = "mask.polarity-is-as-declared"
+KEY_ORDER = "invariance.key-order"
+BATCH = "invariance.batch-entries-are-independent"
+SHIFT = "invariance.logit-shift"
+HYGIENE = ("call.leaves-inputs-unchanged", "call.repeats")
+FULLY_MASKED = "observed.fully-masked-row"
+ALIGNMENT = "observed.causal-alignment"
+RETURNED = "observed.returned-weights"
+
+ONE_KEY_IDLE = {
+    name: "with one key, every weight is 1 whatever query and key are"
+    for name in ("query", "weights.query", "weights.query_bias", "weights.key", "key", "scale")
+}
+KEY_BIAS_IDLE = {
+    "weights.key_bias": "adds the same number to all logits of a row, which the softmax removes"
+}
+
+
+def _cases(families: str, name: str, why: str, *serves: str, **fields: object) -> list[Case]:
+    """The same case in several families."""
+    return [
+        Case(
+            name=name,
+            family=family,
+            why=why,
+            serves=frozenset(serves),
+            idle=_idle(family),
+            **fields,  # type: ignore[arg-type]
+        )
+        for family in families.split()
+    ]
+
+
+def _idle(family: str) -> dict[str, str]:
+    if family == "one-key":
+        return ONE_KEY_IDLE | KEY_BIAS_IDLE
+    return {} if FAMILIES[family].score == "additive" else KEY_BIAS_IDLE
+
+
+def _build() -> list[Case]:
+    make: Callable[..., list[Case]] = _cases
+    most = "self cross separate narrow value-head gqa mqa one-query one-head long additive"
+    square = "self mqa"
+    oblong = "cross separate narrow gqa additive"
+    wide = "cross separate gqa long additive"
+    return [
+        # No mask: the arithmetic of every family.
+        *make(
+            "self",
+            "plain/no-mask",
+            "Nothing is masked: projections, scores, softmax, output, and all their gradients.",
+            KEY_ORDER,
+            BATCH,
+            RETURNED,
+            *HYGIENE,
+        ),
+        *make(
+            "cross gqa additive",
+            "plain/no-mask",
+            "Nothing is masked: projections, scores, softmax, output, and all their gradients.",
+            KEY_ORDER,
+            BATCH,
+            POLARITY,
+            ALIGNMENT,
+            RETURNED,
+            *HYGIENE,
+        ),
+        *make(
+            "separate narrow value-head mqa one-query one-key one-head long",
+            "plain/no-mask",
+            "Nothing is masked: projections, scores, softmax, output, and all their gradients.",
+        ),
+        *make(
+            "self cross gqa",
+            "plain/custom-scale",
+            "The logits' factor is 0.3 instead of 1/sqrt(head size).",
+            scale=0.3,
+        ),
+        # Boolean masks.
+        *make(
+            "cross",
+            "mask/key-padding",
+            "A ragged batch: every entry has its own number of keys.",
+            BLOCKED,
+            KEY_ORDER,
+            SPELLINGS,
+            *HYGIENE,
+            mask=patterns.key_padding,
+        ),
+        *make(
+            "self gqa one-query long additive",
+            "mask/key-padding",
+            "A ragged batch: every entry has its own number of keys.",
+            BLOCKED,
+            SPELLINGS,
+            mask=patterns.key_padding,
+        ),
+        *make(
+            "separate narrow value-head mqa one-head",
+            "mask/key-padding",
+            "A ragged batch: every entry has its own number of keys.",
+            mask=patterns.key_padding,
+        ),
+        *make(
+            "self one-query",
+            "mask/left-padding",
+            "A ragged batch padded on the left, as generation uses it.",
+            mask=patterns.left_padding,
+        ),
+        *make(
+            "self cross narrow gqa one-head additive",
+            "mask/shared",
+            "One arbitrary mask for all batch entries and heads.",
+            mask=patterns.shared,
+        ),
+        *make(
+            most,
+            "mask/per-batch",
+            "An arbitrary mask for each batch entry, the same for all heads.",
+            mask=patterns.per_batch,
+        ),
+        *make(
+            "self cross separate value-head gqa mqa additive",
+            "mask/per-head",
+            "An arbitrary mask for each batch entry and head.",
+            BATCH,
+            mask=patterns.per_head,
+        ),
+        *make(
+            "self cross gqa long",
+            "mask/block-diagonal",
+            "Two packed sequences per entry, which must not see each other.",
+            BLOCKED,
+            mask=patterns.block_diagonal,
+        ),
+        *make(
+            "self cross separate long",
+            "mask/sliding-window",
+            "A window of two keys before and one after: off-by-one shows at both edges.",
+            mask=patterns.sliding_window,
+        ),
+        *make(
+            "self mqa cross",
+            "mask/prefix-lm",
+            "Everybody sees the prefix, the rest is causal.",
+            mask=patterns.prefix_lm,
+        ),
+        *make(
+            "self cross",
+            "mask/one-allowed-key",
+            "Every other query may attend exactly one key: its output is that value.",
+            mask=patterns.one_allowed_key,
+        ),
+        # The causal flag; alignment matters where lengths differ.
+        *make(
+            square,
+            "causal/square",
+            "Each query sees itself and what came before.",
+            BLOCKED,
+            SPELLINGS,
+            *HYGIENE,
+            causal="top-left",
+        ),
+        *make(
+            oblong,
+            "causal/top-left",
+            "Lengths differ; query i sees keys 0 to i.",
+            SPELLINGS,
+            causal="top-left",
+        ),
+        *make(
+            wide,
+            "causal/bottom-right",
+            "Fewer queries than keys; the last query sees everything, as when decoding with a cache.",
+            SPELLINGS,
+            causal="bottom-right",
+        ),
+        *make(
+            "self cross mqa",
+            "causal/with-left-aligned-padding",
+            "Causal and a ragged batch together.",
+            BLOCKED,
+            SPELLINGS,
+            causal="top-left",
+            mask=patterns.key_padding,
+        ),
+        # Additive biases.
+        *make(
+            "self cross gqa one-query one-head long additive",
+            "bias/in-full",
+            "A bias for every logit; its gradient is one of the answers.",
+            SHIFT,
+            bias=patterns.bias_in_full,
+        ),
+        *make(
+            "self separate mqa",
+            "bias/per-head",
+            "A bias per head, shared by the batch, as relative position biases are.",
+            bias=patterns.bias_per_head,
+        ),
+        *make(
+            "self cross narrow",
+            "bias/shared",
+            "One bias for all batch entries and heads.",
+            bias=patterns.bias_shared,
+        ),
+        *make(
+            "self gqa long",
+            "bias/alibi",
+            "Linear in the distance with a slope per head.",
+            bias=patterns.alibi,
+        ),
+        *make(
+            "self cross additive",
+            "bias/with-mask",
+            "A bias and an arbitrary mask together.",
+            SPELLINGS,
+            bias=patterns.bias_in_full,
+            mask=patterns.per_batch,
+        ),
+        *make(
+            "self",
+            "bias/with-causal",
+            "A bias per head under a causal flag.",
+            SPELLINGS,
+            bias=patterns.bias_per_head,
+            causal="top-left",
+        ),
+        # Numbers away from the ordinary.
+        *make(
+            "self cross gqa",
+            "logits/large",
+            "Logits 8 times as wide: rounding a logit to half precision shows.",
+            regime=regimes.large_logits,
+        ),
+        *make(
+            "cross",
+            "logits/large-with-mask",
+            "The blocked logits are often the largest: the row's maximum must not be theirs alone.",
+            regime=regimes.large_logits,
+            mask=patterns.per_batch,
+        ),
+        *make(
+            "cross one-query",
+            "logits/huge",
+            "Logits of some hundred: exp overflows unless the row's maximum is subtracted.",
+            regime=regimes.huge_logits,
+        ),
+        *make(
+            "additive",
+            "logits/large",
+            "A score weight 6 times as large.",
+            regime=regimes.large_scores,
+        ),
+        *make(
+            "cross separate",
+            "logits/constant-rows",
+            "All keys of one entry are equal: uniform weights, and no gradient to the queries.",
+            regime=regimes.constant_rows,
+        ),
+        *make(
+            "cross self",
+            "logits/repeated-maxima",
+            "The largest logit of a row appears twice, exactly.",
+            regime=regimes.repeated_maxima,
+        ),
+        *make(
+            "self cross",
+            "values/outliers",
+            "A few inputs are ten times as large.",
+            regime=regimes.outliers,
+        ),
+        *make(
+            "self separate",
+            "values/all-positive",
+            "Inputs share an offset, so sums do not cancel and biased rounding shows.",
+            regime=regimes.all_positive,
+        ),
+        *make(
+            "cross long",
+            "values/small",
+            "Values a thousand times smaller: a fixed absolute tolerance would be empty.",
+            regime=regimes.small_values,
+        ),
+        # The three attentions of the Transformer (Vaswani et al. 2017, section 3.2.3).
+        *make(
+            "self",
+            "transformer/encoder-self-attention",
+            "Encoder: bidirectional, padding on the right.",
+            BATCH,
+            mask=patterns.key_padding,
+        ),
+        *make(
+            "self",
+            "transformer/decoder-self-attention",
+            "Decoder: causal, padding on the right.",
+            BATCH,
+            causal="top-left",
+            mask=patterns.key_padding,
+        ),
+        *make(
+            "cross",
+            "transformer/decoder-cross-attention",
+            "Decoder: queries attend the encoder's memory with the memory's padding.",
+            BATCH,
+            mask=patterns.key_padding,
+        ),
+        # Where no definition settles the answer: observed, not asserted.
+        *make(
+            "cross",
+            "edge/fully-masked-row",
+            "One query may attend no key at all.",
+            FULLY_MASKED,
+            mask=patterns.with_fully_masked_row,
+            defined=False,
+        ),
+    ]
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> tuple[Case, ...]:
+    """Every case, ordered so that those of one family stand together (compile once)."""
+    order = list(FAMILIES)
+    cases = sorted(_build(), key=lambda case: order.index(case.family))
+    ids = [case.id for case in cases]
+    assert len(set(ids)) == len(ids), "case ids must be unique"
+    return tuple(cases)
+
+
+def find_cases(pattern: str) -> tuple[Case, ...]:
+    """Cases whose id is, or contains, or matches the pattern; raises `UnknownName`."""
+    found = tuple(case for case in catalogue() if case.id == pattern)
+    found = found or tuple(
+        case
+        for case in catalogue()
+        if pattern in case.id or fnmatch.fnmatchcase(case.id, pattern)
+    )
+    if not found:
+        raise UnknownName("case", pattern, (case.id for case in catalogue()))
+    return found
+
+
+@lru_cache(maxsize=1)
+def catalogue_hash() -> str:
+    """A hash of every number of every case: two records compare only if it is equal."""
+    digest = hashlib.sha256()
+    for case in catalogue():
+        for dtype in DTYPES:
+            problem = case.problem(dtype)
+            digest.update(f"{case.id} {dtype} {problem.shape} {problem.scale}".encode())
+            arrays = {
+                **problem.weights.named(),
+                "query": problem.query,
+                "key": problem.key,
+                "value": problem.value,
+                "cotangent": problem.cotangent,
+                "mask": problem.allowed,
+                "attn_bias": problem.attn_bias,
+            }
+            for name, array in arrays.items():
+                if array is not None:
+                    digest.update(name.encode() + array.tobytes())
+    return digest.hexdigest()[:16]

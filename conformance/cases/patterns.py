@@ -1,0 +1,111 @@
+"""Masks and additive biases as people build them, each from a Shape and a random generator.
+
+Masks are canonical: True = may attend, four axes of `[batch heads query key]`, 1 where the
+pattern does not vary. Every row keeps at least one key (but for `with_fully_masked_row`): fully
+masked rows have no agreed meaning and are observed, not asserted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance.dtypes import Array, BoolArray
+from conformance.problem import Shape
+
+
+def key_padding(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """A ragged batch: entry b sees its first keys only, `[batch 1 1 key]`."""
+    lengths = shape.key_length - 1 - np.arange(shape.batch) % max(1, shape.key_length - 1)
+    return (np.arange(shape.key_length) < lengths[:, None])[:, None, None, :]
+
+
+def left_padding(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """A ragged batch padded on the left, as for generation, `[batch 1 1 key]`."""
+    return key_padding(shape, random)[..., ::-1].copy()
+
+
+def shared(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Arbitrary, one for the whole batch, `[1 1 query key]`."""
+    return _arbitrary((1, 1, shape.query_length, shape.key_length), random)
+
+
+def per_batch(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Arbitrary per batch entry, `[batch 1 query key]`."""
+    return _arbitrary((shape.batch, 1, shape.query_length, shape.key_length), random)
+
+
+def per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Arbitrary per batch entry and head, `[batch heads query key]`."""
+    return _arbitrary(shape.logits, random)
+
+
+def block_diagonal(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Packed sequences: each entry holds two, which do not see each other, `[batch 1 query key]`."""
+    cuts = 0.35 + 0.3 * np.arange(shape.batch) / max(1, shape.batch - 1)
+    query = (np.arange(shape.query_length) + 0.5) / shape.query_length > cuts[:, None]
+    key = (np.arange(shape.key_length) + 0.5) / shape.key_length > cuts[:, None]
+    return (query[:, :, None] == key[:, None, :])[:, None]
+
+
+def sliding_window(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Keys at most 2 before and 1 after the query's (rescaled) position, `[1 1 query key]`."""
+    centre = np.arange(shape.query_length) * shape.key_length // shape.query_length
+    distance = np.arange(shape.key_length) - centre[:, None]
+    return ((distance >= -2) & (distance <= 1))[None, None]
+
+
+def prefix_lm(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Everybody sees the prefix, the rest is causal; the prefix differs per entry."""
+    prefix = 1 + np.arange(shape.batch) % (shape.key_length - 1)
+    causal = np.tri(shape.query_length, shape.key_length, dtype=np.bool_)
+    visible = np.arange(shape.key_length) < prefix[:, None]
+    return causal[None, None] | visible[:, None, None, :]
+
+
+def one_allowed_key(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Every other query may attend exactly one key, which differs per entry and query."""
+    mask = per_batch(shape, random)
+    for entry in range(shape.batch):
+        for query in range(0, shape.query_length, 2):
+            mask[entry, :, query] = False
+            mask[entry, :, query, (query + 2 * entry + 1) % shape.key_length] = True
+    return mask
+
+
+def with_fully_masked_row(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Arbitrary per batch entry, but query 1 of entry 0 may attend nothing. Observed only."""
+    mask = per_batch(shape, random)
+    mask[0, :, 1] = False
+    return mask
+
+
+def alibi(shape: Shape, random: np.random.Generator) -> Array:
+    """Linear in the distance with a slope per head (Press et al. 2022, arXiv:2108.12409)."""
+    slopes = 2.0 ** (-4.0 * np.arange(1, shape.heads + 1) / shape.heads)
+    distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None]
+    return -np.abs(distance)[None, None] * slopes[None, :, None, None]
+
+
+def bias_shared(shape: Shape, random: np.random.Generator) -> Array:
+    """N(0, 1), one for the whole batch, `[1 1 query key]`."""
+    return random.standard_normal((1, 1, shape.query_length, shape.key_length))
+
+
+def bias_per_head(shape: Shape, random: np.random.Generator) -> Array:
+    """N(0, 1) per head, as relative position biases, `[1 heads query key]`."""
+    return random.standard_normal((1, *shape.logits[1:]))
+
+
+def bias_in_full(shape: Shape, random: np.random.Generator) -> Array:
+    """N(0, 1) for every logit, `[batch heads query key]`."""
+    return random.standard_normal(shape.logits)
+
+
+def _arbitrary(shape: tuple[int, ...], random: np.random.Generator) -> BoolArray:
+    """About 60 % allowed; each row keeps one key and loses one."""
+    mask = random.random(shape) < 0.6
+    keys = shape[-1]
+    for index in np.ndindex(shape[:-1]):
+        kept, lost = random.permutation(keys)[:2]
+        mask[(*index, kept)], mask[(*index, lost)] = True, False
+    return mask

@@ -1,0 +1,66 @@
+"""Inputs away from the ordinary, on purpose: where naive arithmetic and shortcuts show."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance.cases.case import Drawn
+from conformance.problem import Shape
+
+
+def large_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Logits 8 times as wide: the softmax is nearly one-hot, and rounding a logit shows."""
+    _scale_queries(drawn, 8.0)
+
+
+def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Logits up to some hundred: exp overflows float32 unless the row's maximum is subtracted."""
+    _scale_queries(drawn, 100.0)
+
+
+def large_scores(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """The additive score's weight 6 times as large (tanh bounds what the inputs can do)."""
+    drawn["weights.score"] *= 6.0
+
+
+def constant_rows(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """All keys of the first batch entry are equal: constant logits, uniform weights there."""
+    name = "query" if shape.sharing == "self" else "key"
+    drawn[name][0] = drawn[name][0, :1]
+
+
+def repeated_maxima(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Keys come in equal pairs, so the largest logit of each row appears twice, exactly."""
+    name = "query" if shape.sharing == "self" else "key"
+    _scale_queries(drawn, 3.0)
+    half = drawn[name].shape[1] // 2
+    drawn[name][:, half : 2 * half] = drawn[name][:, :half]
+
+
+def outliers(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """N(0, 1) with a few entries of N(0, 100), as in FlashAttention-3's error table."""
+    for name in shape.distinct_inputs():
+        values = drawn[name]
+        chosen = random.random(values.shape) < 0.01
+        chosen.flat[random.integers(values.size)] = True
+        values[chosen] += 10.0 * random.standard_normal(int(chosen.sum()))
+
+
+def all_positive(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Inputs in [0, 1) with a common offset: sums do not cancel, biased rounding shows."""
+    for name in shape.distinct_inputs():
+        drawn[name] = random.random(drawn[name].shape) + 0.5
+
+
+def small_values(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """An output a thousand times smaller than usual: a fixed absolute tolerance is empty here."""
+    for name in ("weights.value", "weights.value_bias", "weights.output_bias"):
+        if name in drawn:
+            drawn[name] *= 2.0**-10
+
+
+def _scale_queries(drawn: Drawn, factor: float) -> None:
+    # Through the weights, not the inputs: in self-attention the inputs are keys and values too.
+    for name in ("weights.query", "weights.query_bias"):
+        if name in drawn:
+            drawn[name] *= factor

@@ -1,0 +1,113 @@
+"""Compare arrays in units of honest rounding noise.
+
+One rule for everything: |got - want| ≤ limit·σ + underflow, element by element. Nothing is averaged
+away, and an element that must be exact (σ = 0) has to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.dtypes import Array
+from conformance.errors import WrongShape
+from conformance.findings import INFINITE, Figures, Worst
+from conformance.reference import LIMIT, Expectation
+
+BETWEEN_ANSWERS = LIMIT * np.sqrt(2.0)
+"""Limit for two answers to the same problem: each has noise of its own."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One array, compared. `fits` says whether it is within the limit."""
+
+    figures: Figures
+    worst: Worst
+
+    @property
+    def fits(self) -> bool:
+        """Within the limit, everywhere."""
+        return self.figures.max_ratio <= self.figures.limit
+
+
+def ratios(got: Array, want: Array, noise: Array, underflow: float) -> Array:
+    """(got - want) / σ, signed; 0 within the underflow; ±inf where an exact element is not."""
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        error = got - want
+        ratio = np.where(np.abs(error) <= underflow, 0.0, error / noise)
+    return np.where(np.isnan(ratio), np.inf, ratio)
+
+
+def compare(
+    name: str,
+    got: Array,
+    want: Array,
+    noise: Array,
+    underflow: float,
+    limit: float = LIMIT,
+) -> Comparison:
+    """Compare one array.
+
+    Raises:
+        WrongShape: the shapes differ.
+    """
+    if got.shape != want.shape:
+        raise WrongShape(f"{name} has shape {list(got.shape)}, wanted {list(want.shape)}")
+    if got.size == 0:
+        return Comparison(Figures(name, 0.0, 0.0, 0.0, limit), Worst(name, (), "", "", ""))
+    ratio = ratios(got, want, noise, underflow)
+    size = np.abs(ratio)
+    at = np.unravel_index(np.argmax(size), got.shape)
+    finite = ratio[np.isfinite(ratio)]
+    figures = Figures(
+        array=name,
+        max_ratio=_rounded(size[at]),
+        rms_ratio=_rounded(np.sqrt(np.mean(finite**2))) if finite.size else INFINITE,
+        bias=_rounded(finite.sum() / np.sqrt(finite.size)) if finite.size else 0.0,
+        limit=_rounded(limit),
+    )
+    return Comparison(figures, element(name, at, got[at], want[at], noise[at]))
+
+
+def element(name: str, index: tuple, got: float, want: float, noise: float) -> Worst:
+    """One element as evidence."""
+    texts = (f"{float(value):.10g}" for value in (got, want, noise))
+    return Worst(name, tuple(int(i) for i in index), *texts)
+
+
+def against(
+    expectation: Expectation, arrays: Mapping[str, Array], limit: float = LIMIT
+) -> list[Comparison]:
+    """Compare arrays, by the expectation's names, with what is expected of the least accurate class."""
+    noise = expectation.loosest
+    return [
+        compare(name, got, expectation.arrays[name], noise[name], expectation.underflow, limit)
+        for name, got in arrays.items()
+    ]
+
+
+def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str:
+    """The most accurate class in whose limits every array lies, or "" for none."""
+    for name, noise in expectation.noise.items():
+        if all(
+            np.all(
+                np.abs(ratios(got, expectation.arrays[key], noise[key], expectation.underflow))
+                <= LIMIT
+            )
+            for key, got in arrays.items()
+        ):
+            return name
+    return ""
+
+
+def worst_of(comparisons: Iterable[Comparison]) -> Comparison:
+    """The one that comes closest to its limit or is furthest beyond it."""
+    return max(comparisons, key=lambda item: item.figures.max_ratio / item.figures.limit)
+
+
+def _rounded(value: float) -> float:
+    """Four digits: more would only make records longer."""
+    return float(f"{min(max(value, -INFINITE), INFINITE):.4g}")

@@ -1,0 +1,71 @@
+"""The floating-point formats of a problem, and rounding to them without any framework.
+
+Arrays stay NumPy float64 throughout the suite; an array "in bfloat16" holds only numbers that
+bfloat16 has. That keeps NumPy, which has no bfloat16, the only dependency, and makes the step
+into a framework's own array exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.errors import UnknownName
+
+Array = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class DType:
+    """One floating-point format.
+
+    `roundoff` is the unit roundoff u: rounding to nearest changes x by at most u·|x|.
+    `underflow` is the absolute error of a result too small for the format: the smallest normal
+    number where hardware flushes subnormals (float32, bfloat16), the spacing of subnormals where
+    it does not (float16, float64).
+    `accumulator` is the roundoff of the sums inside a matrix product.
+    """
+
+    name: str
+    significand_bits: int
+    underflow: float
+    accumulator: float
+
+    @property
+    def roundoff(self) -> float:
+        """Unit roundoff u = 2^-p for p significand bits."""
+        return 2.0**-self.significand_bits
+
+    def round(self, values: npt.ArrayLike) -> Array:
+        """Round to the nearest representable numbers, ties to even; the result is float64."""
+        exact = np.asarray(values, dtype=np.float64)
+        if self.name == "float64":
+            return exact.copy()
+        if self.name == "float32":
+            return exact.astype(np.float32).astype(np.float64)
+        if self.name == "float16":
+            return exact.astype(np.float16).astype(np.float64)
+        # bfloat16 is float32 with 16 significand bits cut off. Rounding the float64 significand
+        # directly avoids double rounding; the exponent range is float32's.
+        significand, exponent = np.frexp(exact)
+        steps = 2.0**self.significand_bits
+        with np.errstate(invalid="ignore"):
+            return np.ldexp(np.rint(significand * steps) / steps, exponent)
+
+
+FLOAT64 = DType("float64", 53, 2.0**-1074, 2.0**-53)
+FLOAT32 = DType("float32", 24, 2.0**-126, 2.0**-24)
+BFLOAT16 = DType("bfloat16", 8, 2.0**-126, 2.0**-24)
+FLOAT16 = DType("float16", 11, 2.0**-24, 2.0**-24)
+
+DTYPES = {dtype.name: dtype for dtype in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16)}
+
+
+def dtype_of(name: str) -> DType:
+    """Look a format up by its name; raises `UnknownName`."""
+    if name not in DTYPES:
+        raise UnknownName("dtype", name, DTYPES)
+    return DTYPES[name]

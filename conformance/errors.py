@@ -1,0 +1,78 @@
+"""What can go wrong, as the user meets it: one line, what to do next, and an exit code.
+
+Everything that the suite raises on purpose derives from `ConformanceError`. The command line
+prints its text as one line and exits with its code, so both are part of the interface.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `mha-conformance`."""
+
+    OK = 0
+    """Everything that was to be verified was verified (`run`, `report`)."""
+    DEVIATES = 1
+    """`run --strict`: an implementation deviates from a requirement of level must."""
+    USAGE = 2
+    """The command line, a name or a file was wrong; nothing was run."""
+    NOTHING_VERIFIED = 3
+    """Not one finding: everything was unavailable, unsupported or deselected."""
+    INCOMPLETE = 4
+    """Something that was to be verified was not; what was measured is kept."""
+    INTERRUPTED = 130
+    """Stopped by the user; what was measured is kept."""
+
+
+class ConformanceError(Exception):
+    """Base of every error that the suite raises on purpose."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UnknownName(ConformanceError):
+    """A name that nothing has; the message lists the nearest ones."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or [
+            candidate for candidate in known if name and name in candidate
+        ][:3]
+        if near:
+            hint = "did you mean " + " or ".join(near) + "?"
+        else:
+            hint = "known: " + (", ".join(known) if known else "none")
+        super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+class NotAnAdapter(ConformanceError):
+    """A file, module or object that is no adapter."""
+
+
+class WrongDeclaration(ConformanceError):
+    """An adapter whose tables contradict themselves or the implementation."""
+
+
+class WrongShape(ConformanceError):
+    """An array whose shape does not fit the problem."""
+
+
+class BrokenRecord(ConformanceError):
+    """A record that cannot be read: truncated, foreign or from another suite."""
+
+
+class Unavailable(ConformanceError):
+    """A framework or a device that this machine does not have: the verdict `unavailable`."""
+
+    exit_code = ExitCode.NOTHING_VERIFIED
+
+
+class Unsupported(Exception):
+    """An adapter says: this implementation cannot express the problem, and why.
+
+    Not a `ConformanceError`: it is an answer (the verdict `unsupported`), not a fault.
+    """

@@ -1,0 +1,147 @@
+"""One implementation before one case: asks it, remembers its answers, knows what is expected.
+
+One evaluation (output, weights and all gradients) serves every check that looks at it, and an
+expectation is computed once per problem and dtype, however many implementations and modes there are.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.errors import WrongShape
+from conformance.interface.adapter import Adapter, Call, Mode
+from conformance.interface.arguments import Spelling
+from conformance.problem import Answer, Problem
+from conformance.reference import Expectation, expect
+
+T = TypeVar("T")
+
+
+class Memory:
+    """Remembers the most recent results, exceptions included."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._known: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gave for this key, or raised."""
+        if key in self._known:
+            self._known.move_to_end(key)
+        else:
+            try:
+                self._known[key] = (make(), None)
+            except Exception as error:
+                self._known[key] = (None, error)
+            if len(self._known) > self._size:
+                self._known.popitem(last=False)
+        value, error = self._known[key]
+        if error is not None:
+            raise error
+        return value
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What examinations share."""
+
+    answers: Memory = field(default_factory=lambda: Memory(64))
+    expectations: Memory = field(default_factory=lambda: Memory(64))
+
+
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """One implementation, one case, one dtype, one device, one mode."""
+
+    adapter: Adapter
+    case: Case
+    dtype: str
+    device: str
+    mode: Mode
+    bench: Workbench = field(default_factory=Workbench)
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The case's problem in this dtype."""
+        return self.case.problem(self.dtype)
+
+    @property
+    def expectation(self) -> Expectation:
+        """What is expected of the case."""
+        return self.expected("", lambda: self.problem)
+
+    def expected(self, variant: str, problem: Callable[[], Problem]) -> Expectation:
+        """What is expected of a variant of the case, remembered under that name."""
+        key = (self.case.id, self.dtype, variant)
+        return self.bench.expectations.get(key, lambda: expect(problem()))
+
+    @property
+    def suited_expectation(self) -> Expectation:
+        """As `expectation`, with weights averaged over heads where the implementation does that."""
+        weights = self.answer.weights
+        if weights is not None and weights.ndim == 3:
+            key = (self.case.id, self.dtype, "averaged")
+            return self.bench.expectations.get(
+                key, lambda: averaged_over_heads(self.expectation)
+            )
+        return self.expectation
+
+    @property
+    def answer(self) -> Answer:
+        """The implementation's answer to the case, in this mode."""
+        return self.answer_in(self.mode)
+
+    def answer_in(self, mode: Mode) -> Answer:
+        """Its answer in some mode; raises what the implementation raised."""
+        key = (id(self.adapter), self.case.id, self.dtype, self.device, mode.name)
+        return self.bench.answers.get(key, lambda: self.ask(self.problem, mode=mode))
+
+    def ask(
+        self, problem: Problem, *, spelling: Spelling | None = None, mode: Mode | None = None
+    ) -> Answer:
+        """Put another problem to the implementation, or the same one otherwise."""
+        answer = self.adapter.run(problem, Call(mode or self.mode, self.device, spelling))
+        check_answer(answer, problem)
+        return answer
+
+
+def check_answer(answer: Answer, problem: Problem) -> None:
+    """Raise `WrongShape` unless every array has the shape that its name promises."""
+    shape = problem.shape
+    wanted: dict[str, list[tuple[int, ...]]] = {
+        "output": [(shape.batch, shape.query_length, shape.output_width)],
+        "weights": [shape.logits, (shape.batch, shape.query_length, shape.key_length)],
+    }
+    for name in shape.distinct_inputs():
+        wanted[f"gradient.{name}"] = [shape.input_shapes()[name]]
+    for name, size in shape.weight_shapes().items():
+        wanted[f"gradient.weights.{name}"] = [size]
+    if problem.attn_bias is not None:
+        wanted["gradient.attn_bias"] = [problem.attn_bias.shape]
+    for name, array in answer.arrays().items():
+        if name not in wanted:
+            raise WrongShape(f"answers with {name}, which this problem does not have")
+        if not isinstance(array, np.ndarray):
+            raise WrongShape(f"{name} is {type(array).__name__}, not a NumPy array")
+        if array.shape not in wanted[name]:
+            raise WrongShape(
+                f"{name} has shape {list(array.shape)}, wanted {list(wanted[name][0])}"
+            )
+
+
+def averaged_over_heads(expectation: Expectation) -> Expectation:
+    """The same expectation with attention weights `[batch query key]`."""
+    arrays = dict(expectation.arrays)
+    arrays["weights"] = arrays["weights"].mean(axis=1)
+    noise = {}
+    for name, sigmas in expectation.noise.items():
+        own = sigmas["weights"]
+        noise[name] = {**sigmas, "weights": np.sqrt((own**2).sum(axis=1)) / own.shape[1]}
+    return Expectation(arrays, noise, expectation.underflow)

@@ -1,0 +1,147 @@
+"""What a check found: plain data, and one place that counts it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+Verdict = Literal[
+    "conforms",
+    "deviates",
+    "observed",
+    "unsupported",
+    "error",
+    "crashed",
+    "timed-out",
+    "unavailable",
+    "not-run",
+]
+"""`observed`: a characteristic about which the adapter declares nothing; its value is recorded.
+`not-run`: planned, but without an outcome, as after an interruption."""
+
+VERDICTS: tuple[Verdict, ...] = (
+    "conforms",
+    "deviates",
+    "observed",
+    "unsupported",
+    "error",
+    "crashed",
+    "timed-out",
+    "unavailable",
+    "not-run",
+)
+
+VERIFIED: frozenset[str] = frozenset({"conforms", "deviates", "observed", "error"})
+"""Verdicts that say something about the implementation."""
+
+NOT_VERIFIED: frozenset[str] = frozenset({"crashed", "timed-out", "unavailable", "not-run"})
+"""Verdicts that leave a question open that the run set out to answer."""
+
+
+INFINITE = 1e300
+"""Stands for an infinite ratio, which JSON cannot hold."""
+
+
+class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Measured against allowed, for the array that came closest to (or went beyond) its limit.
+
+    Attributes:
+        array: its name, such as "output" or "gradient.weights.key".
+        max_ratio: max |error| / σ; INFINITE where a NaN or a nonzero stands for an exact value.
+        rms_ratio: rms of error / σ.
+        bias: Σ(error / σ) / √N, the signed bias.
+        limit: what max_ratio may be.
+        accuracy: the most accurate class all arrays fit in, or "" for none.
+    """
+
+    array: str
+    max_ratio: float
+    rms_ratio: float
+    bias: float
+    limit: float
+    accuracy: str = ""
+
+
+class Worst(msgspec.Struct, frozen=True):
+    """The element that is furthest off, in units of its own noise.
+
+    Numbers are text, because JSON has neither NaN nor infinity.
+    """
+
+    array: str
+    index: tuple[int, ...]
+    got: str
+    want: str
+    noise: str
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one requirement says about one case.
+
+    `value` is the observed value of a characteristic; `detail` one line for people; `cause` names
+    the known mistake whose answer this is, where there is one.
+    """
+
+    requirement: str
+    verdict: Verdict
+    detail: str = ""
+    value: str = ""
+    figures: Figures | None = None
+    worst: Worst | None = None
+    cause: str = ""
+
+
+class CaseResult(msgspec.Struct, frozen=True):
+    """All findings of one case, as one implementation answered it in one dtype, device and mode."""
+
+    implementation: str
+    case: str
+    dtype: str
+    device: str
+    mode: str
+    findings: list[Finding]
+
+    @property
+    def id(self) -> str:
+        """The test id: what to give to `mha-conformance run --id` to run just this one again."""
+        return item_id(self.implementation, self.case, self.dtype, self.device, self.mode)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gravest of the findings' verdicts."""
+        found = {finding.verdict for finding in self.findings}
+        order: tuple[Verdict, ...] = (
+            "crashed",
+            "timed-out",
+            "error",
+            "deviates",
+            "not-run",
+            "unavailable",
+            "conforms",
+            "observed",
+        )
+        return next((verdict for verdict in order if verdict in found), "unsupported")
+
+
+def item_id(implementation: str, case: str, dtype: str, device: str, mode: str) -> str:
+    """"implementation:case:dtype:device:mode": what pytest prints and -k can search."""
+    return f"{implementation}:{case}:{dtype}:{device}:{mode}"
+
+
+def count(verdicts: Iterable[str]) -> dict[str, int]:
+    """How many of each verdict, in a fixed order, zeros left out. Never one percentage."""
+    counted = Counter(verdicts)
+    return {verdict: counted[verdict] for verdict in VERDICTS if counted[verdict]}
+
+
+def verified(counts: dict[str, int]) -> int:
+    """How many findings say something about the implementation."""
+    return sum(counts.get(verdict, 0) for verdict in VERIFIED)
+
+
+def not_verified(counts: dict[str, int]) -> int:
+    """How many questions were left open; `unsupported` is an answer, not an open question."""
+    return sum(counts.get(verdict, 0) for verdict in NOT_VERIFIED)

@@ -1,0 +1,36 @@
+"""Bridges to frameworks, looked up by name and imported when first used."""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+
+from conformance.errors import Unavailable, UnknownName
+from conformance.frameworks.base import Framework
+
+BRIDGES = {
+    "numpy": ("conformance.frameworks.numpy_bridge", "NumPy", "numpy"),
+    "torch": ("conformance.frameworks.torch_bridge", "Torch", "torch"),
+    "jax": ("conformance.frameworks.jax_bridge", "Jax", "jax"),
+    "tensorflow": ("conformance.frameworks.tensorflow_bridge", "TensorFlow", "tensorflow"),
+}
+"""Framework name to module, class and the import that it needs."""
+
+
+@lru_cache(maxsize=None)
+def framework(name: str) -> Framework:
+    """The bridge; raises `Unavailable` where the framework is not installed or does not import."""
+    if name not in BRIDGES:
+        raise UnknownName("framework", name, BRIDGES)
+    module, bridge, needed = BRIDGES[name]
+    try:
+        importlib.import_module(needed)
+    except ModuleNotFoundError as error:
+        if error.name != needed:
+            raise Unavailable(f"{needed} does not import: {error}") from error
+        raise Unavailable(
+            f"{needed} is not installed; pip install 'mha-conformance[{name}]'"
+        ) from error
+    except Exception as error:
+        raise Unavailable(f"{needed} does not import: {type(error).__name__}: {error}") from error
+    return getattr(importlib.import_module(module), bridge)()

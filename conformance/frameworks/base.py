@@ -1,0 +1,134 @@
+"""The bridge to a framework: arrays in and out, derivatives, devices, versions.
+
+A check never sees a framework; an adapter sees its own. Each bridge is small enough to read at
+once, and imports its framework when it is constructed, never before: see `conformance.frameworks`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, ClassVar
+
+import numpy as np
+
+from conformance.errors import ConformanceError, Unavailable
+
+Natives = dict[str, Any]
+"""Native arrays by name."""
+
+Function = Callable[[Natives, Natives], tuple[Any, Any]]
+"""(variables, constants) to (output, weights or None)."""
+
+
+class WrongAnswer(ConformanceError):
+    """An implementation returned something that is no array of its framework."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Native results: output, attention weights or None, gradients by variable name."""
+
+    output: Any
+    weights: Any
+    gradients: Natives
+
+
+class Framework(ABC):
+    """What the suite needs of a framework."""
+
+    name: ClassVar[str]
+    packages: ClassVar[tuple[str, ...]]
+    """Distributions whose versions belong into the record."""
+    dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16")
+    differentiable: ClassVar[bool] = True
+
+    @abstractmethod
+    def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
+        """NumPy to native. `dtype` is that of floats; booleans stay booleans."""
+
+    @abstractmethod
+    def numpy(self, native: Any) -> np.ndarray:
+        """Native to NumPy: float64 or bool."""
+
+    @abstractmethod
+    def is_array(self, value: Any) -> bool:
+        """Whether this is an array of the framework."""
+
+    @abstractmethod
+    def dtype(self, native: Any) -> str:
+        """The array's dtype by NumPy's name, such as "bfloat16"."""
+
+    @abstractmethod
+    def evaluate(
+        self,
+        function: Function,
+        variables: Natives,
+        constants: Natives,
+        cotangent: Any,
+        *,
+        gradients: bool,
+        program: Hashable,
+    ) -> Evaluated:
+        """Call the function and, if asked, its vector-Jacobian product by the variables.
+
+        Args:
+            function: pure in its two arguments.
+            variables: what to differentiate by.
+            constants: masks.
+            cotangent: of the output.
+            gradients: whether to differentiate.
+            program: equal for functions that differ in nothing but their arguments, so that a
+                framework that compiles can use what it compiled.
+        """
+
+    @abstractmethod
+    def einsum(self, axes: str, *operands: Any) -> Any:
+        """The framework's own einsum, for projections around function adapters."""
+
+    @abstractmethod
+    def devices(self) -> dict[str, str]:
+        """The kinds of device there are, "cpu" and maybe "gpu", with their models."""
+
+    def load(self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str) -> Natives:
+        """Native parameters as variables to differentiate by."""
+        return {name: self.array(values, dtype, device) for name, values in parameters.items()}
+
+    def place(self, layer: Any, device: str) -> Any:
+        """Move a newly built layer to a device; nothing to do where parameters are arguments."""
+        return layer
+
+    @contextmanager
+    def session(self, dtype: str, device: str) -> Iterator[None]:
+        """Whatever must be switched on around building and calling in this dtype."""
+        yield
+
+    def check_device(self, device: str) -> None:
+        """Raise `Unavailable` unless there is such a device."""
+        devices = self.devices()
+        if device not in devices:
+            raise Unavailable(
+                f"{self.name} sees no {device} on this machine (it has {', '.join(devices)})"
+            )
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the packages behind this bridge."""
+        return package_versions(self.packages)
+
+    def attached(self, native: Any) -> dict[str, str]:
+        """What hangs on an array besides its numbers: attributes, such as a mask."""
+        return {name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()}
+
+
+def package_versions(packages: tuple[str, ...]) -> dict[str, str]:
+    """Installed versions; a package that is not installed is left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,50 @@
+"""NumPy: no derivative, no bfloat16, and the shortest bridge to read first."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from conformance.frameworks.base import Evaluated, Framework, Function, Natives
+
+
+class NumPy(Framework):
+    """NumPy arrays in and out."""
+
+    name = "numpy"
+    packages = ("numpy",)
+    dtypes = ("float64", "float32", "float16")
+    differentiable = False
+
+    def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
+        return values.copy() if values.dtype == np.bool_ else values.astype(dtype)
+
+    def numpy(self, native: Any) -> np.ndarray:
+        return native.copy() if native.dtype == np.bool_ else native.astype(np.float64)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def dtype(self, native: Any) -> str:
+        return str(native.dtype)
+
+    def evaluate(
+        self,
+        function: Function,
+        variables: Natives,
+        constants: Natives,
+        cotangent: Any,
+        *,
+        gradients: bool,
+        program: Hashable,
+    ) -> Evaluated:
+        output, weights = function(variables, constants)
+        return Evaluated(output, weights, {})
+
+    def einsum(self, axes: str, *operands: Any) -> Any:
+        return np.einsum(axes, *operands)
+
+    def devices(self) -> dict[str, str]:
+        return {"cpu": "NumPy on the CPU"}

@@ -1,0 +1,78 @@
+"""TensorFlow: eager, with a gradient tape."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from conformance.frameworks.base import Evaluated, Framework, Function, Natives
+
+
+class TensorFlow(Framework):
+    """TensorFlow tensors in and out."""
+
+    name = "tensorflow"
+    packages = ("tensorflow", "tensorflow-cpu")
+
+    def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
+        with tf.device(_device(device)):
+            tensor = tf.constant(values)
+            return tensor if tensor.dtype == tf.bool else tf.cast(tensor, dtype)
+
+    def numpy(self, native: Any) -> np.ndarray:
+        if native.dtype == tf.bool:
+            return native.numpy()
+        return tf.cast(native, tf.float64).numpy()
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, tf.Tensor)
+
+    def dtype(self, native: Any) -> str:
+        return str(native.dtype.name)
+
+    @contextmanager
+    def session(self, dtype: str, device: str) -> Iterator[None]:
+        with tf.device(_device(device)):
+            yield
+
+    def evaluate(
+        self,
+        function: Function,
+        variables: Natives,
+        constants: Natives,
+        cotangent: Any,
+        *,
+        gradients: bool,
+        program: Hashable,
+    ) -> Evaluated:
+        if not gradients:
+            return Evaluated(*function(variables, constants), {})
+        with tf.GradientTape() as tape:
+            tape.watch(variables)
+            output, weights = function(variables, constants)
+        if not self.is_array(output) or output.shape != cotangent.shape:
+            return Evaluated(output, weights, {})
+        found = tape.gradient(
+            output, variables, output_gradients=tf.cast(cotangent, output.dtype)
+        )
+        return Evaluated(
+            output, weights, {name: grad for name, grad in found.items() if grad is not None}
+        )
+
+    def einsum(self, axes: str, *operands: Any) -> Any:
+        return tf.einsum(axes, *operands)
+
+    def devices(self) -> dict[str, str]:
+        found = {"cpu": "tensorflow on the CPU"}
+        gpus = tf.config.list_physical_devices("GPU")
+        if gpus:
+            found["gpu"] = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")
+        return found
+
+
+def _device(kind: str) -> str:
+    return {"gpu": "GPU:0", "cpu": "CPU:0"}[kind]

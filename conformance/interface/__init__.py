@@ -1,0 +1,1 @@
+"""How implementations are wrapped: declarations, base classes, and finding them by name."""

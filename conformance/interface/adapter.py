@@ -1,0 +1,154 @@
+"""The narrow waist: `run(problem, call) -> Answer`. Everything else here is declaration.
+
+An adapter is meant to be read as documentation of its library. It sees problems, never
+expectations. Most adapters are a `Layer` (`conformance.interface.layer`) or a `Function`
+(`conformance.interface.function`); one that derives from `Adapter` itself takes NumPy in, gives
+NumPy out, and may be anything: another process, another language.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from conformance.dtypes import DTYPES
+from conformance.errors import Unsupported
+from conformance.interface.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
+from conformance.problem import Answer, Problem
+
+FullyMasked = Literal["nan", "zeros", "output bias", "mean of values"]
+ReturnsWeights = Literal["per head", "averaged"]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to run an implementation; all its modes must agree.
+
+    Args:
+        name: short, such as "eval".
+        options: what `call` needs to know; the suite only hands it on.
+        gradients: whether this mode has a derivative (torch's fast path has none).
+        weights: whether it returns attention weights.
+        every_case: False where a mode is expensive to compile: then it is compared on the
+            cases without masks and one with, not on the whole catalogue.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    gradients: bool = True
+    weights: bool = True
+    every_case: bool = True
+
+    def __getitem__(self, option: str) -> Any:
+        return self.options[option]
+
+
+DEFAULT_MODE = Mode("default")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """How to put a problem: in which mode, on which device, with which spelling of its masks."""
+
+    mode: Mode = DEFAULT_MODE
+    device: str = "cpu"
+    spelling: Spelling | None = None
+
+
+@dataclass(frozen=True)
+class SideEffects:
+    """What two identical calls on the same objects showed.
+
+    `changed` names inputs whose numbers changed or to which something was attached; `first` and
+    `second` are the answers (output and weights only).
+    """
+
+    changed: tuple[str, ...]
+    first: Answer
+    second: Answer
+
+
+class Adapter(ABC):
+    """Wraps one implementation. The class attributes are its declaration.
+
+    Attributes:
+        name: as in `--implementation`; set by the loader where it is not declared.
+        title: the implementation's own name, such as "torch.nn.MultiheadAttention".
+        documentation: a link to what its authors say.
+        framework: name of the bridge ("torch", "jax", "tensorflow", "numpy").
+        packages: distributions whose versions belong into the record, beside the framework's.
+        dtypes: the dtypes that it has.
+        scores: "scaled-dot", "additive" or both.
+        custom_scale: whether the factor of the logits can be chosen.
+        mask_arguments, causal_flag: see `conformance.interface.arguments`.
+        modes: the first is the one that others are compared with.
+        returns_weights: per head, averaged over heads, or None.
+        fully_masked_row: what a query gets that may attend nothing, in all modes or by mode;
+            None if nobody said.
+    """
+
+    name: str = ""
+    title: str = ""
+    documentation: ClassVar[str] = ""
+    framework: ClassVar[str] = "numpy"
+    packages: ClassVar[tuple[str, ...]] = ()
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    scores: tuple[str, ...] = ("scaled-dot",)
+    custom_scale: bool = False
+    differentiable: bool = True
+    mask_arguments: tuple[MaskArgument, ...] = ()
+    causal_flag: CausalFlag | None = None
+    modes: tuple[Mode, ...] = (DEFAULT_MODE,)
+    returns_weights: ReturnsWeights | None = None
+    fully_masked_row: FullyMasked | Mapping[str, FullyMasked] | None = None
+
+    @abstractmethod
+    def run(self, problem: Problem, call: Call) -> Answer:
+        """Answer the problem; raises `Unsupported` where the implementation cannot express it."""
+
+    @property
+    def masks(self) -> MaskTable:
+        """The mask arguments as a table; raises `WrongDeclaration` where they are inconsistent."""
+        return MaskTable(tuple(self.mask_arguments), self.causal_flag)
+
+    def versions(self) -> dict[str, str]:
+        """Versions of what is behind this adapter."""
+        return {}
+
+    def device_model(self, device: str) -> str:
+        """The device's own name; raises `Unavailable` where there is none."""
+        return device
+
+    def prepare(self) -> None:
+        """Import what is needed; raises `Unavailable` where it is not there."""
+
+    def check(self, problem: Problem) -> None:
+        """Raise `Unsupported` for what the declaration rules out."""
+        if problem.dtype not in self.dtypes:
+            raise Unsupported(f"no {problem.dtype}")
+        if problem.shape.score not in self.scores:
+            raise Unsupported(f"no {problem.shape.score} score")
+        if problem.scale is not None and not self.custom_scale:
+            raise Unsupported("the scale cannot be chosen")
+
+    def side_effects(self, problem: Problem, call: Call) -> SideEffects:
+        """Call twice on the same objects, and look at the objects."""
+        before = _numbers(problem)
+        first = self.run(problem, call)
+        second = self.run(problem, call)
+        changed = [
+            name
+            for name, array in _numbers(problem).items()
+            if not np.array_equal(array, before[name], equal_nan=True)
+        ]
+        return SideEffects(tuple(changed), first, second)
+
+
+def _numbers(problem: Problem) -> dict[str, np.ndarray]:
+    arrays = {name: getattr(problem, name) for name in ("query", "key", "value", "mask", "attn_bias")}
+    return {name: array.copy() for name, array in arrays.items() if array is not None}

@@ -1,0 +1,316 @@
+"""Mask arguments: what an implementation's arguments mean, and how to say a problem with them.
+
+An adapter declares its mask arguments. From the declarations the suite derives every *spelling* of
+a problem: assignments of its mask, causal flag and bias to arguments. The first spelling is how the
+problem is put to the implementation; all of them mean the same, so all must give the same answer.
+No adapter turns a polarity around by hand.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+import einops
+import numpy as np
+
+from conformance.dtypes import Array, BoolArray
+from conformance.errors import Unsupported, WrongDeclaration
+from conformance.problem import Causal, Problem, Shape, causal_mask
+
+TrueMeans = Literal["attends", "blocks"]
+NumberMeans = Literal["added", "attends if nonzero"]
+Native = BoolArray | Array | bool
+
+AXES = ("batch", "heads", "query", "key")
+FULL = "batch heads query key"
+
+
+@dataclass(frozen=True)
+class MaskArgument:
+    """One mask argument of an implementation.
+
+    Args:
+        name: the argument's own name.
+        axes: the layouts it accepts as einops patterns over batch, heads, query, key, preferred
+            first: "batch key", "(batch heads) query key", "batch heads query key".
+        true: what True means, or None if booleans are not accepted.
+        number: what a number means, or None if numbers are not accepted. "added": added to the
+            logits (-inf blocks). "attends if nonzero": 1 attends, 0 blocks.
+        broadcasts: axes that stand alone in a layout may also have size 1.
+    """
+
+    name: str
+    axes: str | tuple[str, ...]
+    true: TrueMeans | None = None
+    number: NumberMeans | None = None
+    broadcasts: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.axes, str):
+            object.__setattr__(self, "axes", (self.axes,))
+        if self.true not in ("attends", "blocks", None):
+            raise WrongDeclaration(f"{self.name}: true={self.true!r}; say 'attends' or 'blocks'")
+        if self.number not in ("added", "attends if nonzero", None):
+            raise WrongDeclaration(
+                f"{self.name}: number={self.number!r}; say 'added' or 'attends if nonzero'"
+            )
+        if self.true is None and self.number is None:
+            raise WrongDeclaration(f"{self.name} accepts neither booleans nor numbers")
+        for layout in self.layouts:
+            named = _names(layout)
+            if not named or len(set(named)) < len(named) or not set(named) <= set(AXES):
+                raise WrongDeclaration(
+                    f"{self.name}: {layout!r} is no layout of {', '.join(AXES)}"
+                )
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """`axes` as a tuple."""
+        return (self.axes,) if isinstance(self.axes, str) else self.axes
+
+
+@dataclass(frozen=True)
+class CausalFlag:
+    """A boolean argument that makes the attention causal.
+
+    Args:
+        name: the argument's own name.
+        alignment: what it means where lengths differ, or None if it is refused there.
+        needs: a mask argument that must hold the causal mask all the same (torch's `is_causal`
+            is a hint about `attn_mask`).
+    """
+
+    name: str
+    alignment: Causal | None = None
+    needs: str | None = None
+
+    def expresses(self, problem: Problem) -> bool:
+        """Whether the flag alone means the problem's causal."""
+        square = problem.shape.query_length == problem.shape.key_length
+        return problem.causal is not None and (square or self.alignment == problem.causal)
+
+
+@dataclass(frozen=True, eq=False)
+class Spelling:
+    """One way to say a problem's mask, causal flag and bias.
+
+    Attributes:
+        label: for people, such as "attn_mask=float[query key], is_causal".
+        arguments: native argument to boolean array, float array or flag.
+        bias: the argument whose gradient is that of the problem's bias, and its layout.
+    """
+
+    label: str
+    arguments: Mapping[str, Native]
+    bias: tuple[str, str] | None = None
+
+    def bias_gradient(self, gradient: Array, problem: Problem) -> Array:
+        """The gradient of the native argument as that of `problem.attn_bias`, in its shape."""
+        assert self.bias is not None and problem.attn_bias is not None
+        sizes = dict(zip(AXES, problem.shape.logits, strict=True))
+        full = from_layout(gradient, self.bias[1], sizes)
+        wanted = problem.attn_bias.shape
+        axes = tuple(i for i in range(4) if wanted[i] == 1 and full.shape[i] != 1)
+        return full.sum(axis=axes, keepdims=True)
+
+
+NO_MASK = Spelling("no mask", MappingProxyType({}))
+
+
+def to_layout(array: np.ndarray, layout: str, shape: Shape, *, broadcast: bool) -> np.ndarray | None:
+    """A canonical array `[batch heads query key]` in a layout, or None if it does not fit.
+
+    Axes that the layout lacks must have size 1. Those that it has are expanded, or with
+    `broadcast` left at 1 where they stand alone.
+    """
+    named = _names(layout)
+    sizes = dict(zip(AXES, shape.logits, strict=True))
+    if any(array.shape[i] != 1 for i, axis in enumerate(AXES) if axis not in named):
+        return None
+    joined = {axis for part in layout.split("(")[1:] for axis in part.split(")")[0].split()}
+    target = tuple(
+        array.shape[i] if axis not in named or (broadcast and axis not in joined) else sizes[axis]
+        for i, axis in enumerate(AXES)
+    )
+    expanded = np.broadcast_to(array, target)
+    left = " ".join(axis if axis in named else "()" for axis in AXES)
+    return np.ascontiguousarray(einops.rearrange(expanded, f"{left} -> {layout}"))
+
+
+def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.ndarray:
+    """The inverse of `to_layout`: four axes, 1 where the layout has none."""
+    named = _names(layout)
+    right = " ".join(axis if axis in named else "()" for axis in AXES)
+    known = {
+        axis: sizes[axis] for part in layout.split("(")[1:] for axis in part.split(")")[0].split()
+    }
+    return einops.rearrange(array, f"{layout} -> {right}", **known)
+
+
+@dataclass(frozen=True)
+class MaskTable:
+    """All mask arguments of an implementation."""
+
+    arguments: tuple[MaskArgument, ...] = ()
+    causal: CausalFlag | None = None
+    by_name: Mapping[str, MaskArgument] = field(init=False)
+
+    def __post_init__(self) -> None:
+        by_name = {argument.name: argument for argument in self.arguments}
+        if len(by_name) < len(self.arguments):
+            raise WrongDeclaration("two mask arguments have the same name")
+        if self.causal and self.causal.needs and self.causal.needs not in by_name:
+            raise WrongDeclaration(f"causal flag needs {self.causal.needs!r}, which is not declared")
+        object.__setattr__(self, "by_name", by_name)
+
+    def spell(self, problem: Problem) -> Spelling:
+        """The preferred spelling; raises `Unsupported` if there is none."""
+        for spelling in self.spellings(problem):
+            return spelling
+        raise Unsupported(self._why_not(problem))
+
+    def spellings(self, problem: Problem) -> Iterator[Spelling]:
+        """Every spelling of the problem, preferred first, without repetition."""
+        parts = _Parts.of(problem)
+        if not parts.kinds:
+            yield NO_MASK
+            return
+        seen: set[str] = set()
+        for flagged in self._flag_choices(problem):
+            alone = flagged and self.causal is not None and self.causal.needs is None
+            kinds = [kind for kind in parts.kinds if not (kind == "causal" and alone)]
+            for broadcast in (False, True):
+                for numbers in (False, True):
+                    for targets in self._assignments(kinds):
+                        spelling = self._spell(parts, targets, flagged, numbers, broadcast)
+                        if spelling is not None and spelling.label not in seen:
+                            seen.add(spelling.label)
+                            yield spelling
+
+    def _flag_choices(self, problem: Problem) -> tuple[bool, ...]:
+        if self.causal is None or not self.causal.expresses(problem):
+            return (False,)
+        return (True, False) if self.causal.needs is None else (False, True)
+
+    def _assignments(self, kinds: Sequence[str]) -> list[tuple[tuple[str, MaskArgument], ...]]:
+        """Each part to an argument: separate arguments first, in the order declared."""
+        every = [
+            tuple(zip(kinds, chosen, strict=True))
+            for chosen in itertools.product(self.arguments, repeat=len(kinds))
+        ]
+        return sorted(every, key=lambda targets: -len({argument.name for _, argument in targets}))
+
+    def _spell(
+        self,
+        parts: _Parts,
+        targets: tuple[tuple[str, MaskArgument], ...],
+        flagged: bool,
+        numbers: bool,
+        broadcast: bool,
+    ) -> Spelling | None:
+        """One spelling, or None where a part does not fit its argument."""
+        if broadcast and not any(argument.broadcasts for _, argument in targets):
+            return None
+        arguments: dict[str, Native] = {}
+        labels: list[str] = []
+        bias: tuple[str, str] | None = None
+        flagged_mask = not (flagged and self.causal and self.causal.needs)
+        for argument in self.arguments:
+            kinds = [kind for kind, target in targets if target is argument]
+            if not kinds:
+                continue
+            said = _say(parts, kinds, argument, numbers, broadcast and argument.broadcasts)
+            if said is None:
+                return None
+            arguments[argument.name], layout, kind = said
+            broadcast_mark = "~" if broadcast and argument.broadcasts else ""
+            labels.append(f"{argument.name}={kind}[{broadcast_mark}{layout}]")
+            if "bias" in kinds:
+                bias = (argument.name, layout)
+            if flagged and self.causal and self.causal.needs == argument.name:
+                flagged_mask = kinds == ["causal"]
+        if not flagged_mask:
+            return None
+        if flagged:
+            assert self.causal is not None
+            arguments[self.causal.name] = True
+            labels.append(self.causal.name)
+        return Spelling(", ".join(labels), arguments, bias)
+
+    def _why_not(self, problem: Problem) -> str:
+        if not self.arguments:
+            parts = " and ".join(_Parts.of(problem).kinds)
+            return f"no mask arguments: cannot express {parts}"
+        if problem.attn_bias is not None and not any(a.number == "added" for a in self.arguments):
+            return "no argument adds a bias to the logits"
+        arguments = ", ".join(f"{a.name}[{' | '.join(a.layouts)}]" for a in self.arguments)
+        varies = [axis for axis, size in zip(AXES, _Parts.of(problem).extent, strict=True) if size]
+        return f"a mask that varies over {', '.join(varies)} fits none of {arguments}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What a problem asks of its mask arguments: mask, causal, bias; each with four axes."""
+
+    problem: Problem
+    arrays: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Parts:
+        arrays: dict[str, np.ndarray] = {}
+        if problem.mask is not None:
+            arrays["mask"] = problem.mask
+        if problem.causal is not None:
+            arrays["causal"] = causal_mask(problem.shape, problem.causal)
+        if problem.attn_bias is not None:
+            arrays["bias"] = problem.attn_bias
+        return cls(problem, arrays)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self.arrays)
+
+    @property
+    def extent(self) -> tuple[bool, ...]:
+        return tuple(any(a.shape[i] != 1 for a in self.arrays.values()) for i in range(4))
+
+
+def _say(
+    parts: _Parts, kinds: Sequence[str], argument: MaskArgument, numbers: bool, broadcast: bool
+) -> tuple[Native, str, str] | None:
+    """The parts as one array of this argument: (array, layout, "bool" or "float")."""
+    allowed: BoolArray | None = None
+    for kind in kinds:
+        if kind != "bias":
+            array = parts.arrays[kind]
+            allowed = array if allowed is None else allowed & array
+    merged: np.ndarray
+    if "bias" in kinds:
+        if argument.number != "added":
+            return None
+        bias = parts.arrays["bias"]
+        merged = bias if allowed is None else np.where(allowed, bias, -np.inf)
+    elif not numbers:
+        if argument.true is None:
+            return None
+        assert allowed is not None
+        merged = allowed if argument.true == "attends" else ~allowed
+    elif argument.number == "added":
+        merged = np.where(allowed, 0.0, -np.inf)
+    elif argument.number == "attends if nonzero":
+        merged = np.where(allowed, 1.0, 0.0)
+    else:
+        return None
+    for layout in argument.layouts:
+        laid = to_layout(merged, layout, parts.problem.shape, broadcast=broadcast)
+        if laid is not None:
+            return laid, layout, "bool" if laid.dtype == np.bool_ else "float"
+    return None
+
+
+def _names(layout: str) -> list[str]:
+    return layout.replace("(", " ").replace(")", " ").split()

@@ -1,0 +1,137 @@
+"""Adapters of functions: attention on heads that are already projected.
+
+The suite supplies the projections, in the function's own framework and dtype, so that kernels and
+layers stand in one table.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Literal
+
+import numpy as np
+
+from conformance.errors import Unsupported, WrongDeclaration
+from conformance.frameworks.base import Natives
+from conformance.interface.adapter import Call
+from conformance.interface.arguments import CausalFlag, MaskArgument
+from conformance.interface.native import NativeAdapter
+from conformance.problem import Problem
+
+Layout = Literal["batch heads length head", "batch length heads head"]
+_EINSUM = {"batch heads length head": "bhqd", "batch length heads head": "bqhd"}
+
+
+class Function(NativeAdapter):
+    """An attention on projected heads: (query, key, value, masks) to context or (context, weights).
+
+    A subclass overrides `attend`; a plain function becomes an adapter through
+    `attention_function`.
+
+    Attributes:
+        layout: of query, key, value and the result.
+        grouped: whether it takes fewer key/value heads than query heads.
+    """
+
+    layout: Layout = "batch heads length head"
+    grouped: bool = False
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        """Call the function.
+
+        `options` holds `scale` where the problem departs from the default, and `score`, the
+        weight `[heads head]`, for the additive score.
+        """
+        raise NotImplementedError
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        if problem.shape.group > 1 and not self.grouped:
+            raise Unsupported("no fewer key/value heads than query heads")
+        bridge, axes, scale = self.bridge, _EINSUM[self.layout], problem.scale
+        natives = {
+            name: bridge.array(values, problem.dtype, call.device)
+            for name, values in problem.weights.named().items()
+        }
+
+        def project(own: Natives, name: str, values: Any) -> Any:
+            heads = bridge.einsum(f"bqe,ehd->{axes}", values, own[name])
+            bias = own.get(f"{name}_bias")
+            if bias is None:
+                return heads
+            return heads + (bias if axes == "bqhd" else bias[:, None, :])
+
+        def invoke(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
+            projected = (project(own, "query", query), project(own, "key", key))
+            options = {} if scale is None else {"scale": scale}
+            options |= {"score": own["score"]} if "score" in own else {}
+            result = self.attend(*projected, project(own, "value", value), masks, **options)
+            context, weights = result if isinstance(result, tuple) else (result, None)
+            output = bridge.einsum(f"{axes},hde->bqe", context, own["output"])
+            bias = own.get("output_bias")
+            return (output if bias is None else output + bias), weights
+
+        return natives, invoke, (problem.shape, problem.dtype, scale, call.mode.name, call.device)
+
+    def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
+        return gradients
+
+
+class _Decorated(Function):
+    """A plain function as an adapter."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function itself, so that decorating it takes nothing away."""
+        return self._function(*args, **kwargs)
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        return self._function(query, key, value, **masks, **options)
+
+
+def attention_function(
+    framework: str,
+    masks: MaskArgument | Iterable[MaskArgument] = (),
+    **declaration: Any,
+) -> Callable[[Callable[..., Any]], _Decorated]:
+    """Make an adapter of `function(query, key, value, **mask arguments)`.
+
+    Args:
+        framework: "torch", "jax", "tensorflow" or "numpy".
+        masks: its mask arguments.
+        declaration: further attributes of `Function` and `Adapter`, such as `layout`, `grouped`,
+            `causal_flag`, `dtypes`, `returns_weights`. A parameter `scale` is found by itself.
+
+    Returns:
+        A decorator. Query, key and value arrive as `layout` says, by default
+        `[batch heads length head]`, and so must the result.
+
+    Raises:
+        WrongDeclaration: for an attribute that adapters do not have.
+    """
+    arguments = (masks,) if isinstance(masks, MaskArgument) else tuple(masks)
+    unknown = [name for name in declaration if not hasattr(Function, name) or name.startswith("_")]
+    if unknown:
+        raise WrongDeclaration(f"adapters have no attribute {', '.join(map(repr, unknown))}")
+    flag = declaration.get("causal_flag")
+    if isinstance(flag, str):
+        declaration["causal_flag"] = CausalFlag(flag)
+
+    def decorate(function: Callable[..., Any]) -> _Decorated:
+        members = {
+            "framework": framework,
+            "mask_arguments": arguments,
+            "title": getattr(function, "__name__", "function"),
+            "custom_scale": "scale" in inspect.signature(function).parameters,
+            "__doc__": function.__doc__,
+            **declaration,
+        }
+        return type(_Decorated.__name__, (_Decorated,), members)(function)
+
+    return decorate

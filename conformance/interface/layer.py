@@ -1,0 +1,77 @@
+"""Adapters of layers: implementations with weights of their own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from conformance.frameworks.base import Natives
+from conformance.interface.adapter import Call, Mode
+from conformance.interface.native import NativeAdapter
+from conformance.interface.parameters import Parameter, ParameterTable
+from conformance.problem import Problem, Shape
+
+
+class Layer(NativeAdapter):
+    """An implementation with its own weights.
+
+    A subclass declares `parameters` (or `parameters_for`, where the table depends on the shape)
+    and the mask arguments, and says how to build and how to call.
+    """
+
+    parameters: tuple[Parameter, ...] = ()
+
+    def __init__(self) -> None:
+        self._built: dict[Hashable, Any] = {}
+        self._tables: dict[Shape, ParameterTable] = {}
+
+    def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
+        """The parameter table for this shape."""
+        return self.parameters
+
+    @abstractmethod
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        """The layer, in its framework's dtype; raises `Unsupported` for a shape it cannot have.
+
+        `scale` is None unless the adapter declares `custom_scale` and the problem has one.
+        """
+
+    @abstractmethod
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        """Call the layer: output, or (output, attention weights).
+
+        `masks` holds the declared mask arguments by their own names, ready to be passed on; those
+        that the problem does not need are absent.
+        """
+
+    def bind(self, layer: Any, parameters: Natives) -> Any:
+        """The layer with these parameters; the identity where they are loaded in place."""
+        return layer
+
+    def table(self, shape: Shape) -> ParameterTable:
+        """The parameter table, checked against the shape."""
+        if shape not in self._tables:
+            self._tables[shape] = ParameterTable(self.parameters_for(shape), shape)
+        return self._tables[shape]
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        key = (problem.shape, problem.dtype, problem.scale, call.mode.name, call.device)
+        if key not in self._built:
+            built = self.build(problem.shape, problem.dtype, problem.scale, call.mode)
+            self._built[key] = self.bridge.place(built, call.device)
+        layer = self._built[key]
+        parameters = self.table(problem.shape).load(problem.weights)
+        natives = self.bridge.load(layer, parameters, problem.dtype, call.device)
+
+        def invoke(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
+            return self.call(self.bind(layer, own), query, key, value, masks, call.mode)
+
+        return natives, invoke, key
+
+    def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
+        return self.table(problem.shape).export(gradients)

@@ -1,0 +1,115 @@
+"""From a name to an adapter: built in, `path/to/file.py:Name`, or `package.module:Name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from conformance.errors import ConformanceError, NotAnAdapter, Unavailable, UnknownName
+from conformance.interface.adapter import Adapter
+
+GROUP = "conformance.adapters"
+
+
+def registered() -> dict[str, EntryPoint]:
+    """Adapters that installed packages offer in the entry point group, by name."""
+    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
+
+
+def load(spec: str) -> Adapter:
+    """The adapter that a name, path or module spells.
+
+    Raises:
+        UnknownName: no such implementation; the message has the nearest names.
+        NotAnAdapter: the file, module or object is there but is no adapter.
+        Unavailable: what it imports is not installed.
+    """
+    known = registered()
+    if spec in known:
+        return _adapter(_guarded(known[spec].load, spec), spec, spec)
+    place, _, attribute = spec.partition(":")
+    if place.endswith(".py"):
+        module = _guarded(lambda: _from_path(Path(place), spec), spec)
+    elif attribute:
+        module = _guarded(lambda: _from_module(place, spec), spec)
+    else:
+        raise UnknownName("implementation", spec, known)
+    if not attribute:
+        raise NotAnAdapter(f"{spec}: name the adapter in it, {spec}:NAME; {_offer(module)}")
+    if not hasattr(module, attribute):
+        raise NotAnAdapter(f"{place} has no {attribute!r}; {_offer(module)}")
+    return _adapter(getattr(module, attribute), spec, attribute)
+
+
+def _from_path(path: Path, spec: str) -> ModuleType:
+    if not path.is_file():
+        raise NotAnAdapter(f"{spec}: there is no file {path}")
+    name = f"_mha_conformance_{path.stem}_{abs(hash(path.resolve()))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _from_module(name: str, spec: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise NotAnAdapter(f"{spec}: there is no module {name!r}") from error
+        raise
+
+
+def _guarded(action: Any, spec: str) -> Any:
+    """Import what is somebody else's; its failure is one line of ours."""
+    try:
+        return action()
+    except (ConformanceError, KeyboardInterrupt):
+        raise
+    except ModuleNotFoundError as error:
+        raise Unavailable(f"{spec}: it imports {error.name!r}, which is not installed") from error
+    except BaseException as error:
+        raise NotAnAdapter(
+            f"{spec}: does not import: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _adapter(found: Any, spec: str, default_name: str) -> Adapter:
+    if inspect.isclass(found) and issubclass(found, Adapter):
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(found.__abstractmethods__))
+            raise NotAnAdapter(f"{spec}: {found.__name__} does not define {missing}")
+        found = _guarded(found, spec)
+    if not isinstance(found, Adapter):
+        raise NotAnAdapter(
+            f"{spec}: {type(found).__name__} is no adapter; derive from conformance.Layer, "
+            "or decorate a function with conformance.attention_function"
+        )
+    found.name = found.name or default_name
+    found.title = found.title or found.name
+    _ = found.masks
+    return found
+
+
+def _offer(module: ModuleType) -> str:
+    names = [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, Adapter)
+        or (inspect.isclass(value) and issubclass(value, Adapter) and value.__module__ == module.__name__)
+    ]
+    return f"adapters in it: {', '.join(names)}" if names else "there is no adapter in it"

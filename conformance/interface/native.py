@@ -1,0 +1,166 @@
+"""What layers and functions share: the way from a Problem to native arrays and back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conformance.frameworks import framework
+from conformance.frameworks.base import Framework, Natives, WrongAnswer, package_versions
+from conformance.interface.adapter import Adapter, Call, SideEffects
+from conformance.interface.arguments import Spelling
+from conformance.problem import Answer, Problem
+
+_WEIGHT, _MASK = "weights.", "mask."
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A problem as native arrays, ready to be called any number of times."""
+
+    function: Callable[[Natives, Natives], tuple[Any, Any]]
+    variables: Natives
+    constants: Natives
+    cotangent: Any
+    spelling: Spelling
+    program: Hashable
+
+
+class NativeAdapter(Adapter):
+    """An adapter of something that runs in a framework of `conformance.frameworks`."""
+
+    @property
+    def bridge(self) -> Framework:
+        """The framework's bridge; imports the framework when first asked for."""
+        return framework(self.framework)
+
+    def prepare(self) -> None:
+        _ = self.bridge
+
+    def versions(self) -> dict[str, str]:
+        return self.bridge.versions() | package_versions(self.packages)
+
+    def device_model(self, device: str) -> str:
+        self.bridge.check_device(device)
+        return self.bridge.devices()[device]
+
+    def run(self, problem: Problem, call: Call) -> Answer:
+        with self.bridge.session(problem.dtype, call.device):
+            ready = self._prepare(problem, call)
+            found = self.bridge.evaluate(
+                ready.function,
+                ready.variables,
+                ready.constants,
+                ready.cotangent,
+                gradients=call.mode.gradients and self.bridge.differentiable,
+                program=ready.program,
+            )
+            answer = self._answer(problem, ready, found.output, found.weights, found.gradients)
+        return answer
+
+    def side_effects(self, problem: Problem, call: Call) -> SideEffects:
+        """Call twice on the same objects, uncompiled, and look at the objects."""
+        bridge = self.bridge
+        with bridge.session(problem.dtype, call.device):
+            ready = self._prepare(problem, call)
+            watched = {**ready.variables, **ready.constants}
+            numbers = {name: bridge.numpy(array).copy() for name, array in watched.items()}
+            attached = {name: bridge.attached(array) for name, array in watched.items()}
+            answers = []
+            for _ in range(2):
+                output, weights = ready.function(ready.variables, ready.constants)
+                answers.append(self._answer(problem, ready, output, weights, {}))
+            changed = []
+            for name, array in watched.items():
+                if not np.array_equal(bridge.numpy(array), numbers[name], equal_nan=True):
+                    changed.append(f"{name}: its numbers changed")
+                news = set(bridge.attached(array)) - set(attached[name])
+                changed += [f"{name}: got an attribute {attribute!r}" for attribute in sorted(news)]
+        return SideEffects(tuple(changed), answers[0], answers[1])
+
+    def _prepare(self, problem: Problem, call: Call) -> Prepared:
+        self.check(problem)
+        bridge = self.bridge
+        spelling = call.spelling or self.masks.spell(problem)
+        variables = {
+            name: bridge.array(getattr(problem, name), problem.dtype, call.device)
+            for name in problem.shape.distinct_inputs()
+        }
+        constants: Natives = {}
+        flags: dict[str, bool] = {}
+        for name, value in spelling.arguments.items():
+            if isinstance(value, bool):
+                flags[name] = value
+                continue
+            native = bridge.array(value, problem.dtype, call.device)
+            carries_bias = spelling.bias is not None and spelling.bias[0] == name
+            (variables if carries_bias else constants)[_MASK + name] = native
+        own, invoke, program = self._bind(problem, call)
+        variables |= {_WEIGHT + name: array for name, array in own.items()}
+
+        def function(given: Natives, masks: Natives) -> tuple[Any, Any]:
+            parameters = _strip(given, _WEIGHT)
+            query = given["query"]
+            key = given.get("key", query)
+            value = given.get("value", key)
+            arguments = _strip(given, _MASK) | _strip(masks, _MASK) | flags
+            result = invoke(parameters, query, key, value, arguments)
+            return result if isinstance(result, tuple) else (result, None)
+
+        cotangent = bridge.array(problem.cotangent, problem.dtype, call.device)
+        signature = (self.name, program, tuple(variables), tuple(constants), tuple(flags.items()))
+        return Prepared(function, variables, constants, cotangent, spelling, signature)
+
+    @abstractmethod
+    def _bind(
+        self, problem: Problem, call: Call
+    ) -> tuple[Natives, Callable[..., Any], Hashable]:
+        """Native parameters, how to call with them, and what identifies the program.
+
+        The callable takes (parameters, query, key, value, masks) and returns output or
+        (output, weights).
+        """
+
+    @abstractmethod
+    def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
+        """Gradients of native parameters, as NumPy, to canonical ones."""
+
+    def _answer(
+        self, problem: Problem, ready: Prepared, output: Any, weights: Any, gradients: Natives
+    ) -> Answer:
+        bridge = self.bridge
+        for what, array in (("output", output), ("weights", weights)):
+            if not (bridge.is_array(array) or (what == "weights" and array is None)):
+                raise WrongAnswer(
+                    f"returned {type(array).__name__} as {what}, not an array of {bridge.name}"
+                )
+        dtypes = {"output": bridge.dtype(output)}
+        if weights is not None:
+            dtypes["weights"] = bridge.dtype(weights)
+        dtypes |= {f"gradient.{name}": bridge.dtype(array) for name, array in gradients.items()}
+        arrays = {name: bridge.numpy(array) for name, array in gradients.items()}
+        found = {name: arrays[name] for name in problem.shape.distinct_inputs() if name in arrays}
+        own = _strip(arrays, _WEIGHT)
+        if own:
+            found |= {_WEIGHT + k: v for k, v in self._canonical(problem, own).items()}
+        if ready.spelling.bias is not None and _MASK + ready.spelling.bias[0] in arrays:
+            gradient = arrays[_MASK + ready.spelling.bias[0]]
+            found["attn_bias"] = ready.spelling.bias_gradient(gradient, problem)
+        return Answer(
+            bridge.numpy(output),
+            None if weights is None else bridge.numpy(weights),
+            found,
+            dtypes,
+        )
+
+
+def _strip(arrays: Natives, prefix: str) -> Natives:
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,130 @@
+"""How canonical weights become native parameters: a table of invertible einops patterns.
+
+One table gives loading, exporting, the mapping of native gradients back to canonical ones, and,
+between two implementations, a converter of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import einops
+import numpy as np
+
+from conformance.dtypes import Array
+from conformance.errors import WrongDeclaration
+from conformance.problem import WEIGHT_NAMES, Shape, Weights
+
+Parameters = dict[str, Array]
+"""Native parameters by native name."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One row of the table: `native <- sources, rearranged by pattern, stacked on an axis`.
+
+    Args:
+        native: the parameter's own name, such as "in_proj_weight".
+        sources: names of canonical weights (fields of `Weights`), separated by spaces.
+        pattern: einops pattern from canonical to native axes, such as
+            "embed heads head -> (heads head) embed". Biases and weights with value heads use
+            any axis names; only "heads", "kv_heads", "head", "value_head" have known sizes.
+        stack: the axis of the native array on which several sources lie one after another.
+    """
+
+    native: str
+    sources: str
+    pattern: str
+    stack: int | None = None
+
+    def __post_init__(self) -> None:
+        unknown = set(self.names) - set(WEIGHT_NAMES)
+        if unknown or not self.names:
+            raise WrongDeclaration(
+                f"parameter {self.native!r}: {sorted(unknown) or 'nothing'} is no canonical weight; "
+                f"there are {', '.join(WEIGHT_NAMES)}"
+            )
+        if len(self.names) > 1 and self.stack is None:
+            raise WrongDeclaration(f"parameter {self.native!r} has several sources but no `stack`")
+        if self.pattern.count("->") != 1:
+            raise WrongDeclaration(f"parameter {self.native!r}: {self.pattern!r} is no pattern")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The canonical weights that this parameter is made of."""
+        return tuple(self.sources.split())
+
+    def to_native(self, weights: Mapping[str, Array]) -> Array:
+        """Canonical weights to this native parameter."""
+        parts = [self._rearrange(self.pattern, weights[name], {}) for name in self.names]
+        return parts[0] if self.stack is None else np.concatenate(parts, axis=self.stack)
+
+    def to_canonical(self, native: Array, shape: Shape) -> dict[str, Array]:
+        """The native parameter, or its gradient, back to canonical weights."""
+        left, right = (side.strip() for side in self.pattern.split("->"))
+        wanted = shape.weight_shapes()
+        parts = [native]
+        if self.stack is not None:
+            sizes = []
+            for name in self.names:
+                like = self._rearrange(self.pattern, np.empty(wanted[name]), {})
+                sizes.append(like.shape[self.stack])
+            parts = np.split(native, np.cumsum(sizes)[:-1], axis=self.stack)
+        found = {}
+        for name, part in zip(self.names, parts, strict=True):
+            axes = dict(zip(_axes(left), wanted[name], strict=True))
+            known = {axis: size for axis, size in axes.items() if axis in _axes(right)}
+            found[name] = self._rearrange(f"{right} -> {left}", part, known)
+        return found
+
+    def _rearrange(self, pattern: str, array: Array, sizes: dict[str, int]) -> Array:
+        try:
+            return einops.rearrange(array, pattern, **sizes)
+        except einops.EinopsError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise WrongDeclaration(
+                f"parameter {self.native!r}: pattern {pattern!r} does not fit an array of shape "
+                f"{list(array.shape)}: {reason}"
+            ) from error
+
+
+class ParameterTable:
+    """All rows of an implementation, for one shape.
+
+    Rows whose sources a shape does not have (biases of a shape without) are left out. Every weight
+    of the shape must be in exactly one row.
+    """
+
+    def __init__(self, rows: Iterable[Parameter], shape: Shape) -> None:
+        present = shape.weight_shapes()
+        self.shape = shape
+        self.rows = tuple(row for row in rows if any(name in present for name in row.names))
+        named = [name for row in self.rows for name in row.names]
+        missing = sorted(set(present) - set(named))
+        repeated = sorted({name for name in named if named.count(name) > 1})
+        partial = [row.native for row in self.rows if not set(row.names) <= set(present)]
+        if missing or repeated or partial:
+            raise WrongDeclaration(
+                "the parameter table must hold every canonical weight once: "
+                f"missing {missing}, repeated {repeated}, rows only half there {partial}"
+            )
+
+    def load(self, weights: Weights) -> Parameters:
+        """Canonical weights to native parameters."""
+        named = weights.named()
+        return {row.native: row.to_native(named) for row in self.rows}
+
+    def export(self, native: Mapping[str, Array]) -> dict[str, Array]:
+        """Native parameters (or their gradients) to canonical weights, by name."""
+        found: dict[str, Array] = {}
+        for row in self.rows:
+            if row.native not in native:
+                raise WrongDeclaration(f"the implementation has no parameter {row.native!r}")
+            found |= row.to_canonical(native[row.native], self.shape)
+        return found
+
+
+def _axes(side: str) -> list[str]:
+    return side.replace("(", " ").replace(")", " ").split()

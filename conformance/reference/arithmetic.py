@@ -1,0 +1,176 @@
+"""Two arithmetics for one reference: exact (float64), and float64 with rounding noise.
+
+The noise is Monte Carlo arithmetic (Parker 1997): every intermediate x becomes x·(1 + u·ξ) + η·ξ',
+ξ and ξ' uniform in [-1, 1], where u is the roundoff and η the underflow of the format in which an
+implementation of the given accuracy class would hold it. The spread of the results is the error
+that such an implementation cannot avoid. Correlations (a softmax row sums to one, the row term of
+the backward pass) come out by themselves, because one sample runs through the whole computation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from conformance.dtypes import Array, DType
+
+Kind = Literal["tensor", "logits", "probability"]
+
+SAMPLES = 8
+"""Evaluations per accuracy class."""
+
+
+@dataclass(frozen=True)
+class AccuracyClass:
+    """Which intermediates an implementation holds in the problem's dtype.
+
+    The rest it holds in the accumulator's format: float32 for half precision. `accumulators`
+    says the same of the running sums inside matrix products.
+    """
+
+    name: str
+    meaning: str
+    tensors: bool
+    logits: bool
+    probabilities: bool
+    accumulators: bool
+
+
+CLASSES = (
+    AccuracyClass(
+        "A0", "float32 (or wider) throughout, one final rounding", False, False, False, False
+    ),
+    AccuracyClass(
+        "A",
+        "logits, statistics and sums in float32; tensors and weights rounded to the dtype",
+        True,
+        False,
+        True,
+        False,
+    ),
+    AccuracyClass("B", "every operation rounds to the dtype", True, True, True, False),
+    AccuracyClass("C", "as B, and the sums inside products too", True, True, True, True),
+)
+"""From the most accurate to the least; each allows what the one before it does."""
+
+
+def classes_of(dtype: DType) -> tuple[AccuracyClass, ...]:
+    """The classes that can be told apart: one where the accumulator is no wider than the dtype."""
+    return CLASSES if dtype.accumulator < dtype.roundoff else CLASSES[:1]
+
+
+class Exact:
+    """Float64, rounding nothing."""
+
+    def __call__(self, values: Array, kind: Kind) -> Array:
+        """An intermediate as an implementation would hold it."""
+        return values
+
+    def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
+        """A sum of products, in einsum's notation."""
+        return np.einsum(axes, left, right)
+
+    def total(self, axes: str, values: Array, kind: Kind) -> Array:
+        """A sum, in einsum's notation."""
+        return np.einsum(axes, values)
+
+    def recomputed(self, weights: Array, log_total: Array) -> Array:
+        """The weights as the backward pass has them: kept, or made again as exp(s - log_total)."""
+        return weights
+
+    def lift(self, values: Array) -> Array:
+        """Give an input the sample axis, if there is one."""
+        return values
+
+
+class Noisy(Exact):
+    """Float64 with the rounding noise of every accuracy class at once.
+
+    Arrays have a leading axis `samples`: SAMPLES evaluations for each class of the dtype.
+    """
+
+    def __init__(self, dtype: DType, seed: int) -> None:
+        self.classes = classes_of(dtype)
+        self.samples = SAMPLES * len(self.classes)
+        held = {
+            "tensor": [item.tensors for item in self.classes],
+            "logits": [item.logits for item in self.classes],
+            "probability": [item.probabilities for item in self.classes],
+            "accumulator": [item.accumulators for item in self.classes],
+        }
+        self._roundoff = {
+            kind: np.repeat(np.where(stored, dtype.roundoff, dtype.accumulator), SAMPLES)
+            for kind, stored in held.items()
+        }
+        self._underflow = dtype.underflow
+        self._random = np.random.Generator(np.random.SFC64(seed))
+
+    def __call__(self, values: Array, kind: Kind) -> Array:
+        """x·(1 + u·ξ) + η·ξ; an exact zero stays one (nothing was computed to get it)."""
+        magnitude = np.abs(values)
+        magnitude *= _column(self._roundoff[kind], values.ndim)
+        magnitude += self._underflow * (values != 0)
+        magnitude *= self._uniform(values.shape)
+        magnitude += values
+        return magnitude
+
+    def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
+        """A sum of products with the noise of its own accumulation, then rounded."""
+        squares = np.einsum(axes, left * left, right * right)
+        terms = _terms(axes, left, right)
+        return self._accumulated(np.einsum(axes, left, right), squares, terms, kind)
+
+    def total(self, axes: str, values: Array, kind: Kind) -> Array:
+        """A sum with the noise of its own accumulation, then rounded."""
+        squares = np.einsum(axes, values * values)
+        return self._accumulated(np.einsum(axes, values), squares, _terms(axes, values), kind)
+
+    def recomputed(self, weights: Array, log_total: Array) -> Array:
+        """Rounding the logarithm of the normaliser scales a whole row by 1 + u·|log_total|·ξ.
+
+        Fused kernels keep only that logarithm and make the weights again; with logits of some
+        hundred this is the largest error that they have.
+        """
+        error = np.abs(log_total) * _column(self._roundoff["logits"], log_total.ndim)
+        return weights * (1.0 + error * self._uniform(log_total.shape))
+
+    def lift(self, values: Array) -> Array:
+        """Repeat along the leading axis `samples`, without copying."""
+        return np.broadcast_to(values, (self.samples, *values.shape))
+
+    def _accumulated(self, exact: Array, squares: Array, terms: int, kind: Kind) -> Array:
+        """Add the noise of n terms x summed one after the other, as a matrix product does.
+
+        Each partial sum is rounded. Terms with mean S/n and mean square Q/n make the k-th partial
+        sum k(Q/n - S²/n²) + k²S²/n² in the mean square, which adds up to nQ/2 + (n/3 - 1/2)S².
+        """
+        spread = np.maximum(terms / 2, 1.0) * squares
+        spread += max(terms / 3 - 0.5, 0.0) * exact**2
+        np.sqrt(spread, out=spread)
+        spread *= _column(self._roundoff["accumulator"], exact.ndim)
+        spread *= self._uniform(exact.shape)
+        spread += exact
+        return self(spread, kind)
+
+    def _uniform(self, shape: tuple[int, ...]) -> Array:
+        # float32 noise costs half as much to draw, and noise needs no more digits.
+        noise = self._random.random(shape, dtype=np.float32)
+        noise *= 2.0
+        noise -= 1.0
+        return noise.astype(np.float64)
+
+
+def _column(per_sample: Array, dimensions: int) -> Array:
+    return per_sample.reshape(-1, *(1,) * (dimensions - 1))
+
+
+def _terms(axes: str, *operands: Array) -> int:
+    """How many terms each element of an einsum adds up."""
+    inputs, output = axes.replace("...", "").split("->")
+    sizes: dict[str, int] = {}
+    for letters, operand in zip(inputs.split(","), operands, strict=True):
+        sizes |= zip(letters, operand.shape[operand.ndim - len(letters) :], strict=True)
+    return math.prod(size for letter, size in sizes.items() if letter not in output)

@@ -1,0 +1,77 @@
+"""What an honest implementation may answer: the reference, and the noise σ of every element.
+
+σ combines the spread of the noisy evaluations (regularised: half the element's own variance, half
+that of its row, because few samples estimate one element badly), the final rounding to the
+problem's dtype, u·|x|/√3, and the underflow. An element with no noise at all, such as the weight
+of a blocked key, has σ = 0: it must be exact.
+
+An answer conforms to an accuracy class if every element lies within LIMIT·σ.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.dtypes import Array
+from conformance.problem import Answer, Problem
+from conformance.reference.arithmetic import SAMPLES, Exact, Noisy
+from conformance.reference.attention import backward, forward
+
+LIMIT = 8.0
+"""κ of the rule |error| ≤ κσ. √(2 ln(N/p)) is 7.1 for 10⁶ elements and a false alarm in 10⁵."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expectation:
+    """The reference answer with its noise.
+
+    Attributes:
+        arrays: "output", "weights", "gradient.query", ... in float64.
+        noise: accuracy class, then array name, to σ of each element. Ordered from the most
+            accurate class to the least; the last one decides whether an answer conforms.
+        underflow: absolute error that no element of the dtype can avoid.
+    """
+
+    arrays: Mapping[str, Array]
+    noise: Mapping[str, Mapping[str, Array]]
+    underflow: float
+
+    @property
+    def loosest(self) -> Mapping[str, Array]:
+        """σ of the least accurate class: what decides between conforms and deviates."""
+        return next(reversed(self.noise.values()))
+
+
+def solve(problem: Problem) -> Answer:
+    """The exact answer, as float64."""
+    exact = Exact()
+    found = forward(problem, exact)
+    return Answer(found.output, found.weights, backward(problem, found, exact))
+
+
+def expect(problem: Problem) -> Expectation:
+    """The exact answer and the noise of each accuracy class."""
+    exact = solve(problem).arrays()
+    noisy = Noisy(problem.format, _seed(problem))
+    found = forward(problem, noisy)
+    samples = Answer(found.output, found.weights, backward(problem, found, noisy)).arrays()
+    noise: dict[str, dict[str, Array]] = {item.name: {} for item in noisy.classes}
+    for name, values in exact.items():
+        error = samples[name] - values
+        error *= error
+        per_class = error.reshape(len(noisy.classes), SAMPLES, *values.shape).mean(axis=1)
+        row = per_class.mean(axis=-1, keepdims=True) if values.ndim else per_class
+        final = problem.format.roundoff**2 * values**2 / 3
+        for accuracy, own, shared in zip(noisy.classes, per_class, row, strict=True):
+            regular = np.where((own == 0) & (values == 0), 0.0, (own + shared) / 2)
+            noise[accuracy.name][name] = np.sqrt(regular + final)
+    return Expectation(exact, noise, problem.format.underflow)
+
+
+def _seed(problem: Problem) -> int:
+    """The same noise for the same problem, on every machine."""
+    return zlib.crc32(problem.query.tobytes() + problem.dtype.encode())

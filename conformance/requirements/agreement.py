@@ -1,0 +1,120 @@
+"""What means the same must give the same: modes, spellings of a mask, repeated calls."""
+
+from __future__ import annotations
+
+import itertools
+
+from conformance.cases import catalogue as served
+from conformance.comparison import BETWEEN_ANSWERS, compare
+from conformance.errors import Unsupported
+from conformance.examination import Examination
+from conformance.findings import Finding
+from conformance.interface.adapter import Call, SideEffects
+from conformance.problem import Answer
+from conformance.requirements.requirement import Requirement, judge
+
+MOST_SPELLINGS = 8
+
+
+def modes(ex: Examination) -> Finding | None:
+    """The answer in this mode is that of the implementation's first mode."""
+    first = ex.adapter.modes[0]
+    if ex.mode.name == first.name:
+        return None
+    found = _compare(ex, ex.answer, ex.answer_in(first))
+    said = f"{{array}} in mode {ex.mode.name} is not that in mode {first.name}"
+    return judge(MODES.id, found, said=said)
+
+
+def spellings(ex: Examination) -> Finding | None:
+    """Boolean or additive, in one argument or two, by flag or by mask: the same answer."""
+    every = list(itertools.islice(ex.adapter.masks.spellings(ex.problem), MOST_SPELLINGS))
+    if not every:
+        ex.adapter.masks.spell(ex.problem)
+    if len(every) < 2:
+        return None
+    for spelling in every[1:]:
+        again = ex.ask(ex.problem, spelling=spelling)
+        said = f"{{array}} with {spelling.label} is not that with {every[0].label}"
+        finding = judge(SPELLINGS.id, _compare(ex, again, ex.answer), said=said)
+        if finding.verdict != "conforms":
+            return finding
+    return finding
+
+
+def unchanged(ex: Examination) -> Finding:
+    """Inputs hold the same numbers after the call, and nothing new hangs on them."""
+    changed = _side_effects(ex).changed
+    if changed:
+        return Finding(UNCHANGED.id, "deviates", detail="; ".join(changed))
+    return Finding(UNCHANGED.id, "conforms")
+
+
+def repeats(ex: Examination) -> Finding:
+    """The second call on the same objects answers as the first."""
+    effects = _side_effects(ex)
+    found = _compare(ex, effects.second, effects.first)
+    return judge(REPEATS.id, found, said="{array} of the second call is not that of the first")
+
+
+def _side_effects(ex: Examination) -> SideEffects:
+    key = ("side effects", id(ex.adapter), ex.case.id, ex.dtype, ex.device, ex.mode.name)
+    return ex.bench.answers.get(
+        key, lambda: ex.adapter.side_effects(ex.problem, Call(ex.mode, ex.device))
+    )
+
+
+def _compare(ex: Examination, one: Answer, other: Answer) -> list:
+    """Every array that both answers have."""
+    ones, others = one.arrays(), other.arrays()
+    if ex.answer.weights is None or ones.get("weights") is None:
+        ones.pop("weights", None)
+    noise = dict(ex.suited_expectation.loosest)
+    common = [
+        name
+        for name in ones
+        if name in others and ones[name].shape == others[name].shape == noise[name].shape
+    ]
+    if not common:
+        raise Unsupported("the two answers have no array in common")
+    return [
+        compare(
+            name, ones[name], others[name], noise[name], ex.expectation.underflow, BETWEEN_ANSWERS
+        )
+        for name in common
+    ]
+
+
+MODES = Requirement(
+    id="modes.agree",
+    level="must",
+    sentence="Modes that mean the same (weights asked for or not, fast and slow path, training and "
+    "evaluation without dropout) give the same output, weights and gradients.",
+    why="Otherwise asking for the weights, or switching to evaluation, changes the model.",
+    check=modes,
+    every_case=True,
+)
+SPELLINGS = Requirement(
+    id=served.SPELLINGS,
+    level="must",
+    sentence="Spellings of a mask that mean the same (boolean or additive, one argument or two, "
+    "causal flag or explicit mask) give the same output and gradients.",
+    why="People switch between them without a second thought.",
+    check=spellings,
+)
+UNCHANGED = Requirement(
+    id="call.leaves-inputs-unchanged",
+    level="must",
+    sentence="A call changes neither its inputs nor anything attached to them.",
+    why="The next layer reads the same tensors.",
+    check=unchanged,
+)
+REPEATS = Requirement(
+    id="call.repeats",
+    level="must",
+    sentence="The same call on the same objects gives the same answer.",
+    why="State left behind by the first call makes results depend on history.",
+    check=repeats,
+)
+
+REQUIREMENTS = (MODES, SPELLINGS, UNCHANGED, REPEATS)

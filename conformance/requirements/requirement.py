@@ -1,0 +1,73 @@
+"""A Requirement: one sentence, why it matters, and the check that decides it.
+
+A check sees an Examination (one implementation, one case) and returns a Finding. It never sees a
+framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from conformance.cases.case import Case
+from conformance.comparison import Comparison, worst_of
+from conformance.examination import Examination
+from conformance.findings import Finding
+
+Level = Literal["must", "should", "observed"]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One sentence that an implementation must or should satisfy, or an observed characteristic.
+
+    Attributes:
+        id: stable words, "chapter.sentence".
+        level: "must", "should", or "observed" for what no definition settles.
+        sentence: what is required.
+        why: what goes wrong for users otherwise.
+        check: decides it.
+        every_case: whether all defined cases serve it; else those that say so.
+    """
+
+    id: str
+    level: Level
+    sentence: str
+    why: str
+    check: Callable[[Examination], Finding | None]
+    every_case: bool = False
+
+    @property
+    def chapter(self) -> str:
+        """The first word of the id."""
+        return self.id.split(".")[0]
+
+    def serves(self, case: Case) -> bool:
+        """Whether the case says something about this requirement."""
+        return self.id in case.serves or (self.every_case and case.defined)
+
+
+def judge(
+    requirement: str,
+    comparisons: Iterable[Comparison],
+    *,
+    accuracy: str = "",
+    said: str = "{array} is off",
+) -> Finding:
+    """Conforms if every comparison fits; otherwise deviates, with the worst element as evidence."""
+    worst = worst_of(comparisons)
+    figures = worst.figures
+    if accuracy:
+        figures = type(figures)(
+            figures.array,
+            figures.max_ratio,
+            figures.rms_ratio,
+            figures.bias,
+            figures.limit,
+            accuracy,
+        )
+    if worst.fits:
+        return Finding(requirement, "conforms", figures=figures)
+    detail = said.format(array=figures.array)
+    return Finding(requirement, "deviates", detail=detail, figures=figures, worst=worst.worst)

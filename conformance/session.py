@@ -1,0 +1,100 @@
+"""One run: which items there are, and what the requirements say about each.
+
+An item is implementation x case x dtype x device x mode. Its requirements are decided together,
+because one evaluation serves them all.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conformance.cases.case import Case
+from conformance.diagnosis import explain
+from conformance.errors import ConformanceError, Unavailable, Unsupported
+from conformance.examination import Examination, Workbench
+from conformance.findings import CaseResult, Finding, item_id
+from conformance.interface.adapter import Adapter, Mode
+from conformance.requirements import REQUIREMENTS
+from conformance.requirements.requirement import Requirement
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """One row of the run: what is asked of whom, and how."""
+
+    adapter: Adapter
+    case: Case
+    dtype: str
+    device: str
+    mode: Mode
+
+    @property
+    def id(self) -> str:
+        """Readable, stable, safe in pytest's -k."""
+        return item_id(self.adapter.name, self.case.id, self.dtype, self.device, self.mode.name)
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        """What this item says something about."""
+        return [item for item in REQUIREMENTS if item.serves(self.case)]
+
+
+def plan(
+    adapters: Sequence[Adapter], cases: Iterable[Case], dtypes: Sequence[str], device: str
+) -> Iterator[Item]:
+    """Every item, so ordered that those which share an expectation stand together."""
+    for case in cases:
+        for dtype in dtypes:
+            for adapter in adapters:
+                for mode in adapter.modes:
+                    if mode.every_case or "call.repeats" in case.serves:
+                        yield Item(adapter, case, dtype, device, mode)
+
+
+@dataclass
+class Session:
+    """Examines items; remembers what they share."""
+
+    bench: Workbench = field(default_factory=Workbench)
+
+    def examine(self, item: Item) -> CaseResult:
+        """All findings of one item. Nothing that an implementation raises gets out of here."""
+        examination = Examination(
+            item.adapter, item.case, item.dtype, item.device, item.mode, self.bench
+        )
+        findings = []
+        for requirement in item.requirements:
+            finding = self._decide(requirement, examination)
+            if finding is not None:
+                findings.append(finding)
+        return CaseResult(
+            item.adapter.name, item.case.id, item.dtype, item.device, item.mode.name, findings
+        )
+
+    def _decide(self, requirement: Requirement, examination: Examination) -> Finding | None:
+        try:
+            finding = requirement.check(examination)
+        except Unsupported as reason:
+            return Finding(requirement.id, "unsupported", detail=str(reason))
+        except Unavailable as reason:
+            return Finding(requirement.id, "unavailable", detail=str(reason))
+        except ConformanceError as error:
+            return Finding(requirement.id, "error", detail=str(error))
+        except Exception as error:
+            return Finding(requirement.id, "error", detail=_told(error))
+        if finding is not None and finding.verdict == "deviates" and not finding.cause:
+            return explain(finding, examination)
+        return finding
+
+
+def _told(error: Exception) -> str:
+    """The error in one line, with the innermost place that is not ours."""
+    message = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    here = str(Path(__file__).parent)
+    theirs = [frame for frame in frames if not frame.filename.startswith(here)]
+    place = f" (at {Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+    return f"{type(error).__name__}: {message[:300]}{place}"
