@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from conformance.cases.case import Case
+from conformance.dtypes import Array
 from conformance.errors import WrongShape
 from conformance.interface.adapter import Adapter, Call, Mode
 from conformance.interface.arguments import Spelling
@@ -46,6 +47,10 @@ class Memory:
         if error is not None:
             raise error
         return value
+
+    def known(self, key: Hashable) -> Any:
+        """What was computed for this key, or None."""
+        return self._known.get(key, (None, None))[0]
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,20 @@ class Examination:
 
     def answer_in(self, mode: Mode) -> Answer:
         """Its answer in some mode; raises what the implementation raised."""
-        key = (id(self.adapter), self.case.id, self.dtype, self.device, mode.name)
-        return self.bench.answers.get(key, lambda: self.ask(self.problem, mode=mode))
+        return self.bench.answers.get(
+            self._answer_key(mode), lambda: self.ask(self.problem, mode=mode)
+        )
+
+    def _answer_key(self, mode: Mode) -> Hashable:
+        return (id(self.adapter), self.case.id, self.dtype, self.device, mode.name)
+
+    def exchanged(self) -> dict[str, Array]:
+        """Output, reference and noise for comparisons between implementations, if computed."""
+        answer = self.bench.answers.known(self._answer_key(self.mode))
+        if answer is None:
+            return {}
+        want, noise = self.expectation.arrays["output"], self.expectation.loosest["output"]
+        return {"output": answer.output, "want": want, "noise": noise}
 
     def ask(
         self, problem: Problem, *, spelling: Spelling | None = None, mode: Mode | None = None

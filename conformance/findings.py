@@ -106,7 +106,7 @@ class CaseResult(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """The test id: what to give to `mha-conformance run --id` to run just this one again."""
+        """The test id, as in pytest's node ids."""
         return item_id(self.implementation, self.case, self.dtype, self.device, self.mode)
 
     @property

@@ -60,11 +60,15 @@ class Session:
 
     bench: Workbench = field(default_factory=Workbench)
 
-    def examine(self, item: Item) -> CaseResult:
-        """All findings of one item. Nothing that an implementation raises gets out of here."""
-        examination = Examination(
+    def examination(self, item: Item) -> Examination:
+        """The item with what this session remembers."""
+        return Examination(
             item.adapter, item.case, item.dtype, item.device, item.mode, self.bench
         )
+
+    def examine(self, item: Item) -> CaseResult:
+        """All findings of one item. Nothing that an implementation raises gets out of here."""
+        examination = self.examination(item)
         findings = []
         for requirement in item.requirements:
             finding = self._decide(requirement, examination)

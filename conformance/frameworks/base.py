@@ -72,6 +72,7 @@ class Framework(ABC):
         *,
         gradients: bool,
         program: Hashable,
+        optimised: bool = False,
     ) -> Evaluated:
         """Call the function and, if asked, its vector-Jacobian product by the variables.
 
@@ -83,6 +84,7 @@ class Framework(ABC):
             gradients: whether to differentiate.
             program: equal for functions that differ in nothing but their arguments, so that a
                 framework that compiles can use what it compiled.
+            optimised: compile as users do, not as quickly as possible.
         """
 
     @abstractmethod

@@ -39,6 +39,7 @@ class NumPy(Framework):
         *,
         gradients: bool,
         program: Hashable,
+        optimised: bool = False,
     ) -> Evaluated:
         output, weights = function(variables, constants)
         return Evaluated(output, weights, {})

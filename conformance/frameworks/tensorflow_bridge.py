@@ -48,6 +48,7 @@ class TensorFlow(Framework):
         *,
         gradients: bool,
         program: Hashable,
+        optimised: bool = False,
     ) -> Evaluated:
         if not gradients:
             return Evaluated(*function(variables, constants), {})

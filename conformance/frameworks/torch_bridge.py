@@ -53,7 +53,7 @@ class Torch(Framework):
                         f"{name} has shape {list(own[name].shape)}, "
                         f"the table makes {list(values.shape)}"
                     )
-                own[name].copy_(torch.from_numpy(values))
+                own[name].copy_(torch.tensor(values))
         return dict(own)
 
     def place(self, layer: Any, device: str) -> Any:
@@ -68,6 +68,7 @@ class Torch(Framework):
         *,
         gradients: bool,
         program: Hashable,
+        optimised: bool = False,
     ) -> Evaluated:
         if not gradients:
             with torch.no_grad():

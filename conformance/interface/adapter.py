@@ -36,6 +36,8 @@ class Mode:
         weights: whether it returns attention weights.
         every_case: False where a mode is expensive to compile: then it is compared on the
             cases without masks and one with, not on the whole catalogue.
+        optimised: compile as users do. By default programs are compiled quickly, where the
+            framework has a choice.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Mode:
     gradients: bool = True
     weights: bool = True
     every_case: bool = True
+    optimised: bool = False
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]

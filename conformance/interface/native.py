@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.frameworks import framework
-from conformance.frameworks.base import Framework, Natives, WrongAnswer, package_versions
+from conformance.frameworks.base import Evaluated, Framework, Natives, WrongAnswer, package_versions
 from conformance.interface.adapter import Adapter, Call, SideEffects
 from conformance.interface.arguments import Spelling
 from conformance.problem import Answer, Problem
@@ -50,30 +50,29 @@ class NativeAdapter(Adapter):
 
     def run(self, problem: Problem, call: Call) -> Answer:
         with self.bridge.session(problem.dtype, call.device):
-            ready = self._prepare(problem, call)
-            found = self.bridge.evaluate(
-                ready.function,
-                ready.variables,
-                ready.constants,
-                ready.cotangent,
-                gradients=call.mode.gradients and self.bridge.differentiable,
-                program=ready.program,
-            )
-            answer = self._answer(problem, ready, found.output, found.weights, found.gradients)
-        return answer
+            return self._evaluate(problem, call, self._prepare(problem, call))
+
+    def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
+        found = self.bridge.evaluate(
+            ready.function,
+            ready.variables,
+            ready.constants,
+            ready.cotangent,
+            gradients=call.mode.gradients and self.bridge.differentiable and self.differentiable,
+            program=ready.program,
+            optimised=call.mode.optimised,
+        )
+        return self._answer(problem, ready, found)
 
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
-        """Call twice on the same objects, uncompiled, and look at the objects."""
+        """Call twice on the same objects, and look at the objects."""
         bridge = self.bridge
         with bridge.session(problem.dtype, call.device):
             ready = self._prepare(problem, call)
             watched = {**ready.variables, **ready.constants}
             numbers = {name: bridge.numpy(array).copy() for name, array in watched.items()}
             attached = {name: bridge.attached(array) for name, array in watched.items()}
-            answers = []
-            for _ in range(2):
-                output, weights = ready.function(ready.variables, ready.constants)
-                answers.append(self._answer(problem, ready, output, weights, {}))
+            answers = [self._evaluate(problem, call, ready) for _ in range(2)]
             changed = []
             for name, array in watched.items():
                 if not np.array_equal(bridge.numpy(array), numbers[name], equal_nan=True):
@@ -129,10 +128,8 @@ class NativeAdapter(Adapter):
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
         """Gradients of native parameters, as NumPy, to canonical ones."""
 
-    def _answer(
-        self, problem: Problem, ready: Prepared, output: Any, weights: Any, gradients: Natives
-    ) -> Answer:
-        bridge = self.bridge
+    def _answer(self, problem: Problem, ready: Prepared, found: Evaluated) -> Answer:
+        bridge, output, weights = self.bridge, found.output, found.weights
         for what, array in (("output", output), ("weights", weights)):
             if not (bridge.is_array(array) or (what == "weights" and array is None)):
                 raise WrongAnswer(
@@ -141,19 +138,20 @@ class NativeAdapter(Adapter):
         dtypes = {"output": bridge.dtype(output)}
         if weights is not None:
             dtypes["weights"] = bridge.dtype(weights)
-        dtypes |= {f"gradient.{name}": bridge.dtype(array) for name, array in gradients.items()}
-        arrays = {name: bridge.numpy(array) for name, array in gradients.items()}
-        found = {name: arrays[name] for name in problem.shape.distinct_inputs() if name in arrays}
+        dtypes |= {f"gradient.{name}": bridge.dtype(array) for name, array in found.gradients.items()}
+        arrays = {name: bridge.numpy(array) for name, array in found.gradients.items()}
+        own_inputs = problem.shape.distinct_inputs()
+        gradients = {name: arrays[name] for name in own_inputs if name in arrays}
         own = _strip(arrays, _WEIGHT)
         if own:
-            found |= {_WEIGHT + k: v for k, v in self._canonical(problem, own).items()}
+            gradients |= {_WEIGHT + k: v for k, v in self._canonical(problem, own).items()}
         if ready.spelling.bias is not None and _MASK + ready.spelling.bias[0] in arrays:
             gradient = arrays[_MASK + ready.spelling.bias[0]]
-            found["attn_bias"] = ready.spelling.bias_gradient(gradient, problem)
+            gradients["attn_bias"] = ready.spelling.bias_gradient(gradient, problem)
         return Answer(
             bridge.numpy(output),
             None if weights is None else bridge.numpy(weights),
-            found,
+            gradients,
             dtypes,
         )
 

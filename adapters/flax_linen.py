@@ -1,0 +1,90 @@
+"""flax.linen.MultiHeadDotProductAttention.
+
+What a port gets wrong: kernels are `[embed heads head]`, so nothing is transposed; the mask says
+who is attended, and a mask of three axes is read as `[heads query key]`, not `[batch query key]`;
+there is no causal flag, no additive bias and no choice of the scale. A fully masked row attends all
+keys alike, because blocked logits become a large finite number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance import Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+
+FLAX_PARAMETERS = (
+    Parameter("query/kernel", "query", "embed heads head -> embed heads head"),
+    Parameter("query/bias", "query_bias", "heads head -> heads head"),
+    Parameter("key/kernel", "key", "embed heads head -> embed heads head"),
+    Parameter("key/bias", "key_bias", "heads head -> heads head"),
+    Parameter("value/kernel", "value", "embed heads head -> embed heads head"),
+    Parameter("value/bias", "value_bias", "heads head -> heads head"),
+    Parameter("out/kernel", "output", "heads head embed -> heads head embed"),
+    Parameter("out/bias", "output_bias", "embed -> embed"),
+)
+"""Both Flax attentions name and shape their parameters alike."""
+
+
+class FlaxLinen(Layer):
+    """flax.linen.MultiHeadDotProductAttention, through `apply`."""
+
+    title = "flax.linen.MultiHeadDotProductAttention"
+    documentation = (
+        "https://flax-linen.readthedocs.io/en/latest/api_reference/flax.linen/layers.html"
+        "#flax.linen.MultiHeadDotProductAttention"
+    )
+    framework = "jax"
+    packages = ("flax",)
+    returns_weights = "per head"
+    fully_masked_row = "mean of values"
+
+    mask_arguments = (
+        MaskArgument(
+            "mask",
+            "batch heads query key",
+            true="attends",
+            number="attends if nonzero",
+            broadcasts=True,
+        ),
+    )
+    parameters = FLAX_PARAMETERS
+    modes = (
+        Mode("sown-weights", {"sow": True}),
+        Mode("no-weights", {"sow": False}, weights=False, every_case=False),
+        Mode("optimised", {"sow": True}, every_case=False, optimised=True),
+    )
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        from flax import linen
+
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("no value head size of its own")
+        return linen.MultiHeadDotProductAttention(
+            num_heads=shape.heads,
+            qkv_features=shape.heads * shape.head_size,
+            out_features=shape.output_width,
+            use_bias=shape.bias,
+            deterministic=True,
+            dtype=dtype,
+            param_dtype=dtype,
+        )
+
+    def bind(self, layer: Any, parameters: dict[str, Any]) -> Any:
+        tree: dict[str, dict[str, Any]] = {}
+        for name, array in parameters.items():
+            module, leaf = name.split("/")
+            tree.setdefault(module, {})[leaf] = array
+        return layer, {"params": tree}
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        module, variables = layer
+        if not mode["sow"]:
+            return module.apply(variables, query, key, value, **masks)
+        output, sown = module.apply(
+            variables, query, key, value, sow_weights=True, mutable=["intermediates"], **masks
+        )
+        return output, sown["intermediates"]["attention_weights"][0]

@@ -1,0 +1,330 @@
+"""keras.layers.MultiHeadAttention, GroupQueryAttention and AdditiveAttention, on three backends.
+
+What a port gets wrong: the order of arguments is query, *value*, key. Kernels have heads as an axis
+of their own, `[embed heads head]`, and the output's is `[heads value_head embed]`. True in a mask
+attends, and numbers are no additive mask: they are cast to bool, so a 0/-inf mask is inverted
+(an attention_mask that comes alone to GroupQueryAttention attends where it is above 0.5).
+MultiHeadAttention overwrites `query_mask` with the mask that hangs on the query, so passing one does
+nothing. The causal flag is aligned top-left. Asking for the scores takes another path than not
+asking: an explicit softmax whose fully masked rows are zero, instead of the backend's
+`dot_product_attention`, where they attend everything. AdditiveAttention has neither heads nor
+projections: its inputs are a list, [query, value, key], and so is its mask, [query_mask, value_mask].
+
+Keras runs on one backend per process, chosen before it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+from conformance import (
+    CausalFlag,
+    Function,
+    Layer,
+    MaskArgument,
+    Mode,
+    Parameter,
+    Shape,
+    Unavailable,
+    Unsupported,
+)
+from conformance.frameworks import framework
+from conformance.frameworks.base import Framework, Natives
+from conformance.interface.adapter import Answer, Call, SideEffects
+from conformance.interface.native import NativeAdapter
+from conformance.problem import Problem
+
+_DOCS = "https://keras.io/api/layers/attention_layers"
+
+
+class _Keras(NativeAdapter):
+    """What all layers share: one process has one backend."""
+
+    packages = ("keras",)
+    returns_weights = "per head"
+    causal_flag = CausalFlag("use_causal_mask", alignment="top-left")
+
+    @property
+    def bridge(self) -> Framework:
+        return _backend(self.framework)
+
+    def run(self, problem: Problem, call: Call) -> Answer:
+        with self._device(call):
+            return super().run(problem, call)
+
+    def side_effects(self, problem: Problem, call: Call) -> SideEffects:
+        with self._device(call):
+            return super().side_effects(problem, call)
+
+    def _device(self, call: Call) -> Any:
+        # On torch, Keras moves every tensor to a device of its own choice.
+        self.prepare()
+        import keras
+
+        return keras.device(f"{call.device}:0")
+
+
+def _backend(name: str) -> Framework:
+    """Keras on this backend, or `Unavailable`; returns the backend's bridge."""
+    if "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = name
+    bridge = framework(name)
+    try:
+        import keras
+    except ModuleNotFoundError as error:
+        if error.name != "keras":
+            raise Unavailable(f"keras does not import: {error}") from error
+        hint = f"pip install 'mha-conformance[keras-{name}]'"
+        raise Unavailable(f"keras is not installed; {hint}") from error
+    running = keras.config.backend()
+    if running != name:
+        raise Unavailable(
+            f"keras already runs on backend {running} in this process; run {name} alone"
+        )
+    return bridge
+
+
+class _Stateless:
+    """A Keras layer with its weights as arguments, by the names that they have within the layer."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.variables = {
+            variable.path.split("/", 1)[1]: variable for variable in layer.trainable_variables
+        }
+
+    def __call__(self, weights: Natives, *inputs: Any, **arguments: Any) -> Any:
+        import keras
+
+        mapping = [(variable, weights[name]) for name, variable in self.variables.items()]
+        with keras.StatelessScope(state_mapping=mapping):
+            return self.layer(*inputs, **arguments)
+
+    def named_parameters(self) -> list[tuple[str, Any]]:
+        """As a torch module has them."""
+        return [(name, variable.value) for name, variable in self.variables.items()]
+
+    def to(self, device: str) -> _Stateless:
+        """As a torch module has it; the layer was built where it belongs."""
+        return self
+
+
+class _DotProduct(_Keras, Layer):
+    """The layers with projections of their own."""
+
+    fully_masked_row: ClassVar = {
+        "scores": "output bias",
+        "no-scores": "mean of values",
+        "training": "output bias",
+    }
+    parameters = (
+        Parameter("query/kernel", "query", "embed heads head -> embed heads head"),
+        Parameter("query/bias", "query_bias", "heads head -> heads head"),
+        Parameter("key/kernel", "key", "embed heads head -> embed heads head"),
+        Parameter("key/bias", "key_bias", "heads head -> heads head"),
+        Parameter("value/kernel", "value", "embed heads head -> embed heads head"),
+        Parameter("value/bias", "value_bias", "heads head -> heads head"),
+        Parameter("attention_output/kernel", "output", "heads head embed -> heads head embed"),
+        Parameter("attention_output/bias", "output_bias", "embed -> embed"),
+    )
+    # The first three are what Keras passes on by itself from an Embedding with mask_zero=True.
+    mask_arguments = (
+        MaskArgument("value_mask", "batch key", true="attends", number="attends if nonzero"),
+        MaskArgument("key_mask", "batch key", true="attends", number="attends if nonzero"),
+        MaskArgument("query_mask", "batch query", true="attends", number="attends if nonzero"),
+        MaskArgument(
+            "attention_mask",
+            ("batch query key", "batch heads query key"),
+            true="attends",
+            number="attends if nonzero",
+            broadcasts=True,
+        ),
+    )
+    modes = (
+        Mode("scores", {"return_attention_scores": True, "training": False}),
+        Mode("no-scores", {"return_attention_scores": False, "training": False}, weights=False),
+        Mode("training", {"return_attention_scores": True, "training": True}),
+    )
+
+    def bind(self, layer: _Stateless, parameters: Natives) -> Any:
+        return partial(layer, parameters)
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        return layer(query, value, key, **mode.options, **masks)
+
+
+# Each mode is compiled anew.
+_COMPILED_MODES = (
+    _DotProduct.modes[0],
+    *(replace(mode, every_case=False) for mode in _DotProduct.modes[1:]),
+)
+
+
+class _MultiHeadAttention(_DotProduct):
+    documentation = f"{_DOCS}/multi_head_attention/"
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import keras
+
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+        layer = keras.layers.MultiHeadAttention(
+            shape.heads,
+            shape.head_size,
+            value_dim=shape.value_head_size,
+            use_bias=shape.bias,
+            output_shape=shape.output_width,
+            **_common(dtype),
+        )
+        return _built(layer, shape)
+
+
+class _GroupQueryAttention(_DotProduct):
+    documentation = f"{_DOCS}/group_query_attention/"
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import keras
+
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("no value head size of its own")
+        if shape.output_width != shape.query_width:
+            raise Unsupported("the output is as wide as the query")
+        layer = keras.layers.GroupQueryAttention(
+            shape.head_size, shape.heads, shape.kv_heads, use_bias=shape.bias, **_common(dtype)
+        )
+        return _built(layer, shape)
+
+
+def _common(dtype: str) -> dict[str, Any]:
+    # Zeros, because weights are loaded anyway, and random ones are compiled shape by shape on JAX.
+    return {"dtype": dtype, "kernel_initializer": "zeros"}
+
+
+def _built(layer: Any, shape: Shape) -> _Stateless:
+    inputs = shape.input_shapes()
+    layer.build(inputs["query"], inputs["value"], inputs["key"])
+    return _Stateless(layer)
+
+
+class _AdditiveAttention(_Keras, Function):
+    """One AdditiveAttention for each head, between projections that the suite supplies.
+
+    A fully masked row is not declared, because it depends on the dtype: 1e9 (65504 in float16) is
+    subtracted from blocked scores, which leaves nothing of them in float32, and a little in float64.
+    """
+
+    documentation = f"{_DOCS}/additive_attention/"
+    scores = ("additive",)
+    # The two elements of its argument `mask`, which is a list.
+    mask_arguments = (
+        MaskArgument("value_mask", "batch key", true="attends", number="attends if nonzero"),
+        MaskArgument("query_mask", "batch query", true="attends", number="attends if nonzero"),
+    )
+    # Asking for the scores and training without dropout change nothing in how it computes.
+    modes = (Mode("scores"),)
+
+    def __init__(self) -> None:
+        self._layers: dict[tuple[int, str], _Stateless] = {}
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        import keras
+
+        # Here, because no layer can be built inside a program that is being compiled.
+        size, dtype = problem.shape.head_size, problem.dtype
+        if (size, dtype) not in self._layers:
+            layer = keras.layers.AdditiveAttention(use_scale=True, dtype=dtype)
+            layer.build([(None, None, size)] * 3)
+            self._layers[size, dtype] = _Stateless(layer)
+        return super()._bind(problem, call)
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        import keras
+
+        layer = self._layers[query.shape[-1], self.bridge.dtype(query)]
+        listed = [masks.get("query_mask"), masks.get("value_mask")]
+        heads = [
+            layer(
+                {"scale": scale},
+                [query[:, head], value[:, head], key[:, head]],
+                mask=None if listed == [None, None] else listed,
+                return_attention_scores=True,
+                use_causal_mask=masks.get("use_causal_mask", False),
+            )
+            for head, scale in enumerate(options["score"])
+        ]
+        contexts, weights = zip(*heads, strict=True)
+        return keras.ops.stack(contexts, axis=1), keras.ops.stack(weights, axis=1)
+
+
+class TensorFlowMultiHeadAttention(_MultiHeadAttention):
+    """On TensorFlow, eagerly."""
+
+    title = "keras.layers.MultiHeadAttention (TensorFlow)"
+    framework = "tensorflow"
+
+
+class TensorFlowGroupQueryAttention(_GroupQueryAttention):
+    """On TensorFlow, eagerly."""
+
+    title = "keras.layers.GroupQueryAttention (TensorFlow)"
+    framework = "tensorflow"
+
+
+class TensorFlowAdditiveAttention(_AdditiveAttention):
+    """On TensorFlow, eagerly."""
+
+    title = "keras.layers.AdditiveAttention (TensorFlow)"
+    framework = "tensorflow"
+
+
+class JaxMultiHeadAttention(_MultiHeadAttention):
+    """On JAX, compiled."""
+
+    title = "keras.layers.MultiHeadAttention (JAX)"
+    framework = "jax"
+    modes = _COMPILED_MODES
+
+
+class JaxGroupQueryAttention(_GroupQueryAttention):
+    """On JAX, compiled."""
+
+    title = "keras.layers.GroupQueryAttention (JAX)"
+    framework = "jax"
+    modes = _COMPILED_MODES
+
+
+class JaxAdditiveAttention(_AdditiveAttention):
+    """On JAX, compiled."""
+
+    title = "keras.layers.AdditiveAttention (JAX)"
+    framework = "jax"
+
+
+class TorchMultiHeadAttention(_MultiHeadAttention):
+    """On torch."""
+
+    title = "keras.layers.MultiHeadAttention (torch)"
+    framework = "torch"
+
+
+class TorchGroupQueryAttention(_GroupQueryAttention):
+    """On torch."""
+
+    title = "keras.layers.GroupQueryAttention (torch)"
+    framework = "torch"
+
+
+class TorchAdditiveAttention(_AdditiveAttention):
+    """On torch."""
+
+    title = "keras.layers.AdditiveAttention (torch)"
+    framework = "torch"

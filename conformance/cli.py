@@ -1,0 +1,161 @@
+"""The command line. Each command imports what it needs when it runs, so that --help is quick."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.errors import ConformanceError, ExitCode
+
+EPILOG = """\
+exit codes:
+  0    everything that was to be verified was verified (deviations are findings, not failures)
+  1    run --strict: an implementation deviates from a requirement of level must
+  2    wrong usage, an unknown name, a file that is no adapter or no record
+  3    nothing was verified at all
+  6    incomplete: something that was to be verified was not; what was measured is kept
+  130  interrupted; what was measured is kept
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "run":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return options.action(options, rest)
+    except ConformanceError as error:
+        print(f"mha-conformance: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("mha-conformance: interrupted; what was measured is kept", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mha-conformance",
+        description="Does this attention compute the same thing as that one, and where do they part?",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        help="examine implementations and write a record",
+        description="Examine implementations. Options that are not listed go to pytest: -k, -x, "
+        "-n, --junitxml, -v.",
+    )
+    run.add_argument(
+        "implementation",
+        nargs="+",
+        help="a built-in name, path/to/file.py:NAME or package.module:NAME",
+    )
+    for option, told in (
+        ("case", "only cases with this in their id, or matching it as a pattern"),
+        ("dtype", "only this dtype"),
+        ("mode", "only this mode"),
+    ):
+        run.add_argument(f"--{option}", action="append", default=[], help=f"{told}; repeatable")
+    run.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    run.add_argument("--record", type=Path, help="write what was found to this JSON file")
+    run.add_argument(
+        "--strict", action="store_true", help="exit with 1 if a requirement of level must fails"
+    )
+    run.set_defaults(action=_run)
+
+    report = commands.add_parser(
+        "report", help="join records into a report: JSON, Markdown and HTML"
+    )
+    report.add_argument("records", nargs="*", type=Path, help="record files or folders of them")
+    report.add_argument("--output", type=Path, default=Path("reports/compatibility"))
+    report.add_argument(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a record that must be there, by its file's name without .json; repeatable",
+    )
+    report.add_argument(
+        "--run-file", type=Path, help="refuse records of other runs than the one named in this file"
+    )
+    report.set_defaults(action=_report)
+
+    begin = commands.add_parser("begin", help="start a run of several environments")
+    begin.add_argument("--run-file", type=Path, required=True)
+    begin.set_defaults(action=_begin)
+
+    listing = commands.add_parser("list", help="list implementations, cases or requirements")
+    listing.add_argument("what", choices=("implementations", "cases", "requirements"))
+    listing.set_defaults(action=_list)
+
+    explain = commands.add_parser("explain", help="explain a case or a requirement")
+    explain.add_argument("name")
+    explain.set_defaults(action=_explain)
+    return parser
+
+
+def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from conformance.interface.loading import load
+
+    for spec in options.implementation:
+        load(spec)
+    import pytest
+
+    from conformance.suite.plugin import SUITE
+
+    arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
+    arguments += ["--rootdir", str(SUITE.parent), "-q", "-p", "no:logging"]
+    for name in ("implementation", "case", "dtype", "mode"):
+        for value in getattr(options, name):
+            arguments += [f"--{name}", value]
+    arguments += ["--device", options.device]
+    if options.record:
+        arguments += ["--record", str(options.record.absolute())]
+    if not options.strict:
+        arguments.append("--survey")
+    code = pytest.main([*arguments, *rest])
+    return {
+        pytest.ExitCode.TESTS_FAILED: ExitCode.DEVIATES,
+        pytest.ExitCode.INTERRUPTED: ExitCode.INTERRUPTED,
+        pytest.ExitCode.USAGE_ERROR: ExitCode.USAGE,
+        pytest.ExitCode.NO_TESTS_COLLECTED: ExitCode.NOTHING_VERIFIED,
+    }.get(code, int(code))  # type: ignore[call-overload]
+
+
+def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from conformance.report import write
+
+    return write(options.records, options.output, options.expect, options.run_file)
+
+
+def _begin(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from conformance.provenance import new_run_id
+
+    options.run_file.parent.mkdir(parents=True, exist_ok=True)
+    run = new_run_id()
+    options.run_file.write_text(run + "\n", encoding="utf-8")
+    print(f"run {run}")
+    return ExitCode.OK
+
+
+def _list(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from conformance import listing
+
+    return listing.show(options.what)
+
+
+def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from conformance import listing
+
+    return listing.explain(options.name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,97 @@
+"""Where and how a run was made: enough to run it again, and to refuse to mix what differs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import secrets
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+
+from conformance.cases.catalogue import catalogue_hash
+from conformance.errors import ConformanceError, Unavailable
+from conformance.frameworks.base import package_versions
+from conformance.interface.adapter import Adapter
+from conformance.record import Implementation, MaskInfo, Provenance
+
+RUN_VARIABLE = "MHA_CONFORMANCE_RUN"
+
+
+def suite_version() -> str:
+    """Version of this suite."""
+    return metadata.version("mha-conformance")
+
+
+def run_id() -> str:
+    """The run that this process belongs to: given by whoever started several, or new."""
+    return os.environ.get(RUN_VARIABLE) or new_run_id()
+
+
+def new_run_id() -> str:
+    """An id for a run: the time, and a few random digits against collisions."""
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+
+
+def provenance(
+    adapters: Sequence[Adapter], device: str, command: str, run: str, selection: str
+) -> Provenance:
+    """What is known before the run."""
+    packages = package_versions(("mha-conformance", "numpy", "einops", "pytest"))
+    model = ""
+    for adapter in adapters:
+        try:
+            packages |= adapter.versions()
+            model = model or adapter.device_model(device)
+        except ConformanceError:
+            continue
+    return Provenance(
+        suite=suite_version(),
+        catalogue=catalogue_hash(),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        run=run,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        device=device,
+        device_model=model or "unknown",
+        packages=dict(sorted(packages.items())),
+        command=command,
+        selection=selection,
+    )
+
+
+def describe(adapters: Iterable[tuple[Adapter, str]], device: str) -> list[Implementation]:
+    """The adapters' declarations, and why one cannot be run."""
+    return [_describe(adapter, spec, device) for adapter, spec in adapters]
+
+
+def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
+    reason, versions = "", {}
+    try:
+        adapter.prepare()
+        versions = adapter.versions()
+        adapter.device_model(device)
+    except Unavailable as error:
+        reason = str(error)
+    flag = adapter.causal_flag
+    causal = ""
+    if flag is not None:
+        causal = f"{flag.name} ({flag.alignment or 'equal lengths only'}"
+        causal += f", with {flag.needs})" if flag.needs else ")"
+    return Implementation(
+        name=adapter.name,
+        title=adapter.title,
+        documentation=adapter.documentation,
+        framework=adapter.framework,
+        spec=spec,
+        versions=versions,
+        modes=[mode.name for mode in adapter.modes],
+        dtypes=list(adapter.dtypes),
+        masks=[
+            MaskInfo(item.name, list(item.layouts), item.true, item.number)
+            for item in adapter.mask_arguments
+        ],
+        causal=causal,
+        unavailable=reason,
+    )

@@ -1,0 +1,260 @@
+"""A Record: everything that one run found, with provenance. One JSON document.
+
+While a run goes on, its findings are appended to a journal beside the record, one line each, so
+that an interrupted run keeps what it measured. The arrays of the exchange cases, by which
+implementations are compared with each other, lie beside the record in safetensors.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import numpy as np
+
+from conformance.dtypes import Array
+from conformance.errors import BrokenRecord
+from conformance.findings import CaseResult
+
+SCHEMA = "mha-conformance/record/1"
+
+MOST_BYTES = 512 * 2**20
+"""A record larger than this is refused before it is read."""
+
+
+class MaskInfo(msgspec.Struct, frozen=True):
+    """A declared mask argument."""
+
+    name: str
+    axes: list[str]
+    true: str | None
+    number: str | None
+
+
+class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An implementation as its adapter declares it."""
+
+    name: str
+    title: str
+    documentation: str
+    framework: str
+    spec: str
+    """What to give to --implementation."""
+    versions: dict[str, str]
+    modes: list[str]
+    dtypes: list[str]
+    masks: list[MaskInfo]
+    causal: str = ""
+    """The causal flag and its alignment, or ""."""
+    unavailable: str = ""
+    """Why nothing of it could be run, or ""."""
+
+
+class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where and how a record was made."""
+
+    suite: str
+    catalogue: str
+    """Hash of every number of every case."""
+    created: str
+    """UTC, ISO 8601."""
+    run: str
+    """Records of one run of tox share this."""
+    python: str
+    platform: str
+    device: str
+    device_model: str
+    packages: dict[str, str]
+    command: str
+    selection: str = ""
+    """What narrowed the run, or ""."""
+
+
+class Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that is known before the first finding."""
+
+    schema: str
+    name: str
+    provenance: Provenance
+    implementations: list[Implementation]
+    planned: int
+    """Items (implementation x case x dtype x device x mode) that were to be examined."""
+    deselected: int = 0
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One run. `complete` is whether every planned item has an outcome of its own."""
+
+    header: Header
+    complete: bool
+    results: list[CaseResult]
+    exchange: str = ""
+    """File name of the arrays, beside the record."""
+    digest: str = ""
+    """SHA-256 of that file."""
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """One item in the journal: its findings, and the arrays that it exchanges (float64, base64)."""
+
+    result: CaseResult
+    arrays: dict[str, tuple[list[int], str]] = {}
+
+
+_lines = msgspec.json.Decoder(Line)
+_encoder = msgspec.json.Encoder()
+
+
+def encode_line(result: CaseResult, arrays: Mapping[str, Array]) -> bytes:
+    """One journal line, without the newline."""
+    packed = {
+        name: (list(array.shape), base64.b64encode(np.ascontiguousarray(array)).decode())
+        for name, array in arrays.items()
+    }
+    return _encoder.encode(Line(result, packed))
+
+
+def decode_line(line: bytes | str) -> tuple[CaseResult, dict[str, Array]]:
+    """The inverse of `encode_line`; raises `BrokenRecord`."""
+    try:
+        found = _lines.decode(line)
+        arrays = {}
+        for name, (shape, packed) in found.arrays.items():
+            arrays[name] = np.frombuffer(base64.b64decode(packed), np.float64).reshape(shape)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BrokenRecord(f"a journal line cannot be read: {error}") from error
+    return found.result, arrays
+
+
+class Journal:
+    """Appends findings to `<record>.journal` as they come."""
+
+    def __init__(self, record: Path, header: Header) -> None:
+        self.path = journal_path(record)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = self.path.open("wb")
+        self._write(_encoder.encode(header))
+
+    def add(self, line: bytes) -> None:
+        """Append one encoded line; it is on its way to the disk when this returns."""
+        self._write(line)
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(line + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Nothing more will be added."""
+        self._file.close()
+
+
+def journal_path(record: Path) -> Path:
+    """Where the journal of a record lies."""
+    return record.with_name(record.name + ".journal")
+
+
+def finish(record: Path, missing: Iterable[CaseResult] = ()) -> Record:
+    """Make the record of its journal, with what has no outcome filled in, and drop the journal."""
+    header, results, arrays = read_journal(journal_path(record))
+    missing = list(missing)
+    exchange, digest = "", ""
+    if arrays:
+        exchange, digest = _save_arrays(record, arrays)
+    found = Record(header, not missing, [*results, *missing], exchange, digest)
+    temporary = record.with_name(record.name + ".new")
+    temporary.write_bytes(msgspec.json.format(_encoder.encode(found), indent=0) + b"\n")
+    temporary.replace(record)
+    journal_path(record).unlink()
+    return found
+
+
+def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]]:
+    """Header, results and arrays; a last line that was cut off is left out."""
+    lines = _bounded(path).splitlines()
+    try:
+        header = msgspec.json.decode(lines[0] if lines else b"", type=Header)
+    except msgspec.MsgspecError as error:
+        raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
+    results: list[CaseResult] = []
+    arrays: dict[str, Array] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            result, own = decode_line(line)
+        except BrokenRecord as error:
+            if number == len(lines):
+                break
+            raise BrokenRecord(f"{path}, line {number}: {error}") from error
+        results.append(result)
+        arrays |= {f"{result.id}|{name}": array for name, array in own.items()}
+    return header, results, arrays
+
+
+def read(path: Path) -> Record:
+    """A record, or an unfinished one's journal; raises `BrokenRecord` with what to do."""
+    if path.suffix == ".journal":
+        header, results, _ = read_journal(path)
+        return Record(header, False, results)
+    text = _bounded(path)
+    try:
+        schema = msgspec.json.decode(text, type=_Envelope).header.schema
+    except msgspec.MsgspecError as error:
+        raise BrokenRecord(f"{path}: no record of this suite, or cut off ({error})") from error
+    if schema != SCHEMA:
+        raise BrokenRecord(f"{path}: has schema {schema!r}, this suite reads {SCHEMA!r}; run again")
+    try:
+        return msgspec.json.decode(text, type=Record)
+    except msgspec.MsgspecError as error:
+        raise BrokenRecord(f"{path}: is damaged ({error}); run again") from error
+
+
+def read_arrays(path: Path, record: Record) -> dict[str, Array]:
+    """The exchange arrays of a record at `path`, by "item id|array"; {} if it has none."""
+    import hashlib
+
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    if not record.exchange:
+        return {}
+    if Path(record.exchange).name != record.exchange:
+        raise BrokenRecord(f"{path}: names arrays outside its own folder")
+    file = path.with_name(record.exchange)
+    content = _bounded(file)
+    if hashlib.sha256(content).hexdigest() != record.digest:
+        raise BrokenRecord(f"{file}: does not belong to {path.name}; run again")
+    try:
+        return load(content)
+    except SafetensorError as error:
+        raise BrokenRecord(f"{file}: is damaged ({error}); run again") from error
+
+
+class _SchemaOnly(msgspec.Struct):
+    schema: str
+
+
+class _Envelope(msgspec.Struct):
+    header: _SchemaOnly
+
+
+def _bounded(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise BrokenRecord(f"{path}: {size} bytes are more than a record can have")
+        return path.read_bytes()
+    except OSError as error:
+        raise BrokenRecord(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _save_arrays(record: Path, arrays: dict[str, Array]) -> tuple[str, str]:
+    import hashlib
+
+    from safetensors.numpy import save
+
+    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    file = record.with_suffix(".safetensors")
+    file.write_bytes(content)
+    return file.name, hashlib.sha256(content).hexdigest()

@@ -1,0 +1,60 @@
+"""What a failure says: it must stand on its own, for somebody who sees nothing but the CI log."""
+
+from __future__ import annotations
+
+import shlex
+
+from conformance.findings import INFINITE, CaseResult, Figures, Finding
+from conformance.requirements import find_requirement
+
+
+def failure(result: CaseResult, spec: str) -> str:
+    """Every discrepancy of the item at once; the first line is a summary."""
+    wrong = [f for f in result.findings if f.verdict in ("deviates", "error", "crashed", "timed-out")]
+    causes = {finding.cause for finding in wrong if finding.cause}
+    first = f"{result.verdict}: {', '.join(finding.requirement for finding in wrong)}"
+    if causes:
+        first += f"; {'; '.join(sorted(causes))}"
+    lines = [first, f"  case {result.case}, {result.dtype}, mode {result.mode}, on {result.device}"]
+    for finding in wrong:
+        lines += _paragraph(finding)
+    lines += ["", f"again: {again(result, spec)}"]
+    return "\n".join(lines)
+
+
+def again(result: CaseResult, spec: str) -> str:
+    """The command that runs just this item again."""
+    command = ["mha-conformance", "run", spec, "--case", result.case, "--dtype", result.dtype]
+    command += ["--mode", result.mode]
+    if result.device != "cpu":
+        command += ["--device", result.device]
+    return shlex.join(command)
+
+
+def ratio(value: float) -> str:
+    """A ratio for people."""
+    return "infinitely many" if value >= INFINITE else f"{value:.3g}"
+
+
+def measured(figures: Figures) -> str:
+    """Measured against allowed, in noise units."""
+    return f"{figures.array}: {ratio(figures.max_ratio)}σ, allowed {figures.limit:.3g}σ"
+
+
+def _paragraph(finding: Finding) -> list[str]:
+    requirement = find_requirement(finding.requirement)
+    lines = ["", f"{finding.requirement} ({requirement.level})", f"  {requirement.sentence}"]
+    if finding.detail:
+        lines.append(f"  {finding.verdict}: {finding.detail}")
+    if finding.figures is not None:
+        lines.append(f"  measured {measured(finding.figures)}")
+    if finding.worst is not None:
+        worst = finding.worst
+        index = ", ".join(map(str, worst.index))
+        lines.append(
+            f"  worst element {worst.array}[{index}]: got {worst.got}, want {worst.want}, "
+            f"noise σ {worst.noise}"
+        )
+    if finding.cause:
+        lines.append(f"  likely cause: {finding.cause}")
+    return lines

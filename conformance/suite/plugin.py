@@ -1,0 +1,87 @@
+"""The pytest plugin: options, and nothing else until they are used.
+
+It is loaded into every pytest run of an environment in which the suite is installed, so it imports
+nothing of the suite before somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conformance.suite.running import Run
+
+SUITE = Path(__file__).with_name("test_conformance.py")
+RUN: pytest.StashKey[Run] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of a conformance run."""
+    group = parser.getgroup("conformance", "conformance of multi-head attention")
+    group.addoption(
+        "--implementation",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a built-in implementation, path/to/file.py:NAME or package.module:NAME; repeatable",
+    )
+    group.addoption(
+        "--case",
+        action="append",
+        default=[],
+        metavar="CASE",
+        help="only cases with this in their id (or matching it as a pattern); repeatable",
+    )
+    group.addoption(
+        "--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype; repeatable"
+    )
+    group.addoption(
+        "--mode", action="append", default=[], metavar="MODE", help="only this mode; repeatable"
+    )
+    group.addoption(
+        "--device", default="cpu", choices=("cpu", "gpu"), help="where to run (default: cpu)"
+    )
+    group.addoption(
+        "--record", default=None, metavar="FILE", help="write what was found to this JSON file"
+    )
+    group.addoption(
+        "--survey",
+        action="store_true",
+        help="deviations are findings to report, not failures",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the run early where it is asked for: under xdist the controller collects nothing."""
+    if config.getoption("--implementation") and not config.option.help:
+        start(config)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per item."""
+    if "conformance_item" in metafunc.fixturenames:
+        items = start(metafunc.config).items
+        metafunc.parametrize("conformance_item", items, ids=[item.id for item in items])
+
+
+@pytest.fixture(scope="session")
+def conformance_run(request: pytest.FixtureRequest) -> Any:
+    """The run that this pytest session is."""
+    return start(request.config)
+
+
+def start(config: pytest.Config) -> Run:
+    """The run of this session, made when first asked for."""
+    if RUN not in config.stash:
+        from conformance.errors import ConformanceError
+        from conformance.suite.running import Run
+
+        try:
+            config.stash[RUN] = Run(config)
+        except ConformanceError as error:
+            raise pytest.UsageError(str(error)) from error
+        config.pluginmanager.register(config.stash[RUN], "mha-conformance-run")
+    return config.stash[RUN]

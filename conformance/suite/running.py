@@ -1,0 +1,301 @@
+"""A conformance run inside a pytest session: items in, findings out, one record at the end.
+
+Findings travel on pytest's own test reports, so that they arrive at the controller under xdist too;
+only the controller writes.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.cases.case import Case
+from conformance.cases.catalogue import catalogue, find_cases
+from conformance.dtypes import DTYPES, Array, dtype_of
+from conformance.errors import ConformanceError, ExitCode, UnknownName
+from conformance.findings import (
+    NOT_VERIFIED,
+    VERDICTS,
+    VERIFIED,
+    CaseResult,
+    Finding,
+    count,
+)
+from conformance.interface.adapter import Adapter
+from conformance.interface.loading import load, registered
+from conformance.provenance import describe, provenance, run_id
+from conformance.record import SCHEMA, Header, Journal, decode_line, encode_line, finish
+from conformance.requirements import REQUIREMENTS, find_requirement
+from conformance.session import Item, Session, plan
+from conformance.suite.message import failure
+
+EXCHANGED = (
+    "plain/no-mask/self",
+    "plain/no-mask/cross",
+    "plain/no-mask/gqa",
+    "plain/no-mask/additive",
+    "mask/key-padding/cross",
+    "mask/per-batch/self",
+    "causal/square/self",
+    "causal/top-left/cross",
+    "logits/large/cross",
+    "edge/fully-masked-row/cross",
+)
+"""Cases whose outputs go into the record, so that implementations can be compared pairwise."""
+
+
+class Run:
+    """What this pytest session examines. Registered as a plugin of its own."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.survey: bool = config.getoption("--survey")
+        self.device: str = config.getoption("--device")
+        specs: list[str] = config.getoption("--implementation")
+        if not specs:
+            names = ", ".join(registered())
+            raise ConformanceError(f"which implementation? say --implementation NAME ({names})")
+        self.adapters: list[tuple[Adapter, str]] = [(load(spec), spec) for spec in specs]
+        _no_twins(self.adapters)
+        adapters = [adapter for adapter, _ in self.adapters]
+        self.items = [
+            item
+            for item in plan(adapters, self._cases(), self._dtypes(), self.device)
+            if self._has_mode(item, adapters)
+        ]
+        self.session = Session()
+        self.results: dict[str, CaseResult] = {}
+        self._lines: dict[str, bytes] = {}
+        self._collected: list[str] | None = None
+        self._deselected = 0
+        self._journal: Journal | None = None
+        self._written: Path | None = None
+
+    # What is examined
+
+    def _cases(self) -> tuple[Case, ...]:
+        patterns: list[str] = self.config.getoption("--case")
+        if not patterns:
+            return catalogue()
+        wanted = {case.id for pattern in patterns for case in find_cases(pattern)}
+        return tuple(case for case in catalogue() if case.id in wanted)
+
+    def _dtypes(self) -> list[str]:
+        wanted: list[str] = self.config.getoption("--dtype")
+        return [dtype_of(name).name for name in wanted] or list(DTYPES)
+
+    def _has_mode(self, item: Item, adapters: list[Adapter]) -> bool:
+        wanted: list[str] = self.config.getoption("--mode")
+        known = [mode.name for adapter in adapters for mode in adapter.modes]
+        for name in wanted:
+            if name not in known:
+                raise UnknownName("mode", name, known)
+        return not wanted or item.mode.name in wanted
+
+    @property
+    def selection(self) -> str:
+        """What narrowed the run, or ""."""
+        told = [
+            f"{option} {value}"
+            for option in ("--case", "--dtype", "--mode")
+            for value in self.config.getoption(option)
+        ]
+        keyword = self.config.getoption("keyword", "")
+        return " ".join([*told, f"-k {keyword!r}"] if keyword else told)
+
+    def examine(self, item: Item) -> None:
+        """Examine one item, and tell pytest its outcome."""
+        result = self.session.examine(item)
+        self._lines[item.id] = encode_line(result, self._exchanged(item))
+        verdict = result.verdict
+        gravest = [finding for finding in result.findings if finding.verdict == verdict]
+        if verdict in ("deviates", "error", "crashed", "timed-out"):
+            text = failure(result, self._spec(item.adapter))
+            if self.survey:
+                pytest.xfail(text.splitlines()[0])
+            if verdict != "deviates" or any(_is_must(finding) for finding in gravest):
+                pytest.fail(text, pytrace=False)
+        elif verdict in ("unsupported", "unavailable"):
+            pytest.skip(gravest[0].detail if gravest else "no requirement applies")
+
+    def _exchanged(self, item: Item) -> dict[str, Array]:
+        if item.case.id not in EXCHANGED or item.mode is not item.adapter.modes[0]:
+            return {}
+        return self.session.examination(item).exchanged()
+
+    def _spec(self, adapter: Adapter) -> str:
+        return next(spec for found, spec in self.adapters if found is adapter)
+
+    # From worker to controller
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
+        """Attach the findings to the report of the call."""
+        outcome: Any = yield
+        report = outcome.get_result()
+        examined = getattr(item, "callspec", None)
+        examined = examined.params.get("conformance_item") if examined else None
+        if examined is not None and report.when == "call":
+            line = self._lines.pop(examined.id, None)
+            if line is not None:
+                report.conformance = line.decode()
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Remember what is planned, as far as this process collects."""
+        self._collected = [
+            item.callspec.params["conformance_item"].id  # type: ignore[attr-defined]
+            for item in items
+            if "conformance_item" in getattr(getattr(item, "callspec", None), "params", {})
+        ]
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        """-k and the like took these away."""
+        gone = {getattr(item, "callspec", None) and item.callspec.id for item in items}  # type: ignore[attr-defined]
+        self._deselected += len(items)
+        if self._collected is not None:
+            self._collected = [name for name in self._collected if name not in gone]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        """Under xdist the workers collect; all of them the same."""
+        names = [name.partition("[")[2].rstrip("]") for name in ids]
+        known = {item.id for item in self.items}
+        self._collected = [name for name in names if name in known]
+        self._deselected = len(known) - len(self._collected)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write the findings down, in the process that has them all."""
+        line = getattr(report, "conformance", None)
+        if line is None or self._is_worker:
+            return
+        result, _ = decode_line(line)
+        self.results[result.id] = result
+        if self._record is not None:
+            if self._journal is None:
+                self._journal = Journal(self._record, self._header())
+            self._journal.add(line.encode())
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
+        """Name outcomes by their verdicts in the progress line and the totals."""
+        line = getattr(report, "conformance", None)
+        if line is None:
+            return None
+        verdict = decode_line(line)[0].verdict
+        if verdict in ("unsupported", "unavailable"):
+            return verdict, verdict[0] if verdict == "unsupported" else "n", verdict.upper()
+        if report.outcome == "skipped" or (verdict == "deviates" and report.outcome == "passed"):
+            return verdict, verdict[0].upper(), (verdict.upper(), {"yellow": True})
+        return None
+
+    # At the end
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Make the record, and say with the exit code what the run was worth."""
+        if self._is_worker or self.config.option.collectonly:
+            return
+        planned = self._planned
+        missing = [name for name in planned if name not in self.results]
+        if self._record is not None and planned:
+            if self._journal is None:
+                self._journal = Journal(self._record, self._header())
+            self._journal.close()
+            finish(self._record, [_not_run(name) for name in missing])
+            self._written = self._record
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return
+        counts = Counter(result.verdict for result in self.results.values())
+        if not any(counts[verdict] for verdict in VERIFIED):
+            session.exitstatus = ExitCode.NOTHING_VERIFIED
+        elif missing or any(counts[verdict] for verdict in NOT_VERIFIED):
+            session.exitstatus = ExitCode.INCOMPLETE
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """One line of counts per implementation, and where the record is."""
+        if self._is_worker or self.config.option.collectonly:
+            return
+        write = terminalreporter.write_line
+        terminalreporter.section("conformance")
+        for adapter, _ in self.adapters:
+            own = [r for r in self.results.values() if r.implementation == adapter.name]
+            write(f"{adapter.name}: {_told(count(result.verdict for result in own)) or 'nothing run'}")
+            for requirement in REQUIREMENTS:
+                wrong = [
+                    finding
+                    for result in own
+                    for finding in result.findings
+                    if finding.requirement == requirement.id
+                    and finding.verdict in ("deviates", "error")
+                ]
+                if wrong:
+                    causes = Counter(finding.cause for finding in wrong if finding.cause)
+                    cause = f" ({causes.most_common(1)[0][0]})" if causes else ""
+                    write(f"  {requirement.id}: {_told(count(f.verdict for f in wrong))}{cause}")
+            reasons = defaultdict(int)
+            for result in own:
+                if result.verdict in NOT_VERIFIED:
+                    reasons[result.findings[0].detail if result.findings else ""] += 1
+            for reason, times in reasons.items():
+                write(f"  not verified, {times} items: {reason}")
+        missing = sum(name not in self.results for name in self._planned)
+        if missing:
+            write(f"not run: {missing} of {len(self._planned)} planned items")
+        if self._written is not None:
+            write(f"record: {self._written}")
+
+    @property
+    def _planned(self) -> list[str]:
+        return self._collected if self._collected is not None else [item.id for item in self.items]
+
+    @property
+    def _record(self) -> Path | None:
+        """Where the record goes; a narrowed run never overwrites a whole one."""
+        given = self.config.getoption("--record")
+        if given is None:
+            return None
+        path = Path(given).absolute()
+        return path.with_suffix(".narrowed.json") if self.selection or self._deselected else path
+
+    @property
+    def _is_worker(self) -> bool:
+        return hasattr(self.config, "workerinput")
+
+    def _header(self) -> Header:
+        adapters = [adapter for adapter, _ in self.adapters]
+        command = "mha-conformance " + shlex.join(sys.argv[1:])
+        return Header(
+            schema=SCHEMA,
+            name=Path(self.config.getoption("--record")).stem,
+            provenance=provenance(adapters, self.device, command, run_id(), self.selection),
+            implementations=describe(self.adapters, self.device),
+            planned=len(self._planned),
+            deselected=self._deselected,
+        )
+
+
+def _is_must(finding: Finding) -> bool:
+    return find_requirement(finding.requirement).level == "must"
+
+
+def _not_run(name: str) -> CaseResult:
+    implementation, case, dtype, device, mode = name.split(":")
+    findings = [Finding("run", "not-run", detail="the run ended before this item")]
+    return CaseResult(implementation, case, dtype, device, mode, findings)
+
+
+def _no_twins(adapters: list[tuple[Adapter, str]]) -> None:
+    names = Counter(adapter.name for adapter, _ in adapters)
+    twice = [name for name, times in names.items() if times > 1]
+    if twice:
+        raise ConformanceError(f"two implementations are called {twice[0]!r}; rename one")
+
+
+def _told(counts: dict[str, int]) -> str:
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts)
