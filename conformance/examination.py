@@ -72,6 +72,13 @@ class Examination:
     mode: Mode
     bench: Workbench = field(default_factory=Workbench)
 
+    @property
+    def varies_arguments(self) -> bool:
+        """Whether checks that give masks in other forms are worth their cost here."""
+        return not self.adapter.compiles or self.dtype == "float32" or (
+            "float32" not in self.adapter.dtypes
+        )
+
     @cached_property
     def problem(self) -> Problem:
         """The case's problem in this dtype."""

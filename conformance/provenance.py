@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 import secrets
 from collections.abc import Iterable, Sequence
 from importlib import metadata
+from pathlib import Path
 
 from conformance.cases.catalogue import catalogue_hash
 from conformance.errors import ConformanceError, Unavailable
@@ -15,7 +15,8 @@ from conformance.frameworks.base import package_versions
 from conformance.interface.adapter import Adapter
 from conformance.record import Implementation, MaskInfo, Provenance
 
-RUN_VARIABLE = "MHA_CONFORMANCE_RUN"
+RUN_FILE = "run"
+"""Beside the records of a run of several environments lies this file with the run's id."""
 
 
 def suite_version() -> str:
@@ -23,9 +24,12 @@ def suite_version() -> str:
     return metadata.version("mha-conformance")
 
 
-def run_id() -> str:
-    """The run that this process belongs to: given by whoever started several, or new."""
-    return os.environ.get(RUN_VARIABLE) or new_run_id()
+def run_id(folder: Path) -> str:
+    """The run that a record in this folder belongs to: the one begun there, or a new one."""
+    try:
+        return (folder / RUN_FILE).read_text(encoding="utf-8").strip()
+    except OSError:
+        return new_run_id()
 
 
 def new_run_id() -> str:

@@ -113,7 +113,6 @@ def _build() -> list[Case]:
             "mask/key-padding",
             "A ragged batch: every entry has its own number of keys.",
             BLOCKED,
-            SPELLINGS,
             mask=patterns.key_padding,
         ),
         *make(

@@ -45,6 +45,8 @@ class Framework(ABC):
     """Distributions whose versions belong into the record."""
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16")
     differentiable: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
+    """Whether a program is compiled for each new set of arguments."""
 
     @abstractmethod
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:

@@ -28,6 +28,7 @@ class Jax(Framework):
 
     name = "jax"
     packages = ("jax", "jaxlib")
+    compiles = True
 
     def __init__(self) -> None:
         self._programs: dict[Hashable, Callable[..., Any]] = {}

@@ -115,6 +115,14 @@ class Adapter(ABC):
         """Answer the problem; raises `Unsupported` where the implementation cannot express it."""
 
     @property
+    def compiles(self) -> bool:
+        """Whether each new set of arguments costs a compilation.
+
+        Checks that vary the arguments themselves then do so in float32 only.
+        """
+        return False
+
+    @property
     def masks(self) -> MaskTable:
         """The mask arguments as a table; raises `WrongDeclaration` where they are inconsistent."""
         return MaskTable(tuple(self.mask_arguments), self.causal_flag)

@@ -38,6 +38,10 @@ class NativeAdapter(Adapter):
         """The framework's bridge; imports the framework when first asked for."""
         return framework(self.framework)
 
+    @property
+    def compiles(self) -> bool:
+        return self.bridge.compiles
+
     def prepare(self) -> None:
         _ = self.bridge
 

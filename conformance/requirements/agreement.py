@@ -14,6 +14,7 @@ from conformance.problem import Answer
 from conformance.requirements.requirement import Requirement, judge
 
 MOST_SPELLINGS = 8
+MOST_COMPILED_SPELLINGS = 4
 
 
 def modes(ex: Examination) -> Finding | None:
@@ -28,7 +29,10 @@ def modes(ex: Examination) -> Finding | None:
 
 def spellings(ex: Examination) -> Finding | None:
     """Boolean or additive, in one argument or two, by flag or by mask: the same answer."""
-    every = list(itertools.islice(ex.adapter.masks.spellings(ex.problem), MOST_SPELLINGS))
+    if not ex.varies_arguments:
+        return None
+    most = MOST_COMPILED_SPELLINGS if ex.adapter.compiles else MOST_SPELLINGS
+    every = list(itertools.islice(ex.adapter.masks.spellings(ex.problem), most))
     if not every:
         ex.adapter.masks.spell(ex.problem)
     if len(every) < 2:

@@ -107,6 +107,8 @@ def polarity(ex: Examination) -> Finding | None:
     """Every mask argument, in every form that it is declared to take."""
     if not ex.adapter.mask_arguments:
         raise Unsupported("no mask arguments are declared")
+    if not ex.varies_arguments:
+        return None
     random = ex.case.random("polarity")
     told = []
     wrong = []

@@ -268,12 +268,15 @@ class Run:
         return hasattr(self.config, "workerinput")
 
     def _header(self) -> Header:
+        assert self._record is not None
         adapters = [adapter for adapter, _ in self.adapters]
         command = "mha-conformance " + shlex.join(sys.argv[1:])
         return Header(
             schema=SCHEMA,
             name=Path(self.config.getoption("--record")).stem,
-            provenance=provenance(adapters, self.device, command, run_id(), self.selection),
+            provenance=provenance(
+                adapters, self.device, command, run_id(self._record.parent), self.selection
+            ),
             implementations=describe(self.adapters, self.device),
             planned=len(self._planned),
             deselected=self._deselected,

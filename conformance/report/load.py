@@ -1,0 +1,127 @@
+"""Records from files: what cannot be used, or does not belong, is named and left out.
+
+A report that mixes records of different catalogues would compare answers to different questions,
+so such records are refused; none of it stops the report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from conformance.errors import BrokenRecord
+from conformance.record import Record, journal_path, read, read_arrays
+from conformance.report.model import Loaded
+
+
+def find_records(paths: Iterable[Path]) -> list[Path]:
+    """Files as given; of a folder, its records, and journals of runs that did not finish.
+
+    Records of narrowed runs are left out of folders: they lie beside the whole ones.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        whole = [file for file in path.glob("*.json") if not file.name.endswith(".narrowed.json")]
+        unfinished = [
+            file
+            for file in path.glob("*.json.journal")
+            if not file.name.endswith(".narrowed.json.journal")
+        ]
+        found += sorted([*whole, *unfinished])
+    return found
+
+
+def load_records(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], list[str]]:
+    """Records that belong together, and one line about each that is left out.
+
+    Args:
+        paths: files; see `find_records` for folders.
+        run: refuse records of any other run.
+    """
+    loaded: list[Loaded] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            record = read(path)
+            loaded.append((path, record, read_arrays(path, record)))
+        except BrokenRecord as error:
+            problems.append(_without_folder(str(error), path))
+    loaded, refused = _of_one_run(loaded, run)
+    problems += refused
+    loaded, refused = _of_one_kind(loaded)
+    problems += refused
+    loaded, refused = _without_twins(loaded)
+    return loaded, problems + refused
+
+
+def _of_one_run(loaded: Sequence[Loaded], run: str) -> tuple[list[Loaded], list[str]]:
+    kept, refused = [], []
+    for item in loaded:
+        path, record, _ = item
+        if run and record.header.provenance.run != run:
+            told = f"is of run {record.header.provenance.run}, this report is of run {run}"
+            refused.append(_refused(path, record, told))
+        else:
+            kept.append(item)
+    return kept, refused
+
+
+def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
+    """The suite version and catalogue that most records have; the first one's, if in doubt."""
+    kinds = Counter(_kind(record) for _, record, _ in loaded)
+    if len(kinds) < 2:
+        return list(loaded), []
+    suite, catalogue = kinds.most_common(1)[0][0]
+    kept, refused = [], []
+    for item in loaded:
+        path, record, _ = item
+        own_suite, own_catalogue = _kind(record)
+        told = []
+        if own_suite != suite:
+            told.append(f"suite version is {own_suite}, the other records have {suite}")
+        if own_catalogue != catalogue:
+            told.append(f"catalogue hash is {own_catalogue}, the other records have {catalogue}")
+        if told:
+            refused.append(_refused(path, record, "; ".join(told)))
+        else:
+            kept.append(item)
+    return kept, refused
+
+
+def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
+    """Each implementation once per device: a second record of it would count twice."""
+    known: dict[tuple[str, str], Path] = {}
+    kept, refused = [], []
+    for item in sorted(loaded, key=lambda item: not item[1].complete):
+        path, record, _ = item
+        device = record.header.provenance.device
+        own = {(told.name, device) for told in record.header.implementations}
+        twins = sorted(own & known.keys())
+        if twins:
+            name, device = twins[0]
+            other = known[twins[0]]
+            told = f"{name} on {device} is already in {other.name}"
+            if path == journal_path(other):
+                told += ", which an unfinished run was to replace"
+            refused.append(f"{path.name}: left out; {told}; give one of the two")
+        else:
+            known |= dict.fromkeys(own, path)
+            kept.append(item)
+    return [item for item in loaded if any(item is one for one in kept)], refused
+
+
+def _kind(record: Record) -> tuple[str, str]:
+    return record.header.provenance.suite, record.header.provenance.catalogue
+
+
+def _refused(path: Path, record: Record, told: str) -> str:
+    return f"{path.name}: left out; {told}; run tox -e {record.header.name} again"
+
+
+def _without_folder(message: str, path: Path) -> str:
+    """A report may be published, so it does not tell where its files lay."""
+    return message.replace(f"{path.parent}/", "")

@@ -1,0 +1,296 @@
+"""The report as data: what `compatibility.json` holds, and all that the pages show.
+
+Plain structs, filled in by `build`. Counts are vectors, verdict to number, never one percentage.
+Ratios are in units of honest rounding noise σ; `findings.INFINITE` stands for an infinite one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from conformance.dtypes import Array
+from conformance.findings import Figures, Worst
+from conformance.record import MaskInfo, Provenance, Record
+
+SCHEMA = "mha-conformance/report/1"
+
+Loaded = tuple[Path, Record, Mapping[str, Array]]
+"""A record, where it was read, and its exchange arrays by "item id|array"."""
+
+Standing = Literal["conforms", "deviates", "not verified"]
+Counts = dict[str, int]
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One implementation on one device: a column of the matrix.
+
+    Attributes:
+        key: unique in the report; the name, where that is enough.
+        group: the title without what stands in brackets: one layer on several backends is a group.
+        variant: what stands in brackets, where the group has several members; else "".
+        record: name of the record that it comes from.
+        items: verdicts of its items (case x dtype x mode).
+        findings: verdicts of its findings (requirement x item).
+    """
+
+    key: str
+    name: str
+    title: str
+    group: str
+    variant: str
+    documentation: str
+    framework: str
+    versions: dict[str, str]
+    spec: str
+    device: str
+    device_model: str
+    record: str
+    modes: list[str]
+    dtypes: list[str]
+    unavailable: str
+    items: Counts
+    findings: Counts
+    standing: Standing
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A record that this report is made of.
+
+    `missing` is how many planned items have no outcome of their own.
+    """
+
+    name: str
+    file: str
+    complete: bool
+    planned: int
+    missing: int
+    deselected: int
+    implementations: list[str]
+    provenance: Provenance
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Everything, counted once: implementations by standing, items and findings by verdict."""
+
+    implementations: Counts
+    items: Counts
+    findings: Counts
+    cases: int
+    dtypes: list[str]
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One requirement, one implementation; `verdict` is the gravest, "" where there is nothing."""
+
+    column: str
+    counts: Counts
+    verdict: str
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One requirement across all implementations."""
+
+    requirement: str
+    chapter: str
+    level: str
+    sentence: str
+    why: str
+    cells: list[Cell]
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """A value that was observed, how often, and where; `where` is "" if it is so everywhere."""
+
+    value: str
+    times: int
+    where: str
+
+
+class Form(msgspec.Struct, frozen=True):
+    """One way to feed a mask argument: "bool", "0/-inf" or "0/1"; and what it was seen to mean."""
+
+    form: str
+    declared: str
+    observed: list[Variant]
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """A mask argument: as declared, and as observed."""
+
+    declared: MaskInfo
+    forms: list[Form]
+
+
+class MaskedRow(msgspec.Struct, frozen=True):
+    """What a query gets that may attend nothing, and what that does to the gradients."""
+
+    row: Variant
+    consequences: list[Variant]
+
+
+class Convention(msgspec.Struct, frozen=True):
+    """The convention card of one implementation."""
+
+    column: str
+    arguments: list[Argument]
+    causal: str
+    alignment: list[Variant]
+    fully_masked: list[MaskedRow]
+    returned_weights: list[Variant]
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How far from the reference, over all cases, in σ.
+
+    Attributes:
+        max_ratio: the largest |error| / σ of any element, and the case in which it was seen.
+        rms_ratio: the median over the findings of rms(error / σ).
+        limit: what max_ratio may be.
+        classes: how many findings reached each accuracy class; "" is none.
+        worst_class: the least accurate of those.
+    """
+
+    max_ratio: float
+    case: str
+    rms_ratio: float
+    limit: float
+    findings: int
+    classes: Counts
+    worst_class: str
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    """One implementation in one dtype; None where nothing was measured."""
+
+    column: str
+    dtype: str
+    output: Spread | None
+    gradients: Spread | None
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Two implementations in one dtype: the largest |a - b| / (√2 σ) over their common cases.
+
+    `nan_cases` are left out of `max_ratio`: there one of the two answers with NaN.
+    """
+
+    dtype: str
+    one: str
+    other: str
+    max_ratio: float
+    case: str
+    cases: int
+    nan_cases: list[str]
+
+
+class Apart(msgspec.Struct, frozen=True):
+    """A case without an agreed answer, or with NaN: which implementations answer alike."""
+
+    case: str
+    dtypes: list[str]
+    groups: list[list[str]]
+    nan: list[str]
+
+
+class Deviation(msgspec.Struct, frozen=True):
+    """Findings of one implementation that say the same; the worst of them is the evidence.
+
+    Attributes:
+        id: anchor in the page.
+        times, of: so many of the findings that this requirement has on this implementation.
+        case, dtype, mode, device: the item of the evidence.
+        command: runs just that item again.
+    """
+
+    id: str
+    column: str
+    requirement: str
+    level: str
+    verdict: str
+    cause: str
+    detail: str
+    times: int
+    of: int
+    dtypes: list[str]
+    modes: list[str]
+    cases: list[str]
+    case: str
+    dtype: str
+    mode: str
+    device: str
+    figures: Figures | None
+    worst: Worst | None
+    command: str
+
+
+class Unsupported(msgspec.Struct, frozen=True):
+    """What an implementation cannot express: an answer, and never a pass."""
+
+    column: str
+    reason: str
+    items: int
+    cases: int
+    examples: list[str]
+
+
+class Open(msgspec.Struct, frozen=True):
+    """Questions that a run set out to answer and did not."""
+
+    column: str
+    verdict: str
+    reason: str
+    items: int
+    examples: list[str]
+
+
+class NotVerified(msgspec.Struct, frozen=True):
+    """Everything that this report cannot speak of.
+
+    Attributes:
+        missing: expected records that are not there.
+        unavailable: implementation to reason.
+        incomplete: records that ended early.
+        narrowed: record to what narrowed it.
+        problems: files that could not be used, and why.
+    """
+
+    missing: list[str]
+    unavailable: dict[str, str]
+    incomplete: list[str]
+    narrowed: dict[str, str]
+    open: list[Open]
+    problems: list[str]
+
+    @property
+    def anything(self) -> bool:
+        """Whether something that was to be verified was not; a narrowed run was asked for."""
+        return bool(
+            self.missing or self.unavailable or self.incomplete or self.open or self.problems
+        )
+
+
+class Report(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    schema: str
+    created: str
+    limit: float
+    totals: Totals
+    columns: list[Column]
+    conventions: list[Convention]
+    matrix: list[Row]
+    accuracy: list[Accuracy]
+    pairs: list[Pair]
+    apart: list[Apart]
+    deviations: list[Deviation]
+    unsupported: list[Unsupported]
+    not_verified: NotVerified
+    sources: list[Source]
+
+    def column(self, key: str) -> Column:
+        """The column of this key."""
+        return next(column for column in self.columns if column.key == key)

@@ -1,0 +1,86 @@
+"""The one place where findings become counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from conformance.findings import CaseResult, Finding, count, not_verified, verified
+from conformance.report.model import Column, Counts, Source, Standing, Totals
+
+GRAVITY = (
+    "crashed",
+    "timed-out",
+    "error",
+    "deviates",
+    "not-run",
+    "unavailable",
+    "conforms",
+    "observed",
+    "unsupported",
+)
+"""As `CaseResult.verdict` has it: the first that occurs decides."""
+
+WRONG = frozenset({"deviates", "error", "crashed", "timed-out"})
+
+
+class Seen(NamedTuple):
+    """A finding with the column and the item that it belongs to."""
+
+    column: str
+    result: CaseResult
+    finding: Finding
+
+
+def gravest(counts: Mapping[str, int]) -> str:
+    """The gravest verdict that occurs, or ""."""
+    return next((verdict for verdict in GRAVITY if counts.get(verdict)), "")
+
+
+def item_counts(results: Iterable[CaseResult], missing: int = 0) -> Counts:
+    """Verdicts of items; `missing` have no outcome of their own."""
+    verdicts: list[str] = [result.verdict for result in results]
+    return count([*verdicts, *["not-run"] * missing])
+
+
+def finding_counts(results: Iterable[CaseResult]) -> Counts:
+    """Verdicts of findings."""
+    return count(finding.verdict for result in results for finding in result.findings)
+
+
+def standing(findings: Counts) -> Standing:
+    """One word for an implementation; the counts beside it say how much it is worth."""
+    if any(findings.get(verdict) for verdict in WRONG):
+        return "deviates"
+    return "conforms" if verified(findings) else "not verified"
+
+
+def totals(columns: Iterable[Column], sources: Iterable[Source], seen: Iterable[Seen]) -> Totals:
+    """Everything, counted once."""
+    columns, seen = list(columns), list(seen)
+    order: tuple[Standing, ...] = ("conforms", "deviates", "not verified")
+    standings = [column.standing for column in columns]
+    items = _sum(column.items for column in columns)
+    unreached = sum(source.missing for source in sources) - items.get("not-run", 0)
+    if unreached > 0:
+        items = count([*_spelled(items), *["not-run"] * unreached])
+    return Totals(
+        implementations={name: standings.count(name) for name in order if name in standings},
+        items=items,
+        findings=_sum(column.findings for column in columns),
+        cases=len({result.case for _, result, _ in seen}),
+        dtypes=list(dict.fromkeys(result.dtype for _, result, _ in seen)),
+    )
+
+
+def open_questions(counts: Counts) -> int:
+    """How many of the counted were left open."""
+    return not_verified(counts)
+
+
+def _sum(vectors: Iterable[Counts]) -> Counts:
+    return count(verdict for vector in vectors for verdict in _spelled(vector))
+
+
+def _spelled(counts: Counts) -> list[str]:
+    return [verdict for verdict, times in counts.items() for _ in range(times)]
