@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import CausalFlag, Layer, MaskArgument, Mode, Shape, Unsupported
 from conformance.adapters.flax_linen import FLAX_PARAMETERS
+
+from conformance import CausalFlag, Layer, MaskArgument, Mode, Shape, Unsupported
 
 
 class FlaxNnx(Layer):
     """flax.nnx.MultiHeadAttention, split and merged as a functional program."""
 
     title = "flax.nnx.MultiHeadAttention"
-    documentation = (
-        "https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/attention.html"
-    )
+    documentation = "https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/attention.html"
     framework = "jax"
     packages = ("flax",)
     returns_weights = "per head"

@@ -1,14 +1,14 @@
 """keras.layers.MultiHeadAttention, GroupQueryAttention and AdditiveAttention, on three backends.
 
-What a port gets wrong: the order of arguments is query, *value*, key. Kernels have heads as an axis
-of their own, `[embed heads head]`, and the output's is `[heads value_head embed]`. True in a mask
-attends, and numbers are no additive mask: they are cast to bool, so a 0/-inf mask is inverted
-(an attention_mask that comes alone to GroupQueryAttention attends where it is above 0.5).
-MultiHeadAttention overwrites `query_mask` with the mask that hangs on the query, so passing one does
-nothing. The causal flag is aligned top-left. Asking for the scores takes another path than not
-asking: an explicit softmax whose fully masked rows are zero, instead of the backend's
-`dot_product_attention`, where they attend everything. AdditiveAttention has neither heads nor
-projections: its inputs are a list, [query, value, key], and so is its mask, [query_mask, value_mask].
+What a port gets wrong: the order of arguments is query, *value*, key. Kernels have the heads as an
+axis of their own: `[embed heads head]`, and `[heads value_head embed]` for the output. True in a
+mask attends. Numbers are never added: they are cast to bool, so 0/-inf means the opposite of what
+it means elsewhere (an attention_mask that comes alone to GroupQueryAttention attends above 0.5).
+MultiHeadAttention overwrites `query_mask` with the mask that hangs on the query: passing one does
+nothing. The causal flag is aligned top-left. Asking for the scores takes another path: an explicit
+softmax, where a fully masked row is zero, instead of the backend's `dot_product_attention`, where
+such a row attends all keys. AdditiveAttention has neither heads nor projections; its inputs are a
+list, [query, value, key], and so is its mask, [query_mask, value_mask].
 
 Keras runs on one backend per process, chosen before it is imported.
 """
@@ -17,29 +17,52 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from conformance import (
+    Answer,
+    Call,
     CausalFlag,
     Function,
     Layer,
     MaskArgument,
     Mode,
     Parameter,
+    Problem,
     Shape,
     Unavailable,
     Unsupported,
 )
 from conformance.frameworks import framework
 from conformance.frameworks.base import Framework, Natives
-from conformance.interface.adapter import Answer, Call, SideEffects
+from conformance.interface.adapter import FullyMasked, SideEffects
 from conformance.interface.native import NativeAdapter
-from conformance.problem import Problem
 
 _DOCS = "https://keras.io/api/layers/attention_layers"
+
+_SCORES = {"return_attention_scores": True, "training": False}
+_NO_SCORES = {"return_attention_scores": False, "training": False}
+_TRAINING = {"return_attention_scores": True, "training": True}
+_MODES: tuple[Mode, ...] = (
+    Mode("scores", _SCORES),
+    Mode("no-scores", _NO_SCORES, weights=False),
+    Mode("training", _TRAINING),
+)
+# Each mode is compiled anew.
+_COMPILED_MODES: tuple[Mode, ...] = (
+    Mode("scores", _SCORES),
+    Mode("no-scores", _NO_SCORES, weights=False, every_case=False),
+    Mode("training", _TRAINING, every_case=False),
+    Mode("optimised", _SCORES, every_case=False, optimised=True),
+)
+_MASKED_WITH_SCORES: Mapping[str, FullyMasked] = {
+    "scores": "output bias",
+    "training": "output bias",
+    "optimised": "output bias",
+}
+_MASKED: Mapping[str, FullyMasked] = {**_MASKED_WITH_SCORES, "no-scores": "mean of values"}
 
 
 class _Keras(NativeAdapter):
@@ -117,11 +140,7 @@ class _Stateless:
 class _DotProduct(_Keras, Layer):
     """The layers with projections of their own."""
 
-    fully_masked_row: ClassVar = {
-        "scores": "output bias",
-        "no-scores": "mean of values",
-        "training": "output bias",
-    }
+    fully_masked_row = _MASKED
     parameters = (
         Parameter("query/kernel", "query", "embed heads head -> embed heads head"),
         Parameter("query/bias", "query_bias", "heads head -> heads head"),
@@ -145,11 +164,7 @@ class _DotProduct(_Keras, Layer):
             broadcasts=True,
         ),
     )
-    modes = (
-        Mode("scores", {"return_attention_scores": True, "training": False}),
-        Mode("no-scores", {"return_attention_scores": False, "training": False}, weights=False),
-        Mode("training", {"return_attention_scores": True, "training": True}),
-    )
+    modes = _MODES
 
     def bind(self, layer: _Stateless, parameters: Natives) -> Any:
         return partial(layer, parameters)
@@ -158,13 +173,6 @@ class _DotProduct(_Keras, Layer):
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
     ) -> Any:
         return layer(query, value, key, **mode.options, **masks)
-
-
-# Each mode is compiled anew.
-_COMPILED_MODES = (
-    _DotProduct.modes[0],
-    *(replace(mode, every_case=False) for mode in _DotProduct.modes[1:]),
-)
 
 
 class _MultiHeadAttention(_DotProduct):
@@ -216,53 +224,66 @@ def _built(layer: Any, shape: Shape) -> _Stateless:
 class _AdditiveAttention(_Keras, Function):
     """One AdditiveAttention for each head, between projections that the suite supplies.
 
-    A fully masked row is not declared, because it depends on the dtype: 1e9 (65504 in float16) is
-    subtracted from blocked scores, which leaves nothing of them in float32, and a little in float64.
+    What a fully masked row gives is not declared, because it depends on the dtype: from blocked
+    scores 1e9 is subtracted (65504 in float16), which leaves nothing of them in float32, and enough
+    in float64 to attend as if unmasked.
     """
 
     documentation = f"{_DOCS}/additive_attention/"
     scores = ("additive",)
-    # The two elements of its argument `mask`, which is a list.
+    # The elements of its argument `mask`, which is a list.
     mask_arguments = (
         MaskArgument("value_mask", "batch key", true="attends", number="attends if nonzero"),
         MaskArgument("query_mask", "batch query", true="attends", number="attends if nonzero"),
     )
-    # Asking for the scores and training without dropout change nothing in how it computes.
-    modes = (Mode("scores"),)
+    # Without dropout neither training nor asking for the scores changes how it computes.
+    modes: tuple[Mode, ...] = (Mode("scores"),)
 
     def __init__(self) -> None:
         self._layers: dict[tuple[int, str], _Stateless] = {}
+        self._returned = ""
 
     def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
         import keras
 
-        # Here, because no layer can be built inside a program that is being compiled.
+        # Here, because a layer cannot be built inside a program that is being compiled.
         size, dtype = problem.shape.head_size, problem.dtype
         if (size, dtype) not in self._layers:
             layer = keras.layers.AdditiveAttention(use_scale=True, dtype=dtype)
             layer.build([(None, None, size)] * 3)
             self._layers[size, dtype] = _Stateless(layer)
-        return super()._bind(problem, call)
+        natives, invoke, program = super()._bind(problem, call)
+
+        def as_returned(*arguments: Any) -> tuple[Any, Any]:
+            output, weights = invoke(*arguments)
+            return keras.ops.cast(output, self._returned), weights
+
+        return natives, as_returned, program
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
     ) -> Any:
         import keras
 
-        layer = self._layers[query.shape[-1], self.bridge.dtype(query)]
+        dtype = self.bridge.dtype(query)
+        layer = self._layers[query.shape[-1], dtype]
         listed = [masks.get("query_mask"), masks.get("value_mask")]
+        given = any(mask is not None for mask in listed)
         heads = [
             layer(
                 {"scale": scale},
                 [query[:, head], value[:, head], key[:, head]],
-                mask=None if listed == [None, None] else listed,
+                mask=listed if given else None,
                 return_attention_scores=True,
                 use_causal_mask=masks.get("use_causal_mask", False),
             )
             for head, scale in enumerate(options["score"])
         ]
-        contexts, weights = zip(*heads, strict=True)
-        return keras.ops.stack(contexts, axis=1), keras.ops.stack(weights, axis=1)
+        contexts, weights = (keras.ops.stack(arrays, axis=1) for arrays in zip(*heads, strict=True))
+        # The projection after it takes the inputs' dtype only; the output is given back the dtype
+        # that the layer returned, so that another one shows.
+        self._returned = self.bridge.dtype(contexts)
+        return keras.ops.cast(contexts, dtype), weights
 
 
 class TensorFlowMultiHeadAttention(_MultiHeadAttention):
@@ -307,6 +328,7 @@ class JaxAdditiveAttention(_AdditiveAttention):
 
     title = "keras.layers.AdditiveAttention (JAX)"
     framework = "jax"
+    modes = (Mode("scores"), Mode("optimised", every_case=False, optimised=True))
 
 
 class TorchMultiHeadAttention(_MultiHeadAttention):
@@ -314,6 +336,9 @@ class TorchMultiHeadAttention(_MultiHeadAttention):
 
     title = "keras.layers.MultiHeadAttention (torch)"
     framework = "torch"
+    # Without scores it depends on the dtype, because a large finite number is added to a blocked
+    # logit: -2.4e38 leaves nothing of it, float16's -45850 leaves all.
+    fully_masked_row = _MASKED_WITH_SCORES
 
 
 class TorchGroupQueryAttention(_GroupQueryAttention):
@@ -321,6 +346,7 @@ class TorchGroupQueryAttention(_GroupQueryAttention):
 
     title = "keras.layers.GroupQueryAttention (torch)"
     framework = "torch"
+    fully_masked_row = _MASKED_WITH_SCORES
 
 
 class TorchAdditiveAttention(_AdditiveAttention):

@@ -3,7 +3,7 @@
 What a port gets wrong: query, key and value projections are one matrix, stacked on axis 0, unless
 key or value have another width than the query; then they are three. Boolean masks say what is
 *blocked*, unlike `scaled_dot_product_attention`, where True attends. A mask per head has batch and
-heads in one axis. Without `average_attn_weights=False` the returned weights are averaged over heads.
+heads in one axis. Unless `average_attn_weights=False`, returned weights are averaged over heads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ class TorchMultiheadAttention(Layer):
     """torch.nn.MultiheadAttention in training, in evaluation, and through its fast path."""
 
     title = "torch.nn.MultiheadAttention"
-    documentation = "https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html"
+    documentation = (
+        "https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html"
+    )
     framework = "torch"
     returns_weights = "per head"
     # Without weights it goes through scaled_dot_product_attention, which gives zeros there.
@@ -45,9 +47,7 @@ class TorchMultiheadAttention(Layer):
         Mode("eval", {"train": False, "need_weights": True}),
         Mode("eval-no-weights", {"train": False, "need_weights": False}, weights=False),
         # Without gradients evaluation may take the fused native path.
-        Mode(
-            "fast-path", {"train": False, "need_weights": False}, gradients=False, weights=False
-        ),
+        Mode("fast-path", {"train": False, "need_weights": False}, gradients=False, weights=False),
         Mode("fast-path-weights", {"train": False, "need_weights": True}, gradients=False),
     )
 

@@ -78,10 +78,23 @@ def element(name: str, index: tuple, got: float, want: float, noise: float) -> W
     return Worst(name, tuple(int(i) for i in index), *texts)
 
 
+def between(name: str, one: Array, other: Array, noise: Array, underflow: float) -> Comparison:
+    """Compare two answers of an implementation, right or wrong.
+
+    Each has noise of its own. A wrong answer may have some where the right one has none, so no
+    element's σ is taken as less than the array's rms. NaN equals NaN: what is NaN twice is no
+    disagreement, and other requirements speak of it.
+    """
+    typical = np.sqrt(np.mean(noise**2)) if noise.size else 0.0
+    both = np.isnan(one) & np.isnan(other)
+    same = np.where(both, 0.0, one), np.where(both, 0.0, other)
+    return compare(name, *same, np.maximum(noise, typical), underflow, BETWEEN_ANSWERS)
+
+
 def against(
     expectation: Expectation, arrays: Mapping[str, Array], limit: float = LIMIT
 ) -> list[Comparison]:
-    """Compare arrays, by the expectation's names, with what is expected of the least accurate class."""
+    """Compare arrays, by their names, with what is expected of the least accurate class."""
     noise = expectation.loosest
     return [
         compare(name, got, expectation.arrays[name], noise[name], expectation.underflow, limit)

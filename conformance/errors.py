@@ -39,9 +39,10 @@ class UnknownName(ConformanceError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or [
-            candidate for candidate in known if name and name in candidate
-        ][:3]
+        near = (
+            difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            or [candidate for candidate in known if name and name in candidate][:3]
+        )
         if near:
             hint = "did you mean " + " or ".join(near) + "?"
         else:

@@ -1,7 +1,7 @@
 """One implementation before one case: asks it, remembers its answers, knows what is expected.
 
 One evaluation (output, weights and all gradients) serves every check that looks at it, and an
-expectation is computed once per problem and dtype, however many implementations and modes there are.
+expectation is computed once per problem and dtype, for all implementations and modes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Memory:
                 self._known[key] = (None, error)
             if len(self._known) > self._size:
                 self._known.popitem(last=False)
-        value, error = self._known[key]
-        if error is not None:
-            raise error
+        value, raised = self._known[key]
+        if raised is not None:
+            raise raised
         return value
 
     def known(self, key: Hashable) -> Any:
@@ -75,8 +75,10 @@ class Examination:
     @property
     def varies_arguments(self) -> bool:
         """Whether checks that give masks in other forms are worth their cost here."""
-        return not self.adapter.compiles or self.dtype == "float32" or (
-            "float32" not in self.adapter.dtypes
+        return (
+            not self.adapter.compiles
+            or self.dtype == "float32"
+            or ("float32" not in self.adapter.dtypes)
         )
 
     @cached_property
@@ -100,9 +102,7 @@ class Examination:
         weights = self.answer.weights
         if weights is not None and weights.ndim == 3:
             key = (self.case.id, self.dtype, "averaged")
-            return self.bench.expectations.get(
-                key, lambda: averaged_over_heads(self.expectation)
-            )
+            return self.bench.expectations.get(key, lambda: averaged_over_heads(self.expectation))
         return self.expectation
 
     @property

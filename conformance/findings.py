@@ -127,7 +127,7 @@ class CaseResult(msgspec.Struct, frozen=True):
 
 
 def item_id(implementation: str, case: str, dtype: str, device: str, mode: str) -> str:
-    """"implementation:case:dtype:device:mode": what pytest prints and -k can search."""
+    """ "implementation:case:dtype:device:mode": what pytest prints and -k can search."""
     return f"{implementation}:{case}:{dtype}:{device}:{mode}"
 
 

@@ -43,7 +43,9 @@ def explain(name: str) -> int:
     console.print(f"[bold]{requirement.id}[/] ({requirement.level})")
     console.print(textwrap.fill(requirement.sentence, 88))
     console.print(textwrap.fill(f"Why: {requirement.why}", 88))
-    console.print(f"Served by {len(serving)} cases: {', '.join(serving[:8])}" + ", ..." * (len(serving) > 8))
+    console.print(
+        f"Served by {len(serving)} cases: {', '.join(serving[:8])}" + ", ..." * (len(serving) > 8)
+    )
     return ExitCode.OK
 
 

@@ -238,7 +238,7 @@ class Problem:
         value = key if self.shape.sharing == "memory" else inputs.get("value", self.value)
         return dataclasses.replace(self, query=query, key=key, value=value)
 
-    def with_weights(self, **weights: Array | None) -> Problem:
+    def with_weights(self, **weights: Any) -> Problem:
         """Replace some weights."""
         return dataclasses.replace(self, weights=dataclasses.replace(self.weights, **weights))
 

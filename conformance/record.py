@@ -111,7 +111,10 @@ _encoder = msgspec.json.Encoder()
 def encode_line(result: CaseResult, arrays: Mapping[str, Array]) -> bytes:
     """One journal line, without the newline."""
     packed = {
-        name: (list(array.shape), base64.b64encode(np.ascontiguousarray(array)).decode())
+        name: (
+            list(array.shape),
+            base64.b64encode(np.asarray(array, np.float64).tobytes()).decode(),
+        )
         for name, array in arrays.items()
     }
     return _encoder.encode(Line(result, packed))

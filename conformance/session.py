@@ -62,9 +62,7 @@ class Session:
 
     def examination(self, item: Item) -> Examination:
         """The item with what this session remembers."""
-        return Examination(
-            item.adapter, item.case, item.dtype, item.device, item.mode, self.bench
-        )
+        return Examination(item.adapter, item.case, item.dtype, item.device, item.mode, self.bench)
 
     def examine(self, item: Item) -> CaseResult:
         """All findings of one item. Nothing that an implementation raises gets out of here."""

@@ -24,9 +24,7 @@ class Ours(Layer):
         MaskArgument("attn_bias", "batch heads query key", number="added", broadcasts=True),
     )
     parameters = (
-        Parameter(
-            "query_projection.weight", "query", "embed heads head -> (heads head) embed"
-        ),
+        Parameter("query_projection.weight", "query", "embed heads head -> (heads head) embed"),
         Parameter("key_projection.weight", "key", "embed heads head -> (heads head) embed"),
         Parameter("value_projection.weight", "value", "embed heads head -> (heads head) embed"),
         Parameter("output_projection.weight", "output", "heads head embed -> embed (heads head)"),
@@ -44,7 +42,6 @@ class Ours(Layer):
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import torch
-
         from conformance.adapters.ours.attention import MultiHeadAttention
 
         layer = MultiHeadAttention(

@@ -53,7 +53,7 @@ class Case:
 
     @property
     def id(self) -> str:
-        """"chapter/what/family": stable, readable, and safe in pytest's -k."""
+        """ "chapter/what/family": stable, readable, and safe in pytest's -k."""
         return f"{self.name}/{self.family}"
 
     @property

@@ -28,10 +28,10 @@ FULLY_MASKED = "observed.fully-masked-row"
 ALIGNMENT = "observed.causal-alignment"
 RETURNED = "observed.returned-weights"
 
-ONE_KEY_IDLE = {
-    name: "with one key, every weight is 1 whatever query and key are"
-    for name in ("query", "weights.query", "weights.query_bias", "weights.key", "key", "scale")
-}
+ONE_KEY_IDLE = dict.fromkeys(
+    ("query", "weights.query", "weights.query_bias", "weights.key", "key", "scale"),
+    "with one key, every weight is 1 whatever query and key are",
+)
 KEY_BIAS_IDLE = {
     "weights.key_bias": "adds the same number to all logits of a row, which the softmax removes"
 }
@@ -191,7 +191,7 @@ def _build() -> list[Case]:
         *make(
             wide,
             "causal/bottom-right",
-            "Fewer queries than keys; the last query sees everything, as when decoding with a cache.",
+            "The last query sees everything, as when decoding with a cache.",
             SPELLINGS,
             causal="bottom-right",
         ),
@@ -351,9 +351,7 @@ def find_cases(pattern: str) -> tuple[Case, ...]:
     """Cases whose id is, or contains, or matches the pattern; raises `UnknownName`."""
     found = tuple(case for case in catalogue() if case.id == pattern)
     found = found or tuple(
-        case
-        for case in catalogue()
-        if pattern in case.id or fnmatch.fnmatchcase(case.id, pattern)
+        case for case in catalogue() if pattern in case.id or fnmatch.fnmatchcase(case.id, pattern)
     )
     if not found:
         raise UnknownName("case", pattern, (case.id for case in catalogue()))

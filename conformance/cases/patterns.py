@@ -40,7 +40,7 @@ def per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def block_diagonal(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Packed sequences: each entry holds two, which do not see each other, `[batch 1 query key]`."""
+    """Packed sequences: two per entry, which do not see each other, `[batch 1 query key]`."""
     cuts = 0.35 + 0.3 * np.arange(shape.batch) / max(1, shape.batch - 1)
     query = (np.arange(shape.query_length) + 0.5) / shape.query_length > cuts[:, None]
     key = (np.arange(shape.key_length) + 0.5) / shape.key_length > cuts[:, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from functools import lru_cache
+from functools import cache
 
 from conformance.errors import Unavailable, UnknownName
 from conformance.frameworks.base import Framework
@@ -17,7 +17,7 @@ BRIDGES = {
 """Framework name to module, class and the import that it needs."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def framework(name: str) -> Framework:
     """The bridge; raises `Unavailable` where the framework is not installed or does not import."""
     if name not in BRIDGES:

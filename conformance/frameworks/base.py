@@ -97,7 +97,9 @@ class Framework(ABC):
     def devices(self) -> dict[str, str]:
         """The kinds of device there are, "cpu" and maybe "gpu", with their models."""
 
-    def load(self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str) -> Natives:
+    def load(
+        self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
+    ) -> Natives:
         """Native parameters as variables to differentiate by."""
         return {name: self.array(values, dtype, device) for name, values in parameters.items()}
 
@@ -124,7 +126,9 @@ class Framework(ABC):
 
     def attached(self, native: Any) -> dict[str, str]:
         """What hangs on an array besides its numbers: attributes, such as a mask."""
-        return {name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()}
+        return {
+            name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()
+        }
 
 
 def package_versions(packages: tuple[str, ...]) -> dict[str, str]:

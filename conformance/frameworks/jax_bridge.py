@@ -1,14 +1,14 @@
 """JAX: one compiled program per family, dtype and set of arguments.
 
 Eagerly each new shape costs two seconds, because every operation is compiled on its own; as one
-program 0.5 s; and with `QUICK` 0.14 s, at most 4 ulp away from the optimised program. So most of the
-suite compiles quickly, and a mode that says `optimised` compares with what users run.
+program 0.5 s; and with `QUICK` 0.14 s, at most 4 ulp away from the optimised program. So most
+of the suite compiles quickly, and a mode that says `optimised` compares with what users run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from conformance.frameworks.base import Evaluated, Framework, Function, Natives
-
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 """Options for small programs that run a few times each: less optimisation, six times as quick."""
@@ -92,10 +91,8 @@ class Jax(Framework):
 
     def devices(self) -> dict[str, str]:
         found = {"cpu": "jax on the CPU"}
-        try:
+        with suppress(RuntimeError):
             found["gpu"] = jax.devices("gpu")[0].device_kind
-        except RuntimeError:
-            pass
         return found
 
 

@@ -57,9 +57,7 @@ class TensorFlow(Framework):
             output, weights = function(variables, constants)
         if not self.is_array(output) or output.shape != cotangent.shape:
             return Evaluated(output, weights, {})
-        found = tape.gradient(
-            output, variables, output_gradients=tf.cast(cotangent, output.dtype)
-        )
+        found = tape.gradient(output, variables, output_gradients=tf.cast(cotangent, output.dtype))
         return Evaluated(
             output, weights, {name: grad for name, grad in found.items() if grad is not None}
         )
@@ -71,7 +69,9 @@ class TensorFlow(Framework):
         found = {"cpu": "tensorflow on the CPU"}
         gpus = tf.config.list_physical_devices("GPU")
         if gpus:
-            found["gpu"] = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")
+            found["gpu"] = tf.config.experimental.get_device_details(gpus[0]).get(
+                "device_name", "GPU"
+            )
         return found
 
 

@@ -39,7 +39,9 @@ class Torch(Framework):
     def dtype(self, native: Any) -> str:
         return str(native.dtype).removeprefix("torch.")
 
-    def load(self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str) -> Natives:
+    def load(
+        self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
+    ) -> Natives:
         own = dict(layer.named_parameters())
         if own.keys() != parameters.keys():
             raise WrongDeclaration(
@@ -82,9 +84,7 @@ class Torch(Framework):
             output, list(variables.values()), cotangent.to(output.dtype), allow_unused=True
         )
         named = zip(variables, found, strict=True)
-        return Evaluated(
-            output, weights, {name: grad for name, grad in named if grad is not None}
-        )
+        return Evaluated(output, weights, {name: grad for name, grad in named if grad is not None})
 
     def einsum(self, axes: str, *operands: Any) -> Any:
         return torch.einsum(axes, *operands)

@@ -135,7 +135,7 @@ class Adapter(ABC):
         """The device's own name; raises `Unavailable` where there is none."""
         return device
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Import what is needed; raises `Unavailable` where it is not there."""
 
     def check(self, problem: Problem) -> None:
@@ -161,5 +161,7 @@ class Adapter(ABC):
 
 
 def _numbers(problem: Problem) -> dict[str, np.ndarray]:
-    arrays = {name: getattr(problem, name) for name in ("query", "key", "value", "mask", "attn_bias")}
+    arrays = {
+        name: getattr(problem, name) for name in ("query", "key", "value", "mask", "attn_bias")
+    }
     return {name: array.copy() for name, array in arrays.items() if array is not None}

@@ -63,9 +63,7 @@ class MaskArgument:
         for layout in self.layouts:
             named = _names(layout)
             if not named or len(set(named)) < len(named) or not set(named) <= set(AXES):
-                raise WrongDeclaration(
-                    f"{self.name}: {layout!r} is no layout of {', '.join(AXES)}"
-                )
+                raise WrongDeclaration(f"{self.name}: {layout!r} is no layout of {', '.join(AXES)}")
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -110,7 +108,8 @@ class Spelling:
 
     def bias_gradient(self, gradient: Array, problem: Problem) -> Array:
         """The gradient of the native argument as that of `problem.attn_bias`, in its shape."""
-        assert self.bias is not None and problem.attn_bias is not None
+        assert self.bias is not None
+        assert problem.attn_bias is not None
         sizes = dict(zip(AXES, problem.shape.logits, strict=True))
         full = from_layout(gradient, self.bias[1], sizes)
         wanted = problem.attn_bias.shape
@@ -121,7 +120,9 @@ class Spelling:
 NO_MASK = Spelling("no mask", MappingProxyType({}))
 
 
-def to_layout(array: np.ndarray, layout: str, shape: Shape, *, broadcast: bool) -> np.ndarray | None:
+def to_layout(
+    array: np.ndarray, layout: str, shape: Shape, *, broadcast: bool
+) -> np.ndarray | None:
     """A canonical array `[batch heads query key]` in a layout, or None if it does not fit.
 
     Axes that the layout lacks must have size 1. Those that it has are expanded, or with
@@ -164,7 +165,9 @@ class MaskTable:
         if len(by_name) < len(self.arguments):
             raise WrongDeclaration("two mask arguments have the same name")
         if self.causal and self.causal.needs and self.causal.needs not in by_name:
-            raise WrongDeclaration(f"causal flag needs {self.causal.needs!r}, which is not declared")
+            raise WrongDeclaration(
+                f"causal flag needs {self.causal.needs!r}, which is not declared"
+            )
         object.__setattr__(self, "by_name", by_name)
 
     def spell(self, problem: Problem) -> Spelling:
@@ -300,8 +303,10 @@ def _say(
         assert allowed is not None
         merged = allowed if argument.true == "attends" else ~allowed
     elif argument.number == "added":
+        assert allowed is not None
         merged = np.where(allowed, 0.0, -np.inf)
     elif argument.number == "attends if nonzero":
+        assert allowed is not None
         merged = np.where(allowed, 1.0, 0.0)
     else:
         return None

@@ -54,7 +54,8 @@ def _from_path(path: Path, spec: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None and found.loader is not None
+    assert found is not None
+    assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
     try:
@@ -83,9 +84,7 @@ def _guarded(action: Any, spec: str) -> Any:
     except ModuleNotFoundError as error:
         raise Unavailable(f"{spec}: it imports {error.name!r}, which is not installed") from error
     except BaseException as error:
-        raise NotAnAdapter(
-            f"{spec}: does not import: {type(error).__name__}: {error}"
-        ) from error
+        raise NotAnAdapter(f"{spec}: does not import: {type(error).__name__}: {error}") from error
 
 
 def _adapter(found: Any, spec: str, default_name: str) -> Adapter:
@@ -110,6 +109,10 @@ def _offer(module: ModuleType) -> str:
         name
         for name, value in vars(module).items()
         if isinstance(value, Adapter)
-        or (inspect.isclass(value) and issubclass(value, Adapter) and value.__module__ == module.__name__)
+        or (
+            inspect.isclass(value)
+            and issubclass(value, Adapter)
+            and value.__module__ == module.__name__
+        )
     ]
     return f"adapters in it: {', '.join(names)}" if names else "there is no adapter in it"

@@ -119,9 +119,7 @@ class NativeAdapter(Adapter):
         return Prepared(function, variables, constants, cotangent, spelling, signature)
 
     @abstractmethod
-    def _bind(
-        self, problem: Problem, call: Call
-    ) -> tuple[Natives, Callable[..., Any], Hashable]:
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
         """Native parameters, how to call with them, and what identifies the program.
 
         The callable takes (parameters, query, key, value, masks) and returns output or
@@ -142,7 +140,9 @@ class NativeAdapter(Adapter):
         dtypes = {"output": bridge.dtype(output)}
         if weights is not None:
             dtypes["weights"] = bridge.dtype(weights)
-        dtypes |= {f"gradient.{name}": bridge.dtype(array) for name, array in found.gradients.items()}
+        dtypes |= {
+            f"gradient.{name}": bridge.dtype(array) for name, array in found.gradients.items()
+        }
         arrays = {name: bridge.numpy(array) for name, array in found.gradients.items()}
         own_inputs = problem.shape.distinct_inputs()
         gradients = {name: arrays[name] for name in own_inputs if name in arrays}

@@ -43,8 +43,8 @@ class Parameter:
         unknown = set(self.names) - set(WEIGHT_NAMES)
         if unknown or not self.names:
             raise WrongDeclaration(
-                f"parameter {self.native!r}: {sorted(unknown) or 'nothing'} is no canonical weight; "
-                f"there are {', '.join(WEIGHT_NAMES)}"
+                f"parameter {self.native!r}: {sorted(unknown) or 'nothing'} is no canonical weight;"
+                f" there are {', '.join(WEIGHT_NAMES)}"
             )
         if len(self.names) > 1 and self.stack is None:
             raise WrongDeclaration(f"parameter {self.native!r} has several sources but no `stack`")

@@ -10,8 +10,8 @@ with respect to X, C = P v the context, and D the row term of the softmax's Jaco
 
 An axis string is einsum's: b batch, q query, k key, h heads, d head, e embed; `...` stands for
 the sample axis of the noisy arithmetic, absent in the exact one. `hold` is that arithmetic: it
-says where an implementation would hold an intermediate, and in which kind of storage. Checked in `tests/` against a
-scalar loop, 50-digit arithmetic, complex steps and two frameworks' autodiff.
+says where an implementation would hold an intermediate, and in which kind of storage. Checked in
+`tests/` against a scalar loop, 50-digit arithmetic, complex steps and two frameworks' autodiff.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Expectation:
     @property
     def loosest(self) -> Mapping[str, Array]:
         """σ of the least accurate class: what decides between conforms and deviates."""
-        return next(reversed(self.noise.values()))
+        return list(self.noise.values())[-1]
 
 
 def solve(problem: Problem) -> Answer:

@@ -95,9 +95,10 @@ def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
 def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
     """Each implementation once per device: a second record of it would count twice."""
     known: dict[tuple[str, str], Path] = {}
-    kept, refused = [], []
-    for item in sorted(loaded, key=lambda item: not item[1].complete):
-        path, record, _ = item
+    left_out: set[int] = set()
+    refused = []
+    for index in sorted(range(len(loaded)), key=lambda index: not loaded[index][1].complete):
+        path, record, _ = loaded[index]
         device = record.header.provenance.device
         own = {(told.name, device) for told in record.header.implementations}
         twins = sorted(own & known.keys())
@@ -108,10 +109,10 @@ def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
             if path == journal_path(other):
                 told += ", which an unfinished run was to replace"
             refused.append(f"{path.name}: left out; {told}; give one of the two")
+            left_out.add(index)
         else:
             known |= dict.fromkeys(own, path)
-            kept.append(item)
-    return [item for item in loaded if any(item is one for one in kept)], refused
+    return [item for index, item in enumerate(loaded) if index not in left_out], refused
 
 
 def _kind(record: Record) -> tuple[str, str]:
@@ -124,4 +125,5 @@ def _refused(path: Path, record: Record, told: str) -> str:
 
 def _without_folder(message: str, path: Path) -> str:
     """A report may be published, so it does not tell where its files lay."""
-    return message.replace(f"{path.parent}/", "")
+    folder = str(path.parent)
+    return message if folder == "." else message.replace(f"{folder}/", "")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from conformance.findings import CaseResult, Finding, count, not_verified, verified
+from conformance.findings import CaseResult, Finding, count, verified
 from conformance.report.model import Column, Counts, Source, Standing, Totals
 
 GRAVITY = (
@@ -37,10 +38,9 @@ def gravest(counts: Mapping[str, int]) -> str:
     return next((verdict for verdict in GRAVITY if counts.get(verdict)), "")
 
 
-def item_counts(results: Iterable[CaseResult], missing: int = 0) -> Counts:
-    """Verdicts of items; `missing` have no outcome of their own."""
-    verdicts: list[str] = [result.verdict for result in results]
-    return count([*verdicts, *["not-run"] * missing])
+def item_counts(results: Iterable[CaseResult]) -> Counts:
+    """Verdicts of items."""
+    return count(result.verdict for result in results)
 
 
 def finding_counts(results: Iterable[CaseResult]) -> Counts:
@@ -60,27 +60,20 @@ def totals(columns: Iterable[Column], sources: Iterable[Source], seen: Iterable[
     columns, seen = list(columns), list(seen)
     order: tuple[Standing, ...] = ("conforms", "deviates", "not verified")
     standings = [column.standing for column in columns]
-    items = _sum(column.items for column in columns)
-    unreached = sum(source.missing for source in sources) - items.get("not-run", 0)
-    if unreached > 0:
-        items = count([*_spelled(items), *["not-run"] * unreached])
+    items = Counter(_sum(column.items for column in columns))
+    # A journal has no line for what it did not reach; a finished record has.
+    items["not-run"] = max(items["not-run"], sum(source.missing for source in sources))
     return Totals(
         implementations={name: standings.count(name) for name in order if name in standings},
-        items=items,
+        items=count(items.elements()),
         findings=_sum(column.findings for column in columns),
         cases=len({result.case for _, result, _ in seen}),
         dtypes=list(dict.fromkeys(result.dtype for _, result, _ in seen)),
     )
 
 
-def open_questions(counts: Counts) -> int:
-    """How many of the counted were left open."""
-    return not_verified(counts)
-
-
 def _sum(vectors: Iterable[Counts]) -> Counts:
-    return count(verdict for vector in vectors for verdict in _spelled(vector))
-
-
-def _spelled(counts: Counts) -> list[str]:
-    return [verdict for verdict, times in counts.items() for _ in range(times)]
+    total: Counter[str] = Counter()
+    for vector in vectors:
+        total.update(vector)
+    return count(total.elements())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from conformance.cases import catalogue as served
-from conformance.comparison import BETWEEN_ANSWERS, compare
+from conformance.comparison import Comparison, between
 from conformance.errors import Unsupported
 from conformance.examination import Examination
 from conformance.findings import Finding
@@ -68,7 +68,7 @@ def _side_effects(ex: Examination) -> SideEffects:
     )
 
 
-def _compare(ex: Examination, one: Answer, other: Answer) -> list:
+def _compare(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
     """Every array that both answers have."""
     ones, others = one.arrays(), other.arrays()
     if ex.answer.weights is None or ones.get("weights") is None:
@@ -82,9 +82,7 @@ def _compare(ex: Examination, one: Answer, other: Answer) -> list:
     if not common:
         raise Unsupported("the two answers have no array in common")
     return [
-        compare(
-            name, ones[name], others[name], noise[name], ex.expectation.underflow, BETWEEN_ANSWERS
-        )
+        between(name, ones[name], others[name], noise[name], ex.expectation.underflow)
         for name in common
     ]
 

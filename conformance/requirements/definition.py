@@ -23,7 +23,7 @@ def output(ex: Examination) -> Finding:
 
 
 def _gradients(
-    requirement: Callable[[], Requirement], wanted: Callable[[str], bool]
+    requirement: str, wanted: Callable[[str], bool]
 ) -> Callable[[Examination], Finding | None]:
     def check(ex: Examination) -> Finding | None:
         names = [
@@ -40,10 +40,10 @@ def _gradients(
         missing = [name for name in names if name not in arrays]
         if missing:
             detail = f"there is no {', '.join(missing)}"
-            return Finding(requirement().id, "deviates", detail=detail)
+            return Finding(requirement, "deviates", detail=detail)
         found = {name: arrays[name] for name in names}
         return judge(
-            requirement().id,
+            requirement,
             against(ex.expectation, found),
             accuracy=accuracy_class(ex.expectation, found),
             said="{array} is not the definition's",
@@ -82,7 +82,8 @@ INPUTS = Requirement(
     sentence="The gradients of query, key and value are those of the definition.",
     why="A wrong gradient does not show in inference; training just gets worse.",
     check=_gradients(
-        lambda: INPUTS, lambda name: not name.startswith("weights.") and name != "attn_bias"
+        "gradient.inputs-equal-definition",
+        lambda name: not name.startswith("weights.") and name != "attn_bias",
     ),
     every_case=True,
 )
@@ -91,7 +92,9 @@ PARAMETERS = Requirement(
     level="must",
     sentence="The gradients of all weights and biases are those of the definition.",
     why="A parameter that is detached, doubled or transposed in the backward pass trains wrongly.",
-    check=_gradients(lambda: PARAMETERS, lambda name: name.startswith("weights.")),
+    check=_gradients(
+        "gradient.parameters-equal-definition", lambda name: name.startswith("weights.")
+    ),
     every_case=True,
 )
 BIAS = Requirement(
@@ -99,7 +102,7 @@ BIAS = Requirement(
     level="must",
     sentence="The gradient of the additive bias is that of the definition, 0 where it is blocked.",
     why="Learned relative positions train through it; several kernels drop it silently.",
-    check=_gradients(lambda: BIAS, lambda name: name == "attn_bias"),
+    check=_gradients("gradient.bias-equals-definition", lambda name: name == "attn_bias"),
     every_case=True,
 )
 DTYPE = Requirement(

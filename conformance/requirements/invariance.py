@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.cases import catalogue as served
-from conformance.comparison import BETWEEN_ANSWERS, Comparison, compare
-from conformance.dtypes import Array
+from conformance.comparison import Comparison, between, compare
+from conformance.dtypes import Array, BoolArray
 from conformance.errors import Unsupported
 from conformance.examination import Examination
 from conformance.findings import Finding
@@ -18,16 +18,15 @@ from conformance.problem import Problem
 from conformance.requirements.requirement import Requirement, judge
 
 
-def between(
+def _between(
     ex: Examination, name: str, one: Array, other: Array, noise: Array | None = None
 ) -> Comparison:
     """Two answers of the implementation under the noise of both."""
-    if noise is None:
-        noise = ex.expectation.loosest[name]
-    return compare(name, one, other, noise, ex.expectation.underflow, BETWEEN_ANSWERS)
+    noise = ex.expectation.loosest[name] if noise is None else noise
+    return between(name, one, other, noise, ex.expectation.underflow)
 
 
-def with_other_content(problem: Problem, tokens: Array, random: np.random.Generator) -> Problem:
+def with_other_content(problem: Problem, tokens: BoolArray, random: np.random.Generator) -> Problem:
     """Change the content of key and value at the tokens marked `[batch key]`.
 
     In self-attention the token changes as a query too.
@@ -43,20 +42,21 @@ def with_other_content(problem: Problem, tokens: Array, random: np.random.Genera
     return problem.with_inputs(**changed)
 
 
-def influenced(problem: Problem, tokens: Array) -> Array:
+def influenced(problem: Problem, tokens: BoolArray) -> BoolArray:
     """Which outputs `[batch query]` may depend on the content of the tokens `[batch key]`."""
-    seen = (problem.allowed_in_full() & tokens[:, None, None, :]).any(axis=(1, 3))
+    seen: BoolArray = np.any(problem.allowed_in_full() & tokens[:, None, None, :], axis=(1, 3))
     return seen | tokens if problem.shape.sharing == "self" else seen
 
 
-def blocked_tokens(problem: Problem) -> Array:
+def blocked_tokens(problem: Problem) -> BoolArray:
     """The tokens `[batch key]` to change: those blocked for every query, else one per entry."""
     allowed = problem.allowed_in_full()
-    never = ~allowed.any(axis=(1, 2))
+    never: BoolArray = np.logical_not(allowed.any(axis=(1, 2)))
     if never.any():
         return never
     hidden_from = (~allowed.any(axis=1)).sum(axis=1)
-    return np.arange(allowed.shape[-1]) == hidden_from.argmax(axis=-1)[:, None]
+    chosen: BoolArray = np.arange(allowed.shape[-1]) == hidden_from.argmax(axis=-1)[:, None]
+    return chosen
 
 
 def blocked_key(ex: Examination) -> Finding:
@@ -68,7 +68,7 @@ def blocked_key(ex: Examination) -> Finding:
     unmoved = ~influenced(problem, tokens)
     found = [_rows(ex, "output", answer.output, again.output, unmoved)]
     if problem.shape.sharing != "self" and answer.gradients:
-        unseen = ~problem.allowed_in_full().any(axis=(1, 2))
+        unseen: BoolArray = np.logical_not(problem.allowed_in_full().any(axis=(1, 2)))
         if unseen.any():
             found += _zero_gradients(ex, unseen)
             if "query" in answer.gradients:
@@ -77,13 +77,13 @@ def blocked_key(ex: Examination) -> Finding:
     return judge(BLOCKED_KEY.id, found, said="a blocked key moves {array}")
 
 
-def _rows(ex: Examination, name: str, one: Array, other: Array, rows: Array) -> Comparison:
+def _rows(ex: Examination, name: str, one: Array, other: Array, rows: BoolArray) -> Comparison:
     """Compare the chosen rows `[batch length]` only; the others count as equal."""
     same = np.where(rows[..., None], other, one)
-    return between(ex, name, one, same)
+    return _between(ex, name, one, same)
 
 
-def _zero_gradients(ex: Examination, unseen: Array) -> list[Comparison]:
+def _zero_gradients(ex: Examination, unseen: BoolArray) -> list[Comparison]:
     found = []
     for name in ("key", "value"):
         if name in ex.answer.gradients:
@@ -101,7 +101,9 @@ def key_order(ex: Examination) -> Finding:
     problem = ex.problem
     order = ex.case.random("order").permutation(problem.shape.key_length)
     moved = {
-        name: None if array is None else np.take(array, order, axis=-1)
+        name: None
+        if array is None
+        else np.take(array, order, axis=-1)
         if array.shape[-1] > 1
         else array
         for name, array in (("mask", problem.allowed), ("attn_bias", problem.attn_bias))
@@ -133,7 +135,7 @@ def key_order(ex: Examination) -> Finding:
             one, noise = one[..., order], ex.expectation.loosest[name][..., order]
         else:
             noise = ex.expectation.loosest[name]
-        found.append(between(ex, name, one, other, noise))
+        found.append(_between(ex, name, one, other, noise))
     return judge(KEY_ORDER.id, found, said="{array} depends on the order of the keys")
 
 
@@ -156,7 +158,7 @@ def batch_entries(ex: Examination) -> Finding:
     again = ex.ask(problem.with_inputs(**inputs).replace(**changes)).arrays()
     names = ["output", *(f"gradient.{name}" for name in problem.shape.distinct_inputs())]
     found = [
-        between(ex, name, one[kept], again[name][kept], ex.expectation.loosest[name][kept])
+        _between(ex, name, one[kept], again[name][kept], ex.expectation.loosest[name][kept])
         for name, one in ex.answer.arrays().items()
         if name in names and name in again
     ]
@@ -175,7 +177,7 @@ def logit_shift(ex: Examination) -> Finding:
     shifted = problem.replace(attn_bias=bias + rows)
     noise = ex.expected("shifted", lambda: shifted).loosest["output"]
     one, other = ex.ask(problem.replace(attn_bias=bias)).output, ex.ask(shifted).output
-    found = [between(ex, "output", other, one, noise)]
+    found = [_between(ex, "output", other, one, noise)]
     return judge(SHIFT.id, found, said="a constant added to a row of logits moves {array}")
 
 

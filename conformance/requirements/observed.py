@@ -1,4 +1,4 @@
-"""Characteristics: what no definition settles. Observed, recorded, compared with the declaration."""
+"""Characteristics, which no definition settles: observed, and compared with the declaration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from conformance.cases import catalogue as served
 from conformance.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.examination import Examination
-from conformance.findings import Finding
+from conformance.findings import Finding, Verdict
 from conformance.interface.arguments import Spelling
 from conformance.reference import LIMIT, solve
 from conformance.requirements.polarity import _first_line
@@ -76,7 +76,7 @@ def causal_alignment(ex: Examination) -> Finding:
         raise
     except Exception as error:
         seen = f"refused: {type(error).__name__}: {_first_line(error)}"
-        verdict = "conforms" if flag.alignment is None else "deviates"
+        verdict: Verdict = "conforms" if flag.alignment is None else "deviates"
         return Finding(ALIGNMENT.id, verdict, value=seen, detail=seen if flag.alignment else "")
     seen = "unexplained"
     for alignment in ("top-left", "bottom-right"):

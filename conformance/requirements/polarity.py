@@ -127,7 +127,7 @@ def polarity(ex: Examination) -> Finding | None:
 
 
 def _pattern(problem: Problem, layout: str, random: np.random.Generator) -> BoolArray:
-    """About half marked, every row mixed and some column too; the same for all heads."""
+    """About half marked, every row and column mixed; the same for all heads."""
     shape = problem.shape
     sizes = [
         size if axis in layout.replace("(", " ").replace(")", " ").split() else 1
@@ -138,7 +138,8 @@ def _pattern(problem: Problem, layout: str, random: np.random.Generator) -> Bool
         marked = random.random(sizes) < 0.5
         rows = marked.any(axis=-1) & ~marked.all(axis=-1) | (sizes[3] == 1)
         columns = marked.reshape(-1, sizes[3]).mean(axis=0)
-        if rows.all() and ((columns > 0.2) & (columns < 0.8)).any():
+        across = marked.any(axis=-2) & ~marked.all(axis=-2) | (sizes[2] == 1)
+        if rows.all() and across.all() and ((columns > 0.2) & (columns < 0.8)).any():
             return marked
 
 
@@ -158,7 +159,9 @@ def _telling_change(ex: Examination, marked: BoolArray) -> tuple[int, Problem]:
         share = mask[..., token].mean()
         if not 0.0 < share < 1.0:
             continue
-        tokens = np.broadcast_to(np.arange(shape.key_length) == token, (shape.batch, shape.key_length))
+        tokens = np.broadcast_to(
+            np.arange(shape.key_length) == token, (shape.batch, shape.key_length)
+        )
         for _ in range(4):
             changed = with_other_content(problem, tokens, random)
             least = np.inf

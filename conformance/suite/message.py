@@ -10,7 +10,9 @@ from conformance.requirements import find_requirement
 
 def failure(result: CaseResult, spec: str) -> str:
     """Every discrepancy of the item at once; the first line is a summary."""
-    wrong = [f for f in result.findings if f.verdict in ("deviates", "error", "crashed", "timed-out")]
+    wrong = [
+        f for f in result.findings if f.verdict in ("deviates", "error", "crashed", "timed-out")
+    ]
     causes = {finding.cause for finding in wrong if finding.cause}
     first = f"{result.verdict}: {', '.join(finding.requirement for finding in wrong)}"
     if causes:

@@ -211,7 +211,7 @@ class Run:
             self._written = self._record
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
-        counts = Counter(result.verdict for result in self.results.values())
+        counts: Counter[str] = Counter(result.verdict for result in self.results.values())
         if not any(counts[verdict] for verdict in VERIFIED):
             session.exitstatus = ExitCode.NOTHING_VERIFIED
         elif missing or any(counts[verdict] for verdict in NOT_VERIFIED):
@@ -225,7 +225,9 @@ class Run:
         terminalreporter.section("conformance")
         for adapter, _ in self.adapters:
             own = [r for r in self.results.values() if r.implementation == adapter.name]
-            write(f"{adapter.name}: {_told(count(result.verdict for result in own)) or 'nothing run'}")
+            write(
+                f"{adapter.name}: {_told(count(result.verdict for result in own)) or 'nothing run'}"
+            )
             for requirement in REQUIREMENTS:
                 wrong = [
                     finding
@@ -238,7 +240,7 @@ class Run:
                     causes = Counter(finding.cause for finding in wrong if finding.cause)
                     cause = f" ({causes.most_common(1)[0][0]})" if causes else ""
                     write(f"  {requirement.id}: {_told(count(f.verdict for f in wrong))}{cause}")
-            reasons = defaultdict(int)
+            reasons: defaultdict[str, int] = defaultdict(int)
             for result in own:
                 if result.verdict in NOT_VERIFIED:
                     reasons[result.findings[0].detail if result.findings else ""] += 1

@@ -1,0 +1,50 @@
+"""Join records into one Report. Sees records only: no framework, no adapter, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conformance.report.accuracy import accuracy, limit
+from conformance.report.columns import columns, sources
+from conformance.report.conventions import conventions
+from conformance.report.deviations import deviations
+from conformance.report.matrix import matrix
+from conformance.report.model import SCHEMA, Loaded, Report
+from conformance.report.pairwise import apart, exchanged, pairs
+from conformance.report.totals import totals
+from conformance.report.unanswered import not_verified, unsupported
+
+
+def build(
+    records: Sequence[Loaded], expected: Sequence[str] = (), problems: Sequence[str] = ()
+) -> Report:
+    """The report of these records.
+
+    Args:
+        records: as `load_records` gives them; shown in the order of `expected`, then as given.
+        expected: names of records that must be there; those that are not are named.
+        problems: lines about records that could not be used.
+    """
+    order = {name: place for place, name in enumerate(expected)}
+    records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
+    found, seen = columns(records)
+    origins = sources(records)
+    answers, unfit = exchanged(records)
+    measured = accuracy(found, seen)
+    allowed = limit(measured)
+    return Report(
+        schema=SCHEMA,
+        created=max((source.provenance.created for source in origins), default=""),
+        limit=allowed,
+        totals=totals(found, origins, seen),
+        columns=found,
+        conventions=conventions(records, found, seen),
+        matrix=matrix(found, seen),
+        accuracy=measured,
+        pairs=pairs(found, answers),
+        apart=apart(found, answers, allowed),
+        deviations=deviations(found, seen),
+        unsupported=unsupported(found, seen),
+        not_verified=not_verified(found, origins, seen, expected, [*problems, *unfit]),
+        sources=origins,
+    )

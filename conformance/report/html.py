@@ -1,0 +1,76 @@
+"""The report as one HTML page: no network, everything escaped, readable without script or colour.
+
+Style and script are inlined, and a content security policy allows those two and nothing else, so
+that a name in a record cannot become code even if escaping failed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from conformance.findings import INFINITE, VERDICTS
+from conformance.report import plot, views, wording
+from conformance.report.model import Report
+from conformance.report.totals import WRONG
+
+HERE = Path(__file__).parent
+
+
+def render_html(report: Report) -> str:
+    """The page."""
+    style, script = (_own(name) for name in ("style.css", "script.js"))
+    return _environment().get_template("report.html.j2").render(
+        report=report,
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+        evidence=views.evidence(report),
+        place={column.key: index for index, column in enumerate(report.columns)},
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {
+        "views": views,
+        "plot": plot,
+        "words": wording,
+        "VERDICTS": VERDICTS,
+        "WRONG": WRONG,
+        "INFINITE": INFINITE,
+    }
+    environment.filters |= {
+        "ratio": wording.ratio,
+        "number": wording.number,
+        "plural": wording.plural,
+        "listed": wording.listed,
+        "shape": wording.shape,
+    }
+    return environment
+
+
+def _own(name: str) -> str:
+    """One of the files beside this module."""
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing is fetched, and only what is inlined here runs."""
+    return (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

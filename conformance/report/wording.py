@@ -1,0 +1,165 @@
+"""Words, symbols and numbers for people: the same in every rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from conformance.findings import INFINITE, VERDICTS
+from conformance.reference.arithmetic import CLASSES
+from conformance.report.totals import GRAVITY
+
+SYMBOLS = {
+    "conforms": "✓",
+    "deviates": "✗",
+    "observed": "◦",
+    "unsupported": "–",
+    "error": "!",
+    "crashed": "†",
+    "timed-out": "…",
+    "unavailable": "∅",
+    "not-run": "?",
+}
+"""A symbol for each verdict, so that colour is never alone."""
+
+MEANINGS = {
+    "conforms": "within honest rounding noise of the definition, or as declared",
+    "deviates": "does something else than required or declared",
+    "observed": "nothing is required or declared here; what happens is recorded",
+    "unsupported": "cannot express the problem; never a pass",
+    "error": "raised, or answered with a wrong shape or type",
+    "crashed": "the process died",
+    "timed-out": "the process hung",
+    "unavailable": "framework or device missing",
+    "not-run": "planned, but without an outcome",
+}
+
+CLASS_MEANINGS = {item.name: item.meaning for item in CLASSES}
+
+_OBSERVED_BOOL = {
+    "attends": "True attends",
+    "blocks": "True blocks",
+    "added": "True is added",
+    "ignored": "ignored",
+    "rejected": "refused",
+}
+
+_NUMBERS = {
+    "added": "added to the logits, −∞ blocks",
+    "attends if nonzero": "nonzero attends, 0 blocks",
+}
+
+_ROWS = {
+    "nan": "NaN",
+    "zeros": "zeros",
+    "output bias": "the output bias",
+    "mean of values": "the mean of all values",
+    "as if unmasked": "as if nothing were masked",
+}
+
+
+def ratio(value: float) -> str:
+    """A ratio in σ, to the precision that matters."""
+    if value >= INFINITE:
+        return "∞"
+    if value < 1e4:
+        return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}×10{_superscript(int(exponent))}"
+
+
+def number(value: int) -> str:
+    """With commas: counts are exact."""
+    return f"{value:,}"
+
+
+def plural(value: int, word: str) -> str:
+    """"1 item", "2 items"."""
+    return f"{value:,} {word}" if value == 1 else f"{value:,} {word}s"
+
+
+def listed(words: Iterable[str]) -> str:
+    """"a", "a and b", "a, b and c"."""
+    words = list(words)
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def vector(counts: Mapping[str, int], sort: Sequence[str] = VERDICTS) -> list[tuple[str, int]]:
+    """Verdicts and counts in an order."""
+    return [(verdict, counts[verdict]) for verdict in sort if counts.get(verdict)]
+
+
+def gravest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """As `vector`, so that what is wrong cannot be overlooked."""
+    return vector(counts, GRAVITY)
+
+
+def told(counts: Mapping[str, int]) -> str:
+    """"12 conforms, 3 deviates"."""
+    return ", ".join(f"{times:,} {verdict}" for verdict, times in vector(counts)) or "nothing"
+
+
+def shape(layout: str) -> str:
+    """"(batch heads) query key" as people write shapes: "[batch·heads, query, key]"."""
+    parts = []
+    joined: list[str] = []
+    inside = False
+    for word in layout.replace("(", " ( ").replace(")", " ) ").split():
+        if word == "(":
+            inside, joined = True, []
+        elif word == ")":
+            inside = False
+            parts.append("·".join(joined))
+        elif inside:
+            joined.append(word)
+        else:
+            parts.append(word)
+    return f"[{', '.join(parts)}]"
+
+
+def boolean(meaning: str) -> str:
+    """What True was seen to mean."""
+    return _OBSERVED_BOOL.get(meaning, f"True: {meaning}")
+
+
+def numeric(meaning: str | None) -> str:
+    """What a number is declared to mean."""
+    return "not accepted" if meaning is None else _NUMBERS.get(meaning, meaning)
+
+
+def masked_row(value: str) -> str:
+    """What a query gets that may attend nothing."""
+    return _ROWS.get(value, value)
+
+
+def consequence(value: str) -> str:
+    """What comes with it, with a long list of arrays counted instead."""
+    before, found, arrays = value.partition("NaN in gradients of ")
+    names = arrays.split("; ")[0].split(", ")
+    if not found or len(names) < 4:
+        return value
+    rest = arrays.partition("; ")[2]
+    return f"{before}NaN in {len(names)} gradients{'; ' + rest if rest else ''}"
+
+
+def accuracy_class(name: str) -> str:
+    """A class by its name; "none" for none."""
+    return name or "none"
+
+
+def date(created: str) -> str:
+    """The day of an ISO 8601 time."""
+    return created[:10]
+
+
+def web(link: str) -> bool:
+    """Whether a link may be followed: an adapter may have written anything."""
+    return link.startswith(("https://", "http://"))
+
+
+def _superscript(value: int) -> str:
+    return str(value).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def plain(value: str) -> str:
+    """As it is."""
+    return value
