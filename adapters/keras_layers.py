@@ -86,7 +86,7 @@ class _Keras(NativeAdapter):
 
     def _device(self, call: Call) -> Any:
         # On torch, Keras moves every tensor to a device of its own choice.
-        self.prepare()
+        self.bridge.check_device(call.device)
         import keras
 
         return keras.device(f"{call.device}:0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.markup import escape
@@ -41,8 +42,8 @@ def explain(name: str) -> int:
         return ExitCode.OK
     serving = [case.id for case in catalogue() if requirement.serves(case)]
     console.print(f"[bold]{requirement.id}[/] ({requirement.level})")
-    console.print(textwrap.fill(requirement.sentence, 88))
-    console.print(textwrap.fill(f"Why: {requirement.why}", 88))
+    console.print(textwrap.fill(requirement.sentence, 88), markup=False)
+    console.print(textwrap.fill(f"Why: {requirement.why}", 88), markup=False)
     console.print(
         f"Served by {len(serving)} cases: {', '.join(serving[:8])}" + ", ..." * (len(serving) > 8)
     )
@@ -52,7 +53,7 @@ def explain(name: str) -> int:
 def _explain_case(console: Console, case: Case) -> None:
     shape = case.shape
     console.print(f"[bold]{escape(case.id)}[/]")
-    console.print(textwrap.fill(case.why, 88))
+    console.print(textwrap.fill(case.why, 88), markup=False)
     console.print(
         f"batch {shape.batch}, query {shape.query_length}, key {shape.key_length}, heads "
         f"{shape.heads} (key/value {shape.kv_heads}), head {shape.head_size} (value "
@@ -84,21 +85,30 @@ def _explain_case(console: Console, case: Case) -> None:
 
 
 def _implementations() -> None:
-    table = Table("name", "adapter", box=None, header_style="bold")
-    for name, point in registered().items():
-        table.add_row(name, point.value)
-    Console(highlight=False).print(table)
+    _print("name adapter", ((name, point.value) for name, point in registered().items()))
 
 
 def _cases() -> None:
-    table = Table("case", "what it does", box=None, header_style="bold")
-    for case in catalogue():
-        table.add_row(case.id, case.why)
-    Console(highlight=False).print(table)
+    _print("case does", ((case.id, case.why) for case in catalogue()))
 
 
 def _requirements() -> None:
-    table = Table("requirement", "level", "sentence", box=None, header_style="bold")
-    for item in REQUIREMENTS:
-        table.add_row(item.id, item.level, item.sentence)
-    Console(highlight=False).print(table)
+    rows = ((item.id, item.level, item.sentence) for item in REQUIREMENTS)
+    _print("requirement level sentence", rows)
+
+
+def _print(head: str, rows: Iterable[tuple[str, ...]]) -> None:
+    """A table for people; for programs, one line each with tabs, and nothing cut off."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        for row in rows:
+            print("\t".join(row))
+        return
+    table = Table(box=None, header_style="bold")
+    first, *others = head.split()
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)

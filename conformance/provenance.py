@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import datetime
 import platform
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from conformance.cases.catalogue import catalogue_hash
-from conformance.errors import ConformanceError, Unavailable
+from conformance.errors import Unavailable
 from conformance.frameworks.base import package_versions
 from conformance.interface.adapter import Adapter
 from conformance.record import Implementation, MaskInfo, Provenance
 
 RUN_FILE = "run"
 """Beside the records of a run of several environments lies this file with the run's id."""
+
+_RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
+"""Another file of that name, such as somebody's script, holds none."""
 
 
 def suite_version() -> str:
@@ -27,9 +31,10 @@ def suite_version() -> str:
 def run_id(folder: Path) -> str:
     """The run that a record in this folder belongs to: the one begun there, or a new one."""
     try:
-        return (folder / RUN_FILE).read_text(encoding="utf-8").strip()
-    except OSError:
+        found = (folder / RUN_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError):
         return new_run_id()
+    return found if _RUN_ID.fullmatch(found) else new_run_id()
 
 
 def new_run_id() -> str:
@@ -48,7 +53,7 @@ def provenance(
         try:
             packages |= adapter.versions()
             model = model or adapter.device_model(device)
-        except ConformanceError:
+        except Exception:  # whatever it is, `describe` tells
             continue
     return Provenance(
         suite=suite_version(),
@@ -78,6 +83,8 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
         adapter.device_model(device)
     except Unavailable as error:
         reason = str(error)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
     flag = adapter.causal_flag
     causal = ""
     if flag is not None:

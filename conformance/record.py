@@ -8,6 +8,7 @@ implementations are compared with each other, lie beside the record in safetenso
 from __future__ import annotations
 
 import base64
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 
 from conformance.dtypes import Array
-from conformance.errors import BrokenRecord
+from conformance.errors import BrokenRecord, ConformanceError
 from conformance.findings import CaseResult
 
 SCHEMA = "mha-conformance/record/1"
@@ -104,6 +105,9 @@ class Line(msgspec.Struct, omit_defaults=True):
     arrays: dict[str, tuple[list[int], str]] = {}
 
 
+_UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+"""What decoding foreign bytes may raise."""
+
 _lines = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
 
@@ -127,7 +131,7 @@ def decode_line(line: bytes | str) -> tuple[CaseResult, dict[str, Array]]:
         arrays = {}
         for name, (shape, packed) in found.arrays.items():
             arrays[name] = np.frombuffer(base64.b64decode(packed), np.float64).reshape(shape)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except _UNREADABLE as error:
         raise BrokenRecord(f"a journal line cannot be read: {error}") from error
     return found.result, arrays
 
@@ -154,6 +158,20 @@ class Journal:
         self._file.close()
 
 
+def check_writable(record: Path) -> None:
+    """Raise `ConformanceError` unless a record can be written there; better before the run."""
+    if record.suffix != ".json":
+        raise ConformanceError(f"{record}: a record's name ends with .json")
+    if record.is_dir():
+        raise ConformanceError(f"{record}: is a folder")
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=record.parent):
+            pass
+    except OSError as error:
+        raise ConformanceError(f"{record}: cannot be written ({error.strerror})") from error
+
+
 def journal_path(record: Path) -> Path:
     """Where the journal of a record lies."""
     return record.with_name(record.name + ".journal")
@@ -176,10 +194,14 @@ def finish(record: Path, missing: Iterable[CaseResult] = ()) -> Record:
 
 def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]]:
     """Header, results and arrays; a last line that was cut off is left out."""
-    lines = _bounded(path).splitlines()
+    content = _bounded(path)
+    lines = content.splitlines()
+    cut_off = not content.endswith(b"\n")
     try:
-        header = msgspec.json.decode(lines[0] if lines else b"", type=Header)
-    except msgspec.MsgspecError as error:
+        schema = msgspec.json.decode(lines[0] if lines else b"", type=_SchemaOnly).schema
+        _check_schema(path, schema)
+        header = msgspec.json.decode(lines[0], type=Header)
+    except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
     results: list[CaseResult] = []
     arrays: dict[str, Array] = {}
@@ -187,7 +209,7 @@ def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]
         try:
             result, own = decode_line(line)
         except BrokenRecord as error:
-            if number == len(lines):
+            if cut_off and number == len(lines):
                 break
             raise BrokenRecord(f"{path}, line {number}: {error}") from error
         results.append(result)
@@ -203,13 +225,12 @@ def read(path: Path) -> Record:
     text = _bounded(path)
     try:
         schema = msgspec.json.decode(text, type=_Envelope).header.schema
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: no record of this suite, or cut off ({error})") from error
-    if schema != SCHEMA:
-        raise BrokenRecord(f"{path}: has schema {schema!r}, this suite reads {SCHEMA!r}; run again")
+    _check_schema(path, schema)
     try:
         return msgspec.json.decode(text, type=Record)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: is damaged ({error}); run again") from error
 
 
@@ -242,14 +263,20 @@ class _Envelope(msgspec.Struct):
     header: _SchemaOnly
 
 
+def _check_schema(path: Path, schema: str) -> None:
+    if schema != SCHEMA:
+        raise BrokenRecord(f"{path}: has schema {schema!r}, this suite reads {SCHEMA!r}; run again")
+
+
 def _bounded(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
             raise BrokenRecord(f"{path}: {size} bytes are more than a record can have")
         return path.read_bytes()
-    except OSError as error:
-        raise BrokenRecord(f"{path}: cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BrokenRecord(f"{path}: cannot be read ({reason})") from error
 
 
 def _save_arrays(record: Path, arrays: dict[str, Array]) -> tuple[str, str]:

@@ -9,6 +9,8 @@ No adapter turns a polarity around by hand.
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -27,6 +29,9 @@ Native = BoolArray | Array | bool
 
 AXES = ("batch", "heads", "query", "key")
 FULL = "batch heads query key"
+
+_LAYOUT = re.compile(r" *(\w+|\( *\w+( +\w+)* *\))( +(\w+|\( *\w+( +\w+)* *\)))* *")
+"""Names, or names joined in parentheses, which do not nest."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,12 @@ class MaskArgument:
             )
         if self.true is None and self.number is None:
             raise WrongDeclaration(f"{self.name} accepts neither booleans nor numbers")
+        if not self.layouts:
+            raise WrongDeclaration(f"{self.name} has no layout")
         for layout in self.layouts:
             named = _names(layout)
-            if not named or len(set(named)) < len(named) or not set(named) <= set(AXES):
+            twice = len(set(named)) < len(named)
+            if twice or not set(named) <= set(AXES) or not _LAYOUT.fullmatch(layout):
                 raise WrongDeclaration(f"{self.name}: {layout!r} is no layout of {', '.join(AXES)}")
 
     @property
@@ -85,6 +93,13 @@ class CausalFlag:
     name: str
     alignment: Causal | None = None
     needs: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.alignment not in ("top-left", "bottom-right", None):
+            raise WrongDeclaration(
+                f"{self.name}: alignment={self.alignment!r}; say 'top-left' or 'bottom-right', "
+                "or None where lengths must be equal"
+            )
 
     def expresses(self, problem: Problem) -> bool:
         """Whether the flag alone means the problem's causal."""
@@ -164,11 +179,22 @@ class MaskTable:
         by_name = {argument.name: argument for argument in self.arguments}
         if len(by_name) < len(self.arguments):
             raise WrongDeclaration("two mask arguments have the same name")
-        if self.causal and self.causal.needs and self.causal.needs not in by_name:
-            raise WrongDeclaration(
-                f"causal flag needs {self.causal.needs!r}, which is not declared"
-            )
+        if self.causal is not None:
+            self._check_flag(self.causal, by_name)
         object.__setattr__(self, "by_name", by_name)
+
+    @staticmethod
+    def _check_flag(flag: CausalFlag, by_name: Mapping[str, MaskArgument]) -> None:
+        if flag.name in by_name:
+            raise WrongDeclaration(f"{flag.name!r} is both the causal flag and a mask argument")
+        if flag.needs is None:
+            return
+        if flag.needs not in by_name:
+            raise WrongDeclaration(f"causal flag needs {flag.needs!r}, which is not declared")
+        if not any({"query", "key"} <= set(_names(it)) for it in by_name[flag.needs].layouts):
+            raise WrongDeclaration(
+                f"causal flag needs {flag.needs!r}, which no layout lets hold a causal mask"
+            )
 
     def spell(self, problem: Problem) -> Spelling:
         """The preferred spelling; raises `Unsupported` if there is none."""
@@ -229,9 +255,8 @@ class MaskTable:
             said = _say(parts, kinds, argument, numbers, broadcast and argument.broadcasts)
             if said is None:
                 return None
-            arguments[argument.name], layout, kind = said
-            broadcast_mark = "~" if broadcast and argument.broadcasts else ""
-            labels.append(f"{argument.name}={kind}[{broadcast_mark}{layout}]")
+            arguments[argument.name], layout, label = said
+            labels.append(f"{argument.name}={label}")
             if "bias" in kinds:
                 bias = (argument.name, layout)
             if flagged and self.causal and self.causal.needs == argument.name:
@@ -285,7 +310,10 @@ class _Parts:
 def _say(
     parts: _Parts, kinds: Sequence[str], argument: MaskArgument, numbers: bool, broadcast: bool
 ) -> tuple[Native, str, str] | None:
-    """The parts as one array of this argument: (array, layout, "bool" or "float")."""
+    """The parts as one array of this argument: (array, layout, label).
+
+    In the label, "~" tells that an axis of the layout was left at size 1.
+    """
     allowed: BoolArray | None = None
     for kind in kinds:
         if kind != "bias":
@@ -313,7 +341,10 @@ def _say(
     for layout in argument.layouts:
         laid = to_layout(merged, layout, parts.problem.shape, broadcast=broadcast)
         if laid is not None:
-            return laid, layout, "bool" if laid.dtype == np.bool_ else "float"
+            kind = "bool" if laid.dtype == np.bool_ else "float"
+            sizes = dict(zip(AXES, parts.problem.shape.logits, strict=True))
+            whole = math.prod(sizes[axis] for axis in _names(layout))
+            return laid, layout, f"{kind}[{'~' if laid.size < whole else ''}{layout}]"
     return None
 
 

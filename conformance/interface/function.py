@@ -13,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from conformance.errors import Unsupported, WrongDeclaration
-from conformance.frameworks.base import Natives
+from conformance.frameworks.base import Natives, WrongAnswer
 from conformance.interface.adapter import Call
 from conformance.interface.arguments import CausalFlag, MaskArgument
 from conformance.interface.native import NativeAdapter
-from conformance.problem import Problem
+from conformance.problem import Problem, check_shape
 
 Layout = Literal["batch heads length head", "batch length heads head"]
 _EINSUM = {"batch heads length head": "bhqd", "batch length heads head": "bqhd"}
@@ -69,11 +69,28 @@ class Function(NativeAdapter):
             options |= {"score": own["score"]} if "score" in own else {}
             result = self.attend(*projected, project(own, "value", value), masks, **options)
             context, weights = result if isinstance(result, tuple) else (result, None)
+            self._check_context(context, problem)
             output = bridge.einsum(f"{axes},hde->bqe", context, own["output"])
             bias = own.get("output_bias")
             return (output if bias is None else output + bias), weights
 
         return natives, invoke, (problem.shape, problem.dtype, scale, call.mode.name, call.device)
+
+    def _check_context(self, context: Any, problem: Problem) -> None:
+        # Here, because an einsum takes lists, and may broadcast an axis of size 1.
+        if not self.bridge.is_array(context):
+            raise WrongAnswer(
+                f"returned {type(context).__name__}, not an array of {self.bridge.name}"
+            )
+        shape = problem.shape
+        sizes = {
+            "batch": shape.batch,
+            "heads": shape.heads,
+            "length": shape.query_length,
+            "head": shape.value_head_size,
+        }
+        wanted = tuple(sizes[axis] for axis in self.layout.split())
+        check_shape(f"what it returned, [{self.layout}],", tuple(context.shape), wanted)
 
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
         return gradients

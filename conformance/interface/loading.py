@@ -11,7 +11,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from conformance.errors import ConformanceError, NotAnAdapter, Unavailable, UnknownName
+from conformance.errors import (
+    ConformanceError,
+    NotAnAdapter,
+    Unavailable,
+    UnknownName,
+    WrongDeclaration,
+)
 from conformance.interface.adapter import Adapter
 
 GROUP = "conformance.adapters"
@@ -75,8 +81,8 @@ def _from_module(name: str, spec: str) -> ModuleType:
         raise
 
 
-def _guarded(action: Any, spec: str) -> Any:
-    """Import what is somebody else's; its failure is one line of ours."""
+def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
+    """Import or build what is somebody else's; its failure is one line of ours."""
     try:
         return action()
     except (ConformanceError, KeyboardInterrupt):
@@ -84,7 +90,8 @@ def _guarded(action: Any, spec: str) -> Any:
     except ModuleNotFoundError as error:
         raise Unavailable(f"{spec}: it imports {error.name!r}, which is not installed") from error
     except BaseException as error:
-        raise NotAnAdapter(f"{spec}: does not import: {type(error).__name__}: {error}") from error
+        told = " ".join(str(error).split())
+        raise NotAnAdapter(f"{spec}: {fails}: {type(error).__name__}: {told}") from error
 
 
 def _adapter(found: Any, spec: str, default_name: str) -> Adapter:
@@ -92,7 +99,7 @@ def _adapter(found: Any, spec: str, default_name: str) -> Adapter:
         if inspect.isabstract(found):
             missing = ", ".join(sorted(found.__abstractmethods__))
             raise NotAnAdapter(f"{spec}: {found.__name__} does not define {missing}")
-        found = _guarded(found, spec)
+        found = _guarded(found, spec, f"{found.__name__}() fails")
     if not isinstance(found, Adapter):
         raise NotAnAdapter(
             f"{spec}: {type(found).__name__} is no adapter; derive from conformance.Layer, "
@@ -100,6 +107,13 @@ def _adapter(found: Any, spec: str, default_name: str) -> Adapter:
         )
     found.name = found.name or default_name
     found.title = found.title or found.name
+    if set(found.name) & set(":[] \t\n"):
+        raise WrongDeclaration(f"{spec}: the name {found.name!r} has a colon, bracket or blank")
+    for attribute in ("mask_arguments", "modes", "dtypes", "scores"):
+        if not isinstance(getattr(found, attribute), tuple | list):
+            raise WrongDeclaration(f"{spec}: {attribute} must be a tuple")
+    if not found.modes:
+        raise WrongDeclaration(f"{spec}: there must be a mode")
     _ = found.masks
     return found
 

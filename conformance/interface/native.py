@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from conformance.errors import Unavailable, Unsupported
 from conformance.frameworks import framework
 from conformance.frameworks.base import Evaluated, Framework, Natives, WrongAnswer, package_versions
 from conformance.interface.adapter import Adapter, Call, SideEffects
@@ -52,8 +54,13 @@ class NativeAdapter(Adapter):
         self.bridge.check_device(device)
         return self.bridge.devices()[device]
 
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if problem.dtype not in self.bridge.dtypes:
+            raise Unsupported(f"{self.bridge.name} has no {problem.dtype}")
+
     def run(self, problem: Problem, call: Call) -> Answer:
-        with self.bridge.session(problem.dtype, call.device):
+        with self._session(problem, call):
             return self._evaluate(problem, call, self._prepare(problem, call))
 
     def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
@@ -71,7 +78,7 @@ class NativeAdapter(Adapter):
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
         """Call twice on the same objects, and look at the objects."""
         bridge = self.bridge
-        with bridge.session(problem.dtype, call.device):
+        with self._session(problem, call):
             ready = self._prepare(problem, call)
             watched = {**ready.variables, **ready.constants}
             numbers = {name: bridge.numpy(array).copy() for name, array in watched.items()}
@@ -84,6 +91,17 @@ class NativeAdapter(Adapter):
                 news = set(bridge.attached(array)) - set(attached[name])
                 changed += [f"{name}: got an attribute {attribute!r}" for attribute in sorted(news)]
         return SideEffects(tuple(changed), answers[0], answers[1])
+
+    @contextmanager
+    def _session(self, problem: Problem, call: Call) -> Iterator[None]:
+        """The framework's session; what is not there is `Unavailable`, not an error."""
+        self.bridge.check_device(call.device)
+        try:
+            with self.bridge.session(problem.dtype, call.device):
+                yield
+        except ModuleNotFoundError as error:
+            name = error.name
+            raise Unavailable(f"{name} is not installed; pip install {name}") from error
 
     def _prepare(self, problem: Problem, call: Call) -> Prepared:
         self.check(problem)
@@ -112,7 +130,13 @@ class NativeAdapter(Adapter):
             value = given.get("value", key)
             arguments = _strip(given, _MASK) | _strip(masks, _MASK) | flags
             result = invoke(parameters, query, key, value, arguments)
-            return result if isinstance(result, tuple) else (result, None)
+            if not isinstance(result, tuple):
+                return result, None
+            if len(result) != 2:
+                raise WrongAnswer(
+                    f"returned a tuple of {len(result)}; return output or (output, weights)"
+                )
+            return result
 
         cotangent = bridge.array(problem.cotangent, problem.dtype, call.device)
         signature = (self.name, program, tuple(variables), tuple(constants), tuple(flags.items()))

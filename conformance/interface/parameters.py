@@ -59,7 +59,16 @@ class Parameter:
     def to_native(self, weights: Mapping[str, Array]) -> Array:
         """Canonical weights to this native parameter."""
         parts = [self._rearrange(self.pattern, weights[name], {}) for name in self.names]
-        return parts[0] if self.stack is None else np.concatenate(parts, axis=self.stack)
+        if self.stack is None:
+            return parts[0]
+        try:
+            return np.concatenate(parts, axis=self.stack)
+        except ValueError as error:
+            shapes = ", ".join(str(list(part.shape)) for part in parts)
+            raise WrongDeclaration(
+                f"parameter {self.native!r}: arrays of shapes {shapes} cannot lie one after "
+                f"another on axis {self.stack}"
+            ) from error
 
     def to_canonical(self, native: Array, shape: Shape) -> dict[str, Array]:
         """The native parameter, or its gradient, back to canonical weights."""
@@ -74,6 +83,11 @@ class Parameter:
             parts = np.split(native, np.cumsum(sizes)[:-1], axis=self.stack)
         found = {}
         for name, part in zip(self.names, parts, strict=True):
+            if len(_axes(left)) != len(wanted[name]):
+                raise WrongDeclaration(
+                    f"parameter {self.native!r}: {left!r} does not name the axes of {name}, whose "
+                    f"shape is {list(wanted[name])}"
+                )
             axes = dict(zip(_axes(left), wanted[name], strict=True))
             known = {axis: size for axis, size in axes.items() if axis in _axes(right)}
             found[name] = self._rearrange(f"{right} -> {left}", part, known)

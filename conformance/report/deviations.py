@@ -14,6 +14,7 @@ from conformance.suite.message import again
 
 _WRONG = ("deviates", "error")
 _NUMBER = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
+_REPEATED = re.compile(r"\(#,#\)(?: \(#,#\))*")
 
 
 def deviations(columns: Sequence[Column], seen: Iterable[Seen]) -> list[Deviation]:
@@ -88,7 +89,7 @@ def normalised(finding: Finding, mode: str, dtype: str) -> str:
     for word in (array, mode, dtype):
         if word:
             text = re.sub(rf"(?<![\w.]){re.escape(word)}(?![\w.])", "…", text)
-    return _NUMBER.sub("#", text)
+    return _REPEATED.sub("(…)", _NUMBER.sub("#", text))
 
 
 def anchor_of(column: str, requirement: str) -> str:

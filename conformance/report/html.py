@@ -12,10 +12,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from conformance.findings import INFINITE, VERDICTS
+from conformance.findings import VERDICTS
 from conformance.report import plot, views, wording
+from conformance.report.cards import cards, polarity
 from conformance.report.model import Report
-from conformance.report.totals import WRONG
 
 HERE = Path(__file__).parent
 
@@ -23,13 +23,21 @@ HERE = Path(__file__).parent
 def render_html(report: Report) -> str:
     """The page."""
     style, script = (_own(name) for name in ("style.css", "script.js"))
-    return _environment().get_template("report.html.j2").render(
-        report=report,
-        style=style,
-        script=script,
-        policy=_policy(style, script),
-        evidence=views.evidence(report),
-        place={column.key: index for index, column in enumerate(report.columns)},
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            style=style,
+            script=script,
+            policy=_policy(style, script),
+            cards=cards(report),
+            polarity=polarity,
+            evidence=views.evidence(report),
+            measured={(item.column, item.dtype): item for item in report.accuracy},
+            rows={row.requirement: row for row in report.matrix},
+            place={column.key: index for index, column in enumerate(report.columns)},
+        )
     )
 
 
@@ -46,8 +54,6 @@ def _environment() -> Environment:
         "plot": plot,
         "words": wording,
         "VERDICTS": VERDICTS,
-        "WRONG": WRONG,
-        "INFINITE": INFINITE,
     }
     environment.filters |= {
         "ratio": wording.ratio,

@@ -93,7 +93,8 @@ def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apa
     """Cases without an agreed answer, or with NaN: who answers like whom."""
     found: dict[tuple[object, ...], Apart] = {}
     order = [column.key for column in columns]
-    for (dtype, case), own in answers.items():
+    dtypes = _dtypes(answers)
+    for (dtype, case), own in sorted(answers.items(), key=lambda item: dtypes.index(item[0][0])):
         nan = [key for key in order if key in own and _has_nan(own[key])]
         if not nan and not case.startswith(_UNDEFINED):
             continue

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from conformance.report.model import (
     Apart,
-    Argument,
     Column,
-    Convention,
     Deviation,
     Pair,
     Report,
     Unsupported,
-    Variant,
 )
 from conformance.report.totals import WRONG
-from conformance.report.wording import boolean
+from conformance.report.wording import listed
+
+
+_PLACE = re.compile(r" \(at [^()]*\)$")
+"""Where an error was raised: often several places for one error."""
 
 
 class Group(NamedTuple):
@@ -29,30 +28,6 @@ class Group(NamedTuple):
 
     title: str
     columns: list[Column]
-
-
-class Card(NamedTuple):
-    """A convention, and all members of a group that share it."""
-
-    title: str
-    columns: list[Column]
-    everybody: bool
-    convention: Convention
-
-
-class Reading(NamedTuple):
-    """A mask argument as the page says it.
-
-    `meanings` is what True was seen to do, or is declared to do where nobody looked; `agrees` is
-    None there.
-    """
-
-    name: str
-    axes: list[str]
-    number: str | None
-    meanings: list[tuple[str, str, str]]
-    agrees: bool | None
-    surprises: list[str]
 
 
 class Symptom(NamedTuple):
@@ -70,74 +45,59 @@ def groups(report: Report) -> list[Group]:
     return [Group(title, list(own)) for title, own in groupby(report.columns, lambda c: c.group)]
 
 
-def cards(report: Report, *parts: str) -> list[Card]:
-    """Conventions, merged over those members of a group that agree in these parts."""
-    conventions = {item.column: item for item in report.conventions}
-
-    def key(column: Column) -> bytes:
-        own = conventions[column.key]
-        return msgspec.json.encode(_untimed([getattr(own, part) for part in parts]))
-
-    return [
-        Card(title, columns, everybody, conventions[columns[0].key])
-        for title, columns, everybody in _merged(report, key)
-    ]
-
-
-def reasons(report: Report) -> list[tuple[str, list[Column], bool, list[Unsupported]]]:
-    """What is unsupported, merged over those members of a group that have the same reasons."""
+def reasons(report: Report) -> list[tuple[str, list[Column], list[Unsupported]]]:
+    """What is unsupported; members of a group that have the same reasons are one entry."""
     own: dict[str, list[Unsupported]] = defaultdict(list)
     for item in report.unsupported:
         own[item.column].append(item)
-
-    def key(column: Column) -> bytes:
-        return msgspec.json.encode(sorted((i.reason, i.cases) for i in own[column.key]))
-
-    return [
-        (title, columns, everybody, own[columns[0].key])
-        for title, columns, everybody in _merged(report, key)
-        if own[columns[0].key]
-    ]
+    alike: dict[tuple[str, tuple[tuple[str, int], ...]], list[Column]] = defaultdict(list)
+    for column in report.columns:
+        same = tuple(sorted((item.reason, item.cases) for item in own[column.key]))
+        if same:
+            alike[column.group, same].append(column)
+    return [(title, columns, own[columns[0].key]) for (title, _), columns in alike.items()]
 
 
-def reading(argument: Argument) -> Reading:
-    """What the argument means, and whether it was seen to."""
-    forms = {form.form: form for form in argument.forms}
-    observed = [form for form in argument.forms if form.observed]
-    surprises = [
-        f"{_fed(form.form)} {item.value}{f' ({item.where})' if item.where else ''}, "
-        f"declared {form.declared}"
-        for form in observed
-        for item in form.observed
-        if item.value != form.declared
-    ]
-    boolean_form = forms.get("bool")
-    meanings = []
-    if boolean_form is not None:
-        seen = boolean_form.observed or [Variant(boolean_form.declared, 0, "")]
-        meanings = [(item.value, boolean(item.value), item.where) for item in seen]
-    return Reading(
-        name=argument.declared.name,
-        axes=argument.declared.axes,
-        number=argument.declared.number,
-        meanings=meanings,
-        agrees=not surprises if observed else None,
-        surprises=surprises,
-    )
-
-
-def symptoms(report: Report, column: str) -> list[Symptom]:
-    """The deviations of one implementation by what is wrong, named causes first."""
+def symptoms(report: Report, column: Column) -> list[Symptom]:
+    """The deviations of one implementation by what seems to be one thing, named causes first."""
     found: dict[tuple[str, str, bool], list[Deviation]] = defaultdict(list)
     for item in report.deviations:
-        if item.column == column:
-            told = item.cause or item.detail
-            found[item.verdict, told, bool(item.cause)].append(item)
+        if item.column == column.key:
+            found[item.verdict, _symptom(item, column), bool(item.cause)].append(item)
     listed = [
         Symptom(told, known, verdict, sum(item.times for item in items), items)
         for (verdict, told, known), items in found.items()
     ]
     return sorted(listed, key=lambda item: (not item.known, -item.times))
+
+
+def _symptom(item: Deviation, column: Column) -> str:
+    """The cause or the message; else where the numbers are off, which is often one thing."""
+    if item.cause:
+        return item.cause
+    if item.figures is None:
+        return _PLACE.sub("", item.detail) or item.verdict
+    where = [] if set(item.dtypes) >= set(column.dtypes) else [listed(item.dtypes)]
+    if not set(item.modes) >= set(column.modes):
+        where.append(f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}")
+    return f"beyond honest noise in {', '.join(where)}" if where else "beyond honest noise in every dtype and mode"
+
+
+def versions(report: Report) -> dict[str, list[str]]:
+    """Every package that stands behind an implementation, in all versions that took part."""
+    found: dict[str, list[str]] = {}
+    for column in report.columns:
+        for package, version in column.versions.items():
+            known = found.setdefault(package, [])
+            if version not in known:
+                known.append(version)
+    return found
+
+
+def places(report: Report) -> list[str]:
+    """On which devices, platforms and Pythons the records were made."""
+    made = [source.provenance for source in report.sources]
+    return list(dict.fromkeys(f"{item.device} on {item.platform}, Python {item.python}" for item in made))
 
 
 def evidence(report: Report) -> dict[tuple[str, str], str]:
@@ -171,6 +131,13 @@ def heat(report: Report) -> list[tuple[str, list[Column], dict[tuple[str, str], 
     return maps
 
 
+def heat_level(pair: Pair, limit: float) -> int:
+    """0 to 3 for what cannot be told apart, 4 for what can."""
+    if pair.nan_cases or pair.max_ratio > limit:
+        return 4
+    return sum(pair.max_ratio >= edge for edge in (1.0, 2.0, 4.0))
+
+
 def furthest(report: Report, most: int = 12) -> list[Pair]:
     """The largest pairwise differences."""
     ranked = sorted(report.pairs, key=lambda pair: (-len(pair.nan_cases), -pair.max_ratio))
@@ -183,32 +150,3 @@ def undefined(report: Report) -> list[tuple[str, list[Apart]]]:
     for item in report.apart:
         found[item.case].append(item)
     return list(found.items())
-
-
-def variants_of(columns: Sequence[Column]) -> str:
-    """Names of the members, as the second line under a title."""
-    return ", ".join(column.variant or column.key for column in columns)
-
-
-def _merged(
-    report: Report, key: Callable[[Column], bytes]
-) -> list[tuple[str, list[Column], bool]]:
-    merged = []
-    for group in groups(report):
-        alike: dict[bytes, list[Column]] = defaultdict(list)
-        for column in group.columns:
-            alike[key(column)].append(column)
-        merged += [(group.title, own, len(own) == len(group.columns)) for own in alike.values()]
-    return merged
-
-
-def _untimed(value: Any) -> Any:
-    """Without counts: a backend that runs fewer cases says the same."""
-    plain = msgspec.to_builtins(value)
-    if isinstance(plain, dict):
-        return {name: _untimed(own) for name, own in plain.items() if name != "times"}
-    return [_untimed(own) for own in plain] if isinstance(plain, list) else plain
-
-
-def _fed(form: str) -> str:
-    return {"bool": "booleans", "0/-inf": "0 and −∞", "0/1": "0 and 1"}.get(form, form)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from conformance.findings import INFINITE, VERDICTS
@@ -11,7 +12,7 @@ from conformance.report.totals import GRAVITY
 SYMBOLS = {
     "conforms": "✓",
     "deviates": "✗",
-    "observed": "◦",
+    "observed": "○",
     "unsupported": "–",
     "error": "!",
     "crashed": "†",
@@ -61,10 +62,31 @@ def ratio(value: float) -> str:
     """A ratio in σ, to the precision that matters."""
     if value >= INFINITE:
         return "∞"
-    if value < 1e4:
-        return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}×10{_superscript(int(exponent))}"
+    if value == 0:
+        return "0"
+    if value >= 1e4:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}×10{_superscript(int(exponent))}"
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 0.05 else f"{value:.1g}"
+
+
+def magnitude(value: float) -> str:
+    """As `ratio`, in four characters: for tables in which the power of ten is enough."""
+    if 1e3 <= value < INFINITE:
+        return f"10{_superscript(math.floor(math.log10(value)))}"
+    return ratio(value)
+
+
+def limit(value: float) -> str:
+    """A limit: "8", "11.3"."""
+    return f"{value:.3g}"
+
+
+def short(text: str, most: int = 120) -> str:
+    """The beginning of a long message."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
 def number(value: int) -> str:
@@ -73,12 +95,12 @@ def number(value: int) -> str:
 
 
 def plural(value: int, word: str) -> str:
-    """"1 item", "2 items"."""
+    """ "1 item", "2 items"."""
     return f"{value:,} {word}" if value == 1 else f"{value:,} {word}s"
 
 
 def listed(words: Iterable[str]) -> str:
-    """"a", "a and b", "a, b and c"."""
+    """ "a", "a and b", "a, b and c"."""
     words = list(words)
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
@@ -94,12 +116,12 @@ def gravest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def told(counts: Mapping[str, int]) -> str:
-    """"12 conforms, 3 deviates"."""
+    """ "12 conforms, 3 deviates"."""
     return ", ".join(f"{times:,} {verdict}" for verdict, times in vector(counts)) or "nothing"
 
 
 def shape(layout: str) -> str:
-    """"(batch heads) query key" as people write shapes: "[batch·heads, query, key]"."""
+    """ "(batch heads) query key" as people write shapes: "[batch·heads, query, key]"."""
     parts = []
     joined: list[str] = []
     inside = False

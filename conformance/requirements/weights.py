@@ -81,7 +81,8 @@ def made_the_output(ex: Examination) -> Finding | None:
         output = output + own.output_bias
     # Weights that are wrong may be larger, and then their noise is.
     size = np.sqrt(np.mean(ex.expectation.arrays["output"] ** 2))
-    gain = max(1.0, float(np.sqrt(np.nanmean(output**2)) / size)) if np.isfinite(size) else 1.0
+    finite = output[np.isfinite(output)]
+    gain = max(1.0, np.sqrt(np.mean(finite**2)) / size) if finite.size and size > 0 else 1.0
     noise = gain * ex.expectation.loosest["output"]
     found = between("output", ex.answer.output, output, noise, ex.expectation.underflow)
     return judge(MADE.id, [found], said="the output was not made of the returned weights")

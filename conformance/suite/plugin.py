@@ -63,7 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per item."""
     if "conformance_item" in metafunc.fixturenames:
-        items = start(metafunc.config).items
+        try:
+            items = start(metafunc.config).items
+        except pytest.UsageError as error:
+            # An error while collecting: anything else here is shown as a traceback.
+            raise pytest.Collector.CollectError(str(error)) from error
         metafunc.parametrize("conformance_item", items, ids=[item.id for item in items])
 
 

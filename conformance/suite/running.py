@@ -18,7 +18,7 @@ import pytest
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.dtypes import DTYPES, Array, dtype_of
-from conformance.errors import ConformanceError, ExitCode, UnknownName
+from conformance.errors import ConformanceError, UnknownName
 from conformance.findings import (
     NOT_VERIFIED,
     VERDICTS,
@@ -30,7 +30,15 @@ from conformance.findings import (
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load, registered
 from conformance.provenance import describe, provenance, run_id
-from conformance.record import SCHEMA, Header, Journal, decode_line, encode_line, finish
+from conformance.record import (
+    SCHEMA,
+    Header,
+    Journal,
+    check_writable,
+    decode_line,
+    encode_line,
+    finish,
+)
 from conformance.requirements import REQUIREMENTS, find_requirement
 from conformance.session import Item, Session, plan
 from conformance.suite.message import failure
@@ -49,6 +57,10 @@ EXCHANGED = (
 )
 """Cases whose outputs go into the record, so that implementations can be compared pairwise."""
 
+NOTHING_VERIFIED = pytest.ExitCode.NO_TESTS_COLLECTED
+INCOMPLETE = 6
+"""Exit codes of pytest; 3 and 4, which the command line gives, mean something else there."""
+
 
 class Run:
     """What this pytest session examines. Registered as a plugin of its own."""
@@ -63,6 +75,8 @@ class Run:
             raise ConformanceError(f"which implementation? say --implementation NAME ({names})")
         self.adapters: list[tuple[Adapter, str]] = [(load(spec), spec) for spec in specs]
         _no_twins(self.adapters)
+        if self._given is not None and not self._is_worker:
+            check_writable(self._given)
         adapters = [adapter for adapter, _ in self.adapters]
         self.items = [
             item
@@ -73,7 +87,6 @@ class Run:
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
         self._collected: list[str] | None = None
-        self._deselected = 0
         self._journal: Journal | None = None
         self._written: Path | None = None
 
@@ -148,16 +161,14 @@ class Run:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Remember what is planned, as far as this process collects."""
-        self._collected = [
-            item.callspec.params["conformance_item"].id  # type: ignore[attr-defined]
-            for item in items
-            if "conformance_item" in getattr(getattr(item, "callspec", None), "params", {})
-        ]
+        found = (getattr(item, "callspec", None) for item in items)
+        examined = (call.params.get("conformance_item") for call in found if call is not None)
+        # With nothing to examine, pytest makes one test with a parameter that is no Item.
+        self._collected = [item.id for item in examined if isinstance(item, Item)]
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         """-k and the like took these away."""
         gone = {getattr(item, "callspec", None) and item.callspec.id for item in items}  # type: ignore[attr-defined]
-        self._deselected += len(items)
         if self._collected is not None:
             self._collected = [name for name in self._collected if name not in gone]
 
@@ -167,7 +178,6 @@ class Run:
         names = [name.partition("[")[2].rstrip("]") for name in ids]
         known = {item.id for item in self.items}
         self._collected = [name for name in names if name in known]
-        self._deselected = len(known) - len(self._collected)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the findings down, in the process that has them all."""
@@ -191,7 +201,9 @@ class Run:
         if verdict in ("unsupported", "unavailable"):
             return verdict, verdict[0] if verdict == "unsupported" else "n", verdict.upper()
         if report.outcome == "skipped" or (verdict == "deviates" and report.outcome == "passed"):
-            return verdict, verdict[0].upper(), (verdict.upper(), {"yellow": True})
+            # pytest prints a traceback for each of its own category "error".
+            category = "in error" if verdict == "error" else verdict
+            return category, verdict[0].upper(), (verdict.upper(), {"yellow": True})
         return None
 
     # At the end
@@ -200,6 +212,8 @@ class Run:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Make the record, and say with the exit code what the run was worth."""
         if self._is_worker or self.config.option.collectonly:
+            return
+        if exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
         planned = self._planned
         missing = [name for name in planned if name not in self.results]
@@ -213,9 +227,9 @@ class Run:
             return
         counts: Counter[str] = Counter(result.verdict for result in self.results.values())
         if not any(counts[verdict] for verdict in VERIFIED):
-            session.exitstatus = ExitCode.NOTHING_VERIFIED
+            session.exitstatus = NOTHING_VERIFIED
         elif missing or any(counts[verdict] for verdict in NOT_VERIFIED):
-            session.exitstatus = ExitCode.INCOMPLETE
+            session.exitstatus = INCOMPLETE
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """One line of counts per implementation, and where the record is."""
@@ -259,11 +273,14 @@ class Run:
     @property
     def _record(self) -> Path | None:
         """Where the record goes; a narrowed run never overwrites a whole one."""
+        given = self._given
+        narrowed = self.selection or len(self._planned) < len(self.items)
+        return given.with_suffix(".narrowed.json") if given is not None and narrowed else given
+
+    @property
+    def _given(self) -> Path | None:
         given = self.config.getoption("--record")
-        if given is None:
-            return None
-        path = Path(given).absolute()
-        return path.with_suffix(".narrowed.json") if self.selection or self._deselected else path
+        return None if given is None else Path(given).absolute()
 
     @property
     def _is_worker(self) -> bool:
@@ -272,17 +289,23 @@ class Run:
     def _header(self) -> Header:
         assert self._record is not None
         adapters = [adapter for adapter, _ in self.adapters]
-        command = "mha-conformance " + shlex.join(sys.argv[1:])
         return Header(
             schema=SCHEMA,
             name=Path(self.config.getoption("--record")).stem,
             provenance=provenance(
-                adapters, self.device, command, run_id(self._record.parent), self.selection
+                adapters, self.device, _command(), run_id(self._record.parent), self.selection
             ),
             implementations=describe(self.adapters, self.device),
             planned=len(self._planned),
-            deselected=self._deselected,
+            deselected=len(self.items) - len(self._planned),
         )
+
+
+def _command() -> str:
+    program = Path(sys.argv[0])
+    module = program.name == "__main__.py"
+    name = f"python -m {program.parent.name}" if module else program.name
+    return shlex.join([*name.split(), *sys.argv[1:]])
 
 
 def _is_must(finding: Finding) -> bool:

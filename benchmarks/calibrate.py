@@ -1,0 +1,272 @@
+"""Is the noise model honest? Real implementations, and arithmetic that is coarser on purpose.
+
+    python benchmarks/calibrate.py ours torch-mha flax-linen
+    python benchmarks/calibrate.py --planted
+    python benchmarks/calibrate.py --dtype float32 --case plain/ torch-mha
+
+Every implementation answers every case that has an agreed answer, in its first mode and in those
+modes that are examined on every case. For each array, the largest |error| / σ and the rms of
+error / σ are taken, σ being that of the least accurate class of the dtype, which decides. The
+tables have one row for each implementation, mode, dtype and kind of array:
+
+    arrays    how many were compared
+    median    of the largest ratio of each array
+    max       the largest ratio of any element; beyond 8 the array deviates
+    rms       rms over the arrays of their rms ratio; an honest one lies between 0.3 and 2
+    bias      the median size of the signed bias Σ(error/σ)/√N: about 0.67 rms if errors have
+              no sign and no correlation
+    classes   how many arrays fit into each accuracy class, the most accurate first
+    outside   how many arrays fit into none; for planted arithmetic, how many cases notice it
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from conformance.cases.case import Case
+from conformance.cases.catalogue import catalogue, find_cases
+from conformance.comparison import accuracy_class, compare
+from conformance.dtypes import DTYPES
+from conformance.errors import Unavailable, Unsupported
+from conformance.examination import Examination, Workbench, averaged_over_heads
+from conformance.findings import INFINITE
+from conformance.interface.adapter import Adapter, Mode
+from conformance.interface.loading import load
+from conformance.provenance import package_versions
+
+KINDS = ("output", "weights", "gradients")
+
+
+@dataclass
+class Row:
+    """What was measured of one implementation, mode, dtype and kind of array."""
+
+    largest: list[float] = field(default_factory=list)
+    rms: list[float] = field(default_factory=list)
+    bias: list[float] = field(default_factory=list)
+    classes: Counter[str] = field(default_factory=Counter)
+    noticed: set[str] = field(default_factory=set)
+    cases: set[str] = field(default_factory=set)
+
+
+def main() -> int:
+    """Measure and print tables in Markdown."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("implementation", nargs="*")
+    parser.add_argument("--planted", action="store_true", help="coarser arithmetic, in torch")
+    parser.add_argument("--dtype", action="append", default=[], choices=list(DTYPES))
+    parser.add_argument("--case", action="append", default=[])
+    options = parser.parse_args()
+    dtypes = options.dtype or list(DTYPES)
+    named = {case for pattern in options.case for case in find_cases(pattern)}
+    cases = [case for case in catalogue() if case.defined and (not named or case in named)]
+
+    adapters = [load(name) for name in options.implementation]
+    if options.planted:
+        adapters += planted()
+    started = time.perf_counter()
+    rows = measure(adapters, cases, dtypes)
+    print(f"<!-- python benchmarks/calibrate.py {' '.join(sys.argv[1:])} -->")
+    _print(adapters, rows, planted=options.planted)
+    packages = package_versions(("numpy", "mha-conformance"))
+    for adapter in adapters:
+        packages |= adapter.versions()
+    told = ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
+    print(f"\n{told}; {len(cases)} cases; {time.perf_counter() - started:.0f} s")
+    return 0
+
+
+def measure(
+    adapters: Iterable[Adapter], cases: Iterable[Case], dtypes: Iterable[str]
+) -> dict[tuple[str, str, str, str], Row]:
+    """Rows by (implementation, mode, dtype, kind)."""
+    rows: dict[tuple[str, str, str, str], Row] = defaultdict(Row)
+    bench = Workbench()
+    for case in cases:
+        for dtype in dtypes:
+            for adapter in adapters:
+                for mode in adapter.modes:
+                    if mode.every_case:
+                        _measure(adapter, case, dtype, mode, bench, rows)
+    return rows
+
+
+def _measure(
+    adapter: Adapter,
+    case: Case,
+    dtype: str,
+    mode: Mode,
+    bench: Workbench,
+    rows: dict[tuple[str, str, str, str], Row],
+) -> None:
+    examination = Examination(adapter, case, dtype, "cpu", mode, bench)
+    try:
+        answer = examination.answer
+    except (Unsupported, Unavailable):
+        return
+    except Exception as error:  # an implementation may raise whatever it likes
+        print(f"{adapter.name} {mode.name} {case.id} {dtype}: {error!r}", file=sys.stderr)
+        return
+    expectation = examination.expectation
+    if answer.weights is not None and answer.weights.ndim == 3:
+        expectation = averaged_over_heads(expectation)
+    for name, got in answer.arrays().items():
+        want, noise = expectation.arrays[name], expectation.loosest[name]
+        figures = compare(name, got, want, noise, expectation.underflow).figures
+        kind = name if name in KINDS else "gradients"
+        row = rows[adapter.name, mode.name, dtype, kind]
+        row.largest.append(figures.max_ratio)
+        row.rms.append(figures.rms_ratio)
+        row.bias.append(abs(figures.bias))
+        row.classes[accuracy_class(expectation, {name: got})] += 1
+        row.cases.add(case.id)
+        if figures.max_ratio > figures.limit:
+            row.noticed.add(case.id)
+
+
+def _print(
+    adapters: Iterable[Adapter], rows: dict[tuple[str, str, str, str], Row], *, planted: bool
+) -> None:
+    last = "noticed by" if planted else "outside"
+    print(
+        f"| implementation | dtype | array | arrays | median | max | rms | bias | classes | {last} |"
+    )
+    print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |")
+    names = [f"{adapter.name}|{mode.name}" for adapter in adapters for mode in adapter.modes]
+    ordered = sorted(rows, key=lambda key: (names.index(f"{key[0]}|{key[1]}"),))
+    several = {key[0] for key in rows if len({k[1] for k in rows if k[0] == key[0]}) > 1}
+    for key in ordered:
+        name, mode, dtype, kind = key
+        row = rows[key]
+        shown = f"{name}, {mode}" if name in several else name
+        reached = ", ".join(
+            f"{label} {row.classes[label]}" for label in ("A0", "A", "B", "C") if row.classes[label]
+        )
+        final = f"{len(row.noticed)} of {len(row.cases)} cases" if planted else str(row.classes[""])
+        print(
+            f"| {shown} | {dtype} | {kind} | {len(row.largest)} | "
+            f"{_ratio(statistics.median(row.largest))} | {_ratio(max(row.largest))} | "
+            f"{_ratio(_rms(row.rms))} | {_ratio(statistics.median(row.bias))} | {reached or '-'} | "
+            f"{final} |"
+        )
+
+
+def _rms(values: list[float]) -> float:
+    return math.sqrt(sum(min(value, 1e100) ** 2 for value in values) / len(values))
+
+
+def _ratio(value: float) -> str:
+    if value >= INFINITE:
+        return "∞"
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def planted() -> list[Adapter]:
+    """An explicit attention in torch, clean and with coarser arithmetic in one place."""
+    import torch
+
+    from conformance import MaskArgument, attention_function
+
+    class Rounded(torch.autograd.Function):
+        """A product of operands rounded to 11 significand bits, forward and backward (TF32)."""
+
+        @staticmethod
+        def forward(ctx, left, right):
+            left, right = _to_bits(left, 11), _to_bits(right, 11)
+            ctx.save_for_backward(left, right)
+            return left @ right
+
+        @staticmethod
+        def backward(ctx, gradient):
+            left, right = ctx.saved_tensors
+            gradient = _to_bits(gradient, 11)
+            return gradient @ right.mT, left.mT @ gradient
+
+    class CubicExp(torch.autograd.Function):
+        """2^whole times a cubic in the fraction, as kernels do where exp is slow."""
+
+        @staticmethod
+        def forward(ctx, x):
+            scaled = (x * math.log2(math.e)).clamp_min(-126.0)
+            whole = scaled.floor()
+            fraction = scaled - whole
+            # Interpolates 2^x at the Chebyshev points of [0, 1]: at most 1.0e-4 off, relatively.
+            cubic = 0.99990029 + fraction * (
+                0.69632477 + fraction * (0.22469316 + fraction * 0.07896726)
+            )
+            powers = torch.where(x == -math.inf, 0.0, torch.ldexp(cubic, whole.int()))
+            ctx.save_for_backward(powers)
+            return powers
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (powers,) = ctx.saved_tensors
+            return gradient * powers
+
+    def softmax(logits, exp=torch.exp, epsilon=0.0):
+        powers = exp(logits - logits.amax(-1, keepdim=True).detach())
+        return powers / (powers.sum(-1, keepdim=True) + epsilon)
+
+    def in_bfloat16(logits):
+        return logits.bfloat16().softmax(-1).to(logits.dtype)
+
+    def make(
+        name: str,
+        *,
+        product: Callable = torch.matmul,
+        soft: Callable = softmax,
+        factor: float = 1.0,
+    ) -> Adapter:
+        @attention_function(
+            "torch",
+            (
+                MaskArgument("mask", "batch heads query key", true="attends"),
+                MaskArgument("bias", "batch heads query key", number="added"),
+            ),
+            grouped=True,
+            returns_weights="per head",
+        )
+        def attend(query, key, value, mask=None, bias=None, scale=None):
+            """Explicit: all logits, in float32 or wider inside."""
+            wide = torch.promote_types(query.dtype, torch.float32)
+            group = query.shape[1] // key.shape[1]
+            key, value = (x.repeat_interleave(group, 1).to(wide) for x in (key, value))
+            scale = query.shape[-1] ** -0.5 if scale is None else scale
+            logits = product(query.to(wide), key.mT) * (scale * factor)
+            if bias is not None:
+                logits = logits + bias
+            if mask is not None:
+                logits = logits.masked_fill(~mask, -math.inf)
+            weights = soft(logits)
+            return product(weights, value).to(query.dtype), weights.to(query.dtype)
+
+        attend.name = attend.title = name
+        return attend
+
+    return [
+        make("clean"),
+        make("TF32 products", product=Rounded.apply),
+        make("bfloat16 softmax", soft=in_bfloat16),
+        make("cubic exp", soft=lambda logits: softmax(logits, CubicExp.apply)),
+        make("scale 1% off", factor=1.01),
+        make("normaliser + 1e-6", soft=lambda logits: softmax(logits, epsilon=1e-6)),
+    ]
+
+
+def _to_bits(values, bits: int):
+    """Round to this many significand bits."""
+    import torch
+
+    significand, exponent = torch.frexp(values)
+    return torch.ldexp(torch.round(significand * 2.0**bits) / 2.0**bits, exponent)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

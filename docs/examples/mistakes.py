@@ -1,0 +1,64 @@
+"""Wrong on purpose, so that you can see what a failure looks like before you meet one.
+
+    mha-conformance run docs/examples/mistakes.py:FlippedMask --case mask/key-padding/cross --strict
+
+Each is the smallest adapter, numpy_function.py, with one common mistake in it.
+"""
+
+import math
+
+import numpy as np
+
+from conformance import MaskArgument, attention_function
+
+ATTENDS = MaskArgument("mask", "batch heads query key", true="attends")
+BLOCKS = MaskArgument("mask", "batch heads query key", true="blocks")
+
+
+def attention(query, key, value, mask=True):
+    logits = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
+    logits = np.where(mask, logits, -np.inf)
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True) @ value
+
+
+@attention_function("numpy", BLOCKS)
+def flipped_mask(query, key, value, mask=True):
+    """The declaration says that True blocks; in the code True attends."""
+    return attention(query, key, value, mask)
+
+
+@attention_function("numpy", ATTENDS)
+def forgotten_scale(query, key, value, mask=True):
+    """No division by the root of the head size."""
+    return attention(query * math.sqrt(query.shape[-1]), key, value, mask)
+
+
+@attention_function("numpy", ATTENDS)
+def finite_mask(query, key, value, mask=True):
+    """Blocked logits become -10: the mask leaks."""
+    logits = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
+    logits = np.where(mask, logits, -10.0)
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True) @ value
+
+
+@attention_function("numpy", ATTENDS)
+def float64_scale(query, key, value, mask=True):
+    """np.sqrt gives a NumPy float64, and NumPy promotes the arrays to it."""
+    logits = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    logits = np.where(mask, logits, -np.inf)
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True) @ value
+
+
+@attention_function("numpy", ATTENDS, layout="batch length heads head")
+def other_layout(query, key, value, mask=True):
+    """Declared [batch length heads head], written for [batch heads length head]."""
+    return attention(query, key, value, mask)
+
+
+@attention_function("numpy", ATTENDS)
+def list_instead_of_array(query, key, value, mask=True):
+    """Returns something that is no array."""
+    return attention(query, key, value, mask).tolist()

@@ -1,0 +1,83 @@
+"""A torch module with weights of its own, and the adapter that declares it.
+
+    mha-conformance run docs/examples/torch_module.py:CrossAttention
+
+What is worth declaring: key and value projections are one matrix whose rows alternate head by head
+between key and value; the output projection is one matrix per head; and two mask arguments of
+opposite polarity.
+"""
+
+import torch
+from torch import nn
+
+from conformance import Layer, MaskArgument, Mode, Parameter, Unsupported
+
+
+class CrossAttentionModule(nn.Module):
+    """The user's code. It knows nothing of the suite."""
+
+    def __init__(self, width, memory_width, heads, head, dtype):
+        super().__init__()
+        self.heads, self.head = heads, head
+        self.query = nn.Linear(width, heads * head, dtype=dtype)
+        self.key_value = nn.Linear(memory_width, 2 * heads * head, dtype=dtype)
+        self.output = nn.Parameter(torch.empty(heads, width, head, dtype=dtype))
+        self.output_bias = nn.Parameter(torch.empty(width, dtype=dtype))
+
+    def forward(self, x, memory, padding=None, visible=None, need_weights=False):
+        """`padding` `[batch key]`: True is padding. `visible` `[batch query key]`: True is seen."""
+        q = self.query(x).unflatten(-1, (self.heads, self.head)).transpose(1, 2)
+        both = self.key_value(memory).unflatten(-1, (2, self.heads, self.head))
+        k, v = both.permute(2, 0, 3, 1, 4)
+        logits = q @ k.mT * self.head**-0.5
+        if padding is not None:
+            logits = logits.masked_fill(padding[:, None, None, :], float("-inf"))
+        if visible is not None:
+            logits = logits.masked_fill(~visible[:, None], float("-inf"))
+        weights = logits.softmax(-1)
+        output = torch.einsum("bhqd,hed->bqe", weights @ v, self.output) + self.output_bias
+        return (output, weights) if need_weights else output
+
+
+class CrossAttention(Layer):
+    """The adapter: tables first, then how to build and how to call."""
+
+    title = "CrossAttentionModule"
+    framework = "torch"
+    returns_weights = "per head"
+    fully_masked_row = "nan"
+
+    mask_arguments = (
+        MaskArgument("padding", "batch key", true="blocks"),
+        MaskArgument("visible", "batch query key", true="attends", broadcasts=True),
+    )
+    parameters = (
+        Parameter("query.weight", "query", "embed heads head -> (heads head) embed"),
+        Parameter("query.bias", "query_bias", "heads head -> (heads head)"),
+        Parameter("key_value.weight", "key value", "embed heads head -> (heads head) embed", stack=0),
+        Parameter("key_value.bias", "key_bias value_bias", "heads head -> (heads head)", stack=0),
+        Parameter("output", "output", "heads head embed -> heads embed head"),
+        Parameter("output_bias", "output_bias", "embed -> embed"),
+    )
+    modes = (
+        Mode("weights", {"need_weights": True}),
+        Mode("no-weights", {"need_weights": False}, weights=False),
+    )
+
+    def build(self, shape, dtype, scale, mode):
+        """One module per shape, dtype and mode; what it cannot be is `unsupported`."""
+        if shape.sharing == "separate":
+            raise Unsupported("key and value are one memory")
+        if not shape.bias:
+            raise Unsupported("projections always have a bias")
+        if shape.kv_heads != shape.heads or shape.value_head_size != shape.head_size:
+            raise Unsupported("keys and values have the heads of the queries")
+        if shape.output_width != shape.query_width:
+            raise Unsupported("the output is as wide as the query")
+        return CrossAttentionModule(
+            shape.query_width, shape.key_width, shape.heads, shape.head_size, getattr(torch, dtype)
+        )
+
+    def call(self, layer, query, key, value, masks, mode):
+        """`masks` holds `padding` and `visible` where the problem needs them."""
+        return layer(query, key, **masks, **mode.options)

@@ -1,0 +1,363 @@
+"""From a name to an adapter, and what somebody hears who gets the name wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from miniatures import Correct
+
+from conformance import frameworks
+from conformance.errors import (
+    NotAnAdapter,
+    Unavailable,
+    UnknownName,
+    WrongDeclaration,
+)
+from conformance.frameworks import BRIDGES, framework
+from conformance.interface.adapter import Adapter
+from conformance.interface.loading import load, registered
+
+MINIATURES = Path(__file__).with_name("miniatures.py")
+FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "tensorflow", "keras")
+
+
+def refused(spec, kind=NotAnAdapter):
+    """The one line that `load` says."""
+    with pytest.raises(kind) as caught:
+        load(str(spec))
+    told = str(caught.value)
+    assert "\n" not in told
+    return told
+
+
+def file(folder, text, name="mine.py"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def python(code, *arguments, cwd=None):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "KERAS"))}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True, text=True, timeout=60, cwd=cwd, env=env, check=False,
+    )  # fmt: skip
+
+
+# Names that are right
+
+
+def test_a_built_in_name():
+    adapter = load("torch-mha")
+    assert adapter.name == "torch-mha"
+    assert adapter.title == "torch.nn.MultiheadAttention"
+
+
+def test_every_registered_name_loads():
+    # Loading imports no framework, so this holds wherever the suite is installed.
+    for name in registered():
+        assert load(name).name == name
+
+
+@pytest.mark.parametrize("name", ["Correct", "instance", "decorated"])
+def test_a_class_an_object_or_a_decorated_function_in_a_file(name):
+    adapter = load(f"{MINIATURES}:{name}")
+    assert isinstance(adapter, Adapter)
+    assert adapter.name == name
+    assert adapter.title == name
+
+
+def test_a_relative_path(monkeypatch):
+    monkeypatch.chdir(MINIATURES.parent)
+    assert load("miniatures.py:Correct").name == "Correct"
+    assert load("./miniatures.py:Correct").name == "Correct"
+
+
+def test_a_module():
+    assert type(load("miniatures:Correct")) is Correct
+    assert load("conformance.adapters.torch_mha:TorchMultiheadAttention").framework == "torch"
+
+
+def test_a_name_of_its_own_stays(tmp_path):
+    path = file(tmp_path, "from miniatures import *\nclass A(Correct):\n    name = 'my-own'\n")
+    assert load(f"{path}:A").name == "my-own"
+
+
+def test_a_file_is_imported_once(tmp_path):
+    path = file(tmp_path, "from miniatures import *\ncount = []\nclass A(Correct): pass\n")
+    assert type(load(f"{path}:A")) is type(load(f"{path}:A"))
+
+
+def test_two_files_of_one_name_are_two_modules(tmp_path):
+    (tmp_path / "other").mkdir()
+    texts = ("from miniatures import *\nclass A(Correct): title = '{}'\n".format(t) for t in "xy")
+    paths = [file(folder, t) for folder, t in zip((tmp_path, tmp_path / "other"), texts, strict=True)]
+    assert [load(f"{path}:A").title for path in paths] == ["x", "y"]
+
+
+# Names that are wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("torch-mah", "torch-mha"), ("flax", "flax-linen or flax-nnx"), ("Ours", "ours")],
+)
+def test_an_unknown_name_with_the_nearest(name, near):
+    told = refused(name, UnknownName)
+    assert told.startswith(f"unknown implementation {name!r}; did you mean ")
+    assert near in told
+
+
+def test_a_name_like_no_other_lists_them_all():
+    told = refused("xyzzy", UnknownName)
+    assert told == f"unknown implementation 'xyzzy'; known: {', '.join(registered())}"
+
+
+def test_a_file_without_a_name_lists_its_adapters():
+    told = refused(MINIATURES)
+    assert f"name the adapter in it, {MINIATURES}:NAME" in told
+    offered = told.split("adapters in it: ")[1].split(", ")
+    assert {"Correct", "Raw", "decorated", "instance"} <= set(offered)
+    # Base classes that it imports are not its own.
+    assert not {"Function", "Layer", "Adapter", "Foreign"} & set(offered)
+
+
+def test_a_name_that_the_file_lacks():
+    told = refused(f"{MINIATURES}:Corect")
+    assert told.startswith(f"{MINIATURES} has no 'Corect'; adapters in it: Correct, ")
+
+
+def test_a_file_without_adapters(tmp_path):
+    assert refused(file(tmp_path, "x = 1")).endswith("there is no adapter in it")
+
+
+def test_no_such_file(tmp_path):
+    missing = tmp_path / "missing.py"
+    assert f"there is no file {missing}" in refused(f"{missing}:A")
+    assert f"there is no file {tmp_path}" in refused(f"{folder(tmp_path)}:A")
+
+
+def folder(path):
+    (path / "folder.py").mkdir()
+    return path / "folder.py"
+
+
+def test_a_syntax_error(tmp_path):
+    told = refused(f"{file(tmp_path, 'def broken(:')}:A")
+    assert "does not import: SyntaxError: invalid syntax (mine.py, line 1)" in told
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("raise RuntimeError('two\\nlines')", "does not import: RuntimeError: two lines"),
+        ("import sys; sys.exit(3)", "does not import: SystemExit: 3"),
+        ("from os import nothing_like_it", "does not import: ImportError: cannot import name"),
+        ("1 / 0", "does not import: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_file_that_fails(tmp_path, line, told):
+    path = file(tmp_path, line)
+    assert told in refused(f"{path}:A")
+    # Nothing half imported is left behind: the second attempt says the same.
+    assert told in refused(f"{path}:A")
+
+
+def test_a_file_that_imports_a_missing_package(tmp_path):
+    path = file(tmp_path, "import no_such_package_anywhere.part")
+    told = refused(f"{path}:A", Unavailable)
+    assert told == f"{path}:A: it imports 'no_such_package_anywhere', which is not installed"
+
+
+def test_an_object_that_is_no_adapter():
+    told = refused(f"{MINIATURES}:not_an_adapter")
+    assert "dict is no adapter; derive from conformance.Layer, or decorate a function" in told
+    assert "type is no adapter" in refused(f"{MINIATURES}:Foreign")
+    assert "function is no adapter" in refused(f"{MINIATURES}:attention")
+
+
+def test_an_adapter_with_something_left_to_define():
+    told = refused(f"{MINIATURES}:Abstract")
+    assert told.endswith("Abstract does not define build, call")
+
+
+def test_an_adapter_that_cannot_be_made():
+    told = refused(f"{MINIATURES}:Unbuildable")
+    assert "Unbuildable() fails: TypeError: " in told
+    assert "'path'" in told
+
+
+@pytest.mark.parametrize("spec", ["no.such.module:A", "no_such_module:A", "path/to/file:A"])
+def test_no_such_module(spec):
+    assert f"there is no module {spec.partition(':')[0]!r}" in refused(spec)
+
+
+@pytest.mark.parametrize("spec", [":A", "..relative:A"])
+def test_a_module_that_can_be_none(spec):
+    assert "does not import" in refused(spec)
+
+
+def test_a_module_that_imports_a_missing_package(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file(tmp_path, "import no_such_package_anywhere", "needy.py")
+    assert "it imports 'no_such_package_anywhere'" in refused("needy:A", Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("mask_arguments = MASK", "mask_arguments must be a tuple"),
+        ("mask_arguments = (MASK, MASK)", "two mask arguments have the same name"),
+        ("dtypes = 'float32'", "dtypes must be a tuple"),
+        ("scores = 'additive'", "scores must be a tuple"),
+        ("modes = Mode('eval')", "modes must be a tuple"),
+        ("modes = ()", "there must be a mode"),
+        ("name = 'my:attention'", "the name 'my:attention' has a colon, bracket or blank"),
+        ("name = 'my attention'", "has a colon, bracket or blank"),
+        ("causal_flag = CausalFlag('c', needs='x')", "causal flag needs 'x'"),
+        ("mask_arguments = (MaskArgument('m', 'batch key'),)", "accepts neither"),
+    ],
+)
+def test_a_declaration_that_cannot_be(tmp_path, body, told):
+    path = file(tmp_path, f"from miniatures import *\nclass A(Correct):\n    {body}\n")
+    assert told in refused(f"{path}:A", WrongDeclaration)
+
+
+def test_a_decorated_function_with_an_attribute_that_adapters_lack(tmp_path):
+    path = file(
+        tmp_path,
+        "from miniatures import *\n@attention_function('numpy', causal='is_causal')\n"
+        "def f(query, key, value): pass\n",
+    )
+    assert refused(f"{path}:f", WrongDeclaration) == "adapters have no attribute 'causal'"
+
+
+# Frameworks: imported when asked for, and not before
+
+WITHOUT_FRAMEWORKS = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {frameworks}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+""".format(frameworks=set(FRAMEWORKS))
+
+
+def test_unknown_frameworks():
+    with pytest.raises(UnknownName, match="unknown framework 'pytorch'; did you mean torch"):
+        framework("pytorch")
+
+
+def test_a_framework_that_breaks_while_it_is_imported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file(tmp_path, "raise OSError('no libfoo.so')", "breaks_inside.py")
+    monkeypatch.setitem(frameworks.BRIDGES, "odd", ("x", "X", "breaks_inside"))
+    with pytest.raises(Unavailable, match="breaks_inside does not import: OSError: no libfoo.so"):
+        framework("odd")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(reason="there is no extra of this name"))
+        if name in ("jax", "tensorflow")
+        else name
+        for name in BRIDGES
+        if name != "numpy"
+    ],
+)
+def test_what_to_install_where_a_framework_is_missing(name, monkeypatch):
+    needed = "no_such_framework_anywhere"
+    monkeypatch.setitem(frameworks.BRIDGES, name, ("x", "X", needed))
+    framework.cache_clear()
+    try:
+        with pytest.raises(Unavailable) as caught:
+            framework(name)
+    finally:
+        framework.cache_clear()
+    told = re.fullmatch(
+        rf"{needed} is not installed; pip install 'mha-conformance\[(.+)\]'", str(caught.value)
+    )
+    extras = metadata.metadata("mha-conformance").get_all("Provides-Extra")
+    assert told[1] in extras
+
+
+def test_a_run_without_any_framework(tmp_path):
+    code = WITHOUT_FRAMEWORKS + "from conformance.cli import main; sys.exit(main(sys.argv[1:]))"
+    options = ["--dtype", "float32", "--case", "mask/per-batch/self", "--record", "r.json"]
+    names = ["ours", "torch-mha", "flax-linen", "keras-tensorflow-mha"]
+    done = python(code, "run", *names, *options, cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    record = json.loads((tmp_path / "r.narrowed.json").read_text())
+    told = {it["name"]: it["unavailable"] for it in record["header"]["implementations"]}
+    assert told.keys() == set(names)
+    assert told["torch-mha"] == "torch is not installed; pip install 'mha-conformance[torch]'"
+    assert told["torch-mha"] in done.stdout
+    assert told["flax-linen"].startswith("jax is not installed; pip install ")
+    found = [f for result in record["results"] for f in result["findings"]]
+    assert {f["verdict"] for f in found} == {"unavailable"}
+    assert all("is not installed; pip install" in f["detail"] for f in found)
+
+
+IMPORTED = f"\nimport sys; print(sorted(set({FRAMEWORKS!r}) & set(sys.modules)))"
+
+EVERYTHING = """
+import importlib, pkgutil, conformance
+for found in pkgutil.walk_packages(conformance.__path__, "conformance."):
+    if not found.name.endswith(("_bridge", "__main__", "adapters.ours.attention")):
+        importlib.import_module(found.name)
+from conformance.interface.loading import load, registered
+for name in registered():
+    load(name)
+import conformance.adapters.ours, conformance.adapters.torch_mha
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import conformance; conformance.Layer; dir(conformance)",
+        "import conformance.suite.plugin",
+        EVERYTHING,
+        "from conformance.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from conformance.cli import main; main(['list', 'implementations'])",
+        "from conformance.cli import main; main(['list', 'requirements'])",
+        "from conformance.cli import main; main(['explain', 'mask/shared/cross'])",
+    ],
+    ids=["package", "plugin", "everything", "--help", "list", "requirements", "explain"],
+)
+def test_no_framework_is_imported(code):
+    done = python(code + IMPORTED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_package_and_the_plugin_import_next_to_nothing():
+    code = "import conformance, conformance.suite.plugin, sys\n"
+    code += "print([n for n in sys.modules if n.startswith('conformance.')]);"
+    code += "print(bool({'numpy', 'msgspec', 'einops', 'rich'} & set(sys.modules)))"
+    done = python(code)
+    names, others = done.stdout.splitlines()
+    assert set(eval(names)) == {"conformance.suite", "conformance.suite.plugin"}
+    assert others == "False"
+
+
+def test_public_names():
+    import conformance
+
+    for name in conformance.__all__:
+        assert getattr(conformance, name).__name__ == name
+    assert set(dir(conformance)) == set(conformance.__all__)
+    with pytest.raises(AttributeError, match="'conformance' has no attribute 'Leyer'"):
+        _ = conformance.Leyer
