@@ -135,27 +135,42 @@ def _print(
     adapters: Iterable[Adapter], rows: dict[tuple[str, str, str, str], Row], *, planted: bool
 ) -> None:
     last = "noticed by" if planted else "outside"
-    print(
-        f"| implementation | dtype | array | arrays | median | max | rms | bias | classes | {last} |"
-    )
+    heading = ("implementation", "dtype", "array", "arrays", "median", "max", "rms", "bias")
+    print(f"| {' | '.join(heading)} | classes | {last} |")
     print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |")
-    names = [f"{adapter.name}|{mode.name}" for adapter in adapters for mode in adapter.modes]
-    ordered = sorted(rows, key=lambda key: (names.index(f"{key[0]}|{key[1]}"),))
-    several = {key[0] for key in rows if len({k[1] for k in rows if k[0] == key[0]}) > 1}
-    for key in ordered:
-        name, mode, dtype, kind = key
-        row = rows[key]
-        shown = f"{name}, {mode}" if name in several else name
-        reached = ", ".join(
-            f"{label} {row.classes[label]}" for label in ("A0", "A", "B", "C") if row.classes[label]
+    for adapter in adapters:
+        for dtype in DTYPES:
+            for kind in KINDS:
+                alike: dict[str, list[str]] = defaultdict(list)
+                for mode in adapter.modes:
+                    row = rows.get((adapter.name, mode.name, dtype, kind))
+                    if row is not None:
+                        alike[_cells(row, planted=planted)].append(mode.name)
+                for cells, modes in alike.items():
+                    label = adapter.name if len(alike) == 1 else f"{adapter.name}: "
+                    label += "" if len(alike) == 1 else ", ".join(modes)
+                    print(f"| {label} | {dtype} | {kind} | {cells} |")
+
+
+def _cells(row: Row, *, planted: bool) -> str:
+    reached = [
+        f"{label} {row.classes[label]}" for label in ("A0", "A", "B", "C") if row.classes[label]
+    ]
+    figures = (
+        statistics.median(row.largest),
+        max(row.largest),
+        _rms(row.rms),
+        statistics.median(row.bias),
+    )
+    noticed = f"{len(row.noticed)} of {len(row.cases)} cases"
+    return " | ".join(
+        (
+            str(len(row.largest)),
+            *(_ratio(figure) for figure in figures),
+            ", ".join(reached) or "none",
+            noticed if planted else str(row.classes[""]),
         )
-        final = f"{len(row.noticed)} of {len(row.cases)} cases" if planted else str(row.classes[""])
-        print(
-            f"| {shown} | {dtype} | {kind} | {len(row.largest)} | "
-            f"{_ratio(statistics.median(row.largest))} | {_ratio(max(row.largest))} | "
-            f"{_ratio(_rms(row.rms))} | {_ratio(statistics.median(row.bias))} | {reached or '-'} | "
-            f"{final} |"
-        )
+    )
 
 
 def _rms(values: list[float]) -> float:
@@ -165,7 +180,7 @@ def _rms(values: list[float]) -> float:
 def _ratio(value: float) -> str:
     if value >= INFINITE:
         return "∞"
-    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def planted() -> list[Adapter]:
@@ -201,7 +216,7 @@ def planted() -> list[Adapter]:
             cubic = 0.99990029 + fraction * (
                 0.69632477 + fraction * (0.22469316 + fraction * 0.07896726)
             )
-            powers = torch.where(x == -math.inf, 0.0, torch.ldexp(cubic, whole.int()))
+            powers = torch.where(scaled > -126.0, torch.ldexp(cubic, whole.int()), 0.0)
             ctx.save_for_backward(powers)
             return powers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ EXIT_CODES = {
     "measured is kept",
     ExitCode.INTERRUPTED: "interrupted; what was measured is kept",
 }
+QUICK = ("-q", "--assert=plain", "--capture=sys", "-p", "no:logging", "-p", "no:warnings")
+"""What pytest does around a test costs as much as a small attention; this leaves some out."""
+
 EPILOG = "exit codes:\n" + "".join(f"  {code:<4d} {told}\n" for code, told in EXIT_CODES.items())
 
 
@@ -115,7 +119,7 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
 
     arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
-    arguments += ["--rootdir", str(SUITE.parent), "-q", "-p", "no:logging"]
+    arguments += ["--rootdir", str(SUITE.parent), *QUICK]
     for name in ("implementation", "case", "dtype", "mode"):
         for value in getattr(options, name):
             arguments += [f"--{name}", value]

@@ -6,6 +6,7 @@ away, and an element that must be exact (σ = 0) has to be.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -16,8 +17,11 @@ from conformance.errors import WrongShape
 from conformance.findings import INFINITE, Figures, Worst
 from conformance.reference import LIMIT, Expectation
 
-BETWEEN_ANSWERS = LIMIT * np.sqrt(2.0)
-"""Limit for two answers to the same problem: each has noise of its own."""
+BETWEEN_ANSWERS = 11.31
+"""Limit for two answers to the same problem: √2·LIMIT, since each has noise of its own."""
+
+NOTHING = Worst("", (), "", "", "")
+"""Evidence is for what does not fit."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,10 @@ def ratios(got: Array, want: Array, noise: Array, underflow: float) -> Array:
     """(got - want) / σ, signed; 0 within the underflow; ±inf where an exact element is not."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         error = got - want
-        ratio = np.where(np.abs(error) <= underflow, 0.0, error / noise)
-    return np.where(np.isnan(ratio), np.inf, ratio)
+        ratio = error / noise
+    ratio[np.abs(error) <= underflow] = 0.0
+    ratio[np.isnan(ratio)] = np.inf
+    return ratio
 
 
 def compare(
@@ -57,18 +63,23 @@ def compare(
     if got.shape != want.shape:
         raise WrongShape(f"{name} has shape {list(got.shape)}, wanted {list(want.shape)}")
     if got.size == 0:
-        return Comparison(Figures(name, 0.0, 0.0, 0.0, limit), Worst(name, (), "", "", ""))
-    ratio = ratios(got, want, noise, underflow)
+        return Comparison(Figures(name, 0.0, 0.0, 0.0, limit), NOTHING)
+    ratio = ratios(got, want, noise, underflow).ravel()
     size = np.abs(ratio)
-    at = np.unravel_index(np.argmax(size), got.shape)
-    finite = ratio[np.isfinite(ratio)]
+    flat = int(size.argmax())
+    largest = float(size[flat])
+    finite = ratio if largest < INFINITE else ratio[np.isfinite(ratio)]
+    count = max(1, finite.size)
     figures = Figures(
         array=name,
-        max_ratio=_rounded(size[at]),
-        rms_ratio=_rounded(np.sqrt(np.mean(finite**2))) if finite.size else INFINITE,
-        bias=_rounded(finite.sum() / np.sqrt(finite.size)) if finite.size else 0.0,
-        limit=_rounded(limit),
+        max_ratio=_rounded(largest),
+        rms_ratio=_rounded(math.sqrt(float(finite @ finite) / count)) if finite.size else INFINITE,
+        bias=_rounded(float(finite.sum()) / math.sqrt(count)),
+        limit=limit,
     )
+    if largest <= limit:
+        return Comparison(figures, NOTHING)
+    at = np.unravel_index(flat, got.shape)
     return Comparison(figures, element(name, at, got[at], want[at], noise[at]))
 
 
@@ -85,10 +96,13 @@ def between(name: str, one: Array, other: Array, noise: Array, underflow: float)
     element's σ is taken as less than the array's rms. NaN equals NaN: what is NaN twice is no
     disagreement, and other requirements speak of it.
     """
-    typical = np.sqrt(np.mean(noise**2)) if noise.size else 0.0
-    both = np.isnan(one) & np.isnan(other)
-    same = np.where(both, 0.0, one), np.where(both, 0.0, other)
-    return compare(name, *same, np.maximum(noise, typical), underflow, BETWEEN_ANSWERS)
+    flat = noise.ravel()
+    typical = math.sqrt(float(flat @ flat) / max(1, flat.size))
+    if one.shape == other.shape:
+        both = np.isnan(one) & np.isnan(other)
+        if both.any():
+            one, other = np.where(both, 0.0, one), np.where(both, 0.0, other)
+    return compare(name, one, other, np.maximum(noise, typical), underflow, BETWEEN_ANSWERS)
 
 
 def against(

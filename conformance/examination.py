@@ -86,7 +86,7 @@ class Examination:
         """The case's problem in this dtype."""
         return self.case.problem(self.dtype)
 
-    @property
+    @cached_property
     def expectation(self) -> Expectation:
         """What is expected of the case."""
         return self.expected("", lambda: self.problem)
@@ -96,7 +96,7 @@ class Examination:
         key = (self.case.id, self.dtype, variant)
         return self.bench.expectations.get(key, lambda: expect(problem()))
 
-    @property
+    @cached_property
     def suited_expectation(self) -> Expectation:
         """As `expectation`, with weights averaged over heads where the implementation does that."""
         weights = self.answer.weights
@@ -105,7 +105,7 @@ class Examination:
             return self.bench.expectations.get(key, lambda: averaged_over_heads(self.expectation))
         return self.expectation
 
-    @property
+    @cached_property
     def answer(self) -> Answer:
         """The implementation's answer to the case, in this mode."""
         return self.answer_in(self.mode)

@@ -48,7 +48,7 @@ def make(
     gain=1.0,
     **changes,
 ) -> Problem:
-    """A problem with inputs N(0, 1) and weights half as wide; `mask` and `attn_bias` are shapes or arrays."""
+    """Inputs N(0, 1), weights half as wide; `mask` and `attn_bias` are shapes or arrays."""
     shape = Shape(**{**sizes, **changes})
     random = np.random.default_rng(seed)
     rounded = dtype_of(dtype).round
@@ -134,11 +134,6 @@ BIAS_SHAPES = [
 ]
 
 
-def featured(name: str, score: str = "scaled-dot", sizes=SIZES) -> Problem:
-    """The problem with the named feature."""
-    return make(sizes, score=score, **FEATURES[name])
-
-
 def leaves(problem: Problem) -> dict[str, np.ndarray]:
     """Every array that has a gradient, by the gradient's name."""
     found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
@@ -179,7 +174,9 @@ def visible(problem: Problem) -> np.ndarray:
 def scale_of(problem: Problem, number=float):
     if problem.scale is not None:
         return number(problem.scale)
-    return number(1) if problem.shape.score == "additive" else number(problem.shape.head_size) ** -0.5
+    return (
+        number(1) if problem.shape.score == "additive" else number(problem.shape.head_size) ** -0.5
+    )
 
 
 def by_loops(problem: Problem, leaf: dict, number=float, exp=math.exp, tanh=math.tanh):
@@ -204,7 +201,11 @@ def by_loops(problem: Problem, leaf: dict, number=float, exp=math.exp, tanh=math
             k = project("key", key, entry, j, head // group, d)
             total += weight["score"][head, d] * tanh(q + k) if "score" in weight else q * k
         total = scale * total
-        return total + broadcast(leaf["attn_bias"], entry, head, i, j) if "attn_bias" in leaf else total
+        return (
+            total + broadcast(leaf["attn_bias"], entry, head, i, j)
+            if "attn_bias" in leaf
+            else total
+        )
 
     kind = np.float64 if number is float else object
     weights = np.full(shape.logits, zero, dtype=kind)
@@ -277,12 +278,11 @@ def gradients_by_complex_steps(problem: Problem) -> dict[str, np.ndarray]:
     return found
 
 
-def in_framework(xp, constant, problem: Problem, leaf: dict, allowed):
+def in_framework(xp, constant, shape: Shape, scale: float, leaf: dict, allowed):
     """Output and weights in operations that torch and `jax.numpy` have in common.
 
     `constant` stops gradients.
     """
-    shape = problem.shape
     query, key, value = three_inputs(leaf)
     group = shape.heads // shape.kv_heads
 
@@ -298,7 +298,7 @@ def in_framework(xp, constant, problem: Problem, leaf: dict, allowed):
         logits = (hidden * leaf["weights.score"][:, None, None]).sum(-1)
     else:
         logits = xp.matmul(q, xp.swapaxes(k, 2, 3))
-    logits = logits * scale_of(problem)
+    logits = logits * scale
     if "attn_bias" in leaf:
         logits = logits + leaf["attn_bias"]
     # Blocked logits are replaced before exp: a derivative of exp(-inf - -inf) is NaN in both.
@@ -322,7 +322,9 @@ def by_torch(problem: Problem, dtype: str | None = None) -> dict[str, np.ndarray
         for name, array in leaves(problem).items()
     }
     allowed = torch.tensor(visible(problem))
-    output, weights = in_framework(torch, torch.Tensor.detach, problem, leaf, allowed)
+    output, weights = in_framework(
+        torch, torch.Tensor.detach, problem.shape, scale_of(problem), leaf, allowed
+    )
     cotangent = torch.tensor(problem.cotangent).to(kind)
     gradients = torch.autograd.grad(output, list(leaf.values()), cotangent, allow_unused=True)
     found = {"output": output, "weights": weights}

@@ -393,7 +393,7 @@ def test_every_spelling_means_the_problem(table, problem):
     ]  # fmt: skip
     assert len(set(told)) == len(told), "a spelling is repeated"
     if not every:
-        with pytest.raises(Unsupported, match="^[^\n]+$"):
+        with pytest.raises(Unsupported, match=r"^[^\n]+$"):
             table.spell(problem)
     else:
         assert table.spell(problem).label == every[0].label

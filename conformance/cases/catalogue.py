@@ -94,8 +94,8 @@ def _build() -> list[Case]:
         *make(
             "self cross gqa",
             "plain/custom-scale",
-            "The logits' factor is 0.3 instead of 1/sqrt(head size).",
-            scale=0.3,
+            "The logits' factor is 0.75 instead of 1/sqrt(head size).",
+            scale=0.75,
         ),
         # Boolean masks.
         *make(

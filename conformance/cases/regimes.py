@@ -14,13 +14,17 @@ def large_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> Non
 
 
 def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Logits up to some hundred: exp overflows float32 unless the row's maximum is subtracted.
+    """Logits up to about 130: exp overflows float32 unless the row's maximum is subtracted.
 
-    The queries of an entry are five times those of the entry before. The first entry stays
-    ordinary, because rows that are one-hot to the last digit say nothing about scale and biases;
-    the last stays below 200, because in bfloat16 noise on larger logits has no useful size.
+    Queries grow from entry to entry. The first entry stays ordinary, because rows that are one-hot
+    to the last digit say nothing about scale and biases; no entry has larger logits, because their
+    noise in bfloat16 has no useful size.
     """
-    drawn["query"] *= 5.0 ** np.arange(shape.batch)[:, None, None]
+    q = np.einsum("bqe,ehd->bhqd", drawn["query"], drawn["weights.query"])
+    k = np.einsum("bke,ehd->bhkd", drawn["key"], drawn["weights.key"])
+    logits = shape.default_scale * np.einsum("bhqd,bhkd->bhqk", q, k)
+    growth = np.linspace(0.0, 1.0, shape.batch)[:, None, None]
+    drawn["query"] *= (130.0 / logits[-1].max()) ** growth
 
 
 def large_scores(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:

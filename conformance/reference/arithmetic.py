@@ -114,22 +114,21 @@ class Noisy(Exact):
 
     def __call__(self, values: Array, kind: Kind) -> Array:
         """x·(1 + u·ξ) + η·ξ; an exact zero stays one (nothing was computed to get it)."""
-        magnitude = np.abs(values)
-        magnitude *= _column(self._roundoff[kind], values.ndim)
+        magnitude = np.abs(values) * _column(self._roundoff[kind], values.ndim)
         magnitude += self._underflow * (values != 0)
-        magnitude *= self._uniform(values.shape)
+        magnitude *= self._uniform(magnitude.shape)
         magnitude += values
         return magnitude
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
         """A sum of products with the noise of its own accumulation, then rounded."""
-        squares = np.einsum(axes, left * left, right * right)
+        squares = np.einsum(axes, _first(left, axes, 0) ** 2, _first(right, axes, 1) ** 2)
         terms = _terms(axes, left, right)
         return self._accumulated(np.einsum(axes, left, right), squares, terms, kind)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
         """A sum with the noise of its own accumulation, then rounded."""
-        squares = np.einsum(axes, values * values)
+        squares = np.einsum(axes, values[:1] ** 2)
         return self._accumulated(np.einsum(axes, values), squares, _terms(axes, values), kind)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
@@ -139,25 +138,25 @@ class Noisy(Exact):
         hundred this is the largest error that they have.
         """
         error = np.abs(log_total) * _column(self._roundoff["logits"], log_total.ndim)
-        return weights * (1.0 + error * self._uniform(log_total.shape))
+        return weights * (1.0 + error * self._uniform(error.shape))
 
     def lift(self, values: Array) -> Array:
-        """Repeat along the leading axis `samples`, without copying."""
-        return np.broadcast_to(values, (self.samples, *values.shape))
+        """A leading axis of one: an input is the same in all samples."""
+        return values[None]
 
     def _accumulated(self, exact: Array, squares: Array, terms: int, kind: Kind) -> Array:
         """Add the noise of n terms x summed one after the other, as a matrix product does.
 
         Each partial sum is rounded. Terms with mean S/n and mean square Q/n make the k-th partial
         sum k(Q/n - S²/n²) + k²S²/n² in the mean square, which adds up to nQ/2 + (n/3 - 1/2)S².
+        Q and S are taken from one sample: they differ between samples by no more than u.
         """
-        spread = np.maximum(terms / 2, 1.0) * squares
-        spread += max(terms / 3 - 0.5, 0.0) * exact**2
-        np.sqrt(spread, out=spread)
-        spread *= _column(self._roundoff["accumulator"], exact.ndim)
-        spread *= self._uniform(exact.shape)
-        spread += exact
-        return self(spread, kind)
+        spread = max(terms / 2, 1.0) * squares
+        spread += max(terms / 3 - 0.5, 0.0) * exact[:1] ** 2
+        noise = np.sqrt(spread) * _column(self._roundoff["accumulator"], exact.ndim)
+        noise *= self._uniform(noise.shape)
+        noise += exact
+        return self(noise, kind)
 
     def _uniform(self, shape: tuple[int, ...]) -> Array:
         # float32 noise costs half as much to draw, and noise needs no more digits.
@@ -169,6 +168,11 @@ class Noisy(Exact):
 
 def _column(per_sample: Array, dimensions: int) -> Array:
     return per_sample.reshape(-1, *(1,) * (dimensions - 1))
+
+
+def _first(operand: Array, axes: str, position: int) -> Array:
+    """The first sample of an operand that has the sample axis; a weight has none."""
+    return operand[:1] if axes.split("->")[0].split(",")[position].startswith("...") else operand
 
 
 def _terms(axes: str, *operands: Array) -> int:

@@ -1,0 +1,30 @@
+"""The report: joins records into one document, and renders it as JSON, Markdown and HTML.
+
+It sees records only, so it can be rendered years later without any framework. The data flows
+through small modules: `load` reads records and refuses what does not belong; `build` makes a
+`Report` (see `model`) out of `columns`, `matrix`, `conventions`, `accuracy`, `pairwise`,
+`deviations` and `unanswered`; `html` and `markdown` render it, with `cards` and `views` deciding
+what is said once, and `wording` how.
+"""
+
+from __future__ import annotations
+
+from conformance.report.build import build
+from conformance.report.html import render_html
+from conformance.report.load import find_records, load_records
+from conformance.report.markdown import render_markdown
+from conformance.report.model import SCHEMA, Loaded, Report
+from conformance.report.write import outcome, write
+
+__all__ = [
+    "SCHEMA",
+    "Loaded",
+    "Report",
+    "build",
+    "find_records",
+    "load_records",
+    "outcome",
+    "render_html",
+    "render_markdown",
+    "write",
+]

@@ -61,6 +61,7 @@ def _environment() -> Environment:
         "plural": wording.plural,
         "listed": wording.listed,
         "shape": wording.shape,
+        "parts": wording.parts,
     }
     return environment
 

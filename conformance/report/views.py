@@ -18,7 +18,6 @@ from conformance.report.model import (
 from conformance.report.totals import WRONG
 from conformance.report.wording import listed
 
-
 _PLACE = re.compile(r" \(at [^()]*\)$")
 """Where an error was raised: often several places for one error."""
 
@@ -80,7 +79,7 @@ def _symptom(item: Deviation, column: Column) -> str:
     where = [] if set(item.dtypes) >= set(column.dtypes) else [listed(item.dtypes)]
     if not set(item.modes) >= set(column.modes):
         where.append(f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}")
-    return f"beyond honest noise in {', '.join(where)}" if where else "beyond honest noise in every dtype and mode"
+    return f"beyond honest noise in {', '.join(where) or 'every dtype and mode'}"
 
 
 def versions(report: Report) -> dict[str, list[str]]:
@@ -97,7 +96,8 @@ def versions(report: Report) -> dict[str, list[str]]:
 def places(report: Report) -> list[str]:
     """On which devices, platforms and Pythons the records were made."""
     made = [source.provenance for source in report.sources]
-    return list(dict.fromkeys(f"{item.device} on {item.platform}, Python {item.python}" for item in made))
+    told = (f"{item.device} on {item.platform}, Python {item.python}" for item in made)
+    return list(dict.fromkeys(told))
 
 
 def evidence(report: Report) -> dict[tuple[str, str], str]:
@@ -150,3 +150,13 @@ def undefined(report: Report) -> list[tuple[str, list[Apart]]]:
     for item in report.apart:
         found[item.case].append(item)
     return list(found.items())
+
+
+def measured(report: Report, column: Column) -> bool:
+    """Whether anything was measured of it."""
+    return any(item.column == column.key for item in report.accuracy)
+
+
+def apart_count(report: Report) -> int:
+    """How many pairs, counted once per dtype, can be told apart."""
+    return sum(heat_level(pair, report.limit) == 4 for pair in report.pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from conformance.findings import INFINITE, VERDICTS
@@ -45,7 +46,7 @@ _OBSERVED_BOOL = {
 }
 
 _NUMBERS = {
-    "added": "added to the logits, −∞ blocks",
+    "added": "added to the logits, −∞\u00a0blocks",
     "attends if nonzero": "nonzero attends, 0 blocks",
 }
 
@@ -118,6 +119,11 @@ def gravest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 def told(counts: Mapping[str, int]) -> str:
     """ "12 conforms, 3 deviates"."""
     return ", ".join(f"{times:,} {verdict}" for verdict, times in vector(counts)) or "nothing"
+
+
+def parts(name: str) -> list[str]:
+    """A long name, where it may be broken: after punctuation and before capitals."""
+    return re.split(r"(?<=[._-])|(?<=[a-z])(?=[A-Z])", name)
 
 
 def shape(layout: str) -> str:

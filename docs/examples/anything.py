@@ -43,7 +43,7 @@ class Loop(Adapter):
             logits = [problem.logit_scale * math.fsum(q[b, h, i] * k[b, h, j]) for j in keys]
             logits += added[b, h, i, keys]
             powers = [math.exp(logit - max(logits)) for logit in logits]
-            for j, power in zip(keys, powers):
+            for j, power in zip(keys, powers, strict=True):
                 weights[b, h, i, j] = power / math.fsum(powers)
                 context[b, h, i] += weights[b, h, i, j] * v[b, h, j]
         output = np.einsum("bhqd,hde->bqe", context, problem.weights.output)

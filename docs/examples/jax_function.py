@@ -39,7 +39,7 @@ def blockwise_attention(query, key, value, mask=None, causal=False, scale=None):
     allowed = jnp.pad(allowed, ((0, 0), (0, 0), (0, 0), padding))
 
     def per_block(array, axis):
-        shape = array.shape[:axis] + (-1, BLOCK) + array.shape[axis + 1 :]
+        shape = (*array.shape[:axis], -1, BLOCK, *array.shape[axis + 1 :])
         return jnp.moveaxis(array.reshape(shape), axis, 0)
 
     def step(carried, block):
@@ -48,7 +48,8 @@ def blockwise_attention(query, key, value, mask=None, causal=False, scale=None):
         k, v = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k, v))
         logits = jnp.einsum("bqhd,bkhd->bhqk", query, k, preferred_element_type=total.dtype)
         logits = jnp.where(seen, scale * logits, -jnp.inf)
-        higher = jnp.maximum(peak, logits.max(axis=-1))
+        # The maximum cancels in the answer; differentiating through it would only add rounding.
+        higher = jax.lax.stop_gradient(jnp.maximum(peak, logits.max(axis=-1)))
         # A row that has seen no key yet has the maximum -inf; -inf - -inf would be NaN.
         finite = jnp.where(jnp.isfinite(higher), higher, 0.0)
         powers = jnp.exp(logits - finite[..., None])

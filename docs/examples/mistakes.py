@@ -16,6 +16,7 @@ BLOCKS = MaskArgument("mask", "batch heads query key", true="blocks")
 
 
 def attention(query, key, value, mask=True):
+    """What the mistakes below depart from."""
     logits = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
     logits = np.where(mask, logits, -np.inf)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))

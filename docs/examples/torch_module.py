@@ -54,7 +54,9 @@ class CrossAttention(Layer):
     parameters = (
         Parameter("query.weight", "query", "embed heads head -> (heads head) embed"),
         Parameter("query.bias", "query_bias", "heads head -> (heads head)"),
-        Parameter("key_value.weight", "key value", "embed heads head -> (heads head) embed", stack=0),
+        Parameter(
+            "key_value.weight", "key value", "embed heads head -> (heads head) embed", stack=0
+        ),
         Parameter("key_value.bias", "key_bias value_bias", "heads head -> (heads head)", stack=0),
         Parameter("output", "output", "heads head embed -> heads embed head"),
         Parameter("output_bias", "output_bias", "embed -> embed"),

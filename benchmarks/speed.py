@@ -1,0 +1,102 @@
+"""How long the suite takes, as ratios and wall times measured in one run.
+
+    python benchmarks/speed.py            everything below
+    python benchmarks/speed.py torch      suite time / time in the implementation's own calls
+    python benchmarks/speed.py flax       wall time of each Flax implementation, compilation included
+    python benchmarks/speed.py help       mha-conformance --help
+
+Each measurement runs in a process of its own. `tox` is timed with the shell: `time tox`.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+INNER = "--inside"
+
+
+def suite(implementation: str) -> tuple[float, float, str]:
+    """Seconds of the whole suite and of the implementation's own calls, and pytest's last line."""
+    command = [sys.executable, __file__, INNER, implementation]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    lines = done.stdout.strip().splitlines()
+    if not lines or not lines[-1].startswith("seconds "):
+        sys.exit(f"{implementation}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    _, whole, own = lines[-1].split()
+    return float(whole), float(own), lines[-2]
+
+
+def inside(implementation: str) -> None:
+    """One suite run with the framework's `evaluate` timed; imports are not counted."""
+    import pytest
+
+    from conformance.interface.loading import load
+    from conformance.cli import QUICK
+    from conformance.suite.plugin import SUITE
+
+    adapter = load(implementation)
+    adapter.prepare()
+    bridge = type(adapter.bridge)
+    evaluate, own = bridge.evaluate, [0.0]
+
+    def timed(self, *arguments, **options):
+        started = time.perf_counter()
+        try:
+            return evaluate(self, *arguments, **options)
+        finally:
+            own[0] += time.perf_counter() - started
+
+    bridge.evaluate = timed
+    settings = ["-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider", *QUICK]
+    started = time.perf_counter()
+    pytest.main([str(SUITE), *settings, "--survey", "--implementation", implementation])
+    print(f"seconds {time.perf_counter() - started:.3f} {own[0]:.3f}")
+
+
+def torch() -> None:
+    """The claim: at most 3 times the implementation's own forward and backward calls."""
+    ratios = []
+    for _ in range(3):
+        whole, own, told = suite("torch-mha")
+        ratios.append(whole / own)
+        print(f"torch-mha: suite {whole:.1f} s, own calls {own:.1f} s, ratio {whole / own:.2f}")
+    print(f"torch-mha: median ratio {statistics.median(ratios):.2f} (limit 3); {told}")
+
+
+def flax() -> None:
+    """The claim: at most 30 s of wall time each."""
+    for name in ("flax-linen", "flax-nnx"):
+        whole, own, told = suite(name)
+        print(f"{name}: {whole:.1f} s (limit 30), {own:.1f} s of it compiling and calling; {told}")
+
+
+def help_() -> None:
+    """The claim: under 0.4 s."""
+    times = []
+    for _ in range(7):
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "conformance", "--help"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        times.append(time.perf_counter() - started)
+    print(f"mha-conformance --help: median {statistics.median(times):.2f} s (limit 0.4)")
+
+
+def main(wanted: list[str]) -> None:
+    """Run what is asked for, or everything."""
+    known = {"torch": torch, "flax": flax, "help": help_}
+    for name in wanted or list(known):
+        if name not in known:
+            sys.exit(f"unknown benchmark {name!r}; known: {', '.join(known)}")
+        known[name]()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [INNER]:
+        inside(sys.argv[2])
+    else:
+        main(sys.argv[1:])

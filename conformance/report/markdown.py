@@ -1,0 +1,84 @@
+"""The report in GitHub's Markdown.
+
+What a record says can break out of neither a table nor a paragraph: every value is escaped as it is
+put in, as character references, which GitHub shows as they are meant and reads as nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from conformance.findings import VERDICTS
+from conformance.report import views, wording
+from conformance.report.cards import cards
+from conformance.report.model import Counts, Report
+
+_SPECIAL = re.compile(r"[\\`*\[\]<>|&@#~$]|\b_|_\b")
+_HARMLESS = re.compile(r"[\w .,:;=/()·+\[\]-]+")
+
+
+def render_markdown(report: Report) -> str:
+    """The page."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=text,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "code": code,
+        "fenced": fenced,
+        "vector": vector,
+        "ratio": wording.ratio,
+        "number": wording.number,
+        "plural": wording.plural,
+        "listed": wording.listed,
+        "shape": wording.shape,
+    }
+    page = environment.get_template("report.md.j2").render(
+        report=report,
+        views=views,
+        words=wording,
+        cards=cards(report),
+        VERDICTS=VERDICTS,
+        measured={(item.column, item.dtype): item for item in report.accuracy},
+        rows={row.requirement: row for row in report.matrix},
+    )
+    return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+
+
+def text(value: object) -> Markup:
+    """Any value as text in one line; what is Markdown already stays so."""
+    if isinstance(value, Markup):
+        return value
+    line = " ".join(str(value).split())
+    return Markup(_SPECIAL.sub(lambda found: f"&#{ord(found[0])};", line))
+
+
+def code(value: str) -> Markup:
+    """Inline code, in a table too."""
+    if _HARMLESS.fullmatch(value) and value.strip() == value:
+        return Markup(f"`{value}`")
+    return Markup(f"<code>{text(value)}</code>")
+
+
+def fenced(value: str) -> Markup:
+    """A block of code; the fence is longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall(r"`+", value)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return Markup(f"{fence}sh\n{value}\n{fence}")
+
+
+def vector(counts: Counts) -> Markup:
+    """A count vector for a cell, the gravest first."""
+    told = (
+        f"{wording.SYMBOLS[verdict]}&nbsp;{times:,}"
+        for verdict, times in wording.gravest_first(counts)
+    )
+    return Markup("<br>".join(told) or "·")
