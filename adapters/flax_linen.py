@@ -54,13 +54,15 @@ class FlaxLinen(Layer):
         Mode("optimised", {"sow": True}, every_case=False, optimised=True),
     )
 
-    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
-        from flax import linen
-
+    def check_shape(self, shape: Shape) -> None:
         if shape.kv_heads != shape.heads:
             raise Unsupported("no fewer key/value heads than query heads")
         if shape.value_head_size != shape.head_size:
             raise Unsupported("no value head size of its own")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        from flax import linen
+
         return linen.MultiHeadDotProductAttention(
             num_heads=shape.heads,
             qkv_features=shape.heads * shape.head_size,

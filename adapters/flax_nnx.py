@@ -42,13 +42,14 @@ class FlaxNnx(Layer):
         Mode("optimised", {"sow": True}, every_case=False, optimised=True),
     )
 
-    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
-        from flax import nnx
-
+    def check_shape(self, shape: Shape) -> None:
         if shape.value_head_size != shape.head_size:
             raise Unsupported("no value head size of its own")
         if shape.key_width != shape.value_width:
             raise Unsupported("key and value have one width")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        from flax import nnx
 
         def make() -> Any:
             return nnx.MultiHeadAttention(

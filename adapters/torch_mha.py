@@ -78,9 +78,7 @@ class TorchMultiheadAttention(Layer):
             Parameter("out_proj.bias", "output_bias", "embed -> embed"),
         )
 
-    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
-        import torch
-
+    def check_shape(self, shape: Shape) -> None:
         if shape.kv_heads != shape.heads:
             raise Unsupported("no fewer key/value heads than query heads")
         if shape.value_head_size != shape.head_size:
@@ -89,6 +87,10 @@ class TorchMultiheadAttention(Layer):
             raise Unsupported("heads x head size must be the query's width")
         if shape.output_width != shape.query_width:
             raise Unsupported("the output is as wide as the query")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import torch
+
         layer = torch.nn.MultiheadAttention(
             shape.query_width,
             shape.heads,

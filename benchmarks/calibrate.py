@@ -2,6 +2,7 @@
 
     python benchmarks/calibrate.py ours torch-mha flax-linen
     python benchmarks/calibrate.py --planted
+    python benchmarks/calibrate.py --widths
     python benchmarks/calibrate.py --dtype float32 --case plain/ torch-mha
 
 Every implementation answers every case that has an agreed answer, in its first mode and in those
@@ -17,6 +18,9 @@ tables have one row for each implementation, mode, dtype and kind of array:
               no sign and no correlation
     classes   how many arrays fit into each accuracy class, the most accurate first
     outside   how many arrays fit into none; for planted arithmetic, how many cases notice it
+
+With --widths: how much wider the classes are than the most accurate one, as the median over cases
+of the ratio of the rms of σ.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.comparison import accuracy_class, compare
@@ -40,6 +46,7 @@ from conformance.findings import INFINITE
 from conformance.interface.adapter import Adapter, Mode
 from conformance.interface.loading import load
 from conformance.provenance import package_versions
+from conformance.reference import expect
 
 KINDS = ("output", "weights", "gradients")
 
@@ -61,6 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("implementation", nargs="*")
     parser.add_argument("--planted", action="store_true", help="coarser arithmetic, in torch")
+    parser.add_argument("--widths", action="store_true", help="how wide the accuracy classes are")
     parser.add_argument("--dtype", action="append", default=[], choices=list(DTYPES))
     parser.add_argument("--case", action="append", default=[])
     options = parser.parse_args()
@@ -68,6 +76,9 @@ def main() -> int:
     named = {case for pattern in options.case for case in find_cases(pattern)}
     cases = [case for case in catalogue() if case.defined and (not named or case in named)]
 
+    if options.widths:
+        _print_widths(cases, dtypes)
+        return 0
     adapters = [load(name) for name in options.implementation]
     if options.planted:
         adapters += planted()
@@ -171,6 +182,26 @@ def _cells(row: Row, *, planted: bool) -> str:
             noticed if planted else str(row.classes[""]),
         )
     )
+
+
+def _print_widths(cases: Iterable[Case], dtypes: Iterable[str]) -> None:
+    wider: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for case in cases:
+        for dtype in dtypes:
+            noise = expect(case.problem(dtype)).noise
+            first = next(iter(noise.values()))
+            for label, sigmas in noise.items():
+                for name, sigma in sigmas.items():
+                    size = float(np.sqrt(np.mean(first[name] ** 2)))
+                    if size > 0:
+                        kind = name if name in KINDS else "gradients"
+                        ratio = float(np.sqrt(np.mean(sigma**2))) / size
+                        wider[dtype, label, kind].append(ratio)
+    print("| dtype | class | output | weights | gradients |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    for dtype, label in dict.fromkeys(key[:2] for key in wider):
+        cells = [f"{statistics.median(wider[dtype, label, kind]):.2g}" for kind in KINDS]
+        print(f"| {dtype} | {label} | {' | '.join(cells)} |")
 
 
 def _rms(values: list[float]) -> float:

@@ -140,7 +140,7 @@ def _hypotheses(problem: Problem) -> Iterator[tuple[str, Callable[[], Array]]]:
 def _output(problem: Problem) -> Array:
     """The output, NaN where a query may attend no key: there is no one answer there."""
     output = forward(problem, Exact()).output
-    empty = np.logical_not(problem.allowed_in_full().any(axis=-1).all(axis=1))
+    empty = ~np.any(problem.allowed_in_full(), axis=-1).all(axis=1)
     return np.where(empty[..., None], np.nan, output)
 
 

@@ -49,9 +49,17 @@ def plan(
     for case in cases:
         for dtype in dtypes:
             for adapter in adapters:
-                for mode in adapter.modes:
-                    if mode.every_case or "call.repeats" in case.serves:
-                        yield Item(adapter, case, dtype, device, mode)
+                for mode in _modes(adapter, case, dtype):
+                    yield Item(adapter, case, dtype, device, mode)
+
+
+def _modes(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
+    """The modes worth examining: one is enough to say that none of them can express the case."""
+    try:
+        adapter.check(case.problem(dtype))
+    except Unsupported:
+        return adapter.modes[:1]
+    return tuple(mode for mode in adapter.modes if mode.every_case or "call.repeats" in case.serves)
 
 
 @dataclass

@@ -7,6 +7,7 @@ and small mistakes lie far beyond the limit.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,20 +18,33 @@ from conformance.comparison import accuracy_class, ratios
 from conformance.dtypes import BFLOAT16, DTYPES, FLOAT32, DType
 from conformance.problem import Answer
 from conformance.reference import LIMIT, expect
-from conformance.reference.arithmetic import CLASSES, SAMPLES, Noisy, classes_of
+from conformance.reference.arithmetic import CLASSES, SAMPLES, Exact, Noisy, classes_of
 from conformance.reference.attention import backward, forward
 
 TF32 = DType("tf32", 11, 2.0**-126, 2.0**-24)
 CLASS_NAMES = [item.name for item in CLASSES]
 HALF = ["bfloat16", "float16"]
 
-ORDINARY = """
-    plain/no-mask/self plain/no-mask/cross plain/no-mask/separate plain/no-mask/value-head
-    plain/no-mask/gqa plain/no-mask/mqa plain/no-mask/additive plain/no-mask/long
-    mask/key-padding/cross mask/per-head/self mask/sliding-window/separate
-    causal/bottom-right/gqa causal/square/mqa bias/in-full/cross bias/per-head/self
-    values/outliers/cross values/small/long logits/large/self
-""".split()
+ORDINARY = [
+    "plain/no-mask/self",
+    "plain/no-mask/cross",
+    "plain/no-mask/separate",
+    "plain/no-mask/value-head",
+    "plain/no-mask/gqa",
+    "plain/no-mask/mqa",
+    "plain/no-mask/additive",
+    "plain/no-mask/long",
+    "mask/key-padding/cross",
+    "mask/per-head/self",
+    "mask/sliding-window/separate",
+    "causal/bottom-right/gqa",
+    "causal/square/mqa",
+    "bias/in-full/cross",
+    "bias/per-head/self",
+    "values/outliers/cross",
+    "values/small/long",
+    "logits/large/self",
+]
 SCALED_DOT = [name for name in ORDINARY if not name.endswith("additive")]
 
 
@@ -125,7 +139,7 @@ def test_the_same_problem_has_the_same_noise(dtype):
 def test_noise_grows_with_the_roundoff(fine, coarse, factor, case_id):
     small, large = (expect(problem_of(case_id, dtype)).loosest for dtype in (fine, coarse))
     for name, noise in large.items():
-        assert 0.7 < rms(noise) / rms(small[name]) / factor < 1.4, name
+        assert 0.5 < rms(noise) / rms(small[name]) / factor < 2, name
 
 
 def test_float32_and_float64_have_one_class_and_half_precision_has_four():
@@ -136,19 +150,18 @@ def test_float32_and_float64_have_one_class_and_half_precision_has_four():
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("case_id", ORDINARY)
-def test_a_less_accurate_class_has_more_noise(case_id, dtype):
-    noise = expect(problem_of(case_id, dtype)).noise
-    scale = {name: rms(array) for name, array in noise["C"].items()}
-    of_class = [
-        rms(np.concatenate([(array / scale[name]).ravel() for name, array in arrays.items()]))
-        for arrays in noise.values()
-    ]
-    assert of_class == sorted(of_class), dict(zip(CLASS_NAMES, of_class, strict=True))
-    for name in scale:  # 16 samples know an array's σ to some 10 %
-        figures = [rms(arrays[name]) for arrays in noise.values()]
-        for accurate, less in zip(figures, figures[1:], strict=False):
-            assert accurate <= 1.25 * less, name
+def test_a_less_accurate_class_has_more_noise(dtype):
+    pooled = dict.fromkeys(CLASS_NAMES, 0.0)
+    for case_id in ORDINARY:
+        noise = expect(problem_of(case_id, dtype)).noise
+        for name, loosest in noise["C"].items():
+            figures = [rms(arrays[name]) / rms(loosest) for arrays in noise.values()]
+            for accuracy, figure in zip(CLASS_NAMES, figures, strict=True):
+                pooled[accuracy] += figure
+            for accurate, less in pairwise(figures):  # of which one outlier may decide
+                assert accurate <= 1.6 * less, (case_id, name)
+    for accurate, less in pairwise(pooled.values()):
+        assert accurate < 0.97 * less, pooled
 
 
 # Honest arithmetic is within the limit, and not far inside it.
@@ -203,6 +216,42 @@ def test_rounding_as_large_as_modelled_is_no_false_alarm(dtype):
             beyond += int((array > LIMIT).sum())
     assert elements > 1e6
     assert beyond <= 1e-6 * elements
+
+
+def long_sum(dtype):
+    """A problem whose context sums 257 terms of one sign, where partial sums are large."""
+    problem = make(dtype=dtype, key_length=257, batch=3, query_length=8)
+    positive = {name: np.abs(getattr(problem.weights, name)) for name in ("value", "value_bias")}
+    flat = problem.with_weights(query=problem.weights.query / 4, **positive)
+    return flat.with_inputs(value=np.abs(problem.value))
+
+
+def added_one_by_one(problem, partial):
+    """The output, if `partial` is the format of the running sum over the keys."""
+    exact = forward(problem, Exact())
+    context = np.zeros(exact.context.shape)
+    for key in range(problem.shape.key_length):
+        term = partial.round(exact.weights[..., key, None] * exact.v[:, :, key, None])
+        context = partial.round(context + term)
+    output = np.einsum("bhqd,hde->bqe", context, problem.weights.output)
+    return {"output": problem.format.round(output + problem.weights.output_bias)}
+
+
+def test_a_sum_one_after_the_other_in_float32_is_honest():
+    problem = long_sum("float32")
+    (found,) = sizes(expect(problem), added_one_by_one(problem, FLOAT32)).values()
+    assert found.max() < LIMIT
+    assert 0.05 < rms(found) < 2
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_sum_one_after_the_other_in_half_precision_is_class_c(dtype):
+    problem = long_sum(dtype)
+    expectation = expect(problem)
+    found = added_one_by_one(problem, problem.format)
+    assert accuracy_class(expectation, found) == "C"
+    assert 0.05 < rms(sizes(expectation, found)["output"]) < 2
+    assert accuracy_class(expectation, added_one_by_one(problem, FLOAT32)) in ("A0", "A")
 
 
 # Coarser arithmetic and small mistakes are beyond it.

@@ -55,7 +55,8 @@ def _cases(families: str, name: str, why: str, *serves: str, **fields: object) -
 def _idle(family: str) -> dict[str, str]:
     if family == "one-key":
         return ONE_KEY_IDLE | KEY_BIAS_IDLE
-    return {} if FAMILIES[family].score == "additive" else KEY_BIAS_IDLE
+    shape = FAMILIES[family]
+    return KEY_BIAS_IDLE if shape.bias and shape.score == "scaled-dot" else {}
 
 
 def _build() -> list[Case]:

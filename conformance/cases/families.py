@@ -55,6 +55,6 @@ FAMILIES: dict[str, Shape] = {
     "one-query": _shape(3, 1, 6, 2, 4, sharing="memory"),
     "one-key": _shape(3, 5, 1, 2, 4),
     "one-head": _shape(2, 4, 6, 1, 5, bias=False),
-    "long": _shape(1, 37, 131, 2, 8),
+    "long": _shape(1, 19, 131, 2, 8),
     "additive": _shape(2, 4, 6, 3, 5, sharing="memory", score="additive"),
 }

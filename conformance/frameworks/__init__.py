@@ -16,6 +16,9 @@ BRIDGES = {
 }
 """Framework name to module, class and the import that it needs."""
 
+LACKS = {"numpy": ("bfloat16",)}
+"""Dtypes that a framework does not have, known without importing it."""
+
 
 @cache
 def framework(name: str) -> Framework:

@@ -43,7 +43,6 @@ class Framework(ABC):
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
     """Distributions whose versions belong into the record."""
-    dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32", "bfloat16", "float16")
     differentiable: ClassVar[bool] = True
     compiles: ClassVar[bool] = False
     """Whether a program is compiled for each new set of arguments."""

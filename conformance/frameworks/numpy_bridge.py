@@ -15,7 +15,6 @@ class NumPy(Framework):
 
     name = "numpy"
     packages = ("numpy",)
-    dtypes = ("float64", "float32", "float16")
     differentiable = False
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:

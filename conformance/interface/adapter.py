@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +20,7 @@ import numpy as np
 from conformance.dtypes import DTYPES
 from conformance.errors import Unsupported
 from conformance.interface.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
-from conformance.problem import Answer, Problem
+from conformance.problem import Answer, Problem, Shape
 
 FullyMasked = Literal["nan", "zeros", "output bias", "mean of values"]
 ReturnsWeights = Literal["per head", "averaged"]
@@ -122,7 +123,7 @@ class Adapter(ABC):
         """
         return False
 
-    @property
+    @cached_property
     def masks(self) -> MaskTable:
         """The mask arguments as a table; raises `WrongDeclaration` where they are inconsistent."""
         return MaskTable(tuple(self.mask_arguments), self.causal_flag)
@@ -146,6 +147,14 @@ class Adapter(ABC):
             raise Unsupported(f"no {problem.shape.score} score")
         if problem.scale is not None and not self.custom_scale:
             raise Unsupported("the scale cannot be chosen")
+        self.check_shape(problem.shape)
+        self.masks.spell(problem)
+
+    def check_shape(self, shape: Shape) -> None:  # noqa: B027 - most shapes are fine for most
+        """Raise `Unsupported` for a shape that the implementation cannot have.
+
+        Called before anything is imported, so it must need nothing but the shape.
+        """
 
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
         """Call twice on the same objects, and look at the objects."""

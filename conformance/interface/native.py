@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from conformance.errors import Unavailable, Unsupported
-from conformance.frameworks import framework
+from conformance.frameworks import LACKS, framework
 from conformance.frameworks.base import Evaluated, Framework, Natives, WrongAnswer, package_versions
 from conformance.interface.adapter import Adapter, Call, SideEffects
 from conformance.interface.arguments import Spelling
@@ -55,11 +55,12 @@ class NativeAdapter(Adapter):
         return self.bridge.devices()[device]
 
     def check(self, problem: Problem) -> None:
+        if problem.dtype in LACKS.get(self.framework, ()):
+            raise Unsupported(f"{self.framework} has no {problem.dtype}")
         super().check(problem)
-        if problem.dtype not in self.bridge.dtypes:
-            raise Unsupported(f"{self.bridge.name} has no {problem.dtype}")
 
     def run(self, problem: Problem, call: Call) -> Answer:
+        self.check(problem)
         with self._session(problem, call):
             return self._evaluate(problem, call, self._prepare(problem, call))
 
@@ -77,6 +78,7 @@ class NativeAdapter(Adapter):
 
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
         """Call twice on the same objects, and look at the objects."""
+        self.check(problem)
         bridge = self.bridge
         with self._session(problem, call):
             ready = self._prepare(problem, call)
@@ -104,7 +106,6 @@ class NativeAdapter(Adapter):
             raise Unavailable(f"{name} is not installed; pip install {name}") from error
 
     def _prepare(self, problem: Problem, call: Call) -> Prepared:
-        self.check(problem)
         bridge = self.bridge
         spelling = call.spelling or self.masks.spell(problem)
         variables = {

@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance.dtypes import Array
 from conformance.problem import Answer, Problem
-from conformance.reference.arithmetic import SAMPLES, Exact, Noisy
+from conformance.reference.arithmetic import Exact, Noisy
 from conformance.reference.attention import backward, forward
 
 LIMIT = 8.0
@@ -63,12 +63,15 @@ def expect(problem: Problem) -> Expectation:
     for name, values in exact.items():
         error = samples[name] - values
         error *= error
-        per_class = error.reshape(len(noisy.classes), SAMPLES, *values.shape).mean(axis=1)
-        row = per_class.mean(axis=-1, keepdims=True) if values.ndim else per_class
-        final = problem.format.roundoff**2 * values**2 / 3
-        for accuracy, own, shared in zip(noisy.classes, per_class, row, strict=True):
-            regular = np.where((own == 0) & (values == 0), 0.0, (own + shared) / 2)
-            noise[accuracy.name][name] = np.sqrt(regular + final)
+        final = problem.format.roundoff**2 / 3 * values**2
+        start = 0
+        for accuracy, samples_of_class in zip(noisy.classes, noisy.counts, strict=True):
+            own = np.add.reduce(error[start : start + samples_of_class]) / samples_of_class
+            start += samples_of_class
+            row = np.add.reduce(own, axis=-1, keepdims=True) / own.shape[-1]
+            variance = (own + row) / 2 + final
+            variance[(own == 0) & (values == 0)] = 0.0
+            noise[accuracy.name][name] = np.sqrt(variance)
     return Expectation(exact, noise, problem.format.underflow)
 
 

@@ -125,7 +125,7 @@ def _column(
         unavailable=implementation.unavailable,
         items=item_counts(results),
         findings=findings,
-        standing=standing(findings),
+        standing=standing(findings, record.complete),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from conformance.findings import VERDICTS
+from conformance.findings import NOT_VERIFIED, VERDICTS
 from conformance.report import plot, views, wording
 from conformance.report.cards import cards, polarity
 from conformance.report.model import Report
@@ -54,6 +54,7 @@ def _environment() -> Environment:
         "plot": plot,
         "words": wording,
         "VERDICTS": VERDICTS,
+        "NOT_VERIFIED": NOT_VERIFIED,
     }
     environment.filters |= {
         "ratio": wording.ratio,

@@ -10,7 +10,7 @@ from conformance.report.model import Cell, Column, Row
 from conformance.report.totals import Seen, gravest
 from conformance.requirements import REQUIREMENTS
 
-_WITHOUT_OUTCOME = "Items that have no outcome: the run ended before them."
+_WITHOUT_OUTCOME = "Items without an outcome: the process died, or the run ended before them."
 _UNKNOWN = "This version of the suite has no such requirement."
 
 

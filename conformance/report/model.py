@@ -22,6 +22,7 @@ Loaded = tuple[Path, Record, Mapping[str, Array]]
 """A record, where it was read, and its exchange arrays by "item id|array"."""
 
 Standing = Literal["conforms", "deviates", "not verified"]
+"""`not verified`: nothing is known to be wrong, but a question was left open."""
 Counts = dict[str, int]
 
 

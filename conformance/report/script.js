@@ -34,8 +34,8 @@ function open() {
 addEventListener("hashchange", open);
 open();
 
-// Paper has no panels to open.
-addEventListener("beforeprint", () => each("details", (panel) => { panel.open = true; }));
+// Paper has no panels to open. Evidence is printed where the reader opened it: there is much of it.
+addEventListener("beforeprint", () => each("section > details", (panel) => { panel.open = true; }));
 
 // The filter: `data-for` says which implementations an element speaks of, by their numbers.
 const form = document.querySelector(".filter");

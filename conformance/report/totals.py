@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from conformance.findings import CaseResult, Finding, count, verified
+from conformance.findings import CaseResult, Finding, count, not_verified, verified
 from conformance.report.model import Column, Counts, Source, Standing, Totals
 
 GRAVITY = (
@@ -22,7 +22,8 @@ GRAVITY = (
 )
 """As `CaseResult.verdict` has it: the first that occurs decides."""
 
-WRONG = frozenset({"deviates", "error", "crashed", "timed-out"})
+WRONG = frozenset({"deviates", "error"})
+"""Verdicts that say that something is wrong, with evidence."""
 
 
 class Seen(NamedTuple):
@@ -48,11 +49,13 @@ def finding_counts(results: Iterable[CaseResult]) -> Counts:
     return count(finding.verdict for result in results for finding in result.findings)
 
 
-def standing(findings: Counts) -> Standing:
-    """One word for an implementation; the counts beside it say how much it is worth."""
+def standing(findings: Counts, complete: bool) -> Standing:
+    """One word for an implementation: it conforms only if no question was left open."""
     if any(findings.get(verdict) for verdict in WRONG):
         return "deviates"
-    return "conforms" if verified(findings) else "not verified"
+    if complete and verified(findings) and not not_verified(findings):
+        return "conforms"
+    return "not verified"
 
 
 def totals(columns: Iterable[Column], sources: Iterable[Source], seen: Iterable[Seen]) -> Totals:

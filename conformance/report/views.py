@@ -7,6 +7,7 @@ from collections import defaultdict
 from itertools import groupby
 from typing import NamedTuple
 
+from conformance.findings import verified
 from conformance.report.model import (
     Apart,
     Column,
@@ -106,6 +107,11 @@ def evidence(report: Report) -> dict[tuple[str, str], str]:
     for item in report.deviations:
         found.setdefault((item.column, item.requirement), item.id)
     return found
+
+
+def known(column: Column) -> bool:
+    """Whether anything at all was verified."""
+    return verified(column.findings) > 0
 
 
 def wrong(column: Column) -> int:

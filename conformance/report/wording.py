@@ -47,7 +47,7 @@ _OBSERVED_BOOL = {
 
 _NUMBERS = {
     "added": "added to the logits, −∞\u00a0blocks",
-    "attends if nonzero": "nonzero attends, 0 blocks",
+    "attends if nonzero": "nonzero attends, 0\u00a0blocks",
 }
 
 _ROWS = {

@@ -26,12 +26,13 @@ def _gradients(
     requirement: str, wanted: Callable[[str], bool]
 ) -> Callable[[Examination], Finding | None]:
     def check(ex: Examination) -> Finding | None:
-        names = [
-            name
-            for name in ex.expectation.arrays
-            if name.startswith("gradient.") and wanted(name.removeprefix("gradient."))
-        ]
-        if not names or not ex.mode.gradients:
+        if not ex.mode.gradients:
+            return None
+        own = ex.problem.shape
+        every = [*own.distinct_inputs(), *(f"weights.{name}" for name in own.weight_shapes())]
+        every += ["attn_bias"] if ex.problem.attn_bias is not None else []
+        names = [f"gradient.{name}" for name in every if wanted(name)]
+        if not names:
             return None
         answer = ex.answer
         if not ex.adapter.differentiable or not answer.gradients:

@@ -6,6 +6,7 @@ nothing of the suite before somebody asks for it.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,43 @@ if TYPE_CHECKING:
 
 SUITE = Path(__file__).with_name("test_conformance.py")
 RUN: pytest.StashKey[Run] = pytest.StashKey()
+GROUP, TITLE = "conformance", "conformance of multi-head attention"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of a conformance run."""
-    group = parser.getgroup("conformance", "conformance of multi-head attention")
-    group.addoption(
+    """The option that makes a pytest run a conformance run."""
+    parser.getgroup(GROUP, TITLE).addoption(
         "--implementation",
         action="append",
         default=[],
         metavar="NAME",
         help="a built-in implementation, path/to/file.py:NAME or package.module:NAME; repeatable",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser
+) -> Generator[None, None, None]:
+    """The other options of a conformance run, in such a run only.
+
+    Projects that have nothing to do with it may call options of their own --device or --record.
+    """
+    yield
+    known = early_config.known_args_namespace
+    if known.implementation or known.help:
+        try:
+            _add_options(parser)
+        except ValueError as error:
+            if not known.implementation:
+                return
+            raise pytest.UsageError(
+                f"an option of this project is in the way ({error}); use mha-conformance run"
+            ) from error
+
+
+def _add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup(GROUP, TITLE)
     group.addoption(
         "--case",
         action="append",

@@ -25,6 +25,7 @@ from conformance.findings import (
     VERIFIED,
     CaseResult,
     Finding,
+    Verdict,
     count,
 )
 from conformance.interface.adapter import Adapter
@@ -67,12 +68,12 @@ class Run:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.survey: bool = config.getoption("--survey")
-        self.device: str = config.getoption("--device")
         specs: list[str] = config.getoption("--implementation")
         if not specs:
             names = ", ".join(registered())
             raise ConformanceError(f"which implementation? say --implementation NAME ({names})")
+        self.survey: bool = config.getoption("--survey")
+        self.device: str = config.getoption("--device")
         self.adapters: list[tuple[Adapter, str]] = [(load(spec), spec) for spec in specs]
         _no_twins(self.adapters)
         if self._given is not None and not self._is_worker:
@@ -179,6 +180,14 @@ class Run:
         known = {item.id for item in self.items}
         self._collected = [name for name in names if name in known]
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
+        """Under xdist a process that dies takes one item with it; the others go on."""
+        name = crashitem.partition("[")[2].rstrip("]")
+        if name in {item.id for item in self.items}:
+            crashed = _without_outcome(name, "crashed", "the process died at this item")
+            report.conformance = encode_line(crashed, {}).decode()
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the findings down, in the process that has them all."""
         line = getattr(report, "conformance", None)
@@ -221,7 +230,8 @@ class Run:
             if self._journal is None:
                 self._journal = Journal(self._record, self._header())
             self._journal.close()
-            finish(self._record, [_not_run(name) for name in missing])
+            why = "the run ended before this item"
+            finish(self._record, [_without_outcome(name, "not-run", why) for name in missing])
             self._written = self._record
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
@@ -312,9 +322,9 @@ def _is_must(finding: Finding) -> bool:
     return find_requirement(finding.requirement).level == "must"
 
 
-def _not_run(name: str) -> CaseResult:
+def _without_outcome(name: str, verdict: Verdict, why: str) -> CaseResult:
     implementation, case, dtype, device, mode = name.split(":")
-    findings = [Finding("run", "not-run", detail="the run ended before this item")]
+    findings = [Finding("run", verdict, detail=why)]
     return CaseResult(implementation, case, dtype, device, mode, findings)
 
 

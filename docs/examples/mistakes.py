@@ -1,6 +1,6 @@
 """Wrong on purpose, so that you can see what a failure looks like before you meet one.
 
-    mha-conformance run docs/examples/mistakes.py:FlippedMask --case mask/key-padding/cross --strict
+    mha-conformance run docs/examples/mistakes.py:flipped_mask --case key-padding --strict
 
 Each is the smallest adapter, numpy_function.py, with one common mistake in it.
 """
@@ -51,15 +51,3 @@ def float64_scale(query, key, value, mask=True):
     logits = np.where(mask, logits, -np.inf)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True) @ value
-
-
-@attention_function("numpy", ATTENDS, layout="batch length heads head")
-def other_layout(query, key, value, mask=True):
-    """Declared [batch length heads head], written for [batch heads length head]."""
-    return attention(query, key, value, mask)
-
-
-@attention_function("numpy", ATTENDS)
-def list_instead_of_array(query, key, value, mask=True):
-    """Returns something that is no array."""
-    return attention(query, key, value, mask).tolist()

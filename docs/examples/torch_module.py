@@ -2,9 +2,8 @@
 
     mha-conformance run docs/examples/torch_module.py:CrossAttention
 
-What is worth declaring: key and value projections are one matrix whose rows alternate head by head
-between key and value; the output projection is one matrix per head; and two mask arguments of
-opposite polarity.
+What is worth declaring: key and value are projected by one matrix, first all keys, then all
+values; the output projection is one matrix per head; and two mask arguments have opposite polarity.
 """
 
 import torch
@@ -16,13 +15,13 @@ from conformance import Layer, MaskArgument, Mode, Parameter, Unsupported
 class CrossAttentionModule(nn.Module):
     """The user's code. It knows nothing of the suite."""
 
-    def __init__(self, width, memory_width, heads, head, dtype):
+    def __init__(self, width, memory_width, output_width, heads, head, dtype):
         super().__init__()
         self.heads, self.head = heads, head
         self.query = nn.Linear(width, heads * head, dtype=dtype)
         self.key_value = nn.Linear(memory_width, 2 * heads * head, dtype=dtype)
-        self.output = nn.Parameter(torch.empty(heads, width, head, dtype=dtype))
-        self.output_bias = nn.Parameter(torch.empty(width, dtype=dtype))
+        self.output = nn.Parameter(torch.empty(heads, output_width, head, dtype=dtype))
+        self.output_bias = nn.Parameter(torch.empty(output_width, dtype=dtype))
 
     def forward(self, x, memory, padding=None, visible=None, need_weights=False):
         """`padding` `[batch key]`: True is padding. `visible` `[batch query key]`: True is seen."""
@@ -74,10 +73,13 @@ class CrossAttention(Layer):
             raise Unsupported("projections always have a bias")
         if shape.kv_heads != shape.heads or shape.value_head_size != shape.head_size:
             raise Unsupported("keys and values have the heads of the queries")
-        if shape.output_width != shape.query_width:
-            raise Unsupported("the output is as wide as the query")
         return CrossAttentionModule(
-            shape.query_width, shape.key_width, shape.heads, shape.head_size, getattr(torch, dtype)
+            shape.query_width,
+            shape.key_width,
+            shape.output_width,
+            shape.heads,
+            shape.head_size,
+            getattr(torch, dtype),
         )
 
     def call(self, layer, query, key, value, masks, mode):

@@ -1,0 +1,253 @@
+"""Every input of every case matters: leave it out, negate it or permute it, and the answer moves.
+
+A case whose inputs do not bind passes implementations that ignore them: a mask that blocks
+nothing, a bias that is constant, a cotangent of ones. So each input of each case is spoilt, one at
+a time, and the reference has to move by many times the noise that the suite forgives. What cannot
+move it is declared (`Case.idle`) or a symmetry, named below with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from problems import make
+
+from conformance.cases.case import Case
+from conformance.cases.catalogue import catalogue
+from conformance.dtypes import DTYPES
+from conformance.problem import Problem
+from conformance.reference import LIMIT, Expectation, expect, solve
+
+BINDS = {"float64": 100.0, "float32": 100.0, "float16": 100.0, "bfloat16": 3 * LIMIT}
+"""How far the answer has to move, in σ of the least accurate class.
+
+An answer is forgiven 8σ, so the right and the spoilt one are told apart beyond 16σ. In bfloat16
+the whole answer is only some 100σ large: what adds a part to it cannot move it by more.
+"""
+
+SYMMETRIC = {
+    ("plain/no-mask/one-key", "cotangent", "rolled along axis 1"): "with one key, all queries of "
+    "an entry have the same context, so it does not matter which of them a cotangent belongs to",
+}
+
+BLURRED = dict.fromkeys(
+    (
+        ("logits/large/cross", "scale", "left out", "bfloat16"),
+        ("logits/large-with-mask/cross", "scale", "left out", "bfloat16"),
+        ("logits/large-with-mask/cross", "scale", "left out", "float16"),
+    ),
+    "weights near 0 and 1 hardly change when logits of some ten double, and in half precision "
+    "such logits are uncertain to a tenth",
+)
+
+BITS = 64
+"""Mask bits tried in a case of the family `long`; elsewhere, all."""
+
+CASES = [case for case in catalogue() if case.defined]
+MASKED = [case for case in CASES if case.mask is not None and case.regime is None]
+
+each = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+Spoilt = tuple[str, str, Problem]
+
+
+def array_variants(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    yield "left out", np.zeros_like(array)
+    yield "negated", -array
+    yield from rolls(array)
+
+
+def rolls(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    for axis, size in enumerate(array.shape):
+        if size > 1:
+            yield f"rolled along axis {axis}", np.roll(array, 1, axis)
+
+
+def spoilt(problem: Problem) -> Iterator[Spoilt]:
+    """Name of the input, what was done to it, and the problem with it."""
+    for name in problem.shape.distinct_inputs():
+        for how, array in array_variants(getattr(problem, name)):
+            yield name, how, problem.with_inputs(**{name: array})
+    for name, weight in problem.weights.named().items():
+        for how, array in array_variants(weight):
+            yield f"weights.{name}", how, problem.with_weights(**{name: array})
+    for name in ("cotangent", "attn_bias"):
+        given = getattr(problem, name)
+        for how, array in () if given is None else array_variants(given):
+            yield name, how, problem.replace(**{name: array})
+    if problem.mask is not None:
+        yield "mask", "left out", problem.replace(mask=None)
+        yield "mask", "negated", problem.replace(mask=~problem.mask)
+        for how, array in rolls(problem.mask):
+            yield "mask", how, problem.replace(mask=array)
+    if problem.causal is not None:
+        yield "causal", "left out", problem.replace(causal=None)
+        other = {"top-left": "bottom-right", "bottom-right": "top-left"}[problem.causal]
+        if problem.shape.query_length != problem.shape.key_length:
+            yield "causal", other, problem.replace(causal=other)
+    if problem.scale is not None:
+        yield "scale", "left out", problem.replace(scale=None)
+    elif problem.shape.default_scale != 1.0:
+        yield "scale", "left out", problem.replace(scale=1.0)
+    yield "scale", "negated", problem.replace(scale=-problem.logit_scale)
+
+
+def movement(expectation: Expectation, problem: Problem) -> dict[str, float]:
+    """How far each array lies from the expected one: the largest |Δ| / (σ + floor)."""
+    return {
+        name: float(
+            np.max(
+                np.abs(array - expectation.arrays[name])
+                / (expectation.loosest[name] + expectation.underflow)
+            )
+        )
+        for name, array in solve(problem).arrays().items()
+    }
+
+
+@lru_cache(maxsize=1)
+def movements(case: Case, dtype: str) -> list[tuple[str, str, dict[str, float]]]:
+    """What every spoilt input does to the answer of the case."""
+    problem = case.problem(dtype)
+    expectation = expect(problem)
+    with np.errstate(over="ignore"):  # an element that must be 0 and is not
+        return [(name, how, movement(expectation, wrong)) for name, how, wrong in spoilt(problem)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@each
+def test_every_input_binds(case, dtype):
+    loose = [
+        f"{name} {how}: {max(moved.values()):.3g}σ"
+        for name, how, moved in movements(case, dtype)
+        if name not in case.idle
+        and (case.id, name, how) not in SYMMETRIC
+        and (case.id, name, how, dtype) not in BLURRED
+        and max(moved.values()) < BINDS[dtype]
+    ]
+    assert loose == []
+
+    moving = [
+        f"{name} {how} moves {array} by {far:.3g}σ"
+        for name, how, moved in movements(case, dtype)
+        if name in case.idle
+        for array, far in moved.items()
+        if far > LIMIT
+    ]
+    assert moving == [], "declared idle"
+
+
+def blind_to_key_order(problem: Problem) -> bool:
+    """Without anything that is laid out along the keys, their order is a symmetry."""
+    laid_out = (problem.mask, problem.attn_bias, problem.causal)
+    return problem.shape.sharing == "memory" and all(item is None for item in laid_out)
+
+
+@each
+def test_the_output_alone_tells_every_input_but_the_cotangent(case):
+    """For implementations that return neither weights nor gradients."""
+    problem = case.problem("float32")
+    loose = [
+        f"{name} {how}: {moved['output']:.3g}σ"
+        for name, how, moved in movements(case, "float32")
+        if name not in {*case.idle, "cotangent"}
+        and not ((name, how) == ("key", "rolled along axis 1") and blind_to_key_order(problem))
+        and moved["output"] < BINDS["float32"]
+    ]
+    assert loose == []
+
+
+@pytest.mark.parametrize("case", MASKED, ids=lambda case: case.id)
+def test_every_bit_of_a_mask_binds(case):
+    """One key more or less for one query shows in the output or a gradient, without the weights."""
+    problem = case.problem("float32")
+    expectation = expect(problem)
+    bits = list(np.ndindex(problem.mask.shape))
+    if case.family == "long":
+        bits = [bits[i] for i in case.random("bits").permutation(len(bits))[:BITS]]
+    tried, loose = 0, []
+    for index in bits:
+        mask = problem.mask.copy()
+        mask[index] = not mask[index]
+        flipped = problem.replace(mask=mask)
+        if np.array_equal(flipped.allowed, problem.allowed):
+            continue  # the causal flag blocks it anyway
+        tried += 1
+        moved = movement(expectation, flipped)
+        far = max(size for name, size in moved.items() if name != "weights")
+        if far < 100:
+            loose.append(f"bit {index}: {far:.3g}σ")
+    assert tried >= len(bits) / 4
+    assert loose == []
+
+
+def test_named_exceptions_are_all_needed():
+    """A symmetry or a blur that is none any more is to be taken off the list."""
+    by_id = {case.id: case for case in CASES}
+    found = {}
+    for case_id, name, how, dtype in [*((*key, "float32") for key in SYMMETRIC), *BLURRED]:
+        for one, other, moved in movements(by_id[case_id], dtype):
+            if (one, other) == (name, how):
+                found[case_id, name, how, dtype] = max(moved.values()) < BINDS[dtype]
+    assert len(found) == len(SYMMETRIC) + len(BLURRED)
+    assert all(found.values()), found
+
+
+# These tests can fail.
+
+
+def loose_inputs(problem: Problem) -> set[tuple[str, str]]:
+    expectation = expect(problem)
+    with np.errstate(over="ignore"):
+        return {
+            (name, how)
+            for name, how, wrong in spoilt(problem)
+            if max(movement(expectation, wrong).values()) < BINDS[problem.dtype]
+        }
+
+
+def test_a_mask_that_blocks_nothing_does_not_bind():
+    problem = make(dtype="float32", mask=np.ones((2, 1, 1, 5), dtype=bool))
+    assert ("mask", "left out") in loose_inputs(problem)
+
+
+def test_a_mask_that_is_the_same_for_all_entries_does_not_bind_along_the_batch():
+    mask = np.broadcast_to(np.arange(5) < 3, (2, 1, 1, 5))
+    loose = loose_inputs(make(dtype="float32", mask=mask))
+    assert ("mask", "rolled along axis 0") in loose
+    assert ("mask", "left out") not in loose
+
+
+def test_a_constant_bias_does_not_bind():
+    problem = make(dtype="float32", attn_bias=np.ones((2, 4, 3, 5)))
+    assert ("attn_bias", "negated") in loose_inputs(problem)
+
+
+def test_a_cotangent_of_ones_does_not_bind_along_any_axis():
+    problem = make(dtype="float32")
+    loose = loose_inputs(problem.replace(cotangent=np.ones_like(problem.cotangent)))
+    assert {("cotangent", f"rolled along axis {axis}") for axis in range(3)} <= loose
+
+
+def test_equal_heads_do_not_bind():
+    problem = make(dtype="float32")
+    weights = {
+        name: np.repeat(weight[:, :1], 4, axis=1)
+        for name, weight in problem.weights.named().items()
+        if name in ("query", "key", "value")
+    }
+    biases = {
+        name: np.zeros_like(weight)
+        for name, weight in problem.weights.named().items()
+        if name in ("query_bias", "key_bias", "value_bias")
+    }
+    loose = loose_inputs(problem.with_weights(**weights, **biases))
+    assert ("weights.query", "rolled along axis 1") in loose
+    assert ("weights.output", "rolled along axis 0") not in loose
+
+
+def test_a_causal_flag_for_one_query_and_one_key_does_not_bind():
+    problem = make(dtype="float32", query_length=1, key_length=1, causal="top-left")
+    assert ("causal", "left out") in loose_inputs(problem)

@@ -1,0 +1,449 @@
+"""The command line, as programs and people meet it: output, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import miniatures
+import pytest
+
+from conformance.cases.catalogue import catalogue
+from conformance.cli import EXIT_CODES, main
+from conformance.errors import ExitCode
+from conformance.interface.adapter import DEFAULT_MODE
+from conformance.interface.loading import registered
+from conformance.requirements import REQUIREMENTS
+from conformance.session import Item, Session
+
+MINIATURES = Path(__file__).with_name("miniatures.py")
+NARROW = ("--dtype", "float32", "--case", "plain/no-mask/self", "--case", "mask/per-batch/self")
+EVERYONE = (
+    "Correct", "Inverted", "Moded", "Raises", "Refuses", "Unready", "Lazy", "ReturnsList",
+    "ReturnsForeign", "ForeignWeights", "WrongShape", "OneHead", "WrongDtype", "Raw", "RawList",
+    "RawWrongShape", "decorated", "instance",
+)  # fmt: skip
+
+
+def mini(name):
+    return f"{MINIATURES}:{name}"
+
+
+def mha(*arguments, cwd=None, expect=None):
+    """Run the command; whatever happens, no traceback of ours."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    done = subprocess.run(
+        [sys.executable, "-m", "conformance", *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, cwd=cwd, check=False,
+        env=env | {"NO_COLOR": "1", "COLUMNS": "80"},
+    )  # fmt: skip
+    told = done.stdout + done.stderr
+    assert "Traceback (most" not in told, told
+    assert "INTERNALERROR" not in told, told
+    if expect is not None:
+        assert ExitCode(done.returncode) == expect, told
+    return done
+
+
+def narrowed(folder, name="r"):
+    return json.loads((folder / f"{name}.narrowed.json").read_text())
+
+
+def findings(record, **wanted):
+    """(requirement, verdict, detail) of the results with these fields."""
+    return [
+        (finding["requirement"], finding["verdict"], finding.get("detail", ""))
+        for result in record["results"]
+        if all(result[name] == value for name, value in wanted.items())
+        for finding in result["findings"]
+    ]
+
+
+# What a survey writes down about each miniature
+
+
+@pytest.fixture(scope="module")
+def survey(tmp_path_factory):
+    """(record, what was printed) of one run of everyone."""
+    folder = tmp_path_factory.mktemp("survey")
+    done = mha("run", *map(mini, EVERYONE), *NARROW, "--record", "r.json", cwd=folder)
+    # Of two it was not found out what they do.
+    assert done.returncode == ExitCode.INCOMPLETE, done.stdout + done.stderr
+    return narrowed(folder), done.stdout
+
+
+def test_every_item_has_an_outcome(survey):
+    record, _ = survey
+    asked = {(result["implementation"], result["case"]) for result in record["results"]}
+    cases = ("plain/no-mask/self", "mask/per-batch/self")
+    assert asked == {(name, case) for name in EVERYONE for case in cases}
+    # Both modes of "Moded" at the case that repeats calls, the first at the other.
+    assert len(record["results"]) == record["header"]["planned"] == 2 * len(EVERYONE) + 1
+    assert record["complete"]
+
+
+@pytest.mark.parametrize("name", ["Correct", "decorated", "instance", "Raw"])
+def test_who_is_right_conforms(survey, name):
+    found = findings(survey[0], implementation=name)
+    assert {verdict for _, verdict, _ in found} == {"conforms", "unsupported"}
+    assert ("output.equals-definition", "conforms", "") in found
+
+
+def test_who_is_wrong_deviates_where_it_is_wrong(survey):
+    record, printed = survey
+    told = findings(record, implementation="Inverted", case="mask/per-batch/self")
+    assert "output.equals-definition" in [r for r, verdict, _ in told if verdict == "deviates"]
+    plain = findings(record, implementation="Inverted", case="plain/no-mask/self")
+    assert "deviates" not in [verdict for _, verdict, _ in plain]
+    assert "(equals the answer with the mask inverted)" in printed
+
+
+def test_a_mode_is_compared_with_the_first(survey):
+    rough = findings(survey[0], implementation="Moded", mode="rough")
+    assert "deviates" in [verdict for r, verdict, _ in rough if r == "modes.agree"]
+    exact = findings(survey[0], implementation="Moded", mode="exact")
+    assert "deviates" not in [verdict for _, verdict, _ in exact]
+
+
+def test_who_raises_for_one_case_goes_on_with_the_others(survey):
+    told = findings(survey[0], implementation="Raises", case="mask/per-batch/self")
+    assert {verdict for _, verdict, _ in told} == {"error"}
+    place = r"ValueError: this mask is not for me \(at miniatures\.py:\d+\)"
+    assert all(re.fullmatch(place, detail) for _, _, detail in told)
+    plain = findings(survey[0], implementation="Raises", case="plain/no-mask/self")
+    assert ("output.equals-definition", "conforms", "") in plain
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("ReturnsList", "returned list, not an array of numpy"),
+        ("ReturnsForeign", "returned Foreign, not an array of numpy"),
+        ("ForeignWeights", "returned Foreign as weights, not an array of numpy"),
+        (
+            "WrongShape",
+            "what it returned, [batch heads length head], has shape [2, 3, 6, 5], "
+            "wanted [2, 3, 7, 5]",
+        ),
+        (
+            "OneHead",
+            "what it returned, [batch heads length head], has shape [2, 1, 7, 5], "
+            "wanted [2, 3, 7, 5]",
+        ),
+        ("RawList", "output is list, not a NumPy array"),
+        ("RawWrongShape", "output has shape [3, 7, 15], wanted [2, 7, 15]"),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_in_words(survey, name, told):
+    found = findings(survey[0], implementation=name, case="plain/no-mask/self")
+    # Raw arrays are only looked at when they are compared; their inputs are unchanged for sure.
+    found = [item for item in found if item[0] != "call.leaves-inputs-unchanged"]
+    assert {verdict for _, verdict, _ in found} == {"error"}
+    assert {detail for _, _, detail in found} == {told}
+
+
+def test_another_dtype_is_a_deviation_of_the_dtype_only(survey):
+    found = findings(survey[0], implementation="WrongDtype")
+    deviating = {(r, detail) for r, verdict, detail in found if verdict == "deviates"}
+    assert deviating == {("dtype.in-is-out", "inputs are float32, but output is float64")}
+
+
+def test_what_it_cannot_express_is_unsupported_with_its_reason(survey):
+    found = findings(survey[0], implementation="Refuses")
+    assert {(verdict, detail) for _, verdict, detail in found} == {
+        ("unsupported", "today I cannot")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Unready", "the abacus is not installed"),
+        (
+            "Lazy",
+            "no_such_package_anywhere is not installed; pip install no_such_package_anywhere",
+        ),
+    ],
+)
+def test_what_is_not_installed_is_unavailable(survey, name, told):
+    record, printed = survey
+    found = findings(record, implementation=name)
+    assert {(verdict, detail) for _, verdict, detail in found} == {("unavailable", told)}
+    assert f"not verified, 2 items: {told}" in printed
+
+
+def test_the_summary_counts_by_verdict_and_never_gives_a_percentage(survey):
+    _, printed = survey
+    summary = printed.partition("conformance ====")[2]
+    assert "\nCorrect: 2 conforms\n" in summary
+    assert "\nRaises: 1 conforms, 1 error\n" in summary
+    assert "\nRefuses: 2 unsupported\n" in summary
+    assert "%" not in summary
+    assert "def test_conforms" not in printed, "no source of the suite for an error of others"
+
+
+def test_the_record_says_who_and_how(survey):
+    header = survey[0]["header"]
+    assert [item["name"] for item in header["implementations"]] == list(EVERYONE)
+    by_name = {item["name"]: item for item in header["implementations"]}
+    assert by_name["Unready"]["unavailable"] == "the abacus is not installed"
+    assert "unavailable" not in by_name["Correct"]
+    assert by_name["Correct"]["spec"] == mini("Correct")
+    assert by_name["Correct"]["causal"] == "is_causal (top-left)"
+    provenance = header["provenance"]
+    assert provenance["packages"]["numpy"]
+    assert provenance["command"].startswith("python -m conformance run ")
+    assert provenance["selection"] == (
+        "--case plain/no-mask/self --case mask/per-batch/self --dtype float32"
+    )
+
+
+# Exit codes
+
+
+def test_a_correct_implementation_is_0_and_stays_0_when_strict():
+    # A characteristic that is not as declared is worth knowing, but breaks no requirement.
+    case = ("--dtype", "float32", "--case", "edge/fully-masked-row/cross")
+    done = mha("run", mini("Correct"), mini("Observant"), *case, "--strict", expect=ExitCode.OK)
+    assert "Correct: 1 conforms" in done.stdout
+    assert "Observant: 1 deviates" in done.stdout
+
+
+def test_a_wrong_implementation_is_0_in_a_survey():
+    done = mha("run", mini("Inverted"), mini("Raises"), *NARROW, expect=ExitCode.OK)
+    assert "Inverted: 1 conforms, 1 deviates" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["Inverted", "Raises"])
+def test_a_wrong_implementation_is_1_when_strict(name):
+    done = mha("run", mini(name), *NARROW, "--strict", expect=ExitCode.DEVIATES)
+    assert "1 failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-k", "nothing"], "Correct: nothing run"),
+        (["--case", "plain/no-mask/additive"], "Correct: 1 unsupported"),
+        (["--case", "mask/shared/self", "--dtype", "bfloat16"], "Correct: 1 unsupported"),
+    ],
+    ids=["deselected", "unsupported", "dtype"],
+)
+def test_nothing_verified_is_3(arguments, told):
+    if "bfloat16" not in arguments:
+        arguments = [*arguments, "--dtype", "float32"]
+    done = mha("run", mini("Correct"), *arguments, expect=ExitCode.NOTHING_VERIFIED)
+    assert told in done.stdout
+
+
+def test_a_device_that_is_not_there(tmp_path):
+    arguments = ["--dtype", "float32", "--case", "mask/per-batch/self", "--device", "gpu"]
+    arguments += ["--record", "r.json"]
+    mha("run", mini("Correct"), *arguments, cwd=tmp_path, expect=ExitCode.NOTHING_VERIFIED)
+    record = narrowed(tmp_path)
+    told = "numpy sees no gpu on this machine (it has cpu)"
+    assert {(verdict, detail) for _, verdict, detail in findings(record)} == {("unavailable", told)}
+    assert record["header"]["implementations"][0]["unavailable"] == told
+    assert record["header"]["provenance"]["device"] == "gpu"
+
+
+def test_a_mode_that_the_selected_cases_do_not_look_at():
+    arguments = ["--dtype", "float32", "--case", "mask/per-batch/self", "--mode", "rough"]
+    done = mha("run", mini("Moded"), *arguments, expect=ExitCode.NOTHING_VERIFIED)
+    assert "Moded: nothing run" in done.stdout
+
+
+def test_a_process_that_dies_takes_one_item_with_it(tmp_path):
+    arguments = [*NARROW, "-n", "2", "--record", "r.json"]
+    done = mha("run", mini("Dies"), *arguments, cwd=tmp_path, expect=ExitCode.INCOMPLETE)
+    assert "Dies: 1 conforms, 1 crashed" in done.stdout
+    assert findings(narrowed(tmp_path), case="mask/per-batch/self") == [
+        ("run", "crashed", "the process died at this item")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (
+            ["run", "torch-mah"],
+            ExitCode.USAGE,
+            "unknown implementation 'torch-mah'; did you mean torch-mha or ",
+        ),
+        (["run", "missing.py:A"], ExitCode.USAGE, "missing.py:A: there is no file missing.py"),
+        (
+            ["run", "empty.py"],
+            ExitCode.USAGE,
+            "empty.py: name the adapter in it, empty.py:NAME; th",
+        ),
+        (["run", "empty.py:A"], ExitCode.USAGE, "empty.py has no 'A'; there is no adapter in it"),
+        (["run", "needy.py:A"], ExitCode.NOTHING_VERIFIED, "it imports 'no_such_package_anywhere'"),
+        (["explain", "mask/sharde/self"], ExitCode.USAGE, "unknown case or requirement 'mask/sh"),
+        (["explain", "output.equals"], ExitCode.USAGE, "did you mean output.equals-definition"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else "",
+)
+def test_one_line_for_what_is_not_there(tmp_path, arguments, code, told):
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "needy.py").write_text("import no_such_package_anywhere")
+    done = mha(*arguments, cwd=tmp_path, expect=code)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("mha-conformance: ")
+    assert told in line
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--case", "mask/sharde/self"], "unknown case 'mask/sharde/self'; did you mean mask/shar"),
+        (["--dtype", "flaot32"], "unknown dtype 'flaot32'; did you mean float32 or "),
+        (["--mode", "defualt"], "unknown mode 'defualt'; did you mean default?"),
+        (["--record", "folder.json"], "folder.json: is a folder"),
+        (["--record", "r.txt"], "r.txt: a record's name ends with .json"),
+        (["--record", "file/r.json"], "r.json: cannot be written ("),
+    ],
+    ids=lambda value: value[1] if isinstance(value, list) else "",
+)
+def test_one_line_for_what_cannot_be_selected_or_written(tmp_path, arguments, told):
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "file").write_text("")
+    done = mha("run", mini("Correct"), *arguments, cwd=tmp_path, expect=ExitCode.USAGE)
+    (line,) = done.stderr.strip().splitlines()
+    assert told in line
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["run"],
+        ["walk"],
+        ["list", "everything"],
+        ["list", "cases", "--all"],
+        ["run", "ours", "--device", "tpu"],
+    ],
+)
+def test_wrong_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == ExitCode.USAGE
+    assert "usage: mha-conformance" in capsys.readouterr().err
+
+
+def test_an_argument_that_pytest_does_not_know_runs_nothing(tmp_path):
+    (tmp_path / "r.json").write_text("a record of before")
+    arguments = ["--record", "r.json", "no-such-file"]
+    done = mha("run", mini("Correct"), *arguments, cwd=tmp_path, expect=ExitCode.USAGE)
+    assert "no-such-file" in done.stderr
+    assert (tmp_path / "r.json").read_text() == "a record of before"
+
+
+def test_two_implementations_of_one_name():
+    done = mha("run", mini("Correct"), mini("Correct"), expect=ExitCode.USAGE)
+    assert "two implementations are called 'Correct'; rename one" in done.stderr
+
+
+# Help and lists
+
+
+def test_help_names_every_exit_code(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert EXIT_CODES.keys() == set(ExitCode)
+    for code in ExitCode:
+        assert re.search(rf"^  {code:d} +\w", printed, re.MULTILINE)
+
+
+def test_the_command_and_the_module_are_the_same():
+    (script,) = metadata.entry_points(group="console_scripts", name="mha-conformance")
+    assert script.load() is main
+
+
+@pytest.mark.parametrize(
+    ("what", "ids"),
+    [
+        ("implementations", list(registered())),
+        ("cases", [case.id for case in catalogue()]),
+        ("requirements", [requirement.id for requirement in REQUIREMENTS]),
+    ],
+)
+def test_a_list_for_programs_has_whole_lines(what, ids, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["list", what]) == ExitCode.OK
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ids
+    assert all(cell and "…" not in cell for row in rows for cell in row)
+
+
+def test_a_list_for_people_shows_ids_in_full(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "70")
+    assert main(["list", "cases"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert all(case.id in printed for case in catalogue())
+
+
+def test_explain_a_requirement(capsys):
+    assert main(["explain", "mask.polarity-is-as-declared"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert printed.startswith("mask.polarity-is-as-declared (must)\nEach mask argument means")
+    assert "Why: " in printed
+    assert "plain/no-mask/cross" in printed
+
+
+def test_explain_a_case(capsys):
+    assert main(["explain", "causal/bottom-right/cross"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert printed.startswith("causal/bottom-right/cross\n")
+    assert "masks: causal bottom-right\n" in printed
+    # Three queries of the last four... the last query sees all six keys.
+    assert "\n  ###...\n  ####..\n  #####.\n  ######\n" in printed
+
+
+def test_explain_every_case_that_a_pattern_finds(capsys):
+    assert main(["explain", "mask/shared"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    for case in catalogue():
+        assert (f"{case.id}\n" in printed) == (case.name == "mask/shared")
+
+
+def test_explain_every_name_there_is(capsys):
+    for name in [*(r.id for r in REQUIREMENTS), *(case.id for case in catalogue())]:
+        assert main(["explain", name]) == ExitCode.OK
+        assert capsys.readouterr().out.startswith(name)
+
+
+def test_begin_writes_an_id(tmp_path, capsys):
+    file = tmp_path / "records" / "run"
+    assert main(["begin", "--run-file", str(file)]) == ExitCode.OK
+    assert capsys.readouterr().out == f"run {file.read_text()}"
+    assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{4}\n", file.read_text())
+
+
+# What the checks do with an implementation that is not there, or that ends the program
+
+
+def examined(adapter, case):
+    adapter.name = "mini"
+    (case,) = (item for item in catalogue() if item.id == case)
+    return Session().examine(Item(adapter, case, "float32", "cpu", DEFAULT_MODE))
+
+
+@pytest.mark.xfail(reason="the probes of polarity and alignment take Unavailable for a refusal")
+def test_nothing_deviates_that_was_never_there():
+    found = examined(miniatures.Unready(), "plain/no-mask/cross").findings
+    assert {finding.verdict for finding in found} == {"unavailable"}
+
+
+@pytest.mark.xfail(raises=SystemExit, reason="only Exception is an error finding")
+def test_who_ends_the_program_has_made_an_error():
+    assert examined(miniatures.Exits(), "mask/per-batch/self").verdict == "error"

@@ -1,0 +1,979 @@
+"""The report: what is counted, what is refused, what the pages say, and that nothing breaks out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+
+from conformance.errors import ConformanceError, ExitCode
+from conformance.findings import (
+    INFINITE,
+    VERDICTS,
+    CaseResult,
+    Figures,
+    Finding,
+    Worst,
+    item_id,
+)
+from conformance.record import (
+    SCHEMA,
+    Header,
+    Implementation,
+    Journal,
+    MaskInfo,
+    Provenance,
+    Record,
+    encode_line,
+    finish,
+    journal_path,
+)
+from conformance.report import (
+    build,
+    find_records,
+    load_records,
+    render_html,
+    render_markdown,
+    write,
+)
+from conformance.report import model as data
+from conformance.report.cards import cards, polarity, pooled
+from conformance.report.deviations import normalised
+from conformance.report.html import HERE
+from conformance.report.plot import position
+from conformance.report.totals import gravest
+from conformance.report.views import symptoms
+from conformance.report.wording import ratio, shape
+
+OUTPUT = "output.equals-definition"
+GRADIENT = "gradient.inputs-equal-definition"
+POLARITY = "mask.polarity-is-as-declared"
+MASKED = "observed.fully-masked-row"
+NASTY = "<script>alert('1')</script>|`a`*b*_c_[d](e)&#64;"
+
+
+# A small factory of records
+
+
+def implementation(name: str = "mine", **changes: object) -> Implementation:
+    fields: dict = {
+        "name": name,
+        "title": name.title(),
+        "documentation": "https://example.org/docs",
+        "framework": "torch",
+        "spec": f"path/to/{name}.py:Attention",
+        "versions": {"torch": "2.9"},
+        "modes": ["train", "eval"],
+        "dtypes": ["float64", "float32"],
+        "masks": [MaskInfo("mask", ["batch heads query key"], "attends", None)],
+    }
+    return Implementation(**fields | changes)
+
+
+def figures(size: float, accuracy: str = "A0", limit: float = 8.0) -> Figures:
+    return Figures("output", size, size / 4, 0.0, limit, accuracy)
+
+
+def result(
+    *findings: Finding,
+    name: str = "mine",
+    case: str = "plain/no-mask/self",
+    dtype: str = "float32",
+    mode: str = "train",
+) -> CaseResult:
+    return CaseResult(name, case, dtype, "cpu", mode, list(findings))
+
+
+def good(requirement: str = OUTPUT, size: float = 2.0) -> Finding:
+    return Finding(requirement, "conforms", figures=figures(size))
+
+
+def bad(requirement: str = OUTPUT, size: float = 99.0, **changes: object) -> Finding:
+    fields: dict = {
+        "detail": "the output is not the definition's",
+        "figures": figures(size, ""),
+        "worst": Worst("output", (0, 1), "0.5", "0.25", "0.001"),
+    }
+    return Finding(requirement, "deviates", **fields | changes)
+
+
+def provenance(**changes: object) -> Provenance:
+    fields: dict = {
+        "suite": "1.0",
+        "catalogue": "abc",
+        "created": "2026-01-02T03:04:05+00:00",
+        "run": "run-1",
+        "python": "3.11.0",
+        "platform": "Linux x86_64",
+        "device": "cpu",
+        "device_model": "a CPU",
+        "packages": {"numpy": "2.0"},
+        "command": "mha-conformance run mine",
+    }
+    return Provenance(**fields | changes)
+
+
+def record(
+    *results: CaseResult,
+    name: str = "env",
+    implementations: list[Implementation] | None = None,
+    complete: bool = True,
+    planned: int | None = None,
+    **changes: object,
+) -> Record:
+    if implementations is None:
+        names = dict.fromkeys(item.implementation for item in results) or ["mine"]
+        implementations = [implementation(own) for own in names]
+    header = Header(
+        SCHEMA,
+        name,
+        provenance(**changes),
+        implementations,
+        len(results) if planned is None else planned,
+    )
+    return Record(header, complete, list(results))
+
+
+def loaded(own: Record, arrays: dict | None = None) -> data.Loaded:
+    return Path(f"{own.header.name}.json"), own, arrays or {}
+
+
+def report(*results: CaseResult, **changes: object) -> data.Report:
+    return build([loaded(record(*results, **changes))])
+
+
+def save(folder: Path, own: Record, file: str = "") -> Path:
+    path = folder / (file or f"{own.header.name}.json")
+    path.write_bytes(msgspec.json.encode(own))
+    return path
+
+
+# Counting
+
+
+def test_items_and_findings_are_counted_as_vectors():
+    found = report(
+        result(good(), Finding(GRADIENT, "unsupported", detail="no gradients")),
+        result(bad(), good(GRADIENT), case="plain/no-mask/cross"),
+        result(Finding(OUTPUT, "unsupported", detail="no"), case="plain/no-mask/gqa"),
+    )
+    assert found.totals.items == {"conforms": 1, "deviates": 1, "unsupported": 1}
+    assert found.totals.findings == {"conforms": 2, "deviates": 1, "unsupported": 2}
+    assert found.totals.cases == 3
+    row = next(row for row in found.matrix if row.requirement == OUTPUT)
+    assert row.cells[0].counts == {"conforms": 1, "deviates": 1, "unsupported": 1}
+    assert row.cells[0].verdict == "deviates"
+    assert row.level == "must"
+    assert row.sentence
+
+
+def test_the_parts_add_up_to_the_totals():
+    found = report(*(result(good(), bad(GRADIENT), case=f"plain/{i}/self") for i in range(5)))
+    in_cells = sum(sum(cell.counts.values()) for row in found.matrix for cell in row.cells)
+    assert in_cells == sum(found.totals.findings.values()) == 10
+    in_columns = sum(sum(column.items.values()) for column in found.columns)
+    assert in_columns == sum(found.totals.items.values()) == 5
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(VERDICTS, 2)))
+def test_gravest_agrees_with_the_verdict_of_an_item(pair):
+    item = result(*(Finding(OUTPUT, verdict) for verdict in pair))
+    assert gravest(dict.fromkeys(pair, 1)) == item.verdict
+
+
+@pytest.mark.parametrize(
+    ("findings", "standing"),
+    [
+        ([good()], "conforms"),
+        ([good(), bad()], "deviates"),
+        ([good(), Finding(OUTPUT, "error", detail="raised")], "deviates"),
+        ([good(), Finding(OUTPUT, "crashed", detail="signal 11")], "not verified"),
+        ([Finding(OUTPUT, "unsupported", detail="no")], "not verified"),
+        ([Finding(OUTPUT, "unavailable", detail="no")], "not verified"),
+        ([], "not verified"),
+    ],
+)
+def test_standing(findings, standing):
+    assert report(result(*findings)).columns[0].standing == standing
+
+
+def test_a_requirement_that_the_suite_does_not_know_keeps_its_row():
+    found = report(result(Finding("new.idea", "conforms")))
+    assert found.matrix[-1].requirement == "new.idea"
+    assert found.matrix[-1].level == ""
+    assert "new.<wbr>idea" in render_html(found)
+
+
+def test_no_percentages():
+    page = render_markdown(report(result(good()), result(bad(), case="plain/x/self")))
+    assert "%" not in page
+
+
+# What was not verified
+
+
+def test_expected_records_that_are_not_there_are_named():
+    found = build([loaded(record(result(good()), name="torch"))], ["ours", "torch", "flax"])
+    assert found.not_verified.missing == ["ours", "flax"]
+    assert found.not_verified.anything
+    for page in (render_html(found), render_markdown(found)):
+        assert "could not be set up or did not finish" in page
+
+
+def test_an_unfinished_run_counts_what_it_did_not_reach():
+    found = report(result(good()), complete=False, planned=4)
+    assert found.totals.items == {"conforms": 1, "not-run": 3}
+    assert found.sources[0].missing == 3
+    assert found.not_verified.incomplete == [
+        "env: 3 of 4 planned items have no outcome; the run ended early"
+    ]
+
+
+def test_items_without_outcome_are_not_counted_twice():
+    missing = result(Finding("run", "not-run", detail="the run ended before this item"))
+    found = report(missing, complete=False)
+    assert found.totals.items == {"not-run": 1}
+    assert [item.verdict for item in found.not_verified.open] == ["not-run"]
+
+
+def test_unavailable_is_said_once_with_its_reason():
+    gone = implementation(unavailable="torch is not installed")
+    found = report(
+        result(Finding(OUTPUT, "unavailable", detail="torch is not installed")),
+        implementations=[gone],
+    )
+    assert found.not_verified.unavailable == {"mine": "torch is not installed"}
+    assert found.not_verified.open == []
+    assert "torch is not installed" in render_html(found)
+
+
+def test_unsupported_has_reasons_and_examples():
+    no = Finding(OUTPUT, "unsupported", detail="no such score")
+    also = Finding(GRADIENT, "unsupported", detail="no such score")
+    found = report(*(result(no, also, case=f"plain/{i}/self") for i in range(5)))
+    (entry,) = found.unsupported
+    assert (entry.reason, entry.items, entry.cases, len(entry.examples)) == (
+        "no such score",
+        5,
+        5,
+        3,
+    )
+    assert not found.not_verified.anything
+
+
+def test_a_narrowed_run_says_so_and_is_not_incomplete():
+    found = report(result(good()), selection="--dtype float32")
+    assert found.not_verified.narrowed == {"env": "--dtype float32"}
+    assert not found.not_verified.anything
+    assert "--dtype float32" in render_html(found)
+
+
+@pytest.mark.parametrize("render", [render_html, render_markdown])
+def test_an_empty_report_says_that_nothing_was_verified(render):
+    found = build([], ["torch"], ["x.json: is damaged"])
+    page = render(found)
+    assert "nothing was verified" in page
+    assert "x.json: is damaged" in page
+    assert "torch" in page
+    assert found.totals.items == {}
+
+
+# Loading
+
+
+def test_records_are_read_with_their_arrays(tmp_path):
+    own = result(good(), name="mine")
+    header = record(own).header
+    with_journal = tmp_path / "env.json"
+    journal = Journal(with_journal, header)
+    arrays = {name: np.ones((1, 2, 3)) for name in ("output", "want", "noise")}
+    journal.add(encode_line(own, arrays))
+    journal.close()
+    finish(with_journal)
+    ((path, found, read),), problems = load_records([with_journal])
+    assert path == with_journal
+    assert found.results == [own]
+    assert set(read) == {f"{own.id}|{name}" for name in arrays}
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"a": 1}', '{"header": {"schema": "other/1"}}', "\0\0"]
+)
+def test_a_broken_or_foreign_record_is_a_line_and_not_a_crash(tmp_path, content):
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    kept, problems = load_records([path, save(tmp_path, record(result(good())))])
+    assert len(kept) == 1
+    assert len(problems) == 1
+    assert problems[0].startswith("bad.json: ")
+    assert str(tmp_path) not in problems[0]
+
+
+def test_a_record_that_is_not_there_is_a_line(tmp_path):
+    assert load_records([tmp_path / "no.json"])[1][0].startswith("no.json: cannot be read")
+
+
+def test_arrays_of_another_record_are_refused(tmp_path):
+    own = record(result(good()))
+    (tmp_path / "env.safetensors").write_bytes(b"something else")
+    own = msgspec.structs.replace(own, exchange="env.safetensors", digest="0" * 64)
+    kept, problems = load_records([save(tmp_path, own)])
+    assert kept == []
+    assert "does not belong to env.json" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [("suite", "suite version is 9"), ("catalogue", "catalogue hash is 9")],
+)
+def test_what_differs_from_the_majority_is_refused_by_name(tmp_path, field, told):
+    changes: dict[str, dict] = {"one": {}, "two": {}, "odd": {field: "9"}}
+    paths = [
+        save(tmp_path, record(result(good(), name=name), name=name, **own))
+        for name, own in changes.items()
+    ]
+    kept, problems = load_records(paths)
+    assert [own.header.name for _, own, _ in kept] == ["one", "two"]
+    assert problems[0].startswith(f"odd.json: left out; {told}, the other records have ")
+    assert problems[0].endswith("run tox -e odd again")
+
+
+def test_records_of_another_run_are_refused_only_if_a_run_is_given(tmp_path):
+    paths = [
+        save(tmp_path, record(result(good(), name=name), name=name, run=run))
+        for name, run in (("one", "run-1"), ("two", "run-2"))
+    ]
+    assert load_records(paths)[1] == []
+    kept, problems = load_records(paths, run="run-2")
+    assert [own.header.name for _, own, _ in kept] == ["two"]
+    assert problems == [
+        "one.json: left out; is of run run-1, this report is of run run-2; run tox -e one again"
+    ]
+
+
+def test_an_implementation_counts_once(tmp_path):
+    first = save(tmp_path, record(result(good()), name="first"))
+    second = save(tmp_path, record(result(bad()), name="second"))
+    kept, problems = load_records([first, second])
+    assert [own.header.name for _, own, _ in kept] == ["first"]
+    assert "mine on cpu is already in first.json" in problems[0]
+
+
+def test_the_same_implementation_on_two_devices_is_two_columns(tmp_path):
+    paths = [
+        save(tmp_path, record(result(good()), name=device, device=device))
+        for device in ("cpu", "gpu")
+    ]
+    kept, problems = load_records(paths)
+    assert problems == []
+    assert [column.key for column in build(kept).columns] == ["mine on cpu", "mine on gpu"]
+
+
+def test_folders_give_whole_records_and_unfinished_journals(tmp_path):
+    save(tmp_path, record(result(good()), name="torch"))
+    save(tmp_path, record(result(good()), name="torch"), "torch.narrowed.json")
+    unfinished = record(name="flax", implementations=[implementation("flax")], planned=2)
+    Journal(tmp_path / "flax.json", unfinished.header).close()
+    found = find_records([tmp_path])
+    assert [path.name for path in found] == ["flax.json.journal", "torch.json"]
+    kept, problems = load_records([tmp_path / "torch.json", journal_path(tmp_path / "flax.json")])
+    assert [own.complete for _, own, _ in kept] == [True, False]
+    assert problems == []
+
+
+def test_a_finished_record_goes_before_a_journal_beside_it(tmp_path):
+    path = save(tmp_path, record(result(good()), name="torch"))
+    Journal(path, record(name="torch", planned=2).header).close()
+    kept, problems = load_records(find_records([tmp_path]))
+    assert [own.complete for _, own, _ in kept] == [True]
+    assert "an unfinished run was to replace" in problems[0]
+
+
+# Conventions
+
+
+def observed(requirement: str, value: str, **where: str) -> CaseResult:
+    return result(Finding(requirement, "conforms", value=value), **where)
+
+
+def test_what_a_mask_means_is_what_was_observed():
+    found = report(observed(POLARITY, "mask[bool]=blocks other[0/1]=attends"))
+    (card,) = cards(found)
+    (argument,) = card.arguments
+    assert [item.value for item in argument.true] == ["blocks"]
+    assert argument.agrees is False
+    assert argument.surprises == ["booleans: blocks, declared attends"]
+    page = render_html(found)
+    assert "True blocks" in page
+    assert "not as declared" in page
+
+
+def test_a_declaration_that_nobody_tested_is_told_as_such():
+    found = report(result(good()))
+    (argument,) = cards(found)[0].arguments
+    assert argument.agrees is None
+    assert [item.value for item in argument.true] == ["attends"]
+    assert "declared, not observed" in render_html(found)
+
+
+@pytest.mark.parametrize(
+    ("odd", "where"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"mode": "eval"}, "mode eval"),
+        ({"dtype": "float16", "mode": "eval"}, "float16; mode eval"),
+    ],
+)
+def test_where_observations_differ_is_said(odd, where):
+    results = []
+    for dtype, mode in itertools.product(("float32", "float16"), ("train", "eval")):
+        place = {"dtype": dtype, "mode": mode}
+        meaning = "ignored" if odd.items() <= place.items() else "attends"
+        results.append(observed(POLARITY, f"mask[bool]={meaning}", **place))
+    (argument,) = cards(report(*results))[0].arguments
+    told = {item.value: item.where for item in argument.true}
+    assert told["ignored"] == where
+    assert told["attends"] in ("otherwise", "float32", "mode train")
+
+
+def test_fully_masked_rows_and_their_gradients_are_told_apart():
+    found = report(
+        observed(MASKED, "nan; NaN in gradients of query, key", mode="train"),
+        observed(MASKED, "nan", mode="fast"),
+        observed(MASKED, "output bias; gradients finite", mode="eval"),
+    )
+    nan, bias = found.conventions[0].fully_masked
+    assert (nan.row.value, nan.row.where) == ("nan", "modes train, fast")
+    assert [item.value for item in nan.consequences] == ["NaN in gradients of query, key"]
+    assert (bias.row.value, bias.row.where) == ("output bias", "mode eval")
+
+
+def backends(*values: str) -> data.Report:
+    names = [f"keras-{backend}" for backend in ("tensorflow", "jax", "torch")[: len(values)]]
+    return report(
+        *(
+            observed(POLARITY, f"mask[bool]={value}", name=name)
+            for name, value in zip(names, values, strict=True)
+        ),
+        implementations=[
+            implementation(name, title=f"keras.Attention ({name.partition('-')[2]})")
+            for name in names
+        ],
+    )
+
+
+def test_a_layer_on_several_backends_is_one_block():
+    found = backends("attends", "attends", "blocks")
+    assert {column.group for column in found.columns} == {"keras.Attention"}
+    (card,) = cards(found)
+    assert [(item.value, item.where) for item in card.arguments[0].true] == [
+        ("attends", "tensorflow, jax"),
+        ("blocks", "torch"),
+    ]
+    assert polarity([card])["attends"] == [(card, ["mask"])]
+    page = render_html(found)
+    assert 'colspan="3"' in page
+    assert "on tensorflow, jax and torch" in page
+
+
+def test_a_title_in_brackets_alone_is_no_group():
+    found = report(result(good()), implementations=[implementation(title="Attention (ours)")])
+    assert (found.columns[0].group, found.columns[0].variant) == ("Attention (ours)", "")
+
+
+def test_pooling_keeps_what_is_common_short():
+    same = [data.Variant("a", 3, "mode x")]
+    assert pooled([("one", same), ("two", same)]) == [data.Variant("a", 6, "mode x")]
+
+
+def test_shapes_are_written_as_people_write_them():
+    assert shape("(batch heads) query key") == "[batch·heads, query, key]"
+    assert shape("batch key") == "[batch, key]"
+
+
+# Accuracy and pairs
+
+
+def test_accuracy_has_worst_typical_and_classes():
+    found = report(
+        result(good(size=1.0), case="plain/a/self"),
+        result(good(size=3.0), case="plain/b/self"),
+        result(bad(size=INFINITE), case="plain/c/self"),
+    )
+    (entry,) = found.accuracy
+    assert entry.gradients is None
+    spread = entry.output
+    assert spread is not None
+    assert (spread.max_ratio, spread.case) == (INFINITE, "plain/c/self")
+    assert spread.rms_ratio == 0.75
+    assert spread.classes == {"A0": 2, "": 1}
+    assert spread.worst_class == ""
+    assert (spread.limit, found.limit) == (8.0, 8.0)
+    for page in (render_html(found), render_markdown(found)):
+        assert "∞" in page
+        assert "1e+300" not in page
+
+
+def exchange(**outputs: list[float]) -> data.Report:
+    """Records of implementations that answer one case, with σ = 1 (and 0 for the last element)."""
+    records = []
+    for name, output in outputs.items():
+        case = "edge/x/cross" if name.startswith("edge") else "plain/no-mask/self"
+        item = item_id(name, case, "float32", "cpu", "train")
+        size = len(output)
+        arrays = {
+            f"{item}|output": np.array(output),
+            f"{item}|want": np.zeros(size),
+            f"{item}|noise": np.array([1.0] * (size - 1) + [0.0]),
+        }
+        own = result(good(), name=name, case=case)
+        records.append(loaded(record(own, name=name), arrays))
+    return build(records)
+
+
+def test_pairs_are_compared_in_units_of_their_common_noise():
+    (pair,) = exchange(a=[0.0, 3.0, 0.0], b=[0.0, 0.0, 0.0]).pairs
+    assert (pair.one, pair.other, pair.dtype, pair.cases) == ("a", "b", "float32", 1)
+    assert pair.max_ratio == pytest.approx(3 / np.sqrt(2), rel=1e-3)
+    assert pair.case == "plain/no-mask/self"
+
+
+def test_an_element_that_must_be_exact_is_infinitely_far():
+    (pair,) = exchange(a=[0.0, 1.0], b=[0.0, 0.0]).pairs
+    assert pair.max_ratio == INFINITE
+    assert "∞" in render_html(exchange(a=[0.0, 1.0], b=[0.0, 0.0]))
+
+
+def test_nan_is_listed_and_not_measured():
+    found = exchange(a=[np.nan, 0.0], b=[0.0, 0.0], c=[0.5, 0.0])
+    by_names = {(pair.one, pair.other): pair for pair in found.pairs}
+    assert by_names["a", "b"].nan_cases == ["plain/no-mask/self"]
+    assert by_names["b", "c"].nan_cases == []
+    (entry,) = found.apart
+    assert (entry.groups, entry.nan) == ([["a"], ["b", "c"]], ["a"])
+    assert ">NaN</td>" in render_html(found)
+
+
+def test_undefined_cases_are_not_in_the_pairs():
+    found = exchange(edge_a=[0.0, 0.0], edge_b=[50.0, 0.0], edge_c=[0.1, 0.0])
+    assert found.pairs == []
+    (entry,) = found.apart
+    assert entry.groups == [["edge_a", "edge_c"], ["edge_b"]]
+
+
+def test_answers_to_another_problem_are_not_compared():
+    records = []
+    for name, want in (("a", 0.0), ("b", 1.0)):
+        item = item_id(name, "plain/no-mask/self", "float32", "cpu", "train")
+        arrays = {f"{item}|{part}": np.full(2, want) for part in ("output", "want", "noise")}
+        records.append(loaded(record(result(good(), name=name), name=name), arrays))
+    found = build(records)
+    assert found.pairs == []
+    assert "compared with another reference" in found.not_verified.problems[0]
+
+
+def test_arrays_without_a_result_or_incomplete_are_problems():
+    arrays = {"nobody|output": np.ones(2), "nobody|want": np.ones(2), "nobody|noise": np.ones(2)}
+    found = build([loaded(record(result(good())), arrays | {"half|output": np.ones(2)})])
+    assert len(found.not_verified.problems) == 2
+
+
+def test_the_axis_is_logarithmic_and_bounded():
+    assert position(0.1) == position(0.0)
+    assert position(1e9) == position(INFINITE) == position(1000.0)
+    assert position(1.0) - position(0.1) == pytest.approx(position(10.0) - position(1.0), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (0.0, "0"),
+        (0.567, "0.6"),
+        (9.96, "10.0"),
+        (11.3, "11"),
+        (1234.0, "1,234"),
+        (12345.0, "1.2×10⁴"),
+    ],
+)
+def test_ratios_for_people(value, told):
+    assert ratio(value) == told
+
+
+# Deviations
+
+
+def test_deviations_that_say_the_same_are_one_with_the_worst_as_evidence():
+    cause = "equals the answer with the mask inverted"
+    found = report(
+        result(bad(size=10.0, cause=cause), case="mask/a/self", dtype="float64"),
+        result(bad(size=50.0, cause=cause), case="mask/b/self", mode="eval"),
+        result(bad(size=20.0), case="mask/c/self"),
+        result(good(), case="mask/d/self"),
+    )
+    one, other = found.deviations
+    assert (one.times, one.of, one.cause) == (2, 4, cause)
+    assert one.cases == ["mask/a/self", "mask/b/self"]
+    assert one.dtypes == ["float64", "float32"]
+    assert one.figures is not None
+    assert one.figures.max_ratio == 50.0
+    assert one.command == (
+        "mha-conformance run path/to/mine.py:Attention "
+        "--case mask/b/self --dtype float32 --mode eval"
+    )
+    assert other.times == 1
+    for page in (render_html(found), render_markdown(found)):
+        assert one.command in page
+        assert cause in page
+
+
+def test_details_that_differ_in_numbers_and_names_only_are_the_same():
+    texts = [
+        ("gradient.key in mode eval is not that in mode train", "eval", "gradient.key"),
+        ("gradient.query in mode fast is not that in mode train", "fast", "gradient.query"),
+    ]
+    found = {
+        normalised(
+            Finding("modes.agree", "deviates", detail=text, figures=Figures(array, 1, 1, 0, 8)),
+            mode,
+            "float32",
+        )
+        for text, mode, array in texts
+    }
+    assert len(found) == 1
+    told = ["marked (0,1) (2,3): 12 of 30", "marked (4,5): 3 of 7"]
+    assert len({normalised(Finding("x", "error", detail=text), "m", "d") for text in told}) == 1
+
+
+def test_symptoms_gather_one_error_over_its_requirements():
+    found = report(
+        result(
+            Finding(OUTPUT, "error", detail="ValueError: no (at a.py:1)"),
+            Finding(GRADIENT, "error", detail="ValueError: no (at b.py:2)"),
+            bad("weights.equal-definition"),
+        ),
+        result(good(), dtype="float64", mode="eval"),
+    )
+    error, off = symptoms(found, found.columns[0])
+    assert (error.told, error.times, len(error.deviations)) == ("ValueError: no", 2, 2)
+    assert off.told == "beyond honest noise in float32, mode train"
+
+
+def test_an_implementation_of_an_unfinished_run_does_not_conform():
+    assert report(result(good()), complete=False, planned=2).columns[0].standing == "not verified"
+
+
+def test_a_crash_leads_to_its_reason():
+    page = render_html(report(result(good(), Finding(GRADIENT, "crashed", detail="signal 11"))))
+    assert re.search(r'<td class="cell c-crashed"[^>]*><a href="#not-verified"', page)
+    assert "verified in part only" in page
+    assert "signal 11" in page
+
+
+# Pages
+
+
+class Page(HTMLParser):
+    """Structure of a page: elements, links, tables as grids."""
+
+    VOID = frozenset({"meta", "link", "br", "input", "wbr", "img", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[list[tuple[int, int]]]] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == [], self.stack
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        own = dict(attrs)
+        self.attributes.append((tag, own))
+        if tag not in self.VOID and not (self.get_starttag_text() or "").endswith("/>"):
+            self.stack.append(tag)
+        if tag == "table":
+            self.rows.append([])
+        elif tag == "tr":
+            self.rows[-1].append([])
+        elif tag in ("td", "th"):
+            span = int(own.get("colspan") or 1), int(own.get("rowspan") or 1)
+            self.rows[-1][-1].append(span)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID and tag in self.stack[-1:]:
+            self.stack.pop()
+        elif tag not in self.VOID and (self.get_starttag_text() or "").endswith("/>") is False:
+            raise AssertionError(f"</{tag}> closes nothing: {self.stack[-3:]}")
+
+    def widths(self) -> list[set[int]]:
+        """Widths of the rows of each table, with spans."""
+        found = []
+        for rows in self.rows:
+            open_spans: Counter[int] = Counter()
+            own = set()
+            for index, row in enumerate(rows):
+                own.add(sum(columns for columns, _ in row) + open_spans[index])
+                for columns, span in row:
+                    for below in range(index + 1, index + span):
+                        open_spans[below] += columns
+            found.append(own)
+        return found
+
+
+def full_report() -> data.Report:
+    """A report with something in every section, and a nasty name in every place."""
+    names = ["plain", NASTY]
+    results, arrays = [], {}
+    for name in names:
+        results += [
+            result(good(), bad(GRADIENT, detail=NASTY, cause=NASTY), name=name),
+            result(Finding(OUTPUT, "error", detail=NASTY), name=name, case=f"a/{NASTY}/self"),
+            result(Finding(OUTPUT, "crashed", detail=NASTY), name=name, dtype="float64"),
+            result(Finding(OUTPUT, "unsupported", detail=NASTY), name=name, case="a/b/self"),
+            observed(POLARITY, f"mask[bool]={NASTY}", name=name, case="a/c/self"),
+            observed(MASKED, f"nan; {NASTY}", name=name, case="edge/a/self"),
+            observed("observed.causal-alignment", NASTY, name=name, case="a/d/self"),
+            observed("observed.returned-weights", NASTY, name=name, case="a/e/self"),
+        ]
+        item = results[-8]
+        for part in ("output", "want", "noise"):
+            arrays[f"{item.id}|{part}"] = np.ones(3)
+    own = record(
+        *results,
+        implementations=[
+            implementation(
+                name,
+                title=f"{NASTY} ({name})",
+                documentation=f"javascript:{NASTY}",
+                versions={NASTY: NASTY},
+                causal=f"{NASTY} (top-left)",
+                masks=[MaskInfo(NASTY, ["batch key"], "attends", NASTY)],
+                unavailable=NASTY if name == NASTY else "",
+            )
+            for name in names
+        ],
+        selection=NASTY,
+        command=f"{NASTY}\n```\nmore",
+        device_model=NASTY,
+        packages={NASTY: NASTY},
+        complete=False,
+        planned=99,
+    )
+    return build([loaded(own, arrays)], [NASTY], [NASTY])
+
+
+REPORTS = {
+    "empty": lambda: build([]),
+    "small": lambda: report(result(good())),
+    "backends": lambda: backends("attends", "attends", "blocks"),
+    "full": full_report,
+}
+
+
+@pytest.fixture(params=sorted(REPORTS))
+def any_report(request):
+    return REPORTS[request.param]()
+
+
+def test_the_page_is_well_formed_and_its_tables_are_rectangular(any_report):
+    page = Page(render_html(any_report))
+    for widths in page.widths():
+        assert len(widths) == 1
+    assert page.tags["caption"] == page.tags["table"]
+    for tag, attributes in page.attributes:
+        if tag == "th":
+            assert attributes.get("scope") in ("col", "row", "colgroup", "rowgroup")
+
+
+def test_links_lead_somewhere_and_ids_are_unique(any_report):
+    page = Page(render_html(any_report))
+    ids = [own["id"] for _, own in page.attributes if "id" in own]
+    assert len(set(ids)) == len(ids)
+    targets = [own["href"] for tag, own in page.attributes if tag == "a"]
+    assert targets
+    for target in targets:
+        assert target is not None
+        if target.startswith("#"):
+            assert target[1:] in ids
+        else:
+            assert target.startswith("https://")
+
+
+def test_nothing_breaks_out_of_the_page():
+    text = render_html(full_report())
+    page = Page(text)
+    assert page.tags["script"] == 1
+    assert page.tags["style"] == 1
+    assert "<script>alert" not in text
+    for tag, own in page.attributes:
+        assert not any(name.startswith("on") for name in own)
+        assert "style" not in own
+        assert not any((value or "").startswith("javascript:") for value in own.values()), tag
+
+
+def test_the_page_needs_no_network_and_runs_only_its_own_script():
+    text = render_html(full_report())
+    page = Page(text)
+    assert not {"link", "img", "iframe", "object"} & page.tags.keys()
+    assert not any("src" in own for _, own in page.attributes)
+    (policy,) = (own["content"] for _, own in page.attributes if own.get("http-equiv"))
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    for tag in ("script", "style"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_verdicts_are_never_colour_alone():
+    text = render_html(full_report())
+    for verdict in ("conforms", "deviates", "error", "crashed", "unsupported"):
+        assert re.search(rf'class="count v-{verdict}"[^>]*>\s*<span class="sign"[^>]*>\S', text)
+        assert f'<span class="unseen"> {verdict}</span>' in text
+
+
+def test_the_summary_says_what_was_compared():
+    text = render_html(report(result(good()), result(bad(), case="a/b/self")))
+    for told in (
+        "2026-01-02",
+        "torch 2.9",
+        "cpu on Linux x86_64, Python 3.11.0",
+        "a CPU",
+        "2 items",
+    ):
+        assert told in text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_enough_contrast(scheme):
+    style = (HERE / "style.css").read_text()
+    light, dark = (block for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2])
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", light))
+    if scheme == "dark":
+        colours |= dict(re.findall(r"--([\w-]+): (#\w{6})", dark))
+
+    def luminance(name: str) -> float:
+        parts = [int(colours[name][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    verdicts = ["conforms", "deviates", "observed", "unsupported", "error", "gone", "open"]
+    for ground in ("paper", "panel"):
+        for ink in ("ink", "soft", "link", *verdicts):
+            assert contrast(ink, ground) >= 4.5, (ink, ground)
+    for ground in ("deviates-wash", "error-wash", "open-wash"):
+        for ink in verdicts:
+            assert contrast(ink, ground) >= 4.5, (ink, ground)
+    assert contrast("panel", "observed") >= 4.5
+    assert contrast("heat-4-ink", "heat-4") >= 4.5
+    for ground in ("heat-1", "heat-2", "heat-3"):
+        assert contrast("heat-ink", ground) >= 4.5
+
+
+# Markdown
+
+
+def parsed(text: str) -> list:
+    return MarkdownIt("commonmark").enable("table").parse(text)
+
+
+def test_markdown_tables_keep_their_columns(any_report):
+    width = 0
+    for token in parsed(render_markdown(any_report)):
+        if token.type == "table_open":
+            width = 0
+        elif token.type == "tr_open":
+            cells = 0
+        elif token.type in ("th_open", "td_open"):
+            cells += 1
+        elif token.type == "tr_close":
+            width = width or cells
+            assert cells == width
+
+
+def test_nothing_breaks_out_of_the_markdown():
+    text = render_markdown(full_report())
+    allowed = {"<br>", "<details>", "</details>", "<summary>", "</summary>", "<b>", "</b>"}
+    allowed |= {"<code>", "</code>"}
+    for token in parsed(text):
+        assert token.type != "html_block" or "<script" not in token.content
+        for child in token.children or []:
+            assert child.type not in ("link_open", "image", "em_open")
+            assert child.type != "html_inline" or child.content in allowed
+    fences = [token.content for token in parsed(text) if token.type == "fence"]
+    assert any(content == f"{NASTY}\n```\nmore\n" for content in fences)
+
+
+def test_markdown_tables_have_as_many_rows_as_said():
+    """A row that is cut off by a blank line would silently end its table."""
+    found = backends("attends", "attends", "blocks")
+    rows = Counter(token.type for token in parsed(render_markdown(found)))["tr_open"]
+    piped = [line for line in render_markdown(found).splitlines() if line.startswith("|")]
+    rulers = [line for line in piped if set(line) <= set("|:- ")]
+    assert rows == len(piped) - len(rulers)
+
+
+# JSON, and all of it at once
+
+
+def test_the_report_survives_json(any_report):
+    encoded = msgspec.json.encode(any_report)
+    assert msgspec.json.decode(encoded, type=data.Report) == any_report
+    assert json.loads(encoded)["schema"] == "mha-conformance/report/1"
+
+
+def test_rendering_twice_gives_the_same(any_report):
+    assert render_html(any_report) == render_html(any_report)
+    assert render_markdown(any_report) == render_markdown(any_report)
+
+
+@pytest.mark.parametrize(
+    ("results", "expected", "code"),
+    [
+        ([result(good())], [], ExitCode.OK),
+        ([result(bad())], [], ExitCode.OK),
+        ([result(good())], ["other"], ExitCode.INCOMPLETE),
+        ([result(good(), Finding(GRADIENT, "timed-out"))], [], ExitCode.INCOMPLETE),
+        ([result(Finding(OUTPUT, "unsupported"))], [], ExitCode.NOTHING_VERIFIED),
+    ],
+)
+def test_writing_gives_three_files_and_an_exit_code(tmp_path, capsys, results, expected, code):
+    save(tmp_path, record(*results))
+    output = tmp_path / "out" / "compatibility"
+    assert write([tmp_path], output, expected) == code
+    for suffix in ("json", "md", "html"):
+        assert (tmp_path / "out" / f"compatibility.{suffix}").stat().st_size > 500
+    assert "mine: 1" in capsys.readouterr().out
+
+
+def test_writing_without_records_verifies_nothing(tmp_path):
+    assert write([tmp_path / "none"], tmp_path / "x") == ExitCode.NOTHING_VERIFIED
+    assert write([], tmp_path / "x", ["torch"]) == ExitCode.NOTHING_VERIFIED
+
+
+def test_the_run_is_read_from_its_file(tmp_path):
+    path = save(tmp_path, record(result(good()), run="run-1"))
+    run = tmp_path / "run"
+    run.write_text("run-2\n")
+    assert write([path], tmp_path / "x", run=run) == ExitCode.NOTHING_VERIFIED
+    run.write_text("run-1\n")
+    assert write([path], tmp_path / "x", run=run) == ExitCode.OK
+    with pytest.raises(ConformanceError, match="mha-conformance begin"):
+        write([path], tmp_path / "x", run=tmp_path / "nothing")

@@ -1,0 +1,451 @@
+"""The suite inside pytest: items, messages, exit codes, and a record in every circumstance."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from conformance.errors import ExitCode
+from conformance.findings import INFINITE, CaseResult, Figures, Finding, Worst
+from conformance.record import journal_path, read, read_arrays, read_journal
+from conformance.suite.message import again, failure
+from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
+
+MINIATURES = Path(__file__).with_name("miniatures.py")
+FLOAT32 = ("--dtype", "float32")
+NODE = "suite/test_conformance.py::test_conforms"
+
+
+def mini(name):
+    return f"{MINIATURES}:{name}"
+
+
+def command(module, *arguments):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    return {
+        "args": [sys.executable, "-m", module, *map(str, arguments)],
+        "env": env | {"NO_COLOR": "1", "COLUMNS": "120"},
+        "text": True,
+    }
+
+
+def run_pytest(folder, *arguments, expect=None):
+    """`pytest` in a folder of its own; whatever happens, no traceback of ours."""
+    options = command("pytest", "-p", "no:cacheprovider", *arguments)
+    done = subprocess.run(
+        **options, capture_output=True, cwd=folder, timeout=120, check=False
+    )  # fmt: skip
+    told = done.stdout + done.stderr
+    assert "INTERNALERROR" not in told, told
+    assert "Traceback (most" not in told, told
+    if expect is not None:
+        assert done.returncode == expect, told
+    return done
+
+
+def conformance(folder, *arguments, expect=None):
+    return run_pytest(folder, "--pyargs", "conformance", *arguments, expect=expect)
+
+
+def verdicts(record):
+    return {result.id: result.verdict for result in record.results}
+
+
+# A failure stands on its own
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    """(what was printed, the folder) of a run with two deviations, stopped at the first."""
+    folder = tmp_path_factory.mktemp("failed")
+    arguments = ["--implementation", mini("Inverted"), *FLOAT32, "--case", "mask/shared"]
+    arguments += ["--case", "plain/no-mask/self", "-x", "--junitxml", "junit.xml"]
+    arguments += ["--record", "r.json", "-rA", "-v"]
+    done = conformance(folder, *arguments, expect=pytest.ExitCode.TESTS_FAILED)
+    return done.stdout, folder
+
+
+def test_a_failure_says_what_was_measured_and_how_to_see_it_again(failed):
+    printed, _ = failed
+    message = printed.partition("= FAILURES =")[2].partition("= PASSES =")[0]
+    command = f"mha-conformance run {mini('Inverted')} --case mask/shared/self --dtype float32"
+    for told in (
+        "deviates: output.equals-definition",
+        "equals the answer with the mask inverted",
+        "case mask/shared/self, float32, mode default, on cpu",
+        "output.equals-definition (must)",
+        "The output is that of the definition",
+        "measured output: ",
+        "σ, allowed 8σ",
+        "worst element output[",
+        ": got ",
+        ", want ",
+        ", noise σ ",
+        "weights.blocked-are-zero (must)",
+        "blocked weights are not zero",
+        f"again: {command} --mode default",
+    ):
+        assert told in message
+    assert "test_conformance.py:" not in message, "no source of the suite"
+
+
+def test_the_command_in_the_message_runs_that_item_again(failed, tmp_path):
+    printed, _ = failed
+    (line,) = (line for line in printed.splitlines() if line.startswith("again: "))
+    program, *arguments = shlex.split(line.removeprefix("again: "))
+    assert program == "mha-conformance"
+    done = subprocess.run(
+        **command("conformance", *arguments, "--strict"), capture_output=True, cwd=tmp_path,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.DEVIATES
+    assert "Inverted: 1 deviates" in done.stdout
+    assert "deviates: output.equals-definition" in done.stdout
+
+
+def test_node_ids_are_the_items(failed):
+    printed, _ = failed
+    assert f"PASSED {NODE}[Inverted:plain/no-mask/self:float32:cpu:default]" in printed
+    assert f"FAILED {NODE}[Inverted:mask/shared/self:float32:cpu:default]" in printed
+
+
+def test_x_stops_and_the_record_says_what_was_not_run(failed):
+    printed, folder = failed
+    assert "stopping after 1 failures" in printed
+    assert "not run: 5 of 7 planned items" in printed
+    record = read(folder / "r.narrowed.json")
+    assert not record.complete
+    found = verdicts(record)
+    assert sorted(found.values()) == ["conforms", "deviates", *["not-run"] * 5]
+    assert record.header.planned == len(found) == 7
+    assert not journal_path(folder / "r.narrowed.json").exists()
+
+
+def test_junitxml(failed):
+    _, folder = failed
+    suite = ElementTree.parse(folder / "junit.xml").getroot().find("testsuite")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
+    (wrong,) = (case for case in suite if case.find("failure") is not None)
+    assert "mask/shared/self" in wrong.get("name")
+    assert "worst element output[" in wrong.find("failure").text
+
+
+def test_a_message_lists_every_discrepancy():
+    figures = Figures("output", INFINITE, 1.0, 0.0, 8.0)
+    worst = Worst("output", (0, 1), "nan", "1", "0")
+    findings = [
+        Finding("output.equals-definition", "deviates", "off", figures=figures, worst=worst),
+        Finding("gradient.inputs-equal-definition", "conforms"),
+        Finding("dtype.in-is-out", "error", "ValueError: no", cause="a cause"),
+    ]
+    result = CaseResult("a", "c/d/e", "bfloat16", "gpu", "train", findings)
+    first, *others = failure(result, "my file.py:A").splitlines()
+    assert first == "error: output.equals-definition, dtype.in-is-out; a cause"
+    assert "  measured output: infinitely manyσ, allowed 8σ" in others
+    assert "  worst element output[0, 1]: got nan, want 1, noise σ 0" in others
+    assert "  error: ValueError: no" in others
+    assert not any("gradient.inputs" in line for line in others)
+    wanted = "mha-conformance run 'my file.py:A' --case c/d/e --dtype bfloat16 --mode train"
+    assert again(result, "my file.py:A") == wanted + " --device gpu"
+
+
+# One record, however the items were run
+
+
+@pytest.mark.parametrize("survey", [False, True])
+def test_with_xdist_the_record_is_the_same(tmp_path, survey):
+    names = ("Correct", "Inverted", "Raises")
+    arguments = [x for name in names for x in ("--implementation", mini(name))]
+    arguments += [*FLOAT32, "--case", "plain/no-mask/self", "--case", "mask/*/self"]
+    arguments += ["--survey"] * survey
+    expect = pytest.ExitCode.OK if survey else pytest.ExitCode.TESTS_FAILED
+    for label, extra in (("one", ()), ("two", ("-n", "2"))):
+        options = (*arguments, "--record", f"{label}.json", *extra)
+        conformance(tmp_path, *options, expect=expect)
+    one, two = (read(tmp_path / f"{label}.narrowed.json") for label in ("one", "two"))
+    assert one.complete
+    assert two.complete
+    assert len(one.results) == one.header.planned == two.header.planned > 20
+    assert {r.id: r for r in one.results} == {r.id: r for r in two.results}
+    assert {"conforms", "deviates", "error"} == set(verdicts(one).values())
+    arrays = [
+        read_arrays(tmp_path / f"{n}.narrowed.json", r) for n, r in (("one", one), ("two", two))
+    ]
+    assert arrays[0].keys() == arrays[1].keys()
+    assert len(arrays[0]) == 2 * 3 * len(names) - 3, "two exchanged cases, one of them raises"
+    assert all(arrays[0][name].tobytes() == arrays[1][name].tobytes() for name in arrays[0])
+    sealed = {item.name for item in one.header.implementations}
+    assert sealed == set(names)
+
+
+# A narrowed run never takes the place of a whole one
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder with the record of a whole run."""
+    folder = tmp_path_factory.mktemp("whole")
+    arguments = ["--implementation", mini("Refuses"), "--record", "sub/r.json"]
+    conformance(folder, *arguments, "-q", expect=NOTHING_VERIFIED)
+    return folder
+
+
+def test_a_whole_run_writes_its_record(whole):
+    record = read(whole / "sub" / "r.json")
+    assert record.complete
+    assert record.header.name == "r"
+    assert record.header.deselected == 0
+    assert record.header.provenance.selection == ""
+    assert record.header.provenance.command.startswith("python -m pytest ")
+    assert len(record.results) == record.header.planned > 400
+    assert set(verdicts(record).values()) == {"unsupported"}
+    assert [path.name for path in (whole / "sub").iterdir()] == ["r.json"]
+
+
+ONE = f"{NODE}[Refuses:mask/shared/self:float32:cpu:default]"
+
+
+@pytest.mark.parametrize(
+    ("narrowing", "selection", "left"),
+    [
+        (["-k", "mask/shared/self"], "-k 'mask/shared/self'", 4),
+        (["--case", "mask/shared/self"], "--case mask/shared/self", 4),
+        (["--dtype", "float32", "-k", "mask/shared/self"], "--dtype float32 -k 'mask/shared/", 1),
+        (["--mode", "default", "--case", "mask/*/self"], "--case mask/*/self --mode default", None),
+        (["--deselect", "suite/test_conformance.py"], "", 0),
+    ],
+    ids=["-k", "--case", "--dtype", "--mode", "--deselect"],
+)
+def test_a_narrowed_run_leaves_it_alone(whole, narrowing, selection, left):
+    before = (whole / "sub" / "r.json").read_bytes()
+    narrow = whole / "sub" / "r.narrowed.json"
+    narrow.unlink(missing_ok=True)
+    arguments = ["--implementation", mini("Refuses"), "--record", "sub/r.json", *narrowing]
+    conformance(whole, *arguments, expect=NOTHING_VERIFIED)
+    assert (whole / "sub" / "r.json").read_bytes() == before
+    if left == 0:
+        assert not narrow.exists()
+        return
+    record = read(narrow)
+    assert record.header.provenance.selection.startswith(selection)
+    assert left is None or len(record.results) == left
+    assert record.header.planned == len(record.results)
+    assert all("/self" in result.case for result in record.results)
+
+
+def test_a_node_id_narrows_too(whole):
+    before = (whole / "sub" / "r.json").read_bytes()
+    item = "conformance.suite.test_conformance::test_conforms"
+    item += "[Refuses:mask/shared/self:float32:cpu:default]"
+    arguments = ["--implementation", mini("Refuses"), "--record", "sub/r.json"]
+    run_pytest(whole, "--pyargs", item, *arguments, expect=NOTHING_VERIFIED)
+    assert (whole / "sub" / "r.json").read_bytes() == before
+    record = read(whole / "sub" / "r.narrowed.json")
+    assert list(verdicts(record)) == ["Refuses:mask/shared/self:float32:cpu:default"]
+    assert record.header.deselected == len(read(whole / "sub" / "r.json").results) - 1
+
+
+# Exit codes in pytest's own words
+
+
+def test_without_an_implementation(tmp_path):
+    done = conformance(tmp_path, expect=pytest.ExitCode.INTERRUPTED)
+    assert "which implementation? say --implementation NAME (" in done.stdout
+    assert "torch-mha" in done.stdout
+    assert ".py:" not in done.stdout, "no place in the source"
+    assert ">  " not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--implementation", "torch-mah"], "unknown implementation 'torch-mah'; did you mean"),
+        (["--implementation", mini("Correct"), "--case", "x/y"], "unknown case 'x/y'"),
+        (["--case", "x/y"], "unrecognized arguments: --case x/y"),
+    ],
+    ids=["implementation", "case", "none"],
+)
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_wrong_usage(tmp_path, arguments, told, workers):
+    done = conformance(tmp_path, *arguments, *workers, expect=pytest.ExitCode.USAGE_ERROR)
+    assert told in done.stderr
+    assert done.stdout.strip() == ""
+
+
+def test_unavailable_items_leave_a_run_incomplete(tmp_path):
+    arguments = ["--implementation", mini("Correct"), "--implementation", mini("Unready")]
+    arguments += [*FLOAT32, "--case", "mask/shared/self"]
+    done = conformance(tmp_path, *arguments, expect=INCOMPLETE)
+    assert "1 passed, 1 unavailable" in done.stdout
+    assert "not verified, 1 items: the abacus is not installed" in done.stdout
+
+
+def test_collect_only_runs_and_writes_nothing(tmp_path):
+    arguments = ["--implementation", mini("Hangs"), *FLOAT32, "--case", "mask/shared/self"]
+    arguments += ["--collect-only", "-q", "--record", "r.json"]
+    done = conformance(tmp_path, *arguments, expect=pytest.ExitCode.OK)
+    assert f"{NODE}[Hangs:mask/shared/self:float32:cpu:default]" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+# Stopped in the middle
+
+
+HANGING = [
+    *FLOAT32, "--case", "plain/no-mask/self", "--case", "mask/key-padding/self",
+    "--case", "mask/shared/self", "--record", "r.json",
+]  # fmt: skip
+
+
+def stopped(folder, number, *start):
+    """Start a run that hangs at its second item, and signal it there."""
+    options = command(*start) | {"cwd": folder, "start_new_session": True}
+    path = journal_path(folder / "r.narrowed.json")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(**options, stdout=pipe, stderr=pipe) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not (path.exists() and path.read_bytes().count(b"\n") >= 2):
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline, "the first item never came"
+                time.sleep(0.02)
+            time.sleep(0.1)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                process.kill()
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("start", "code"),
+    [
+        (["conformance", "run", mini("Hangs"), *HANGING], ExitCode.INTERRUPTED),
+        (
+            ["pytest", "-p", "no:cacheprovider", "--pyargs", "conformance", "--implementation",
+             mini("Hangs"), *HANGING],
+            pytest.ExitCode.INTERRUPTED,
+        ),
+    ],
+    ids=["mha-conformance", "pytest"],
+)  # fmt: skip
+def test_interrupted_by_the_user(tmp_path, start, code):
+    returned, out, err = stopped(tmp_path, signal.SIGINT, *start)
+    assert returned == code, out + err
+    assert "KeyboardInterrupt" in out + err
+    assert "not run: 2 of 3 planned items" in out
+    record = read(tmp_path / "r.narrowed.json")
+    assert not record.complete
+    # The first item of the catalogue has an outcome, the one that hung has none.
+    assert verdicts(record) == {
+        f"Hangs:{case}/self:float32:cpu:default": verdict
+        for case, verdict in (
+            ("plain/no-mask", "conforms"),
+            ("mask/key-padding", "not-run"),
+            ("mask/shared", "not-run"),
+        )
+    }
+    assert not journal_path(tmp_path / "r.narrowed.json").exists()
+    assert len(read_arrays(tmp_path / "r.narrowed.json", record)) == 3
+
+
+def test_killed(tmp_path):
+    start = ["conformance", "run", mini("Hangs"), *HANGING]
+    returned, _, _ = stopped(tmp_path, signal.SIGKILL, *start)
+    assert returned == -signal.SIGKILL
+    assert not (tmp_path / "r.narrowed.json").exists()
+    path = journal_path(tmp_path / "r.narrowed.json")
+    header, results, arrays = read_journal(path)
+    assert header.planned == 3
+    assert [(r.case, r.verdict) for r in results] == [("plain/no-mask/self", "conforms")]
+    assert len(arrays) == 3
+    assert not read(path).complete
+
+
+# In a project that has nothing to do with it
+
+
+PROJECT = """
+def pytest_addoption(parser):
+    # Options that this suite calls its own in its own runs.
+    for name in ("--device", "--record", "--case", "--dtype", "--mode", "--survey"):
+        parser.addoption(name, default="ours")
+"""
+TESTS = """
+import sys
+
+def test_options(request):
+    assert request.config.getoption("--device") == "ours"
+
+def test_nothing_was_imported():
+    found = {n for n in sys.modules if n.partition(".")[0] in ("conformance", "numpy", "msgspec")}
+    assert found <= {"conformance", "conformance.suite", "conformance.suite.plugin"}
+
+def test_that_fails():
+    assert False
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "conftest.py").write_text(PROJECT)
+    (tmp_path / "test_project.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = --strict-markers --strict-config\nfilterwarnings = error\n"
+    )
+    return tmp_path
+
+
+def test_the_plugin_has_no_effect_there(project):
+    done = run_pytest(project, "-p", "no:jaxtyping", expect=pytest.ExitCode.TESTS_FAILED)
+    assert "1 failed, 2 passed" in done.stdout
+    assert "= conformance =" not in done.stdout
+    assert "mha-conformance" in done.stdout, "it is loaded, as its name in the header shows"
+    names = {path.name for path in project.iterdir()} - {"__pycache__"}
+    assert names == {"conftest.py", "test_project.py", "pytest.ini"}
+
+
+def test_help_works_there(project):
+    done = run_pytest(project, "--help", expect=pytest.ExitCode.OK)
+    assert "--implementation=NAME" in done.stdout
+
+
+def test_a_conformance_run_there_says_what_is_in_the_way(project):
+    arguments = ["--implementation", mini("Correct")]
+    done = conformance(project, *arguments, expect=pytest.ExitCode.USAGE_ERROR)
+    assert "an option of this project is in the way" in done.stderr
+    assert "use mha-conformance run" in done.stderr
+    case = [*FLOAT32, "--case", "mask/shared/self"]
+    done = subprocess.run(
+        **command("conformance", "run", mini("Correct"), *case), capture_output=True, cwd=project,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
+    assert "Correct: 1 conforms" in done.stdout
+
+
+def test_help_lists_every_option(tmp_path):
+    done = run_pytest(tmp_path, "--help", expect=pytest.ExitCode.OK)
+    for option in ("implementation", "case", "dtype", "mode", "device", "record", "survey"):
+        assert f"--{option}" in done.stdout
+
+
+def test_a_run_beside_tests_of_the_users_own(tmp_path):
+    # One record in the middle of a project's own tests; those are no items.
+    (tmp_path / "test_own.py").write_text("def test_own(): pass\n")
+    arguments = ["--pyargs", "conformance", "test_own.py", "--implementation", mini("Correct")]
+    arguments += [*FLOAT32, "--case", "mask/shared/self", "--record", "r.json"]
+    done = run_pytest(tmp_path, *arguments, expect=pytest.ExitCode.OK)
+    assert "2 passed" in done.stdout
+    record = json.loads((tmp_path / "r.narrowed.json").read_text())
+    assert len(record["results"]) == record["header"]["planned"] == 1
