@@ -48,13 +48,12 @@ _TRAINING = {"return_attention_scores": True, "training": True}
 _MODES: tuple[Mode, ...] = (
     Mode("scores", _SCORES),
     Mode("no-scores", _NO_SCORES, weights=False),
-    Mode("training", _TRAINING),
+    Mode("training", _TRAINING, every_case=False),
 )
-# Each mode is compiled anew.
+# Each mode is compiled anew; without dropout, training would be the same program as scores.
 _COMPILED_MODES: tuple[Mode, ...] = (
     Mode("scores", _SCORES),
     Mode("no-scores", _NO_SCORES, weights=False, every_case=False),
-    Mode("training", _TRAINING, every_case=False),
     Mode("optimised", _SCORES, every_case=False, optimised=True),
 )
 _MASKED_WITH_SCORES: Mapping[str, FullyMasked] = {
@@ -178,11 +177,13 @@ class _DotProduct(_Keras, Layer):
 class _MultiHeadAttention(_DotProduct):
     documentation = f"{_DOCS}/multi_head_attention/"
 
+    def check_shape(self, shape: Shape) -> None:
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import keras
 
-        if shape.kv_heads != shape.heads:
-            raise Unsupported("no fewer key/value heads than query heads")
         layer = keras.layers.MultiHeadAttention(
             shape.heads,
             shape.head_size,
@@ -197,13 +198,15 @@ class _MultiHeadAttention(_DotProduct):
 class _GroupQueryAttention(_DotProduct):
     documentation = f"{_DOCS}/group_query_attention/"
 
-    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
-        import keras
-
+    def check_shape(self, shape: Shape) -> None:
         if shape.value_head_size != shape.head_size:
             raise Unsupported("no value head size of its own")
         if shape.output_width != shape.query_width:
             raise Unsupported("the output is as wide as the query")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import keras
+
         layer = keras.layers.GroupQueryAttention(
             shape.head_size, shape.heads, shape.kv_heads, use_bias=shape.bias, **_common(dtype)
         )

@@ -28,6 +28,10 @@ ABOUT = ("output.", "gradient.", "weights.", "modes.", "mask.spellings")
 """Chapters of requirements for which the output is searched for a cause."""
 
 
+NARROWER = {"float64": ("float32", "bfloat16"), "float32": ("bfloat16",)}
+"""Dtypes whose noise an answer may show that was partly computed in them."""
+
+
 def explain(finding: Finding, ex: Examination) -> Finding:
     """The finding, with the cause if one is known."""
     if not finding.requirement.startswith(ABOUT):
@@ -45,6 +49,12 @@ def diagnose(ex: Examination) -> str:
         return ""
     if _equal(ex, output, ex.expectation.arrays["output"]):
         return ""
+    for narrower in NARROWER.get(ex.dtype, ()):
+        problem = ex.problem.replace(dtype=narrower)
+        coarse = ex.expected(narrower, lambda: problem).loosest["output"]  # noqa: B023
+        ratio = ratios(output, ex.expectation.arrays["output"], coarse, ex.expectation.underflow)
+        if (np.abs(ratio) <= LIMIT).all():
+            return f"is only as accurate as {narrower}"
     for name, make in _hypotheses(ex.problem):
         try:
             wrong = make()

@@ -81,6 +81,11 @@ class Examination:
             or ("float32" not in self.adapter.dtypes)
         )
 
+    @property
+    def calls_eagerly(self) -> bool:
+        """Whether to look at calls that are not compiled: in one family only if that is slow."""
+        return self.varies_arguments and (not self.adapter.compiles or self.case.family == "cross")
+
     @cached_property
     def problem(self) -> Problem:
         """The case's problem in this dtype."""

@@ -31,9 +31,7 @@ def framework(name: str) -> Framework:
     except ModuleNotFoundError as error:
         if error.name != needed:
             raise Unavailable(f"{needed} does not import: {error}") from error
-        raise Unavailable(
-            f"{needed} is not installed; pip install 'mha-conformance[{name}]'"
-        ) from error
+        raise Unavailable(f"{needed} is not installed; pip install {needed}") from error
     except Exception as error:
         raise Unavailable(f"{needed} does not import: {type(error).__name__}: {error}") from error
     return getattr(importlib.import_module(module), bridge)()

@@ -17,7 +17,7 @@ from conformance.frameworks.base import Natives, WrongAnswer
 from conformance.interface.adapter import Call
 from conformance.interface.arguments import CausalFlag, MaskArgument
 from conformance.interface.native import NativeAdapter
-from conformance.problem import Problem, check_shape
+from conformance.problem import Problem, Shape
 
 Layout = Literal["batch heads length head", "batch length heads head"]
 _EINSUM = {"batch heads length head": "bhqd", "batch length heads head": "bqhd"}
@@ -47,9 +47,11 @@ class Function(NativeAdapter):
         """
         raise NotImplementedError
 
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        if problem.shape.group > 1 and not self.grouped:
+    def check_shape(self, shape: Shape) -> None:
+        if shape.group > 1 and not self.grouped:
             raise Unsupported("no fewer key/value heads than query heads")
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
         bridge, axes, scale = self.bridge, _EINSUM[self.layout], problem.scale
         natives = {
             name: bridge.array(values, problem.dtype, call.device)

@@ -46,16 +46,20 @@ def spellings(ex: Examination) -> Finding | None:
     return finding
 
 
-def unchanged(ex: Examination) -> Finding:
+def unchanged(ex: Examination) -> Finding | None:
     """Inputs hold the same numbers after the call, and nothing new hangs on them."""
+    if not ex.calls_eagerly:
+        return None
     changed = _side_effects(ex).changed
     if changed:
         return Finding(UNCHANGED.id, "deviates", detail="; ".join(changed))
     return Finding(UNCHANGED.id, "conforms")
 
 
-def repeats(ex: Examination) -> Finding:
+def repeats(ex: Examination) -> Finding | None:
     """The second call on the same objects answers as the first."""
+    if not ex.calls_eagerly:
+        return None
     effects = _side_effects(ex)
     found = _compare(ex, effects.second, effects.first)
     return judge(REPEATS.id, found, said="{array} of the second call is not that of the first")
