@@ -131,6 +131,13 @@ class Refuses(Correct):
         raise Unsupported("today I cannot")
 
 
+class Puzzled(Correct):
+    """Has a mistake in what it says about shapes."""
+
+    def check_shape(self, shape):
+        raise KeyError("no such shape")
+
+
 class Unready(Correct):
     """What it needs is not there."""
 

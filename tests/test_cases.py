@@ -282,6 +282,21 @@ def test_every_mask_pattern_suits_every_family(pattern, family):
     assert mask.any(axis=-1).all()
 
 
+@pytest.mark.parametrize("pattern", [patterns.shared, patterns.per_batch, patterns.per_head])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "one-key"])
+def test_an_arbitrary_mask_blocks_about_half_and_something_in_every_row(pattern, family):
+    mask = pattern(FAMILIES[family], np.random.default_rng(0))
+    assert not mask.all(axis=-1).any()
+    assert 0.3 < mask.mean() < 0.85
+
+
+def test_a_custom_scale_is_far_from_the_default():
+    cases = find_cases("plain/custom-scale")
+    assert len(cases) > 1
+    for case in cases:
+        assert not 0.6 < case.scale / case.shape.default_scale < 1.6
+
+
 @pytest.mark.parametrize("pattern", [patterns.per_batch, patterns.per_head, patterns.key_padding])
 def test_masks_differ_along_every_axis_that_they_have(pattern):
     mask = pattern(FAMILIES["cross"], np.random.default_rng(0))

@@ -19,7 +19,7 @@ from conformance.errors import ExitCode
 from conformance.interface.adapter import DEFAULT_MODE
 from conformance.interface.loading import registered
 from conformance.requirements import REQUIREMENTS
-from conformance.session import Item, Session
+from conformance.session import Item, Session, plan
 
 MINIATURES = Path(__file__).with_name("miniatures.py")
 NARROW = ("--dtype", "float32", "--case", "plain/no-mask/self", "--case", "mask/per-batch/self")
@@ -432,10 +432,13 @@ def test_begin_writes_an_id(tmp_path, capsys):
 # What the checks do with an implementation that is not there, or that ends the program
 
 
+def case_of(name):
+    return next(case for case in catalogue() if case.id == name)
+
+
 def examined(adapter, case):
     adapter.name = "mini"
-    (case,) = (item for item in catalogue() if item.id == case)
-    return Session().examine(Item(adapter, case, "float32", "cpu", DEFAULT_MODE))
+    return Session().examine(Item(adapter, case_of(case), "float32", "cpu", DEFAULT_MODE))
 
 
 @pytest.mark.xfail(reason="the probes of polarity and alignment take Unavailable for a refusal")
@@ -447,3 +450,10 @@ def test_nothing_deviates_that_was_never_there():
 @pytest.mark.xfail(raises=SystemExit, reason="only Exception is an error finding")
 def test_who_ends_the_program_has_made_an_error():
     assert examined(miniatures.Exits(), "mask/per-batch/self").verdict == "error"
+
+
+@pytest.mark.xfail(raises=KeyError, reason="a plan asks the adapter, and lets its mistakes out")
+def test_a_mistake_in_an_adapter_does_not_end_the_plan():
+    case = case_of("mask/per-batch/self")
+    (item,) = plan([miniatures.Puzzled()], [case], ["float32"], "cpu")
+    assert Session().examine(item).verdict == "error"
