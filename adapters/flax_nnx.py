@@ -39,7 +39,13 @@ class FlaxNnx(Layer):
     modes = (
         Mode("sown-weights", {"sow": True}),
         Mode("no-weights", {"sow": False}, weights=False, every_case=False),
-        Mode("optimised", {"sow": True}, every_case=False, optimised=True),
+        Mode(
+            "optimised",
+            {"sow": True},
+            every_case=False,
+            dtypes=("float32", "bfloat16"),
+            optimised=True,
+        ),
     )
 
     def check_shape(self, shape: Shape) -> None:

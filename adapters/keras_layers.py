@@ -45,6 +45,7 @@ _DOCS = "https://keras.io/api/layers/attention_layers"
 _SCORES = {"return_attention_scores": True, "training": False}
 _NO_SCORES = {"return_attention_scores": False, "training": False}
 _TRAINING = {"return_attention_scores": True, "training": True}
+_OPTIMISED = ("float32", "bfloat16")
 _MODES: tuple[Mode, ...] = (
     Mode("scores", _SCORES),
     Mode("no-scores", _NO_SCORES, weights=False),
@@ -54,7 +55,7 @@ _MODES: tuple[Mode, ...] = (
 _COMPILED_MODES: tuple[Mode, ...] = (
     Mode("scores", _SCORES),
     Mode("no-scores", _NO_SCORES, weights=False, every_case=False),
-    Mode("optimised", _SCORES, every_case=False, optimised=True),
+    Mode("optimised", _SCORES, every_case=False, dtypes=_OPTIMISED, optimised=True),
 )
 _MASKED_WITH_SCORES: Mapping[str, FullyMasked] = {
     "scores": "output bias",
@@ -331,7 +332,7 @@ class JaxAdditiveAttention(_AdditiveAttention):
 
     title = "keras.layers.AdditiveAttention (JAX)"
     framework = "jax"
-    modes = (Mode("scores"), Mode("optimised", every_case=False, optimised=True))
+    modes = (Mode("scores"), Mode("optimised", every_case=False, dtypes=_OPTIMISED, optimised=True))
 
 
 class TorchMultiHeadAttention(_MultiHeadAttention):

@@ -59,7 +59,12 @@ def _modes(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
         adapter.check(case.problem(dtype))
     except Unsupported:
         return adapter.modes[:1]
-    return tuple(mode for mode in adapter.modes if mode.every_case or "call.repeats" in case.serves)
+    return tuple(
+        mode
+        for mode in adapter.modes
+        if (mode.every_case or "call.repeats" in case.serves)
+        and (mode.dtypes is None or dtype in mode.dtypes)
+    )
 
 
 @dataclass

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, dtype_of
 from conformance.errors import UnknownName
 
 each = pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
+
+deterministic = settings(derandomize=True, database=None, deadline=None)
 
 # Magnitudes that are normal numbers in every format.
 normal = st.floats(2.0**-14, 6e4).flatmap(lambda x: st.sampled_from([x, -x]))
@@ -25,6 +27,7 @@ def neighbours(name, value):
 
 
 @each
+@deterministic
 @given(value=normal)
 def test_rounds_to_the_nearer_neighbour(dtype, value):
     below, above = neighbours(dtype.name, value)
@@ -34,12 +37,14 @@ def test_rounds_to_the_nearer_neighbour(dtype, value):
 
 
 @each
+@deterministic
 @given(value=normal)
 def test_error_is_at_most_the_roundoff(dtype, value):
     assert abs(dtype.round(value) - value) <= dtype.roundoff * abs(value)
 
 
 @each
+@deterministic
 @given(value=normal)
 def test_a_rounded_number_stays_and_the_sign_is_kept(dtype, value):
     once = dtype.round(value)
@@ -48,6 +53,7 @@ def test_a_rounded_number_stays_and_the_sign_is_kept(dtype, value):
 
 
 @each
+@deterministic
 @given(one=normal, other=normal)
 def test_order_is_kept(dtype, one, other):
     low, high = sorted([one, other])

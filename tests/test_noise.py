@@ -132,14 +132,22 @@ def test_the_same_problem_has_the_same_noise(dtype):
 
 
 @pytest.mark.parametrize(
-    ("fine", "coarse", "factor"),
-    [("float64", "float32", 2.0**29), ("float16", "bfloat16", 2.0**3)],
+    ("fine", "coarse", "factor", "least"),
+    [
+        # The noisy evaluation is done in float64, whose own rounding adds to the noise there.
+        ("float64", "float32", 2.0**29, 0.7),
+        ("float16", "bfloat16", 2.0**3, 0.9),
+    ],
 )
-@pytest.mark.parametrize("case_id", ["plain/no-mask/separate", "bias/with-mask/self"])
-def test_noise_grows_with_the_roundoff(fine, coarse, factor, case_id):
-    small, large = (expect(problem_of(case_id, dtype)).loosest for dtype in (fine, coarse))
-    for name, noise in large.items():
-        assert 0.5 < rms(noise) / rms(small[name]) / factor < 2, name
+def test_noise_grows_with_the_roundoff(fine, coarse, factor, least):
+    growth = {}
+    for case_id in ORDINARY:
+        small, large = (expect(problem_of(case_id, dtype)).loosest for dtype in (fine, coarse))
+        for name, noise in large.items():
+            growth[case_id, name] = rms(noise) / rms(small[name]) / factor
+    # A few samples know σ of one array to some 30 %, all arrays together far better.
+    assert all(1 / 4 < factor < 4 for factor in growth.values())
+    assert least < np.exp(np.mean(np.log(list(growth.values())))) < 1.1
 
 
 def test_float32_and_float64_have_one_class_and_half_precision_has_four():
@@ -215,7 +223,7 @@ def test_rounding_as_large_as_modelled_is_no_false_alarm(dtype):
             elements += array.size
             beyond += int((array > LIMIT).sum())
     assert elements > 1e6
-    assert beyond <= 1e-6 * elements
+    assert beyond <= 2e-6 * elements
 
 
 def long_sum(dtype):

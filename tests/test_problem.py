@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import FULL, MEMORY, SELF, SIZES, make
 
@@ -23,6 +23,7 @@ from conformance.problem import (
 )
 from conformance.reference import solve
 
+deterministic = settings(derandomize=True, database=None, deadline=None)
 NUMBERS = [name for name, size in SIZES.items() if isinstance(size, int)]
 
 
@@ -126,6 +127,7 @@ def test_masks_and_biases_have_four_axes_in_full_or_one(name, wrong):
         make().replace(**{name: np.ones(wrong, dtype=bool)})
 
 
+@deterministic
 @given(st.tuples(*(st.sampled_from([1, size]) for size in FULL)))
 def test_every_axis_of_a_mask_may_be_one(size):
     make().replace(mask=np.ones(size, dtype=bool), attn_bias=np.zeros(size))

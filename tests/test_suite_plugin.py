@@ -41,9 +41,7 @@ def command(module, *arguments):
 def run_pytest(folder, *arguments, expect=None):
     """`pytest` in a folder of its own; whatever happens, no traceback of ours."""
     options = command("pytest", "-p", "no:cacheprovider", *arguments)
-    done = subprocess.run(
-        **options, capture_output=True, cwd=folder, timeout=120, check=False
-    )  # fmt: skip
+    done = subprocess.run(**options, capture_output=True, cwd=folder, timeout=120, check=False)
     told = done.stdout + done.stderr
     assert "INTERNALERROR" not in told, told
     assert "Traceback (most" not in told, told

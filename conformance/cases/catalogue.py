@@ -88,7 +88,7 @@ def _build() -> list[Case]:
             *HYGIENE,
         ),
         *make(
-            "separate narrow value-head mqa one-query one-key one-head long",
+            "one-query one-key long",
             "plain/no-mask",
             "Nothing is masked: projections, scores, softmax, output, and all their gradients.",
         ),
@@ -274,10 +274,17 @@ def _build() -> list[Case]:
             regime=regimes.large_scores,
         ),
         *make(
-            "cross separate",
+            "cross",
             "logits/constant-rows",
             "All keys of one entry are equal: uniform weights, and no gradient to the queries.",
             regime=regimes.constant_rows,
+        ),
+        *make(
+            "separate",
+            "logits/constant-rows",
+            "All keys of one entry are equal: the same weight for each that may be attended.",
+            regime=regimes.constant_rows,
+            mask=patterns.per_batch,
         ),
         *make(
             "cross self",
@@ -292,10 +299,17 @@ def _build() -> list[Case]:
             regime=regimes.outliers,
         ),
         *make(
-            "self separate",
+            "self",
             "values/all-positive",
             "Inputs share an offset, so sums do not cancel and biased rounding shows.",
             regime=regimes.all_positive,
+        ),
+        *make(
+            "separate",
+            "values/all-positive",
+            "Inputs share an offset, so sums do not cancel and biased rounding shows.",
+            regime=regimes.all_positive,
+            mask=patterns.key_padding,
         ),
         *make(
             "cross long",

@@ -37,6 +37,7 @@ class Mode:
         weights: whether it returns attention weights.
         every_case: False where a mode is expensive to compile: then it is compared on the
             cases without masks and one with, not on the whole catalogue.
+        dtypes: the dtypes in which this mode is examined, or None for all of the adapter's.
         optimised: compile as users do. By default programs are compiled quickly, where the
             framework has a choice.
     """
@@ -46,6 +47,7 @@ class Mode:
     gradients: bool = True
     weights: bool = True
     every_case: bool = True
+    dtypes: tuple[str, ...] | None = None
     optimised: bool = False
 
     def __getitem__(self, option: str) -> Any:

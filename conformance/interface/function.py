@@ -17,7 +17,7 @@ from conformance.frameworks.base import Natives, WrongAnswer
 from conformance.interface.adapter import Call
 from conformance.interface.arguments import CausalFlag, MaskArgument
 from conformance.interface.native import NativeAdapter
-from conformance.problem import Problem, Shape
+from conformance.problem import Problem, Shape, check_shape
 
 Layout = Literal["batch heads length head", "batch length heads head"]
 _EINSUM = {"batch heads length head": "bhqd", "batch length heads head": "bqhd"}

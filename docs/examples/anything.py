@@ -18,14 +18,14 @@ class Loop(Adapter):
     """Attention, one number at a time."""
 
     title = "the definition as loops"
-    dtypes = ("float64", "float32")
     custom_scale = True
     returns_weights = "per head"
     fully_masked_row = "output bias"
 
     def run(self, problem, call):
         """The answer: output and weights, but no gradients."""
-        self.check(problem)  # dtype, score and scale, as declared above
+        if problem.shape.score != "scaled-dot":
+            raise Unsupported("no additive score")
         if problem.shape.group > 1:
             raise Unsupported("no fewer key/value heads than query heads")
         q = project(problem.query, problem.weights.query, problem.weights.query_bias)
@@ -49,7 +49,7 @@ class Loop(Adapter):
         output = np.einsum("bhqd,hde->bqe", context, problem.weights.output)
         if problem.weights.output_bias is not None:
             output += problem.weights.output_bias
-        to_dtype = problem.format.round
+        to_dtype = problem.format.round  # float64 that holds only numbers which the dtype has
         return Answer(to_dtype(output), to_dtype(weights), dtypes={"output": problem.dtype})
 
 

@@ -65,14 +65,17 @@ class CrossAttention(Layer):
         Mode("no-weights", {"need_weights": False}, weights=False),
     )
 
-    def build(self, shape, dtype, scale, mode):
-        """One module per shape, dtype and mode; what it cannot be is `unsupported`."""
+    def check_shape(self, shape):
+        """What the module cannot be is `unsupported`, with the reason."""
         if shape.sharing == "separate":
             raise Unsupported("key and value are one memory")
         if not shape.bias:
             raise Unsupported("projections always have a bias")
         if shape.kv_heads != shape.heads or shape.value_head_size != shape.head_size:
             raise Unsupported("keys and values have the heads of the queries")
+
+    def build(self, shape, dtype, scale, mode):
+        """One module per shape, dtype and mode."""
         return CrossAttentionModule(
             shape.query_width,
             shape.key_width,

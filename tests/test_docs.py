@@ -1,0 +1,364 @@
+"""The documentation is executed: examples, programs, commands, links and names."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance import MaskArgument, Parameter, attention_function
+from conformance.cases.catalogue import catalogue, find_cases
+from conformance.interface.loading import load
+from conformance.requirements import REQUIREMENTS
+from conformance.session import Item, Session
+from conformance.suite.message import failure
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLES = {
+    "numpy_function.py:attention": "numpy",
+    "jax_function.py:blockwise_attention": "jax",
+    "torch_module.py:CrossAttention": "torch",
+    "anything.py:Loop": "numpy",
+}
+NARROW = ("--dtype", "float32", "--case", "mask/key-padding/cross", "--case", "plain/no-mask/cross")
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a reader would, from the root of the repository."""
+    program = f"{shlex.quote(sys.executable)} -m conformance"
+    environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1"}
+    return subprocess.run(
+        re.sub(r"^mha-conformance\b", program.replace("\\", r"\\"), command),
+        shell=True,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+        check=False,
+    )
+
+
+def blocks(page: Path, *languages: str) -> list[tuple[str, str, int]]:
+    """Language, text and first line of the page's blocks."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        (found[1], found[2], text.count("\n", 0, found.start()) + 2)
+        for found in BLOCK.finditer(text)
+        if found[1] in languages
+    ]
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks."""
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+# Examples
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_conforms_on_the_command_line(example):
+    pytest.importorskip(EXAMPLES[example])
+    done = shell(f"mha-conformance run docs/examples/{example} --strict {shlex.join(NARROW)}")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^\w+: \d+ conforms$", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_conforms_under_pytest(example):
+    pytest.importorskip(EXAMPLES[example])
+    done = shell(
+        f"{shlex.quote(sys.executable)} -m pytest -q --pyargs conformance "
+        f"--implementation docs/examples/{example} {shlex.join(NARROW)}"
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the fully masked row
+@pytest.mark.parametrize("example", [name for name in EXAMPLES if EXAMPLES[name] != "jax"])
+def test_example_conforms_or_is_unsupported_everywhere(example):
+    """In the dtype in which most is checked; JAX would compile for a minute."""
+    pytest.importorskip(EXAMPLES[example])
+    adapter, session = load(f"{DOCS}/examples/{example}"), Session()
+    verdicts = {
+        case.id: session.examine(Item(adapter, case, "float32", "cpu", mode)).verdict
+        for case in catalogue()
+        for mode in adapter.modes
+    }
+    allowed = {"conforms", "observed", "unsupported"}
+    assert not {case: verdict for case, verdict in verdicts.items() if verdict not in allowed}
+    assert sum(verdict == "conforms" for verdict in verdicts.values()) > 30
+
+
+def test_smallest_example_is_ten_lines():
+    lines = (DOCS / "examples" / "numpy_function.py").read_text().splitlines()
+    code = lines[next(i for i, line in enumerate(lines) if line.startswith("@")) :]
+    assert len([line for line in code if line.strip()]) <= 10
+
+
+@pytest.mark.parametrize(
+    "name", ["flipped_mask", "forgotten_scale", "finite_mask", "float64_scale"]
+)
+def test_mistakes_are_noticed(name):
+    adapter = load(f"{DOCS}/examples/mistakes.py:{name}")
+    (case,) = find_cases("mask/key-padding/cross")
+    result = Session().examine(Item(adapter, case, "float32", "cpu", adapter.modes[0]))
+    assert result.verdict == "deviates"
+
+
+# Pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_programs_run(page, monkeypatch):
+    """All programs of a page, in one namespace; `>>>` is compared with what it prints."""
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {"__name__": page.stem}
+    for language, text, line in blocks(page, "python", "pycon"):
+        if language == "python":
+            for framework in ("torch", "jax", "flax"):
+                if re.search(rf"^(import|from) {framework}\b", text, re.MULTILINE):
+                    pytest.importorskip(framework)
+            # Blank lines in front, so that a traceback has the page's own line numbers.
+            exec(compile("\n" * (line - 1) + text, str(page), "exec"), names)
+        else:
+            test = doctest.DocTestParser().get_doctest(text, names, page.stem, str(page), line - 1)
+            told: list[str] = []
+            doctest.DocTestRunner(verbose=False).run(test, out=told.append, clear_globs=False)
+            assert not told, "".join(told)
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """Commands of the page with the lines that they print."""
+    found: list[tuple[str, list[str]]] = []
+    for _, text, _ in blocks(page, "console"):
+        for line in text.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            elif line.strip():
+                found[-1][1].append(line)
+    return found
+
+
+COMMANDS = [(page, *command) for page in PAGES for command in commands(page)]
+
+
+@pytest.mark.parametrize(
+    ("page", "command", "wanted"), COMMANDS, ids=[f"{p.stem}-{c[:60]}" for p, c, _ in COMMANDS]
+)
+def test_commands_print_what_the_page_says(page, command, wanted):
+    """Every line, in order; `...` and measured numbers (1.5e+07) stand for what varies."""
+    printed = shell(command).stdout
+    rest = iter(printed.splitlines())
+    for line in wanted:
+        measured = re.sub(r"\d\.\d+e[+-]\d+", "\0", line.rstrip()).replace("...", "\0")
+        pattern = ".*".join(re.escape(part) for part in measured.split("\0"))
+        assert any(re.fullmatch(pattern, it.rstrip()) for it in rest), f"{line}\n\n{printed}"
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_names_exist(page):
+    """Cases, requirements and files that a page names."""
+    requirements = {item.id for item in REQUIREMENTS}
+    chapters = {item.chapter for item in REQUIREMENTS}
+    parts = {case.chapter for case in catalogue()}
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`([^`\n]+)`", text):
+        if re.fullmatch(r"[a-z]+\.[a-z]+(-[a-z]+)+", name) and name.split(".")[0] in chapters:
+            assert name in requirements, name
+        elif re.fullmatch(r"[a-z]+/[a-z/-]*", name) and name.split("/")[0] in parts:
+            assert find_cases(name), name
+        elif re.match(r"(conformance|docs|benchmarks|adapters|tests)/[\w./]+$", name):
+            assert (ROOT / name).exists(), name
+    for name in re.findall(r"--case ([\w/-]+)", text):
+        assert find_cases(name), name
+    for name in re.findall(r"`?(?:docs|benchmarks)/[\w/]+\.py", text):
+        assert (ROOT / name.strip("`")).exists(), name
+
+
+def test_every_page_is_in_the_index():
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    for file in (*DOCS.glob("*.md"), *DOCS.glob("examples/*.py")):
+        assert file.name == "index.md" or f"({file.relative_to(DOCS)})" in index, file
+
+
+# Mistakes that docs/adapters.md names, each made here
+
+
+def module(**changes):
+    """The adapter of torch_module.py with something changed."""
+    pytest.importorskip("torch")
+    right = type(load(f"{DOCS}/examples/torch_module.py:CrossAttention"))
+    return type("Mistake", (right,), changes)()
+
+
+def padding(name="padding", **meaning):
+    """Its mask arguments, with another declaration of the first."""
+    first = MaskArgument(name, "batch key", **meaning)
+    return first, module().mask_arguments[1]
+
+
+def row(which, **changes):
+    """Its parameter table with one row changed."""
+    fields = ("native", "sources", "pattern", "stack")
+    return tuple(
+        Parameter(**{name: getattr(it, name) for name in fields} | changes)
+        if it.native == which
+        else it
+        for it in module().parameters
+    )
+
+
+def detached(self, layer, query, key, value, masks, mode):
+    return layer(query, key.detach(), **masks, **mode.options)
+
+
+def function(layout="batch heads length head", **changes):
+    """The smallest adapter with something changed."""
+
+    @attention_function(
+        "numpy", MaskArgument("mask", "batch heads query key", true="attends"), layout=layout
+    )
+    def attention(query, key, value, mask=True):
+        scale = changes.get("scale", query.shape[-1] ** -0.5)
+        logits = np.where(mask, query @ key.swapaxes(-1, -2) * scale, changes.get("low", -np.inf))
+        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        found = powers / powers.sum(axis=-1, keepdims=True) @ value
+        return found.tolist() if changes.get("listed") else found
+
+    attention.name = "attention"
+    return attention
+
+
+MISTAKES = {
+    "other polarity, as observed": (
+        lambda: module(mask_arguments=padding(true="attends")),
+        "plain/no-mask/cross",
+        "declared padding[bool] attends, observed blocks",
+    ),
+    "other polarity, as diagnosed": (
+        lambda: module(mask_arguments=padding(true="attends")),
+        "mask/key-padding/cross",
+        "likely cause: equals the answer with the mask inverted",
+    ),
+    "other argument": (
+        lambda: module(mask_arguments=padding("pad", true="blocks")),
+        "mask/key-padding/cross",
+        "TypeError: CrossAttentionModule.forward() got an unexpected keyword argument 'pad'",
+    ),
+    "numbers": (
+        lambda: module(mask_arguments=padding(true="blocks", number="added")),
+        "plain/no-mask/cross",
+        "declared padding[0/-inf] attends, observed rejected: RuntimeError: masked_fill_ only "
+        "supports boolean masks",
+    ),
+    "missing row": (
+        lambda: module(parameters=module().parameters[:-1]),
+        "mask/key-padding/cross",
+        "the parameter table must hold every canonical weight once: missing ['output_bias'], "
+        "repeated [], rows only half there []",
+    ),
+    "wrong native name": (
+        lambda: module(parameters=row("query.weight", native="q.weight")),
+        "mask/key-padding/cross",
+        "CrossAttentionModule has parameters ['key_value.bias', 'key_value.weight', 'output', "
+        "'output_bias', 'query.bias', 'query.weight'], the table has",
+    ),
+    "not transposed, shape tells": (
+        lambda: module(
+            parameters=row("query.weight", pattern="embed heads head -> embed (heads head)")
+        ),
+        "mask/key-padding/narrow",
+        "query.weight has shape [15, 8], the table makes [8, 15]",
+    ),
+    "not transposed, shape does not tell": (
+        lambda: module(
+            parameters=row("query.weight", pattern="embed heads head -> embed (heads head)")
+        ),
+        "mask/key-padding/cross",
+        "deviates: the output is not the definition's",
+    ),
+    "lost gradient": (
+        lambda: module(call=detached),
+        "mask/key-padding/cross",
+        "deviates: there is no gradient.key",
+    ),
+    "promoted": (
+        lambda: function(scale=np.float64(0.4472135955)),
+        "plain/no-mask/cross",
+        "deviates: inputs are float32, but output is float64",
+    ),
+    "other layout": (
+        lambda: function(layout="batch length heads head"),
+        "mask/key-padding/cross",
+        "ValueError: operands could not be broadcast together",
+    ),
+    "leaking mask, as observed": (
+        lambda: function(low=-10.0),
+        "plain/no-mask/cross",
+        "declared mask[bool] attends, observed added",
+    ),
+    "leaking mask, as seen": (
+        lambda: function(low=-10.0),
+        "mask/key-padding/cross",
+        "a blocked key moves output",
+    ),
+    "no scale": (
+        lambda: function(scale=1.0),
+        "mask/key-padding/cross",
+        "likely cause: equals the answer without the scale",
+    ),
+    "list": (
+        lambda: function(listed=True),
+        "mask/key-padding/cross",
+        "returned list, not an array of numpy",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_give_the_errors_that_the_page_shows(mistake):
+    make, name, text = MISTAKES[mistake]
+    assert text in (DOCS / "adapters.md").read_text(encoding="utf-8")
+    adapter, (case,) = make(), find_cases(name)
+    result = Session().examine(Item(adapter, case, "float32", "cpu", adapter.modes[0]))
+    assert text in failure(result, "mistake")
+
+
+def test_the_scale_above_is_the_right_one():
+    """Else the promotion would not be the only mistake."""
+    assert math.isclose(0.4472135955, find_cases("plain/no-mask/cross")[0].shape.default_scale)
