@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py            everything below
     python benchmarks/speed.py torch      suite time / time in the implementation's own calls
-    python benchmarks/speed.py flax       wall time of each Flax implementation, compilation included
+    python benchmarks/speed.py flax       wall time of each Flax implementation, with compilation
     python benchmarks/speed.py help       mha-conformance --help
 
 Each measurement runs in a process of its own. `tox` is timed with the shell: `time tox`.
@@ -35,8 +35,8 @@ def inside(implementation: str) -> None:
     """One suite run with the framework's `evaluate` timed; imports are not counted."""
     import pytest
 
-    from conformance.interface.loading import load
     from conformance.cli import QUICK
+    from conformance.interface.loading import load
     from conformance.suite.plugin import SUITE
 
     adapter = load(implementation)

@@ -20,6 +20,9 @@ from conformance.reference import LIMIT, Expectation
 BETWEEN_ANSWERS = 11.31
 """Limit for two answers to the same problem: √2·LIMIT, since each has noise of its own."""
 
+_HUGE = 1e100
+"""Ratios are cut here before they are squared and added."""
+
 NOTHING = Worst("", (), "", "", "")
 """Evidence is for what does not fit."""
 
@@ -68,7 +71,7 @@ def compare(
     size = np.abs(ratio)
     flat = int(size.argmax())
     largest = float(size[flat])
-    finite = ratio if largest < INFINITE else ratio[np.isfinite(ratio)]
+    finite = ratio if largest < _HUGE else np.clip(ratio[np.isfinite(ratio)], -_HUGE, _HUGE)
     count = max(1, finite.size)
     figures = Figures(
         array=name,

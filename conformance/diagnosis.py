@@ -49,12 +49,6 @@ def diagnose(ex: Examination) -> str:
         return ""
     if _equal(ex, output, ex.expectation.arrays["output"]):
         return ""
-    for narrower in NARROWER.get(ex.dtype, ()):
-        problem = ex.problem.replace(dtype=narrower)
-        coarse = ex.expected(narrower, lambda: problem).loosest["output"]  # noqa: B023
-        ratio = ratios(output, ex.expectation.arrays["output"], coarse, ex.expectation.underflow)
-        if (np.abs(ratio) <= LIMIT).all():
-            return f"is only as accurate as {narrower}"
     for name, make in _hypotheses(ex.problem):
         try:
             wrong = make()
@@ -62,6 +56,12 @@ def diagnose(ex: Examination) -> str:
             continue
         if _equal(ex, output, wrong):
             return f"equals the answer {name}"
+    for narrower in NARROWER.get(ex.dtype, ()):
+        problem = ex.problem.replace(dtype=narrower)
+        coarse = ex.expected(narrower, lambda: problem).loosest["output"]  # noqa: B023
+        ratio = ratios(output, ex.expectation.arrays["output"], coarse, ex.expectation.underflow)
+        if (np.abs(ratio) <= LIMIT).all():
+            return f"is only as accurate as {narrower}"
     return ""
 
 

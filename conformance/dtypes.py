@@ -48,12 +48,13 @@ class DType:
             return exact.astype(np.float32).astype(np.float64)
         if self.name == "float16":
             return exact.astype(np.float16).astype(np.float64)
-        # bfloat16 is float32 with 16 significand bits cut off. Rounding the float64 significand
-        # directly avoids double rounding; the exponent range is float32's.
-        significand, exponent = np.frexp(exact)
-        steps = 2.0**self.significand_bits
+        # bfloat16 has float32's exponents and 8 significand bits. Rounding to the spacing of each
+        # number avoids rounding twice; below 2^-126 the spacing is that of the subnormals.
+        _, exponent = np.frexp(exact)
+        spacing = np.ldexp(1.0, np.maximum(exponent, -125) - self.significand_bits)
         with np.errstate(invalid="ignore"):
-            return np.ldexp(np.rint(significand * steps) / steps, exponent)
+            rounded = np.rint(exact / spacing) * spacing
+            return np.where(np.abs(rounded) >= 2.0**128, np.copysign(np.inf, exact), rounded)
 
 
 FLOAT64 = DType("float64", 53, 2.0**-1074, 2.0**-53)

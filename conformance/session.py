@@ -57,7 +57,8 @@ def _modes(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
     """The modes worth examining: one is enough to say that none of them can express the case."""
     try:
         adapter.check(case.problem(dtype))
-    except Unsupported:
+    except Exception:
+        # Unsupported, or a mistake in the adapter's own check: the item's findings will say which.
         return adapter.modes[:1]
     return tuple(
         mode
@@ -98,14 +99,14 @@ class Session:
             return Finding(requirement.id, "unavailable", detail=str(reason))
         except ConformanceError as error:
             return Finding(requirement.id, "error", detail=str(error))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Finding(requirement.id, "error", detail=_told(error))
         if finding is not None and finding.verdict == "deviates" and not finding.cause:
             return explain(finding, examination)
         return finding
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """The error in one line, with the innermost place that is not ours."""
     message = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)

@@ -9,9 +9,9 @@ import math
 from typing import Any
 
 import torch
-
-from conformance import CausalFlag, Function, MaskArgument, Mode
 from conformance.adapters.ours import Ours
+
+from conformance import CausalFlag, Function, MaskArgument
 
 
 class Right(Function):

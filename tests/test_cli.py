@@ -441,18 +441,15 @@ def examined(adapter, case):
     return Session().examine(Item(adapter, case_of(case), "float32", "cpu", DEFAULT_MODE))
 
 
-@pytest.mark.xfail(reason="the probes of polarity and alignment take Unavailable for a refusal")
 def test_nothing_deviates_that_was_never_there():
     found = examined(miniatures.Unready(), "plain/no-mask/cross").findings
     assert {finding.verdict for finding in found} == {"unavailable"}
 
 
-@pytest.mark.xfail(raises=SystemExit, reason="only Exception is an error finding")
 def test_who_ends_the_program_has_made_an_error():
     assert examined(miniatures.Exits(), "mask/per-batch/self").verdict == "error"
 
 
-@pytest.mark.xfail(raises=KeyError, reason="a plan asks the adapter, and lets its mistakes out")
 def test_a_mistake_in_an_adapter_does_not_end_the_plan():
     case = case_of("mask/per-batch/self")
     (item,) = plan([miniatures.Puzzled()], [case], ["float32"], "cpu")

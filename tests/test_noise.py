@@ -28,10 +28,10 @@ HALF = ["bfloat16", "float16"]
 ORDINARY = [
     "plain/no-mask/self",
     "plain/no-mask/cross",
-    "plain/no-mask/separate",
-    "plain/no-mask/value-head",
+    "mask/per-batch/separate",
+    "mask/key-padding/value-head",
     "plain/no-mask/gqa",
-    "plain/no-mask/mqa",
+    "mask/per-head/mqa",
     "plain/no-mask/additive",
     "plain/no-mask/long",
     "mask/key-padding/cross",
@@ -112,7 +112,7 @@ def test_an_exact_element_has_to_be_exact():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_noise_is_never_below_the_final_rounding(dtype):
-    expectation = expect(problem_of("plain/no-mask/separate", dtype))
+    expectation = expect(problem_of("mask/per-batch/separate", dtype))
     roundoff = DTYPES[dtype].roundoff
     for noise in expectation.noise.values():
         for name, array in expectation.arrays.items():
@@ -337,13 +337,13 @@ def test_rounding_logits_far_from_zero_is_class_b_and_not_class_a(family, dtype)
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_the_exact_answer_rounded_once_is_class_a0(dtype):
-    problem = problem_of("plain/no-mask/separate", dtype)
+    problem = problem_of("mask/per-batch/separate", dtype)
     expectation = expect(problem)
     rounded = {name: problem.format.round(a) for name, a in expectation.arrays.items()}
     assert accuracy_class(expectation, rounded) == "A0"
 
 
 def test_a_wrong_answer_is_in_no_class():
-    expectation = expect(problem_of("plain/no-mask/separate", "bfloat16"))
+    expectation = expect(problem_of("mask/per-batch/separate", "bfloat16"))
     doubled = {name: 2 * array for name, array in expectation.arrays.items()}
     assert accuracy_class(expectation, doubled) == ""

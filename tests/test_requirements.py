@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 
 import mutants
 import wrong_attentions
-
 from conformance.adapters.ours import Ours
+
 from conformance.cases.catalogue import catalogue
 from conformance.requirements import REQUIREMENTS
 from conformance.session import Session, plan

@@ -148,7 +148,7 @@ def test_a_message_lists_every_discrepancy():
     result = CaseResult("a", "c/d/e", "bfloat16", "gpu", "train", findings)
     first, *others = failure(result, "my file.py:A").splitlines()
     assert first == "error: output.equals-definition, dtype.in-is-out; a cause"
-    assert "  measured output: infinitely manyσ, allowed 8σ" in others
+    assert "  measured output: ∞ σ, allowed 8σ" in others
     assert "  worst element output[0, 1]: got nan, want 1, noise σ 0" in others
     assert "  error: ValueError: no" in others
     assert not any("gradient.inputs" in line for line in others)

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
@@ -167,7 +168,7 @@ def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.
     return einops.rearrange(array, f"{layout} -> {right}", **known)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MaskTable:
     """All mask arguments of an implementation."""
 
@@ -198,9 +199,10 @@ class MaskTable:
 
     def spell(self, problem: Problem) -> Spelling:
         """The preferred spelling; raises `Unsupported` if there is none."""
-        for spelling in self.spellings(problem):
-            return spelling
-        raise Unsupported(self._why_not(problem))
+        spelling = _preferred(self, problem)
+        if spelling is None:
+            raise Unsupported(self._why_not(problem))
+        return spelling
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         """Every spelling of the problem, preferred first, without repetition."""
@@ -278,6 +280,12 @@ class MaskTable:
         arguments = ", ".join(f"{a.name}[{' | '.join(a.layouts)}]" for a in self.arguments)
         varies = [axis for axis, size in zip(AXES, _Parts.of(problem).extent, strict=True) if size]
         return f"a mask that varies over {', '.join(varies)} fits none of {arguments}"
+
+
+@lru_cache(maxsize=256)
+def _preferred(table: MaskTable, problem: Problem) -> Spelling | None:
+    """The first spelling; the same problem is spelled for every mode and every check."""
+    return next(table.spellings(problem), None)
 
 
 @dataclass(frozen=True, eq=False)

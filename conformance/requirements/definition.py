@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conformance.comparison import accuracy_class, against
+from conformance.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.examination import Examination
 from conformance.findings import Finding
@@ -13,13 +14,18 @@ from conformance.requirements.requirement import Requirement, judge
 
 def output(ex: Examination) -> Finding:
     """Every element of the output lies within the noise of an honest implementation."""
-    arrays = {"output": ex.answer.output}
-    return judge(
-        OUTPUT.id,
-        against(ex.expectation, arrays),
-        accuracy=accuracy_class(ex.expectation, arrays),
-        said="the output is not the definition's",
-    )
+    said = "the output is not the definition's"
+    return _judge(OUTPUT.id, ex, {"output": ex.answer.output}, said)
+
+
+def _judge(requirement: str, ex: Examination, arrays: dict[str, Array], said: str) -> Finding:
+    """Compare with the expectation, and name the accuracy class that was reached."""
+    compared = against(ex.expectation, arrays)
+    accuracy = ""
+    if all(comparison.fits for comparison in compared):
+        only, *others = ex.expectation.noise
+        accuracy = accuracy_class(ex.expectation, arrays) if others else only
+    return judge(requirement, compared, accuracy=accuracy, said=said)
 
 
 def _gradients(
@@ -43,12 +49,7 @@ def _gradients(
             detail = f"there is no {', '.join(missing)}"
             return Finding(requirement, "deviates", detail=detail)
         found = {name: arrays[name] for name in names}
-        return judge(
-            requirement,
-            against(ex.expectation, found),
-            accuracy=accuracy_class(ex.expectation, found),
-            said="{array} is not the definition's",
-        )
+        return _judge(requirement, ex, found, "{array} is not the definition's")
 
     return check
 

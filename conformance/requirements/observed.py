@@ -6,7 +6,7 @@ import numpy as np
 
 from conformance.cases import catalogue as served
 from conformance.dtypes import Array
-from conformance.errors import Unsupported
+from conformance.errors import Unavailable, Unsupported
 from conformance.examination import Examination
 from conformance.findings import Finding, Verdict
 from conformance.interface.arguments import Spelling
@@ -72,7 +72,7 @@ def causal_alignment(ex: Examination) -> Finding:
         raise Unsupported(f"{flag.name} is only a hint about {flag.needs}")
     try:
         output = ex.ask(problem, spelling=Spelling(flag.name, spelled)).output
-    except Unsupported:
+    except (Unsupported, Unavailable):
         raise
     except Exception as error:
         seen = f"refused: {type(error).__name__}: {_first_line(error)}"

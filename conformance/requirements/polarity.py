@@ -15,7 +15,7 @@ import numpy as np
 from conformance.cases import catalogue as served
 from conformance.comparison import ratios
 from conformance.dtypes import Array, BoolArray
-from conformance.errors import Unsupported
+from conformance.errors import Unavailable, Unsupported
 from conformance.examination import Examination
 from conformance.findings import Finding
 from conformance.interface.arguments import MaskArgument, Native, Spelling, to_layout
@@ -70,7 +70,7 @@ def observe(ex: Examination, trial: Trial) -> tuple[str, str]:
     spelling = Spelling(f"{trial.argument}={trial.form}", {trial.argument: trial.native})
     try:
         masked = ex.ask(problem, spelling=spelling).output
-    except Unsupported:
+    except (Unsupported, Unavailable):
         raise
     except Exception as error:
         return "rejected", f"{type(error).__name__}: {_first_line(error)}"

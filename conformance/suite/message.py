@@ -35,7 +35,7 @@ def again(result: CaseResult, spec: str) -> str:
 
 def ratio(value: float) -> str:
     """A ratio for people."""
-    return "infinitely many" if value >= INFINITE else f"{value:.3g}"
+    return "∞ " if value >= INFINITE else f"{value:.3g}"
 
 
 def measured(figures: Figures) -> str:
