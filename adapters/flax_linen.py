@@ -55,7 +55,7 @@ class FlaxLinen(Layer):
             "optimised",
             {"sow": True},
             every_case=False,
-            dtypes=("float32", "bfloat16"),
+            dtypes=("float32",),
             optimised=True,
         ),
     )

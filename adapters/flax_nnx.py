@@ -43,7 +43,7 @@ class FlaxNnx(Layer):
             "optimised",
             {"sow": True},
             every_case=False,
-            dtypes=("float32", "bfloat16"),
+            dtypes=("float32",),
             optimised=True,
         ),
     )

@@ -45,7 +45,7 @@ _DOCS = "https://keras.io/api/layers/attention_layers"
 _SCORES = {"return_attention_scores": True, "training": False}
 _NO_SCORES = {"return_attention_scores": False, "training": False}
 _TRAINING = {"return_attention_scores": True, "training": True}
-_OPTIMISED = ("float32", "bfloat16")
+_OPTIMISED = ("float32",)
 _MODES: tuple[Mode, ...] = (
     Mode("scores", _SCORES),
     Mode("no-scores", _NO_SCORES, weights=False),

@@ -141,8 +141,14 @@ def _hypotheses(problem: Problem) -> Iterator[tuple[str, Callable[[], Array]]]:
         weight = getattr(own, name)
         width, heads, head = weight.shape
         if heads > 1:
-            mixed = weight.reshape(width, head, heads).swapaxes(1, 2)
-            yield f"with heads interleaved in the {name} weight", weights(**{name: mixed})
+            for mixed in (
+                weight.reshape(width, head, heads).swapaxes(1, 2),
+                weight.swapaxes(1, 2).reshape(width, heads, head),
+            ):
+                yield f"with heads interleaved in the {name} weight", weights(**{name: mixed})
+        if width == heads * head:
+            turned = weight.reshape(width, width).T.reshape(weight.shape)
+            yield f"with the {name} weight transposed", weights(**{name: turned})
     if shape.group > 1 and shape.kv_heads > 1:
         yield "with key/value heads tiled instead of repeated", lambda: _tiled(problem)
 

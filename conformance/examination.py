@@ -7,7 +7,8 @@ expectation is computed once per problem and dtype, for all implementations and 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -16,13 +17,32 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.dtypes import Array
-from conformance.errors import WrongShape
-from conformance.interface.adapter import Adapter, Call, Mode
+from conformance.errors import ConformanceError, Unsupported, WrongShape
+from conformance.interface.adapter import Adapter, Call, Mode, SideEffects
 from conformance.interface.arguments import Spelling
 from conformance.problem import Answer, Problem
 from conformance.reference import Expectation, expect
 
 T = TypeVar("T")
+
+
+class Raised(Exception):
+    """The implementation raised; the original is the cause.
+
+    It tells an implementation's mistake, which is a finding, from one of the suite, which is not.
+    """
+
+    @property
+    def original(self) -> BaseException:
+        """What the implementation raised."""
+        assert self.__cause__ is not None
+        return self.__cause__
+
+    @property
+    def told(self) -> str:
+        """Its type and the first line of its message."""
+        lines = str(self.original).strip().splitlines() or [""]
+        return f"{type(self.original).__name__}: {lines[0]}"
 
 
 class Memory:
@@ -74,12 +94,14 @@ class Examination:
 
     @property
     def varies_arguments(self) -> bool:
-        """Whether checks that give masks in other forms are worth their cost here."""
-        return (
-            not self.adapter.compiles
-            or self.dtype == "float32"
-            or ("float32" not in self.adapter.dtypes)
-        )
+        """Whether checks that give masks in other forms are worth their cost here.
+
+        Where each form is compiled anew: in float32 and in quickly compiled modes only.
+        """
+        if not self.adapter.compiles:
+            return True
+        wanted = "float32" if "float32" in self.adapter.dtypes else self.adapter.dtypes[0]
+        return self.dtype == wanted and not self.mode.optimised
 
     @property
     def calls_eagerly(self) -> bool:
@@ -136,9 +158,32 @@ class Examination:
         self, problem: Problem, *, spelling: Spelling | None = None, mode: Mode | None = None
     ) -> Answer:
         """Put another problem to the implementation, or the same one otherwise."""
-        answer = self.adapter.run(problem, Call(mode or self.mode, self.device, spelling))
+        call = Call(mode or self.mode, self.device, spelling)
+        with _theirs():
+            answer = self.adapter.run(problem, call)
         check_answer(answer, problem)
         return answer
+
+    def side_effects(self) -> SideEffects:
+        """What two calls on the same objects leave behind."""
+        key = ("side effects", self._answer_key(self.mode))
+
+        def look() -> SideEffects:
+            with _theirs():
+                return self.adapter.side_effects(self.problem, Call(self.mode, self.device))
+
+        return self.bench.answers.get(key, look)
+
+
+@contextmanager
+def _theirs() -> Iterator[None]:
+    """What comes out of here is the implementation's doing."""
+    try:
+        yield
+    except (Unsupported, ConformanceError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise Raised from error
 
 
 def check_answer(answer: Answer, problem: Problem) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from conformance.cases.case import Case
 from conformance.diagnosis import explain
 from conformance.errors import ConformanceError, Unavailable, Unsupported
-from conformance.examination import Examination, Workbench
+from conformance.examination import Examination, Raised, Workbench
 from conformance.findings import CaseResult, Finding, item_id
 from conformance.interface.adapter import Adapter, Mode
 from conformance.requirements import REQUIREMENTS
@@ -99,8 +99,8 @@ class Session:
             return Finding(requirement.id, "unavailable", detail=str(reason))
         except ConformanceError as error:
             return Finding(requirement.id, "error", detail=str(error))
-        except (Exception, SystemExit) as error:
-            return Finding(requirement.id, "error", detail=_told(error))
+        except Raised as error:
+            return Finding(requirement.id, "error", detail=_told(error.original))
         if finding is not None and finding.verdict == "deviates" and not finding.cause:
             return explain(finding, examination)
         return finding

@@ -629,7 +629,7 @@ def test_deviations_that_say_the_same_are_one_with_the_worst_as_evidence():
     assert one.figures.max_ratio == 50.0
     assert one.command == (
         "mha-conformance run path/to/mine.py:Attention "
-        "--case mask/b/self --dtype float32 --mode eval"
+        "--case mask/b/self --dtype float32 --mode eval --strict"
     )
     assert other.times == 1
     for page in (render_html(found), render_markdown(found)):

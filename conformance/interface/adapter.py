@@ -150,7 +150,6 @@ class Adapter(ABC):
         if problem.scale is not None and not self.custom_scale:
             raise Unsupported("the scale cannot be chosen")
         self.check_shape(problem.shape)
-        self.masks.spell(problem)
 
     def check_shape(self, shape: Shape) -> None:  # noqa: B027 - most shapes are fine for most
         """Raise `Unsupported` for a shape that the implementation cannot have.

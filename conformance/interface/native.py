@@ -58,6 +58,7 @@ class NativeAdapter(Adapter):
         if problem.dtype in LACKS.get(self.framework, ()):
             raise Unsupported(f"{self.framework} has no {problem.dtype}")
         super().check(problem)
+        self.masks.spell(problem)
 
     def run(self, problem: Problem, call: Call) -> Answer:
         self.check(problem)

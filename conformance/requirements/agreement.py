@@ -9,7 +9,6 @@ from conformance.comparison import Comparison, between
 from conformance.errors import Unsupported
 from conformance.examination import Examination
 from conformance.findings import Finding
-from conformance.interface.adapter import Call, SideEffects
 from conformance.problem import Answer
 from conformance.requirements.requirement import Requirement, judge
 
@@ -50,7 +49,7 @@ def unchanged(ex: Examination) -> Finding | None:
     """Inputs hold the same numbers after the call, and nothing new hangs on them."""
     if not ex.calls_eagerly:
         return None
-    changed = _side_effects(ex).changed
+    changed = ex.side_effects().changed
     if changed:
         return Finding(UNCHANGED.id, "deviates", detail="; ".join(changed))
     return Finding(UNCHANGED.id, "conforms")
@@ -60,16 +59,9 @@ def repeats(ex: Examination) -> Finding | None:
     """The second call on the same objects answers as the first."""
     if not ex.calls_eagerly:
         return None
-    effects = _side_effects(ex)
+    effects = ex.side_effects()
     found = _compare(ex, effects.second, effects.first)
     return judge(REPEATS.id, found, said="{array} of the second call is not that of the first")
-
-
-def _side_effects(ex: Examination) -> SideEffects:
-    key = ("side effects", id(ex.adapter), ex.case.id, ex.dtype, ex.device, ex.mode.name)
-    return ex.bench.answers.get(
-        key, lambda: ex.adapter.side_effects(ex.problem, Call(ex.mode, ex.device))
-    )
 
 
 def _compare(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:

@@ -6,12 +6,11 @@ import numpy as np
 
 from conformance.cases import catalogue as served
 from conformance.dtypes import Array
-from conformance.errors import Unavailable, Unsupported
-from conformance.examination import Examination
+from conformance.errors import Unsupported
+from conformance.examination import Examination, Raised
 from conformance.findings import Finding, Verdict
 from conformance.interface.arguments import Spelling
 from conformance.reference import LIMIT, solve
-from conformance.requirements.polarity import _first_line
 from conformance.requirements.requirement import Requirement
 
 WHERE = (0, 1)
@@ -60,22 +59,20 @@ def _against_declaration(requirement: str, seen: str, ex: Examination) -> Findin
     return Finding(requirement, "deviates", detail=detail, value=seen)
 
 
-def causal_alignment(ex: Examination) -> Finding:
+def causal_alignment(ex: Examination) -> Finding | None:
     """Where the causal flag puts its triangle if there are more keys than queries."""
     flag, problem = ex.adapter.causal_flag, ex.problem
     if flag is None:
         raise Unsupported("no causal flag")
-    if problem.shape.query_length == problem.shape.key_length:
-        raise Unsupported("lengths are equal here")
+    if not ex.varies_arguments:
+        return None
     spelled: dict = {flag.name: True}
     if flag.needs is not None:
         raise Unsupported(f"{flag.name} is only a hint about {flag.needs}")
     try:
         output = ex.ask(problem, spelling=Spelling(flag.name, spelled)).output
-    except (Unsupported, Unavailable):
-        raise
-    except Exception as error:
-        seen = f"refused: {type(error).__name__}: {_first_line(error)}"
+    except Raised as error:
+        seen = f"refused: {error.told}"
         verdict: Verdict = "conforms" if flag.alignment is None else "deviates"
         return Finding(ALIGNMENT.id, verdict, value=seen, detail=seen if flag.alignment else "")
     seen = "unexplained"

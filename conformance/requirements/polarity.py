@@ -15,8 +15,8 @@ import numpy as np
 from conformance.cases import catalogue as served
 from conformance.comparison import ratios
 from conformance.dtypes import Array, BoolArray
-from conformance.errors import Unavailable, Unsupported
-from conformance.examination import Examination
+from conformance.errors import Unsupported, WrongShape
+from conformance.examination import Examination, Raised
 from conformance.findings import Finding
 from conformance.interface.arguments import MaskArgument, Native, Spelling, to_layout
 from conformance.problem import Problem
@@ -70,10 +70,10 @@ def observe(ex: Examination, trial: Trial) -> tuple[str, str]:
     spelling = Spelling(f"{trial.argument}={trial.form}", {trial.argument: trial.native})
     try:
         masked = ex.ask(problem, spelling=spelling).output
-    except (Unsupported, Unavailable):
-        raise
-    except Exception as error:
-        return "rejected", f"{type(error).__name__}: {_first_line(error)}"
+    except Raised as error:
+        return "rejected", error.told
+    except WrongShape as error:
+        return "rejected", str(error)
     plain = ex.ask(problem).output
     if trial.marked.shape[-1] == 1:
         return _rows(ex, masked, plain, trial.marked[..., 0])
@@ -205,10 +205,6 @@ def _queries(marked: BoolArray) -> str:
     """(entry, query) pairs, as text."""
     pairs = [f"({b},{q})" for b, q in zip(*np.nonzero(marked), strict=True)]
     return " ".join(pairs) if pairs else "none"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
 
 
 POLARITY = Requirement(

@@ -18,7 +18,12 @@ def failure(result: CaseResult, spec: str) -> str:
     if causes:
         first += f"; {'; '.join(sorted(causes))}"
     lines = [first, f"  case {result.case}, {result.dtype}, mode {result.mode}, on {result.device}"]
+    told: set[str] = set()
     for finding in wrong:
+        if finding.verdict == "error" and finding.detail in told:
+            lines += ["", f"{finding.requirement}: the same error"]
+            continue
+        told.add(finding.detail)
         lines += _paragraph(finding)
     lines += ["", f"again: {again(result, spec)}"]
     return "\n".join(lines)
@@ -27,7 +32,7 @@ def failure(result: CaseResult, spec: str) -> str:
 def again(result: CaseResult, spec: str) -> str:
     """The command that runs just this item again."""
     command = ["mha-conformance", "run", spec, "--case", result.case, "--dtype", result.dtype]
-    command += ["--mode", result.mode]
+    command += ["--mode", result.mode, "--strict"]
     if result.device != "cpu":
         command += ["--device", result.device]
     return shlex.join(command)
