@@ -33,11 +33,8 @@ def suite(implementation: str) -> tuple[float, float, str]:
 
 def inside(implementation: str) -> None:
     """One suite run with the framework's `evaluate` timed; imports are not counted."""
-    import pytest
-
-    from conformance.cli import QUICK
+    from conformance.cli import main as command
     from conformance.interface.loading import load
-    from conformance.suite.plugin import SUITE
 
     adapter = load(implementation)
     adapter.prepare()
@@ -52,9 +49,8 @@ def inside(implementation: str) -> None:
             own[0] += time.perf_counter() - started
 
     bridge.evaluate = timed
-    settings = ["-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider", *QUICK]
     started = time.perf_counter()
-    pytest.main([str(SUITE), *settings, "--survey", "--implementation", implementation])
+    command(["run", implementation])
     print(f"seconds {time.perf_counter() - started:.3f} {own[0]:.3f}")
 
 
