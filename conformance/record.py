@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -177,10 +177,16 @@ def journal_path(record: Path) -> Path:
     return record.with_name(record.name + ".journal")
 
 
-def finish(record: Path, missing: Iterable[CaseResult] = ()) -> Record:
-    """Make the record of its journal, with what has no outcome filled in, and drop the journal."""
+def finish(record: Path, missing: Iterable[CaseResult] = (), order: Sequence[str] = ()) -> Record:
+    """Make the record of its journal, with what has no outcome filled in, and drop the journal.
+
+    `order` is that of the ids: results arrive as workers finish, and records do not depend on that.
+    """
     header, results, arrays = read_journal(journal_path(record))
     missing = list(missing)
+    place = {name: index for index, name in enumerate(order)}
+    results.sort(key=lambda result: place.get(result.id, len(place)))
+    arrays = dict(sorted(arrays.items()))
     exchange, digest = "", ""
     if arrays:
         exchange, digest = _save_arrays(record, arrays)

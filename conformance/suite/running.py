@@ -231,7 +231,8 @@ class Run:
                 self._journal = Journal(self._record, self._header())
             self._journal.close()
             why = "the run ended before this item"
-            finish(self._record, [_without_outcome(name, "not-run", why) for name in missing])
+            unanswered = [_without_outcome(name, "not-run", why) for name in missing]
+            finish(self._record, unanswered, [item.id for item in self.items])
             self._written = self._record
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
