@@ -6,6 +6,7 @@ expectation is computed once per problem and dtype, for all implementations and 
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -77,6 +78,7 @@ class Memory:
 class Workbench:
     """What examinations share."""
 
+    decided: Memory = field(default_factory=lambda: Memory(256))
     answers: Memory = field(default_factory=lambda: Memory(64))
     expectations: Memory = field(default_factory=lambda: Memory(64))
 
@@ -146,6 +148,12 @@ class Examination:
     def _answer_key(self, mode: Mode) -> Hashable:
         return (id(self.adapter), self.case.id, self.dtype, self.device, mode.name)
 
+    @cached_property
+    def answer_identity(self) -> Hashable:
+        """Equal for two modes whose answers are the same, bit for bit."""
+        key = (id(self.adapter), self.case.id, self.dtype, self.device)
+        return (*key, self.mode.gradients, self.mode.weights, fingerprint(self.answer))
+
     def exchanged(self) -> dict[str, Array]:
         """Output, reference and noise for comparisons between implementations, if computed."""
         answer = self.bench.answers.known(self._answer_key(self.mode))
@@ -173,6 +181,15 @@ class Examination:
                 return self.adapter.side_effects(self.problem, Call(self.mode, self.device))
 
         return self.bench.answers.get(key, look)
+
+
+def fingerprint(answer: Answer) -> bytes:
+    """A hash of every bit of an answer."""
+    digest = hashlib.blake2b(repr(sorted(answer.dtypes.items())).encode(), digest_size=16)
+    for name, array in answer.arrays().items():
+        digest.update(name.encode())
+        digest.update(array.tobytes())
+    return digest.digest()
 
 
 @contextmanager

@@ -90,9 +90,15 @@ class Session:
             item.adapter.name, item.case.id, item.dtype, item.device, item.mode.name, findings
         )
 
+    def _find(self, requirement: Requirement, examination: Examination) -> Finding | None:
+        if not requirement.of_answer:
+            return requirement.check(examination)
+        key = (requirement.id, examination.answer_identity)
+        return self.bench.decided.get(key, lambda: requirement.check(examination))
+
     def _decide(self, requirement: Requirement, examination: Examination) -> Finding | None:
         try:
-            finding = requirement.check(examination)
+            finding = self._find(requirement, examination)
         except Unsupported as reason:
             return Finding(requirement.id, "unsupported", detail=str(reason))
         except Unavailable as reason:

@@ -6,17 +6,20 @@ between two implementations, a converter of weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import einops
 import numpy as np
+import numpy.typing as npt
 
 from conformance.dtypes import Array
 from conformance.errors import WrongDeclaration
 from conformance.problem import WEIGHT_NAMES, Shape, Weights
 
+Positions = npt.NDArray[np.intp]
 Parameters = dict[str, Array]
 """Native parameters by native name."""
 
@@ -114,6 +117,8 @@ class ParameterTable:
     def __init__(self, rows: Iterable[Parameter], shape: Shape) -> None:
         present = shape.weight_shapes()
         self.shape = shape
+        self._native_shapes: dict[str, tuple[int, ...]] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], dict[str, Positions]] = {}
         self.rows = tuple(row for row in rows if any(name in present for name in row.names))
         named = [name for row in self.rows for name in row.names]
         missing = sorted(set(present) - set(named))
@@ -128,7 +133,16 @@ class ParameterTable:
     def load(self, weights: Weights) -> Parameters:
         """Canonical weights to native parameters."""
         named = weights.named()
-        return {row.native: row.to_native(named) for row in self.rows}
+        found: Parameters = {}
+        for row in self.rows:
+            if row.native not in self._native_shapes:
+                self._native_shapes[row.native] = row.to_native(named).shape
+            shape = self._native_shapes[row.native]
+            flat = np.empty(math.prod(shape))
+            for name, positions in self._positions(row, shape).items():
+                flat[positions] = named[name]
+            found[row.native] = flat.reshape(shape)
+        return found
 
     def export(self, native: Mapping[str, Array]) -> dict[str, Array]:
         """Native parameters (or their gradients) to canonical weights, by name."""
@@ -136,8 +150,23 @@ class ParameterTable:
         for row in self.rows:
             if row.native not in native:
                 raise WrongDeclaration(f"the implementation has no parameter {row.native!r}")
-            found |= row.to_canonical(native[row.native], self.shape)
+            array = native[row.native]
+            flat = array.ravel()
+            for name, positions in self._positions(row, array.shape).items():
+                found[name] = flat[positions]
         return found
+
+    def _positions(self, row: Parameter, native: tuple[int, ...]) -> dict[str, Positions]:
+        """Where in the flat native parameter each element of each canonical weight lies.
+
+        A row of the table is a permutation of elements; its pattern is read once per shape.
+        """
+        key = (row.native, native)
+        if key not in self._known:
+            numbered = np.arange(math.prod(native), dtype=np.float64).reshape(native)
+            found = row.to_canonical(numbered, self.shape)
+            self._known[key] = {name: at.astype(np.intp) for name, at in found.items()}
+        return self._known[key]
 
 
 def _axes(side: str) -> list[str]:

@@ -77,6 +77,7 @@ OUTPUT = Requirement(
     why="Everything else is worth nothing if a port computes something else.",
     check=output,
     every_case=True,
+    of_answer=True,
 )
 INPUTS = Requirement(
     id="gradient.inputs-equal-definition",
@@ -88,6 +89,7 @@ INPUTS = Requirement(
         lambda name: not name.startswith("weights.") and name != "attn_bias",
     ),
     every_case=True,
+    of_answer=True,
 )
 PARAMETERS = Requirement(
     id="gradient.parameters-equal-definition",
@@ -98,6 +100,7 @@ PARAMETERS = Requirement(
         "gradient.parameters-equal-definition", lambda name: name.startswith("weights.")
     ),
     every_case=True,
+    of_answer=True,
 )
 BIAS = Requirement(
     id="gradient.bias-equals-definition",
@@ -106,6 +109,7 @@ BIAS = Requirement(
     why="Learned relative positions train through it; several kernels drop it silently.",
     check=_gradients("gradient.bias-equals-definition", lambda name: name == "attn_bias"),
     every_case=True,
+    of_answer=True,
 )
 DTYPE = Requirement(
     id="dtype.in-is-out",
@@ -114,6 +118,7 @@ DTYPE = Requirement(
     why="A silent float32 doubles the memory; a silent half precision loses the digits.",
     check=dtype,
     every_case=True,
+    of_answer=True,
 )
 
 REQUIREMENTS = (OUTPUT, INPUTS, PARAMETERS, BIAS, DTYPE)

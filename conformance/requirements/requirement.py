@@ -29,6 +29,8 @@ class Requirement:
         why: what goes wrong for users otherwise.
         check: decides it.
         every_case: whether all defined cases serve it; else those that say so.
+        of_answer: whether the finding depends on nothing but the answer to the case, so that modes
+            that answer alike, bit for bit, share it.
     """
 
     id: str
@@ -37,6 +39,7 @@ class Requirement:
     why: str
     check: Callable[[Examination], Finding | None]
     every_case: bool = False
+    of_answer: bool = False
 
     @property
     def chapter(self) -> str:

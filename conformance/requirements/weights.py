@@ -95,6 +95,7 @@ EQUAL = Requirement(
     why="People plot them, prune by them and distil from them.",
     check=equal,
     every_case=True,
+    of_answer=True,
 )
 SUMS = Requirement(
     id="weights.rows-sum-to-one",
@@ -103,6 +104,7 @@ SUMS = Requirement(
     why="A softmax over the wrong axis, or weights after dropout, shows here first.",
     check=sums,
     every_case=True,
+    of_answer=True,
 )
 BLOCKED = Requirement(
     id="weights.blocked-are-zero",
@@ -111,6 +113,7 @@ BLOCKED = Requirement(
     why="A weight of 1e-5 on padding is a mask that leaks.",
     check=blocked,
     every_case=True,
+    of_answer=True,
 )
 MADE = Requirement(
     id="weights.made-the-output",
@@ -119,6 +122,7 @@ MADE = Requirement(
     why="Weights that were averaged, taken before the mask or after dropout explain nothing.",
     check=made_the_output,
     every_case=True,
+    of_answer=True,
 )
 
 REQUIREMENTS = (EQUAL, SUMS, BLOCKED, MADE)
