@@ -22,7 +22,21 @@ FLAX_PARAMETERS = (
     Parameter("out/kernel", "output", "heads head embed -> heads head embed"),
     Parameter("out/bias", "output_bias", "embed -> embed"),
 )
-"""Both Flax attentions name and shape their parameters alike."""
+FLAX_MASKS = (
+    MaskArgument(
+        "mask",
+        "batch heads query key",
+        true="attends",
+        number="attends if nonzero",
+        broadcasts=True,
+    ),
+)
+FLAX_MODES = (
+    Mode("sown-weights", {"sow": True}),
+    Mode("no-weights", {"sow": False}, weights=False, every_case=False),
+    Mode("optimised", {"sow": True}, every_case=False, dtypes=("float32",), optimised=True),
+)
+"""Both Flax attentions name and shape their parameters alike, and have the same mask argument."""
 
 
 class FlaxLinen(Layer):
@@ -38,27 +52,9 @@ class FlaxLinen(Layer):
     returns_weights = "per head"
     fully_masked_row = "mean of values"
 
-    mask_arguments = (
-        MaskArgument(
-            "mask",
-            "batch heads query key",
-            true="attends",
-            number="attends if nonzero",
-            broadcasts=True,
-        ),
-    )
+    mask_arguments = FLAX_MASKS
     parameters = FLAX_PARAMETERS
-    modes = (
-        Mode("sown-weights", {"sow": True}),
-        Mode("no-weights", {"sow": False}, weights=False, every_case=False),
-        Mode(
-            "optimised",
-            {"sow": True},
-            every_case=False,
-            dtypes=("float32",),
-            optimised=True,
-        ),
-    )
+    modes = FLAX_MODES
 
     def check_shape(self, shape: Shape) -> None:
         if shape.kv_heads != shape.heads:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.adapters.flax_linen import FLAX_PARAMETERS
+from conformance.adapters.flax_linen import FLAX_MASKS, FLAX_MODES, FLAX_PARAMETERS
 
-from conformance import CausalFlag, Layer, MaskArgument, Mode, Shape, Unsupported
+from conformance import CausalFlag, Layer, Mode, Shape, Unsupported
 
 
 class FlaxNnx(Layer):
@@ -25,28 +25,10 @@ class FlaxNnx(Layer):
     returns_weights = "per head"
     fully_masked_row = "mean of values"
 
-    mask_arguments = (
-        MaskArgument(
-            "mask",
-            "batch heads query key",
-            true="attends",
-            number="attends if nonzero",
-            broadcasts=True,
-        ),
-    )
+    mask_arguments = FLAX_MASKS
     causal_flag = CausalFlag("is_causal", alignment="top-left")
     parameters = FLAX_PARAMETERS
-    modes = (
-        Mode("sown-weights", {"sow": True}),
-        Mode("no-weights", {"sow": False}, weights=False, every_case=False),
-        Mode(
-            "optimised",
-            {"sow": True},
-            every_case=False,
-            dtypes=("float32",),
-            optimised=True,
-        ),
-    )
+    modes = FLAX_MODES
 
     def check_shape(self, shape: Shape) -> None:
         if shape.value_head_size != shape.head_size:

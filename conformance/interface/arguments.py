@@ -29,7 +29,6 @@ NumberMeans = Literal["added", "attends if nonzero"]
 Native = BoolArray | Array | bool
 
 AXES = ("batch", "heads", "query", "key")
-FULL = "batch heads query key"
 
 _LAYOUT = re.compile(r" *(\w+|\( *\w+( +\w+)* *\))( +(\w+|\( *\w+( +\w+)* *\)))* *")
 """Names, or names joined in parentheses, which do not nest."""
