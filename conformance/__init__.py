@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conformance.errors import Unavailable, Unsupported
-    from conformance.interface.adapter import Adapter, Call, Mode
+    from conformance.interface.adapter import Adapter, Call, Example, Mode
     from conformance.interface.arguments import CausalFlag, MaskArgument
     from conformance.interface.function import Function, attention_function
     from conformance.interface.layer import Layer
@@ -23,6 +23,7 @@ _PUBLIC = {
     "Answer": "conformance.problem",
     "Call": "conformance.interface.adapter",
     "CausalFlag": "conformance.interface.arguments",
+    "Example": "conformance.interface.adapter",
     "Function": "conformance.interface.function",
     "Layer": "conformance.interface.layer",
     "MaskArgument": "conformance.interface.arguments",
@@ -41,6 +42,7 @@ __all__ = [
     "Answer",
     "Call",
     "CausalFlag",
+    "Example",
     "Function",
     "Layer",
     "MaskArgument",

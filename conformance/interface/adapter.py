@@ -40,6 +40,9 @@ class Mode:
         dtypes: the dtypes in which this mode is examined, or None for all of the adapter's.
         optimised: compile as users do. By default programs are compiled quickly, where the
             framework has a choice.
+        dropout: probability with which attention weights are dropped; other than 0 only when the
+            dropout itself is looked at, in the mode that the adapter names in `dropout_mode`.
+        draw: seed of that dropout; equal draws drop the same weights.
     """
 
     name: str
@@ -49,12 +52,35 @@ class Mode:
     every_case: bool = True
     dtypes: tuple[str, ...] | None = None
     optimised: bool = False
+    dropout: float = 0.0
+    draw: int = 0
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
 
 
 DEFAULT_MODE = Mode("default")
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a user of the implementation types: the frame of the code on convention cards.
+
+    Lines are formatted with the fields of `Shape`, such as "{heads}". In `build` and `call` the
+    inputs are native arrays with the names `query`, `key` and `value`.
+
+    Args:
+        imports: one line, such as "import torch".
+        build: lines that make the layer, or "".
+        call: an expression for the output; `{masks}` stands for mask arguments with a leading
+            comma, such as ", attn_mask=mask", or nothing.
+        weights: the same for the attention weights, or "" if it returns none.
+    """
+
+    imports: str
+    build: str
+    call: str
+    weights: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +122,12 @@ class Adapter(ABC):
         returns_weights: per head, averaged over heads, or None.
         fully_masked_row: what a query gets that may attend nothing, in all modes or by mode;
             None if nobody said.
+        implicit_masks: masks that the framework attaches to inputs and hands on by itself, given
+            to `call` as mask arguments are; only the probe uses them.
+        dropout_mode: name of the mode in which dropout is active, or "" if there is none: then
+            its `Mode.dropout` is not always 0.
+        sequence_first: name of the mode that takes `[length batch width]`, or "".
+        example: what a user types, for the code on its convention card.
     """
 
     name: str = ""
@@ -112,6 +144,10 @@ class Adapter(ABC):
     modes: tuple[Mode, ...] = (DEFAULT_MODE,)
     returns_weights: ReturnsWeights | None = None
     fully_masked_row: FullyMasked | Mapping[str, FullyMasked] | None = None
+    implicit_masks: tuple[MaskArgument, ...] = ()
+    dropout_mode: str = ""
+    sequence_first: str = ""
+    example: ClassVar[Example | None] = None
 
     @abstractmethod
     def run(self, problem: Problem, call: Call) -> Answer:
