@@ -46,10 +46,12 @@ class Framework(ABC):
     differentiable: ClassVar[bool] = True
     compiles: ClassVar[bool] = False
     """Whether a program is compiled for each new set of arguments."""
+    takes_other_paths: ClassVar[bool] = False
+    """Whether an implementation may compute otherwise where no gradient is asked for."""
 
     @abstractmethod
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        """NumPy to native. `dtype` is that of floats; booleans stay booleans."""
+        """NumPy to native: float64, the suite's own numbers, as `dtype`; the rest as it is."""
 
     @abstractmethod
     def numpy(self, native: Any) -> np.ndarray:
@@ -74,6 +76,7 @@ class Framework(ABC):
         gradients: bool,
         program: Hashable,
         optimised: bool = False,
+        compiled: bool = True,
     ) -> Evaluated:
         """Call the function and, if asked, its vector-Jacobian product by the variables.
 
@@ -86,6 +89,7 @@ class Framework(ABC):
             program: equal for functions that differ in nothing but their arguments, so that a
                 framework that compiles can use what it compiled.
             optimised: compile as users do, not as quickly as possible.
+            compiled: False to call operation by operation, also where the framework compiles.
         """
 
     @abstractmethod
@@ -122,6 +126,10 @@ class Framework(ABC):
     def versions(self) -> dict[str, str]:
         """Versions of the packages behind this bridge."""
         return package_versions(self.packages)
+
+    def strided(self, native: Any) -> Any:
+        """The same numbers with gaps between them, or None where arrays have no strides."""
+        return None
 
     def attached(self, native: Any) -> dict[str, str]:
         """What hangs on an array besides its numbers: attributes, such as a mask."""

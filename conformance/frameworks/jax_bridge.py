@@ -33,7 +33,7 @@ class Jax(Framework):
         self._programs: dict[Hashable, Callable[..., Any]] = {}
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        if values.dtype != np.bool_:
+        if values.dtype == np.float64:
             values = values.astype(jnp.dtype(dtype))
         return jax.device_put(values, jax.devices(device)[0])
 
@@ -63,7 +63,11 @@ class Jax(Framework):
         gradients: bool,
         program: Hashable,
         optimised: bool = False,
+        compiled: bool = True,
     ) -> Evaluated:
+        if not compiled:
+            run = _vjp(function) if gradients else _plain(function)
+            return Evaluated(*run(variables, constants, cotangent))
         key = (program, gradients, optimised)
         if key not in self._programs:
             run = _vjp(function) if gradients else _plain(function)

@@ -18,7 +18,7 @@ class NumPy(Framework):
     differentiable = False
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        return values.copy() if values.dtype == np.bool_ else values.astype(dtype)
+        return values.astype(dtype) if values.dtype == np.float64 else values.copy()
 
     def numpy(self, native: Any) -> np.ndarray:
         return native.copy() if native.dtype == np.bool_ else native.astype(np.float64)
@@ -39,9 +39,13 @@ class NumPy(Framework):
         gradients: bool,
         program: Hashable,
         optimised: bool = False,
+        compiled: bool = True,
     ) -> Evaluated:
         output, weights = function(variables, constants)
         return Evaluated(output, weights, {})
+
+    def strided(self, native: Any) -> Any:
+        return np.stack([native, native], axis=-1)[..., 0]
 
     def einsum(self, axes: str, *operands: Any) -> Any:
         return np.einsum(axes, *operands)

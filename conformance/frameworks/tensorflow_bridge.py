@@ -21,7 +21,7 @@ class TensorFlow(Framework):
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         with tf.device(_device(device)):
             tensor = tf.constant(values)
-            return tensor if tensor.dtype == tf.bool else tf.cast(tensor, dtype)
+            return tf.cast(tensor, dtype) if tensor.dtype == tf.float64 else tensor
 
     def numpy(self, native: Any) -> np.ndarray:
         if native.dtype == tf.bool:
@@ -49,6 +49,7 @@ class TensorFlow(Framework):
         gradients: bool,
         program: Hashable,
         optimised: bool = False,
+        compiled: bool = True,
     ) -> Evaluated:
         if not gradients:
             return Evaluated(*function(variables, constants), {})

@@ -24,10 +24,11 @@ class Torch(Framework):
 
     name = "torch"
     packages = ("torch",)
+    takes_other_paths = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         tensor = torch.tensor(values, device=_device(device))
-        return tensor if tensor.dtype == torch.bool else tensor.to(_DTYPES[dtype])
+        return tensor.to(_DTYPES[dtype]) if tensor.dtype == torch.float64 else tensor
 
     def numpy(self, native: Any) -> np.ndarray:
         tensor = native.detach().cpu()
@@ -71,6 +72,7 @@ class Torch(Framework):
         gradients: bool,
         program: Hashable,
         optimised: bool = False,
+        compiled: bool = True,
     ) -> Evaluated:
         if not gradients:
             with torch.no_grad():
@@ -85,6 +87,9 @@ class Torch(Framework):
         )
         named = zip(variables, found, strict=True)
         return Evaluated(output, weights, {name: grad for name, grad in named if grad is not None})
+
+    def strided(self, native: Any) -> Any:
+        return torch.stack([native, native], dim=-1)[..., 0]
 
     def einsum(self, axes: str, *operands: Any) -> Any:
         return torch.einsum(axes, *operands)

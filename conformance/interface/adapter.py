@@ -85,11 +85,18 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """How to put a problem: in which mode, on which device, with which spelling of its masks."""
+    """How to put a problem: in which mode, on which device, with which spelling of its masks.
+
+    The rest only the probe asks for: not compiled where the framework would; without the batch
+    axis, for a batch of 1; from arrays with gaps between their numbers.
+    """
 
     mode: Mode = DEFAULT_MODE
     device: str = "cpu"
     spelling: Spelling | None = None
+    compiled: bool = True
+    unbatched: bool = False
+    strided: bool = False
 
 
 @dataclass(frozen=True)

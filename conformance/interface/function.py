@@ -52,6 +52,8 @@ class Function(NativeAdapter):
             raise Unsupported("no fewer key/value heads than query heads")
 
     def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        if call.unbatched:
+            raise Unsupported("the suite supplies its inputs, always with a batch")
         bridge, axes, scale = self.bridge, _EINSUM[self.layout], problem.scale
         natives = {
             name: bridge.array(values, problem.dtype, call.device)

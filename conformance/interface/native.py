@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.dtypes import Array
 from conformance.errors import Unavailable, Unsupported
 from conformance.frameworks import LACKS, framework
 from conformance.frameworks.base import Evaluated, Framework, Natives, WrongAnswer, package_versions
@@ -74,8 +75,10 @@ class NativeAdapter(Adapter):
             gradients=call.mode.gradients and self.bridge.differentiable and self.differentiable,
             program=ready.program,
             optimised=call.mode.optimised,
+            compiled=call.compiled,
         )
-        return self._answer(problem, ready, found)
+        answer = self._answer(problem, ready, found)
+        return _batched(answer, problem) if call.unbatched else answer
 
     def _call_once(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
         output, weights = ready.function(ready.variables, ready.constants)
@@ -116,7 +119,7 @@ class NativeAdapter(Adapter):
         bridge = self.bridge
         spelling = call.spelling or self.masks.spell(problem)
         variables = {
-            name: bridge.array(getattr(problem, name), problem.dtype, call.device)
+            name: self._input(getattr(problem, name), problem, call)
             for name in problem.shape.distinct_inputs()
         }
         constants: Natives = {}
@@ -146,9 +149,21 @@ class NativeAdapter(Adapter):
                 )
             return result
 
-        cotangent = bridge.array(problem.cotangent, problem.dtype, call.device)
+        cotangent = self._input(problem.cotangent, problem, call)
         signature = (self.name, program, tuple(variables), tuple(constants), tuple(flags.items()))
         return Prepared(function, variables, constants, cotangent, spelling, signature)
+
+    def _input(self, values: Array, problem: Problem, call: Call) -> Any:
+        """Query, key, value or cotangent as the call wants it."""
+        native = self.bridge.array(
+            values[0] if call.unbatched else values, problem.dtype, call.device
+        )
+        if not call.strided:
+            return native
+        spread = self.bridge.strided(native)
+        if spread is None:
+            raise Unsupported(f"arrays of {self.bridge.name} have no strides")
+        return spread
 
     @abstractmethod
     def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
@@ -190,6 +205,17 @@ class NativeAdapter(Adapter):
             gradients,
             dtypes,
         )
+
+
+def _batched(answer: Answer, problem: Problem) -> Answer:
+    """With the batch axis that the call went without."""
+    inputs = problem.shape.distinct_inputs()
+    return Answer(
+        answer.output[None],
+        None if answer.weights is None else answer.weights[None],
+        {n: a[None] if n in inputs else a for n, a in answer.gradients.items()},
+        answer.dtypes,
+    )
 
 
 def _strip(arrays: Natives, prefix: str) -> Natives:
