@@ -134,6 +134,14 @@ def test_numbers_that_say_who_attends():
     assert np.array_equal(said, mask)
 
 
+def test_numbers_that_say_who_is_blocked():
+    mask = pattern(2, 3, 4, 5)
+    table = MaskTable((MaskArgument("m", FULL, number="blocks if nonzero"),))
+    said = table.spell(ask(mask=mask)).arguments["m"]
+    assert said.dtype == np.float64
+    assert np.array_equal(said, ~mask)
+
+
 def test_booleans_come_before_numbers_and_whole_arrays_before_broadcast_ones():
     table = MaskTable((MaskArgument("m", FULL, broadcasts=True, **BOTH),))
     problem = ask(mask=pattern(2, 1, 4, 5))
@@ -301,6 +309,9 @@ def decoded(table, spelling, problem):
             elif argument.number == "attends if nonzero":
                 assert said in (0.0, 1.0)
                 allowed[at] &= said != 0
+            elif argument.number == "blocks if nonzero":
+                assert said in (0.0, 1.0)
+                allowed[at] &= said == 0
             else:
                 assert argument.number == "added"
                 assert not np.isnan(said)
@@ -325,7 +336,7 @@ LAYOUTS = (
 @st.composite
 def arguments(draw, name):
     true = draw(st.sampled_from(["attends", "blocks", None]))
-    number = draw(st.sampled_from(["added", "attends if nonzero", None]))
+    number = draw(st.sampled_from(["added", "attends if nonzero", "blocks if nonzero", None]))
     assume(true or number)
     layouts = draw(st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=2, unique=True))
     return MaskArgument(name, tuple(layouts), true, number, draw(st.booleans()))

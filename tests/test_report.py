@@ -419,6 +419,16 @@ def test_what_a_mask_means_is_what_was_observed():
     assert "not as declared" in page
 
 
+def test_numbers_may_block():
+    masks = [MaskInfo("mask", ["batch key"], None, "blocks if nonzero")]
+    for seen, agrees in (("blocks", True), ("attends", False)):
+        result = observed(POLARITY, f"mask[0/1]={seen}")
+        found = report(result, implementations=[implementation(masks=masks)])
+        (argument,) = cards(found)[0].arguments
+        assert argument.agrees is agrees
+        assert "1\u00a0blocks, 0\u00a0attends" in render_html(found)
+
+
 def test_a_declaration_that_nobody_tested_is_told_as_such():
     found = report(result(good()))
     (argument,) = cards(found)[0].arguments

@@ -25,7 +25,7 @@ from conformance.errors import Unsupported, WrongDeclaration
 from conformance.problem import Causal, Problem, Shape, causal_mask
 
 TrueMeans = Literal["attends", "blocks"]
-NumberMeans = Literal["added", "attends if nonzero"]
+NumberMeans = Literal["added", "attends if nonzero", "blocks if nonzero"]
 Native = BoolArray | Array | bool
 
 AXES = ("batch", "heads", "query", "key")
@@ -44,7 +44,8 @@ class MaskArgument:
             first: "batch key", "(batch heads) query key", "batch heads query key".
         true: what True means, or None if booleans are not accepted.
         number: what a number means, or None if numbers are not accepted. "added": added to the
-            logits (-inf blocks). "attends if nonzero": 1 attends, 0 blocks.
+            logits (-inf blocks). "attends if nonzero": 1 attends, 0 blocks. "blocks if nonzero":
+            1 blocks, 0 attends.
         broadcasts: axes that stand alone in a layout may also have size 1.
     """
 
@@ -59,9 +60,10 @@ class MaskArgument:
             object.__setattr__(self, "axes", (self.axes,))
         if self.true not in ("attends", "blocks", None):
             raise WrongDeclaration(f"{self.name}: true={self.true!r}; say 'attends' or 'blocks'")
-        if self.number not in ("added", "attends if nonzero", None):
+        if self.number not in ("added", "attends if nonzero", "blocks if nonzero", None):
             raise WrongDeclaration(
-                f"{self.name}: number={self.number!r}; say 'added' or 'attends if nonzero'"
+                f"{self.name}: number={self.number!r}; say 'added', 'attends if nonzero' or "
+                "'blocks if nonzero'"
             )
         if self.true is None and self.number is None:
             raise WrongDeclaration(f"{self.name} accepts neither booleans nor numbers")
@@ -340,9 +342,10 @@ def _say(
     elif argument.number == "added":
         assert allowed is not None
         merged = np.where(allowed, 0.0, -np.inf)
-    elif argument.number == "attends if nonzero":
+    elif argument.number is not None:
         assert allowed is not None
-        merged = np.where(allowed, 1.0, 0.0)
+        marked = allowed if argument.number == "attends if nonzero" else ~allowed
+        merged = np.where(marked, 1.0, 0.0)
     else:
         return None
     for layout in argument.layouts:

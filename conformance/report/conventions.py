@@ -87,7 +87,7 @@ def _declared_forms(mask: MaskInfo) -> dict[str, str]:
     if mask.number == "added":
         forms |= {"0/-inf": "added", "0/1": "added"}
     elif mask.number is not None:
-        forms["0/1"] = "attends"
+        forms["0/1"] = mask.number.removesuffix(" if nonzero")
     return forms
 
 

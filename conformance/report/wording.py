@@ -48,6 +48,7 @@ _OBSERVED_BOOL = {
 _NUMBERS = {
     "added": "added to the logits, −∞\u00a0blocks",
     "attends if nonzero": "nonzero attends, 0\u00a0blocks",
+    "blocks if nonzero": "1\u00a0blocks, 0\u00a0attends",
 }
 
 _ROWS = {
