@@ -317,16 +317,17 @@ def _build() -> list[Case]:
             "Values a thousand times smaller: a fixed absolute tolerance would be empty.",
             regime=regimes.small_values,
         ),
-        # The three attentions of the Transformer (Vaswani et al. 2017, section 3.2.3).
+        # The three attentions of the Transformer (Vaswani et al. 2017, section 3.2.3), with either
+        # score.
         *make(
-            "self",
+            "self additive-self",
             "transformer/encoder-self-attention",
             "Encoder: bidirectional, padding on the right.",
             BATCH,
             mask=patterns.key_padding,
         ),
         *make(
-            "self",
+            "self additive-self",
             "transformer/decoder-self-attention",
             "Decoder: causal, padding on the right.",
             BATCH,
@@ -334,7 +335,7 @@ def _build() -> list[Case]:
             mask=patterns.key_padding,
         ),
         *make(
-            "cross",
+            "cross additive",
             "transformer/decoder-cross-attention",
             "Decoder: queries attend the encoder's memory with the memory's padding.",
             BATCH,
@@ -342,7 +343,7 @@ def _build() -> list[Case]:
         ),
         # Where no definition settles the answer: observed, not asserted.
         *make(
-            "cross",
+            "self cross additive",
             "edge/fully-masked-row",
             "One query may attend no key at all.",
             FULLY_MASKED,

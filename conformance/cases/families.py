@@ -57,4 +57,5 @@ FAMILIES: dict[str, Shape] = {
     "one-head": _shape(2, 4, 6, 1, 5, bias=False),
     "long": _shape(1, 19, 131, 2, 8),
     "additive": _shape(2, 4, 6, 3, 5, sharing="memory", score="additive"),
+    "additive-self": _shape(3, 6, 6, 2, 5, sharing="self", score="additive"),
 }
