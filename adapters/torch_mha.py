@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from conformance import CausalFlag, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance import (
+    CausalFlag,
+    Example,
+    Layer,
+    MaskArgument,
+    Mode,
+    Parameter,
+    Shape,
+    Unsupported,
+)
 
 
 class TorchMultiheadAttention(Layer):
@@ -22,6 +31,7 @@ class TorchMultiheadAttention(Layer):
     )
     framework = "torch"
     returns_weights = "per head"
+    dropout_mode = "train"
     # Without weights it goes through scaled_dot_product_attention, which gives zeros there.
     fully_masked_row: ClassVar = {
         "train": "nan",
@@ -49,6 +59,14 @@ class TorchMultiheadAttention(Layer):
         # Without gradients evaluation may take the fused native path.
         Mode("fast-path", {"train": False, "need_weights": False}, gradients=False, weights=False),
         Mode("fast-path-weights", {"train": False, "need_weights": True}, gradients=False),
+    )
+
+    example = Example(
+        imports="import torch",
+        build="attention = torch.nn.MultiheadAttention("
+        "{query_width}, {heads}, batch_first=True).eval()",
+        call="attention(query, key, value{masks})[0]",
+        weights="attention(query, key, value, average_attn_weights=False{masks})[1]",
     )
 
     def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
@@ -94,6 +112,7 @@ class TorchMultiheadAttention(Layer):
         layer = torch.nn.MultiheadAttention(
             shape.query_width,
             shape.heads,
+            dropout=mode.dropout,
             bias=shape.bias,
             kdim=shape.key_width,
             vdim=shape.value_width,
@@ -105,6 +124,10 @@ class TorchMultiheadAttention(Layer):
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
     ) -> Any:
+        if mode.dropout:
+            import torch
+
+            torch.manual_seed(mode.draw)
         return layer(
             query,
             key,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Layer, MaskArgument, Mode, Parameter, Shape
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape
 
 
 class Ours(Layer):
@@ -17,6 +17,7 @@ class Ours(Layer):
     custom_scale = True
     returns_weights = "per head"
     fully_masked_row = "output bias"
+    dropout_mode = "train"
 
     mask_arguments = (
         MaskArgument("attend_mask", "batch heads query key", true="attends", broadcasts=True),
@@ -40,6 +41,13 @@ class Ours(Layer):
         Mode("eval-no-weights", {"train": False, "need_weights": False}, weights=False),
     )
 
+    example = Example(
+        imports="from conformance.adapters.ours.attention import MultiHeadAttention",
+        build="attention = MultiHeadAttention({query_width}, {heads})",
+        call="attention(query, key, value{masks})",
+        weights="attention(query, key, value, need_weights=True{masks})[1]",
+    )
+
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import torch
         from conformance.adapters.ours.attention import MultiHeadAttention
@@ -56,6 +64,7 @@ class Ours(Layer):
             bias=shape.bias,
             score=shape.score,
             scale=scale,
+            dropout=mode.dropout,
             dtype=getattr(torch, dtype),
         )
         return layer.train(mode["train"])
@@ -63,4 +72,8 @@ class Ours(Layer):
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
     ) -> Any:
+        if mode.dropout:
+            import torch
+
+            torch.manual_seed(mode.draw)
         return layer(query, key, value, need_weights=mode["need_weights"], **masks)
