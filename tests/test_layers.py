@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -13,6 +14,9 @@ import conformance
 
 CORE = Path(conformance.__file__).parent
 ROOT = CORE.parent
+ALONE = re.compile(r"conformance\.adapters\.(ours\.attention|tutorials\.tutorial_\d)")
+"""Modules that are examined, and know nothing of any suite."""
+
 ADAPTERS = ROOT / "adapters"
 FRAMEWORKS = {"torch", "jax", "jaxlib", "flax", "tensorflow", "keras"}
 EXPECTATION = ("reference", "requirements", "findings", "comparison", "examination", "diagnosis")
@@ -108,14 +112,13 @@ def test_an_adapter_never_sees_the_expectation(name):
     hidden = [f"conformance.{module}" for module in (*EXPECTATION, "cases", "session", "report")]
     found = imports(SOURCES[name])
     assert not within(found, *hidden, "conformance.suite", "conformance.record")
-    if name.startswith("conformance.adapters.ours."):
-        # A module of its own, that knows nothing of any suite.
+    if ALONE.fullmatch(name):
         assert not within(found, "conformance")
 
 
 @pytest.mark.parametrize("name", every("conformance.adapters"))
 def test_an_adapter_imports_no_framework_before_it_runs(name):
-    if name != "conformance.adapters.ours.attention":
+    if not ALONE.fullmatch(name):
         assert not within(imports(SOURCES[name], lazy=False, typing=False), *FRAMEWORKS)
 
 

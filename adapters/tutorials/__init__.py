@@ -1,0 +1,209 @@
+"""Five textbook multi-head attentions in PyTorch, written in the style in which they circulate.
+
+Each file `tutorial_N.py` stands for one kind of web page, with its names, its argument order, its
+mask polarity and its quirks; they share nothing, as those pages share nothing. Their declarations
+are below. What a reader who copies from two pages runs into: in the first, `mask == 1` blocks, in
+all others `mask == 0` does; and where a query may attend nothing, -inf gives NaN, while a large
+finite number gives the mean of the values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+
+FOUR_AXES = "batch heads query key"
+
+
+def _projections(query: str, key: str, value: str, output: str) -> tuple[Parameter, ...]:
+    """The rows of four nn.Linear with biases, by the names that the page gives them."""
+    inputs = {"query": query, "key": key, "value": value}
+    rows = [
+        Parameter(f"{native}.weight", name, "embed heads head -> (heads head) embed")
+        for name, native in inputs.items()
+    ]
+    rows += [
+        Parameter(f"{native}.bias", f"{name}_bias", "heads head -> (heads head)")
+        for name, native in inputs.items()
+    ]
+    return (
+        *rows,
+        Parameter(f"{output}.weight", "output", "heads head embed -> embed (heads head)"),
+        Parameter(f"{output}.bias", "output_bias", "embed -> embed"),
+    )
+
+
+class Tutorial(Layer):
+    """What the five have in common: one width for everything, and biases everywhere."""
+
+    framework = "torch"
+    modes = (Mode("train", {"train": True}), Mode("eval", {"train": False}))
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.kv_heads != shape.heads or shape.value_head_size != shape.head_size:
+            raise Unsupported("keys and values have the heads of the queries")
+        widths = {shape.query_width, shape.key_width, shape.value_width, shape.output_width}
+        if widths != {shape.heads * shape.head_size}:
+            raise Unsupported("one width for all, which is heads x head size")
+        if not shape.bias:
+            raise Unsupported("projections always have biases")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import torch
+
+        layer = self.make(shape.query_width, shape.heads, mode.dropout)
+        return layer.to(getattr(torch, dtype)).train(mode["train"])
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        if mode.dropout:
+            import torch
+
+            torch.manual_seed(mode.draw)
+        return self.attend(layer, query, key, value, masks)
+
+    def make(self, width: int, heads: int, dropout: float) -> Any:
+        """The page's module."""
+        raise NotImplementedError
+
+    def attend(self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any]) -> Any:
+        """Call it in its own order."""
+        return layer(query, key, value, **masks)
+
+
+class Tutorial1(Tutorial):
+    """`d_model, n_heads, dropout`: the mask marks what is hidden."""
+
+    title = "Tutorial 1 (mask == 1 blocks)"
+    returns_weights = "per head"
+    fully_masked_row = "nan"
+    dropout_mode = "train"
+    # A number blocks if it equals one, literally; 0 and 1 are what such pages make masks of.
+    mask_arguments = (
+        MaskArgument("mask", FOUR_AXES, true="blocks", number="blocks if nonzero", broadcasts=True),
+    )
+    parameters = _projections("w_q", "w_k", "w_v", "fc")
+    example = Example(
+        imports="from conformance.adapters.tutorials.tutorial_1 import MultiHeadAttention",
+        build="attention = MultiHeadAttention({query_width}, {heads}, dropout=0.0)",
+        call="attention(query, key, value{masks})[0]",
+        weights="attention(query, key, value{masks})[1]",
+    )
+
+    def make(self, width: int, heads: int, dropout: float) -> Any:
+        from conformance.adapters.tutorials.tutorial_1 import MultiHeadAttention
+
+        return MultiHeadAttention(width, heads, dropout)
+
+
+class Tutorial2(Tutorial):
+    """`embed_size, num_heads`: values come first, and the weights stay inside."""
+
+    title = "Tutorial 2 (mask == 0 blocks, -1e20)"
+    fully_masked_row = "mean of values"
+    mask_arguments = (
+        MaskArgument(
+            "mask", FOUR_AXES, true="attends", number="attends if nonzero", broadcasts=True
+        ),
+    )
+    parameters = _projections("queries", "keys", "values", "fc_out")
+    example = Example(
+        imports="from conformance.adapters.tutorials.tutorial_2 import MultiHeadAttention",
+        build="attention = MultiHeadAttention({query_width}, {heads})",
+        call="attention(value, key, query{masks})",
+    )
+
+    def make(self, width: int, heads: int, dropout: float) -> Any:
+        from conformance.adapters.tutorials.tutorial_2 import MultiHeadAttention
+
+        return MultiHeadAttention(width, heads)
+
+    def attend(self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any]) -> Any:
+        return layer(value, key, query, **masks)
+
+
+class Tutorial3(Tutorial):
+    """`hidden_dim, head_num`: self-attention with masks expanded for every head."""
+
+    title = "Tutorial 3 (self-attention, mask == 0 blocks)"
+    fully_masked_row = "nan"
+    dropout_mode = "train"
+    # No axis of size 1: the page expands before it calls.
+    mask_arguments = (
+        MaskArgument("attention_mask", FOUR_AXES, true="attends", number="attends if nonzero"),
+    )
+    parameters = _projections("q_proj", "k_proj", "v_proj", "o_proj")
+    example = Example(
+        imports="from conformance.adapters.tutorials.tutorial_3 import MultiHeadSelfAttention",
+        build="attention = MultiHeadSelfAttention({query_width}, {heads}).eval()",
+        call="attention(query{masks})",
+    )
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.sharing != "self":
+            raise Unsupported("self-attention only")
+        super().check_shape(shape)
+
+    def make(self, width: int, heads: int, dropout: float) -> Any:
+        from conformance.adapters.tutorials.tutorial_3 import MultiHeadSelfAttention
+
+        return MultiHeadSelfAttention(width, heads, dropout)
+
+    def attend(self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any]) -> Any:
+        return layer(query, **masks)
+
+
+class Tutorial4(Tutorial):
+    """`d_model, num_heads`: the Transformer in small methods."""
+
+    title = "Tutorial 4 (mask == 0 blocks, -1e9)"
+    returns_weights = "per head"
+    fully_masked_row = "mean of values"
+    mask_arguments = (
+        MaskArgument(
+            "mask", FOUR_AXES, true="attends", number="attends if nonzero", broadcasts=True
+        ),
+    )
+    parameters = _projections("W_q", "W_k", "W_v", "W_o")
+    example = Example(
+        imports="from conformance.adapters.tutorials.tutorial_4 import MultiHeadAttention",
+        build="attention = MultiHeadAttention({query_width}, {heads})",
+        call="attention(query, key, value{masks})[0]",
+        weights="attention(query, key, value{masks})[1]",
+    )
+
+    def make(self, width: int, heads: int, dropout: float) -> Any:
+        from conformance.adapters.tutorials.tutorial_4 import MultiHeadAttention
+
+        return MultiHeadAttention(width, heads)
+
+
+class Tutorial5(Tutorial):
+    """`hidden_size, num_heads`: Bahdanau's score, and one mask for all heads."""
+
+    title = "Tutorial 5 (additive score, mask == 0 blocks)"
+    scores = ("additive",)
+    returns_weights = "per head"
+    fully_masked_row = "mean of values"
+    mask_arguments = (
+        MaskArgument(
+            "mask", "batch query key", true="attends", number="attends if nonzero", broadcasts=True
+        ),
+    )
+    parameters = (
+        *_projections("q_linear", "k_linear", "v_linear", "out_linear"),
+        Parameter("v", "score", "heads head -> heads head"),
+    )
+    example = Example(
+        imports="from conformance.adapters.tutorials.tutorial_5 import AdditiveMultiHeadAttention",
+        build="attention = AdditiveMultiHeadAttention({query_width}, {heads})",
+        call="attention(query, key, value{masks})[0]",
+        weights="attention(query, key, value{masks})[1]",
+    )
+
+    def make(self, width: int, heads: int, dropout: float) -> Any:
+        from conformance.adapters.tutorials.tutorial_5 import AdditiveMultiHeadAttention
+
+        return AdditiveMultiHeadAttention(width, heads)

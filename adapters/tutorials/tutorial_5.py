@@ -1,0 +1,71 @@
+"""Tutorial 5: additive attention with heads.
+
+It stands for the pages that come from translation with recurrent networks: the score is Bahdanau's
+v . tanh(q + k), here for every head, with the projections of the Transformer around it. There is no
+factor before the softmax. `mask == 0` blocks by filling in -1e10, which float16 cannot hold, and a
+row without any key averages all values. One mask serves all heads, [batch, query, key].
+
+    encoder          attention(x, x, x, pad_mask(x_lengths, x_len))
+    decoder          attention(y, y, y, pad_mask(y_lengths, y_len) & causal_mask(y_len))
+    decoder, memory  attention(y, memory, memory, pad_mask(x_lengths, x_len))
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class AdditiveMultiHeadAttention(nn.Module):
+    """Bahdanau's score in every head; returns the output and the weights."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        assert hidden_size % num_heads == 0, "hidden_size must be divisible by num_heads"
+        self.num_heads = num_heads
+        self.head_dim = hidden_size // num_heads
+
+        self.q_linear = nn.Linear(hidden_size, hidden_size)
+        self.k_linear = nn.Linear(hidden_size, hidden_size)
+        self.v_linear = nn.Linear(hidden_size, hidden_size)
+        self.out_linear = nn.Linear(hidden_size, hidden_size)
+        self.v = nn.Parameter(torch.rand(num_heads, self.head_dim))
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attend.
+
+        query: [batch, query len, hidden size], key and value: [batch, key len, hidden size];
+        mask: [batch, query len, key len], or 1 along an axis; 0 hides a key.
+        Returns the output [batch, query len, hidden size], and the weights
+        [batch, heads, query len, key len].
+        """
+        # [batch, heads, len, head dim]
+        q = self._heads(self.q_linear(query))
+        k = self._heads(self.k_linear(key))
+        v = self._heads(self.v_linear(value))
+
+        # [batch, heads, query len, key len, head dim]: every query meets every key
+        hidden = torch.tanh(q.unsqueeze(3) + k.unsqueeze(2))
+        # [batch, heads, query len, key len]
+        energy = (hidden * self.v[:, None, None, :]).sum(dim=-1)
+        if mask is not None:
+            energy = energy.masked_fill(mask.unsqueeze(1) == 0, -1e10)
+        attention = torch.softmax(energy, dim=-1)
+
+        context = (attention @ v).transpose(1, 2).flatten(2)
+        return self.out_linear(context), attention
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+
+def pad_mask(lengths: Tensor, max_len: int) -> Tensor:
+    """True for tokens, False for padding: [batch] to [batch, 1, max len]."""
+    return (torch.arange(max_len, device=lengths.device) < lengths[:, None]).unsqueeze(1)
+
+
+def causal_mask(length: int) -> Tensor:
+    """True for a token and what came before: [1, length, length]."""
+    return torch.ones(1, length, length, dtype=torch.bool).tril()
