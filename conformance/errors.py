@@ -62,6 +62,14 @@ class WrongShape(ConformanceError):
     """An array whose shape does not fit the problem."""
 
 
+class Untranslatable(ConformanceError):
+    """A mask or weights that may be read in two ways, or that the target has no way to say."""
+
+
+class WrongTensors(ConformanceError):
+    """Weights that are not what the table of their implementation asks for."""
+
+
 class BrokenRecord(ConformanceError):
     """A record that cannot be read: truncated, foreign or from another suite."""
 
