@@ -93,6 +93,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(action=_report)
 
+    heads = commands.add_parser(
+        "heads", help="draw the attention pattern of every head beside the reference"
+    )
+    heads.add_argument(
+        "implementation", help="a built-in name, path/to/file.py:NAME or package.module:NAME"
+    )
+    heads.add_argument("--case", required=True, help="id of a case, or a pattern that finds one")
+    heads.add_argument("--dtype", default="float32")
+    heads.add_argument("--mode", default="", help="default: the first that returns weights")
+    heads.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    heads.add_argument(
+        "--entry", default="", help="batch entry, or all; default: the one that is furthest off"
+    )
+    heads.add_argument(
+        "-o", "--output", type=Path, required=True, help="a file: .svg, .png or .html"
+    )
+    heads.set_defaults(action=_heads)
+
     convert = commands.add_parser(
         "convert",
         help="weights of one implementation as those of another, bit for bit",
@@ -179,6 +197,17 @@ def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from conformance.report import write
 
     return write(options.records, options.output, options.expect, options.run_file)
+
+
+def _heads(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from conformance.heads.ask import Question
+    from conformance.heads.write import draw
+
+    asked = ("implementation", "case", "dtype", "mode", "device", "entry")
+    question = Question(**{name: getattr(options, name) for name in asked})
+    return draw(question, options.output)
 
 
 def _convert(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -80,6 +80,13 @@ class Unavailable(ConformanceError):
     exit_code = ExitCode.NOTHING_VERIFIED
 
 
+class NothingToShow(ConformanceError):
+    """There is no answer to draw: no attention weights, an unsupported case, an implementation
+    that fails."""
+
+    exit_code = ExitCode.NOTHING_VERIFIED
+
+
 class Unsupported(Exception):
     """An adapter says: this implementation cannot express the problem, and why.
 

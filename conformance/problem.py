@@ -226,6 +226,14 @@ class Problem:
         allowed = self.allowed
         return np.broadcast_to(True if allowed is None else allowed, self.shape.logits)
 
+    def blocked_for(self, weights: Array) -> BoolArray:
+        """True where a query may not attend a key, in the shape of these weights.
+
+        For weights averaged over heads, `[batch query key]`, that is where no head may.
+        """
+        allowed = self.allowed_in_full()
+        return ~(np.any(allowed, axis=1) if weights.ndim == 3 else allowed)
+
     def with_inputs(self, **inputs: Array) -> Problem:
         """Replace distinct inputs; those that share an array follow."""
         unknown = set(inputs) - set(self.shape.distinct_inputs())

@@ -49,18 +49,16 @@ def blocked(ex: Examination) -> Finding | None:
     weights = _weights(ex)
     if weights is None or ex.problem.allowed is None:
         return None
-    allowed = ex.problem.allowed_in_full()
-    if weights.ndim == 3:
-        allowed = np.any(allowed, axis=1, keepdims=True)[:, 0]
+    forbidden = ex.problem.blocked_for(weights)
     with np.errstate(invalid="ignore"):
-        wrong = ~allowed & ~(np.abs(weights) <= ex.expectation.underflow)
+        wrong = forbidden & ~(np.abs(weights) <= ex.expectation.underflow)
     if not wrong.any():
         return Finding(BLOCKED.id, "conforms")
     at = np.unravel_index(
         np.argmax(np.where(wrong, np.nan_to_num(np.abs(weights)), -1)), wrong.shape
     )
     worst = element("weights", at, weights[at], 0.0, 0.0)
-    detail = f"{int(wrong.sum())} of {int((~allowed).sum())} blocked weights are not zero"
+    detail = f"{int(wrong.sum())} of {int(forbidden.sum())} blocked weights are not zero"
     return Finding(BLOCKED.id, "deviates", detail=detail, worst=worst)
 
 

@@ -35,13 +35,14 @@ def forgotten_scale(query, key, value, mask=True):
     return attention(query * math.sqrt(query.shape[-1]), key, value, mask)
 
 
-@attention_function("numpy", ATTENDS)
+@attention_function("numpy", ATTENDS, returns_weights="per head")
 def finite_mask(query, key, value, mask=True):
-    """Blocked logits become -10: the mask leaks."""
+    """Blocked logits become -10: the mask leaks, as `mha-conformance heads` shows."""
     logits = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
     logits = np.where(mask, logits, -10.0)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True) @ value
+    weights = powers / powers.sum(axis=-1, keepdims=True)
+    return weights @ value, weights
 
 
 @attention_function("numpy", ATTENDS)

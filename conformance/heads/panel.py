@@ -1,0 +1,196 @@
+"""One heat map: query by key, as SVG elements without an origin of their own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.dtypes import Array, BoolArray
+from conformance.heads import scales
+
+TEXT_UP_TO = 8
+"""Maps of at most so many queries and keys have their numbers in the cells."""
+
+MOST_TICKS = 14
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of one heat map in pixels: the same for all of a figure."""
+
+    queries: int
+    keys: int
+
+    @property
+    def has_text(self) -> bool:
+        """Whether cells are large enough for numbers."""
+        return max(self.queries, self.keys) <= TEXT_UP_TO
+
+    @property
+    def cell_width(self) -> float:
+        """Of one cell."""
+        return 40.0 if self.has_text else round(min(24.0, max(3.4, 320.0 / self.keys)), 1)
+
+    @property
+    def cell_height(self) -> float:
+        """Of one cell; long rows of narrow cells get higher ones."""
+        if self.has_text:
+            return 28.0
+        return round(min(max(self.cell_width, 190.0 / self.queries), 24.0, 3 * self.cell_width), 1)
+
+    @property
+    def width(self) -> float:
+        """Of the map."""
+        return round(self.keys * self.cell_width, 1)
+
+    @property
+    def height(self) -> float:
+        """Of the map."""
+        return round(self.queries * self.cell_height, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """What one heat map shows.
+
+    Attributes:
+        values: `[query key]`.
+        most: the value of full colour.
+        inks: of positive and of negative values.
+        told: a value as text.
+        blocked: `[query key]`; True = hatched.
+        marked: `[query key]`; True = framed, because something is there that must not be.
+    """
+
+    values: Array
+    most: float
+    inks: tuple[str, str]
+    told: Callable[[float], str]
+    blocked: BoolArray
+    marked: BoolArray
+
+
+def heat_map(grid: Grid, shown: Map) -> str:
+    """The map, its upper left corner at 0, 0."""
+    parts = [*_fills(grid, shown), _hatch(grid, shown.blocked), _frame(grid)]
+    parts.append(_marks(grid, shown.marked))
+    if grid.has_text:
+        parts.append(_numbers(grid, shown))
+    else:
+        parts.append(_crosses(grid, shown.values))
+    return "".join(parts)
+
+
+def ticks(count: int) -> list[int]:
+    """Indices that are written along an axis."""
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if count <= s * MOST_TICKS)
+    return list(range(0, count, step))
+
+
+def _fills(grid: Grid, shown: Map) -> Iterable[str]:
+    """One path for each shade: a tenth of the size of one rectangle for each cell."""
+    found: dict[tuple[str, float], list[str]] = defaultdict(list)
+    width, height = grid.cell_width, grid.cell_height
+    for (query, key), value in np.ndenumerate(shown.values):
+        ink, opacity = _colour(shown, float(value))
+        if opacity:
+            x, y = _at(key * width), _at(query * height)
+            found[ink, opacity].append(f"M{x} {y}h{_at(width)}v{_at(height)}h-{_at(width)}z")
+    for (ink, opacity), cells in sorted(found.items()):
+        yield (
+            f'<path fill="{ink}" fill-opacity="{_at(opacity)}" shape-rendering="crispEdges" '
+            f'd="{"".join(cells)}"/>'
+        )
+
+
+def _colour(shown: Map, value: float) -> tuple[str, float]:
+    if not np.isfinite(value):
+        return scales.UNREAL, 1.0
+    return shown.inks[value < 0], scales.shade(value, shown.most)
+
+
+def _hatch(grid: Grid, blocked: BoolArray) -> str:
+    """Diagonals that meet those of the neighbours."""
+    width, height = grid.cell_width, grid.cell_height
+    shares = (0.5, 1.0) if grid.has_text else (1.0,)
+    lines = []
+    for query, key in np.argwhere(blocked):
+        x, y = key * width, query * height
+        for share in shares:
+            w, h = share * width, share * height
+            lines.append(f"M{_at(x)} {_at(y + h)}l{_at(w)} {_at(-h)}")
+            if share < 1:
+                lines.append(f"M{_at(x + width - w)} {_at(y + height)}l{_at(w)} {_at(-h)}")
+    stroke = 1 if grid.has_text else 0.6
+    return _stroke(lines, "currentColor", stroke, 'stroke-opacity=".3" ')
+
+
+def _frame(grid: Grid) -> str:
+    lines = []
+    if grid.has_text:
+        lines += [f"M{_at(k * grid.cell_width)} 0v{_at(grid.height)}" for k in range(1, grid.keys)]
+        lines += [
+            f"M0 {_at(q * grid.cell_height)}h{_at(grid.width)}" for q in range(1, grid.queries)
+        ]
+    return _stroke(lines, "currentColor", 1, 'stroke-opacity=".13" ') + (
+        f'<rect width="{_at(grid.width)}" height="{_at(grid.height)}" fill="none" '
+        'stroke="currentColor" stroke-opacity=".45"/>'
+    )
+
+
+def _marks(grid: Grid, marked: BoolArray) -> str:
+    width, height = grid.cell_width, grid.cell_height
+    stroke = 2.0 if grid.has_text else 0.8
+    inset = stroke / 2
+    lines = []
+    for query, key in np.argwhere(marked):
+        x, y = _at(key * width + inset), _at(query * height + inset)
+        w, h = _at(width - stroke), _at(height - stroke)
+        lines.append(f"M{x} {y}h{w}v{h}h-{w}z")
+    return _stroke(lines, scales.MORE, stroke)
+
+
+def _crosses(grid: Grid, values: Array) -> str:
+    """What is no number, where there is no room to write so."""
+    width, height = grid.cell_width, grid.cell_height
+    lines = []
+    for query, key in np.argwhere(~np.isfinite(values)):
+        x, y = key * width, query * height
+        lines.append(f"M{_at(x)} {_at(y)}l{_at(width)} {_at(height)}")
+        lines.append(f"M{_at(x + width)} {_at(y)}l{_at(-width)} {_at(height)}")
+    return _stroke(lines, "#fff", 0.8)
+
+
+def _numbers(grid: Grid, shown: Map) -> str:
+    dark: list[str] = []
+    light: list[str] = []
+    for (query, key), value in np.ndenumerate(shown.values):
+        # A hatch alone says that nothing is there, which makes a leak stand out.
+        if value == 0 and shown.blocked[query, key]:
+            continue
+        x, y = (key + 0.5) * grid.cell_width, (query + 0.5) * grid.cell_height + 3.7
+        text = f'<text x="{_at(x)}" y="{_at(y)}">{shown.told(float(value))}</text>'
+        opaque = _colour(shown, float(value))[1] > scales.WHITE_ABOVE
+        (light if opaque else dark).append(text)
+    start = '<g font-size="10.5" text-anchor="middle" fill='
+    return "".join(
+        f'{start}"{ink}">{"".join(texts)}</g>'
+        for ink, texts in (("currentColor", dark), ("#fff", light))
+        if texts
+    )
+
+
+def _stroke(lines: list[str], ink: str, width: float, more: str = "") -> str:
+    if not lines:
+        return ""
+    return (
+        f'<path fill="none" stroke="{ink}" stroke-width="{_at(width)}" {more}d="{"".join(lines)}"/>'
+    )
+
+
+def _at(value: float) -> str:
+    """A coordinate, as short as it goes."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
