@@ -162,6 +162,19 @@ class Examination:
         want, noise = self.expectation.arrays["output"], self.expectation.loosest["output"]
         return {"output": answer.output, "want": want, "noise": noise}
 
+    def pictured(self) -> dict[str, Array]:
+        """Attention weights, reference, noise and blocked pairs (1 or 0) to draw, if computed."""
+        answer = self.bench.answers.known(self._answer_key(self.mode))
+        if answer is None or answer.weights is None:
+            return {}
+        expectation = self.suited_expectation
+        return {
+            "weights": answer.weights,
+            "weights.want": expectation.arrays["weights"],
+            "weights.noise": expectation.loosest["weights"],
+            "weights.blocked": self.problem.blocked_for(answer.weights).astype(np.float64),
+        }
+
     def ask(
         self, problem: Problem, *, spelling: Spelling | None = None, mode: Mode | None = None
     ) -> Answer:

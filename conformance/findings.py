@@ -94,6 +94,20 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str = ""
 
 
+def gravity(finding: Finding) -> tuple[float, float]:
+    """How far beyond what is allowed: by its worst element, then by all of them."""
+    figures = finding.figures
+    if figures is None:
+        return 0.0, 0.0
+    return figures.max_ratio / (figures.limit or 1.0), figures.rms_ratio
+
+
+def of_weights(figures: Figures | None, worst: Worst | None) -> bool:
+    """Whether what was measured are the attention weights, or sums of them."""
+    arrays = {figures.array if figures else "", worst.array if worst else ""}
+    return bool(arrays & {"weights", "row sums"})
+
+
 class CaseResult(msgspec.Struct, frozen=True):
     """All findings of one case, as one implementation answered it in one dtype, device and mode."""
 

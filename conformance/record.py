@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +24,10 @@ SCHEMA = "mha-conformance/record/1"
 
 MOST_BYTES = 512 * 2**20
 """A record larger than this is refused before it is read."""
+
+
+PICTURED = ("weights", "weights.want", "weights.noise", "weights.blocked")
+"""Arrays of an item whose attention weights deviate; others are for comparing implementations."""
 
 
 class MaskInfo(msgspec.Struct, frozen=True):
@@ -177,16 +181,22 @@ def journal_path(record: Path) -> Path:
     return record.with_name(record.name + ".journal")
 
 
-def finish(record: Path, missing: Iterable[CaseResult] = (), order: Sequence[str] = ()) -> Record:
+def finish(
+    record: Path,
+    missing: Iterable[CaseResult] = (),
+    order: Sequence[str] = (),
+    keep: Callable[[str], bool] = lambda name: True,
+) -> Record:
     """Make the record of its journal, with what has no outcome filled in, and drop the journal.
 
     `order` is that of the ids: results arrive as workers finish, and records do not depend on that.
+    `keep` says of an array, by "item id|array", whether the record is to have it.
     """
     header, results, arrays = read_journal(journal_path(record))
     missing = list(missing)
     place = {name: index for index, name in enumerate(order)}
     results.sort(key=lambda result: place.get(result.id, len(place)))
-    arrays = dict(sorted(arrays.items()))
+    arrays = {name: array for name, array in sorted(arrays.items()) if keep(name)}
     exchange, digest = "", ""
     if arrays:
         exchange, digest = _save_arrays(record, arrays)

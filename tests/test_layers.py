@@ -127,6 +127,8 @@ def test_a_report_needs_records_only(name):
     bridges = ("conformance.frameworks", "conformance.interface", "conformance.examination")
     found = imports(SOURCES[name], typing=False)
     assert not within(found, *bridges, "conformance.session", "conformance.diagnosis")
+    # Drawing needs arrays only; asking an implementation for them does not belong here.
+    assert not within(found, "conformance.heads.ask", "conformance.heads.write")
     # The plugin's folder holds the message's wording too; what runs items is out of bounds.
     assert not within(found, "conformance.suite.running", "conformance.suite.plugin", "pytest")
 

@@ -180,7 +180,9 @@ def test_with_xdist_the_record_is_the_same(tmp_path, survey):
         read_arrays(tmp_path / f"{n}.narrowed.json", r) for n, r in (("one", one), ("two", two))
     ]
     assert arrays[0].keys() == arrays[1].keys()
-    assert len(arrays[0]) == 2 * 3 * len(names) - 3, "two exchanged cases, one of them raises"
+    outputs = [name for name in arrays[0] if "|weights" not in name]
+    assert len(outputs) == 2 * 3 * len(names) - 3, "two exchanged cases, one of them raises"
+    assert len(outputs) < len(arrays[0]), "and the weights of who deviates"
     assert all(arrays[0][name].tobytes() == arrays[1][name].tobytes() for name in arrays[0])
     sealed = {item.name for item in one.header.implementations}
     assert sealed == set(names)

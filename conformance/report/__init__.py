@@ -3,8 +3,8 @@
 It sees records only, so it can be rendered years later without any framework. The data flows
 through small modules: `load` reads records and refuses what does not belong; `build` makes a
 `Report` (see `model`) out of `columns`, `matrix`, `conventions`, `accuracy`, `pairwise`,
-`deviations` and `unanswered`; `html` and `markdown` render it, with `cards` and `views` deciding
-what is said once, and `wording` how.
+`deviations` and `unanswered`; `figures` draws the attention weights that records have; `html` and
+`markdown` render it all, with `cards` and `views` deciding what is said once, and `wording` how.
 """
 
 from __future__ import annotations

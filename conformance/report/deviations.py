@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.findings import Finding
+from conformance.findings import Finding, gravity
 from conformance.report.matrix import levels
 from conformance.report.model import Column, Deviation
 from conformance.report.totals import Seen
@@ -57,7 +57,7 @@ def deviations(columns: Sequence[Column], seen: Iterable[Seen]) -> list[Deviatio
 def _deviation(
     anchor: str, group: Sequence[Seen], level: str, of: int, specs: Mapping[str, str]
 ) -> Deviation:
-    column, result, finding = max(group, key=lambda item: _gravity(item.finding))
+    column, result, finding = max(group, key=lambda item: gravity(item.finding))
     results = [item.result for item in group]
     return Deviation(
         id=anchor,
@@ -95,10 +95,3 @@ def normalised(finding: Finding, mode: str, dtype: str) -> str:
 def anchor_of(column: str, requirement: str) -> str:
     """Safe in a link, whatever the implementation is called."""
     return re.sub(r"[^a-z0-9]+", "-", f"{column} {requirement}".lower()).strip("-")
-
-
-def _gravity(finding: Finding) -> tuple[float, float]:
-    figures = finding.figures
-    if figures is None:
-        return 0.0, 0.0
-    return figures.max_ratio / (figures.limit or 1.0), figures.rms_ratio

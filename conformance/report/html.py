@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -15,13 +16,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from conformance.findings import NOT_VERIFIED, VERDICTS
 from conformance.report import plot, views, wording
 from conformance.report.cards import cards, polarity
+from conformance.report.figures import Figure
 from conformance.report.model import Report
 
 HERE = Path(__file__).parent
 
 
-def render_html(report: Report) -> str:
-    """The page."""
+def render_html(report: Report, figures: Mapping[str, Figure] | None = None) -> str:
+    """The page; `figures` are those of deviations, by id."""
     style, script = (_own(name) for name in ("style.css", "script.js"))
     return (
         _environment()
@@ -34,6 +36,7 @@ def render_html(report: Report) -> str:
             cards=cards(report),
             polarity=polarity,
             evidence=views.evidence(report),
+            figures=figures or {},
             measured={(item.column, item.dtype): item for item in report.accuracy},
             rows={row.requirement: row for row in report.matrix},
             place={column.key: index for index, column in enumerate(report.columns)},

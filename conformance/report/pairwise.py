@@ -12,6 +12,7 @@ import numpy as np
 from conformance.comparison import ratios
 from conformance.dtypes import DTYPES, Array
 from conformance.findings import INFINITE
+from conformance.record import PICTURED
 from conformance.report.columns import column_keys
 from conformance.report.model import Apart, Column, Loaded, Pair
 
@@ -41,7 +42,9 @@ def exchanged(records: Sequence[Loaded]) -> tuple[Answers, list[str]]:
         parts: dict[str, dict[str, Array]] = defaultdict(dict)
         for name, array in arrays.items():
             item, _, part = name.rpartition("|")
-            parts[item][part] = np.asarray(array, dtype=np.float64)
+            # Attention weights are there for figures.
+            if part not in PICTURED:
+                parts[item][part] = np.asarray(array, dtype=np.float64)
         for item, own in parts.items():
             result = items.get(item)
             try:

@@ -10,6 +10,7 @@ import msgspec
 from conformance.errors import ConformanceError, ExitCode
 from conformance.findings import verified
 from conformance.report.build import build
+from conformance.report.figures import figures
 from conformance.report.html import render_html
 from conformance.report.load import find_records, load_records
 from conformance.report.markdown import render_markdown
@@ -41,7 +42,7 @@ def write(
     for suffix, content in (
         (".json", encoded + b"\n"),
         (".md", render_markdown(report).encode()),
-        (".html", render_html(report).encode()),
+        (".html", render_html(report, figures(report, loaded)).encode()),
     ):
         output.with_name(output.name + suffix).write_bytes(content)
     for line in _summary(report, output):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load, registered
 from conformance.provenance import describe, provenance, run_id
 from conformance.record import (
+    PICTURED,
     SCHEMA,
     Header,
     Journal,
@@ -42,6 +43,7 @@ from conformance.record import (
 )
 from conformance.requirements import REQUIREMENTS, find_requirement
 from conformance.session import Item, Session, plan
+from conformance.suite import pictured
 from conformance.suite.message import failure
 
 EXCHANGED = (
@@ -84,6 +86,7 @@ class Run:
             for item in plan(adapters, self._cases(), self._dtypes(), self.device)
             if self._has_mode(item, adapters)
         ]
+        self._gravest = pictured.Gravest(pictured.places(self.items))
         self.session = Session()
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
@@ -126,7 +129,7 @@ class Run:
     def examine(self, item: Item) -> None:
         """Examine one item, and tell pytest its outcome."""
         result = self.session.examine(item)
-        self._lines[item.id] = encode_line(result, self._exchanged(item))
+        self._lines[item.id] = encode_line(result, self._exchanged(item, result))
         verdict = result.verdict
         gravest = [finding for finding in result.findings if finding.verdict == verdict]
         if verdict in ("deviates", "error", "crashed", "timed-out"):
@@ -138,10 +141,27 @@ class Run:
         elif verdict in ("unsupported", "unavailable"):
             pytest.skip(gravest[0].detail if gravest else "no requirement applies")
 
-    def _exchanged(self, item: Item) -> dict[str, Array]:
-        if item.case.id not in EXCHANGED or item.mode is not item.adapter.modes[0]:
-            return {}
-        return self.session.examination(item).exchanged()
+    def _exchanged(self, item: Item, result: CaseResult) -> dict[str, Array]:
+        found: dict[str, Array] = {}
+        if item.case.id in EXCHANGED and item.mode is item.adapter.modes[0]:
+            found |= self.session.examination(item).exchanged()
+        if self._gravest.takes(result):
+            found |= self.session.examination(item).pictured()
+        return found
+
+    def _keep(self) -> Callable[[str], bool]:
+        """Which arrays the record has: of attention weights only the gravest of all processes."""
+        places = pictured.places(self.items)
+        gravest = pictured.Gravest(places)
+        for result in self.results.values():
+            gravest.takes(result)
+        kept = gravest.ids
+
+        def keep(name: str) -> bool:
+            item, _, part = name.rpartition("|")
+            return item in kept or item not in places or part not in PICTURED
+
+        return keep
 
     def _spec(self, adapter: Adapter) -> str:
         return next(spec for found, spec in self.adapters if found is adapter)
@@ -232,7 +252,7 @@ class Run:
             self._journal.close()
             why = "the run ended before this item"
             unanswered = [_without_outcome(name, "not-run", why) for name in missing]
-            finish(self._record, unanswered, [item.id for item in self.items])
+            finish(self._record, unanswered, [item.id for item in self.items], self._keep())
             self._written = self._record
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
