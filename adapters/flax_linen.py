@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
 
 FLAX_PARAMETERS = (
     Parameter("query/kernel", "query", "embed heads head -> embed heads head"),
@@ -35,6 +35,8 @@ FLAX_MODES = (
     Mode("sown-weights", {"sow": True}),
     Mode("no-weights", {"sow": False}, weights=False, every_case=False),
     Mode("optimised", {"sow": True}, every_case=False, dtypes=("float32",), optimised=True),
+    # Without dropout it is the same program again.
+    Mode("training", {"sow": True, "train": True}, every_case=False, dtypes=("float32",)),
 )
 """Both Flax attentions name and shape their parameters alike, and have the same mask argument."""
 
@@ -51,6 +53,13 @@ class FlaxLinen(Layer):
     packages = ("flax",)
     returns_weights = "per head"
     fully_masked_row = "mean of values"
+    dropout_modes = ("training",)
+    example = Example(
+        imports="import jax\nfrom flax import linen",
+        build="attention = linen.MultiHeadDotProductAttention({heads})\n"
+        "params = attention.init(jax.random.key(0), query)",
+        call="attention.apply(params, query, key, value{masks})",
+    )
 
     mask_arguments = FLAX_MASKS
     parameters = FLAX_PARAMETERS
@@ -70,7 +79,8 @@ class FlaxLinen(Layer):
             qkv_features=shape.heads * shape.head_size,
             out_features=shape.output_width,
             use_bias=shape.bias,
-            deterministic=True,
+            deterministic=not mode.options.get("train"),
+            dropout_rate=mode.dropout,
             dtype=dtype,
             param_dtype=dtype,
         )
@@ -85,7 +95,11 @@ class FlaxLinen(Layer):
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
     ) -> Any:
+        import jax
+
         module, variables = layer
+        if mode.dropout:
+            masks = masks | {"rngs": {"dropout": jax.random.key(mode.draw)}}
         if not mode["sow"]:
             return module.apply(variables, query, key, value, **masks)
         output, sown = module.apply(

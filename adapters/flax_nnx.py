@@ -12,7 +12,7 @@ from typing import Any
 
 from conformance.adapters.flax_linen import FLAX_MASKS, FLAX_MODES, FLAX_PARAMETERS
 
-from conformance import CausalFlag, Layer, Mode, Shape, Unsupported
+from conformance import CausalFlag, Example, Layer, Mode, Shape, Unsupported
 
 
 class FlaxNnx(Layer):
@@ -24,6 +24,13 @@ class FlaxNnx(Layer):
     packages = ("flax",)
     returns_weights = "per head"
     fully_masked_row = "mean of values"
+    dropout_modes = ("training",)
+    example = Example(
+        imports="from flax import nnx",
+        build="attention = nnx.MultiHeadAttention("
+        "{heads}, {query_width}, decode=False, rngs=nnx.Rngs(0))",
+        call="attention(query, key, value{masks})",
+    )
 
     mask_arguments = FLAX_MASKS
     causal_flag = CausalFlag("is_causal", alignment="top-left")
@@ -50,7 +57,8 @@ class FlaxNnx(Layer):
                 use_bias=shape.bias,
                 dtype=dtype,
                 param_dtype=dtype,
-                deterministic=True,
+                deterministic=not mode.options.get("train"),
+                dropout_rate=mode.dropout,
                 decode=False,
                 keep_rngs=False,
                 rngs=nnx.Rngs(0),
@@ -68,5 +76,9 @@ class FlaxNnx(Layer):
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
     ) -> Any:
+        if mode.dropout:
+            from flax import nnx
+
+            masks = masks | {"rngs": nnx.Rngs(dropout=mode.draw)}
         output = layer(query, key, value, sow_weights=mode["sow"], **masks)
         return (output, layer.attention_weights.get_value()[0]) if mode["sow"] else output

@@ -25,6 +25,7 @@ from conformance import (
     Answer,
     Call,
     CausalFlag,
+    Example,
     Function,
     Layer,
     MaskArgument,
@@ -51,17 +52,16 @@ _MODES: tuple[Mode, ...] = (
     Mode("no-scores", _NO_SCORES, weights=False),
     Mode("training", _TRAINING, every_case=False),
 )
-# Each mode is compiled anew; without dropout, training would be the same program as scores.
+# Each mode is compiled anew; without dropout, training is the same program as scores.
 _COMPILED_MODES: tuple[Mode, ...] = (
     Mode("scores", _SCORES),
     Mode("no-scores", _NO_SCORES, weights=False, every_case=False),
+    Mode("training", _TRAINING, every_case=False, dtypes=_OPTIMISED),
     Mode("optimised", _SCORES, every_case=False, dtypes=_OPTIMISED, optimised=True),
 )
-_MASKED_WITH_SCORES: Mapping[str, FullyMasked] = {
-    "scores": "output bias",
-    "training": "output bias",
-    "optimised": "output bias",
-}
+_MASKED_WITH_SCORES: Mapping[str, FullyMasked] = dict.fromkeys(
+    ("scores", "training", "optimised"), "output bias"
+)
 _MASKED: Mapping[str, FullyMasked] = {**_MASKED_WITH_SCORES, "no-scores": "mean of values"}
 
 
@@ -164,7 +164,14 @@ class _DotProduct(_Keras, Layer):
             broadcasts=True,
         ),
     )
+    # What Keras attaches to a tensor, and reads in a layer that is called with it.
+    implicit_masks = (
+        MaskArgument("query._keras_mask", "batch query", true="attends"),
+        MaskArgument("value._keras_mask", "batch key", true="attends"),
+        MaskArgument("key._keras_mask", "batch key", true="attends"),
+    )
     modes = _MODES
+    dropout_modes = ("training",)
 
     def bind(self, layer: _Stateless, parameters: Natives) -> Any:
         return partial(layer, parameters)
@@ -172,7 +179,14 @@ class _DotProduct(_Keras, Layer):
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
     ) -> Any:
-        return layer(query, value, key, **mode.options, **masks)
+        inputs = {"query": query, "value": value, "key": key}
+        for name in [name for name in masks if name.endswith("._keras_mask")]:
+            mask = masks.pop(name)
+            try:
+                inputs[name.partition(".")[0]]._keras_mask = mask
+            except AttributeError as error:
+                raise Unsupported("these tensors take no attributes, so no masks") from error
+        return layer(*inputs.values(), **mode.options, **masks)
 
 
 class _MultiHeadAttention(_DotProduct):
@@ -191,7 +205,7 @@ class _MultiHeadAttention(_DotProduct):
             value_dim=shape.value_head_size,
             use_bias=shape.bias,
             output_shape=shape.output_width,
-            **_common(dtype),
+            **_common(dtype, mode),
         )
         return _built(layer, shape)
 
@@ -209,14 +223,32 @@ class _GroupQueryAttention(_DotProduct):
         import keras
 
         layer = keras.layers.GroupQueryAttention(
-            shape.head_size, shape.heads, shape.kv_heads, use_bias=shape.bias, **_common(dtype)
+            shape.head_size,
+            shape.heads,
+            shape.kv_heads,
+            use_bias=shape.bias,
+            **_common(dtype, mode),
         )
         return _built(layer, shape)
 
 
-def _common(dtype: str) -> dict[str, Any]:
+def _common(dtype: str, mode: Mode) -> dict[str, Any]:
     # Zeros, because weights are loaded anyway, and random ones are compiled shape by shape on JAX.
-    return {"dtype": dtype, "kernel_initializer": "zeros"}
+    common = {"dtype": dtype, "kernel_initializer": "zeros"}
+    return common | ({"dropout": mode.dropout, "seed": mode.draw} if mode.dropout else {})
+
+
+def _example(backend: str, build: str) -> Example:
+    """Keras' own lines; the backend is chosen before the import."""
+    return Example(
+        imports=f'import os; os.environ["KERAS_BACKEND"] = "{backend}"\nimport keras',
+        build=build,
+        call="attention(query, value, key{masks})",
+    )
+
+
+_MHA = "attention = keras.layers.MultiHeadAttention({heads}, {head_size})"
+_GQA = "attention = keras.layers.GroupQueryAttention({head_size}, {heads}, {heads})"
 
 
 def _built(layer: Any, shape: Shape) -> _Stateless:
@@ -295,6 +327,7 @@ class TensorFlowMultiHeadAttention(_MultiHeadAttention):
 
     title = "keras.layers.MultiHeadAttention (TensorFlow)"
     framework = "tensorflow"
+    example = _example("tensorflow", _MHA)
 
 
 class TensorFlowGroupQueryAttention(_GroupQueryAttention):
@@ -302,6 +335,7 @@ class TensorFlowGroupQueryAttention(_GroupQueryAttention):
 
     title = "keras.layers.GroupQueryAttention (TensorFlow)"
     framework = "tensorflow"
+    example = _example("tensorflow", _GQA)
 
 
 class TensorFlowAdditiveAttention(_AdditiveAttention):
@@ -316,6 +350,7 @@ class JaxMultiHeadAttention(_MultiHeadAttention):
 
     title = "keras.layers.MultiHeadAttention (JAX)"
     framework = "jax"
+    example = _example("jax", _MHA)
     modes = _COMPILED_MODES
 
 
@@ -324,6 +359,7 @@ class JaxGroupQueryAttention(_GroupQueryAttention):
 
     title = "keras.layers.GroupQueryAttention (JAX)"
     framework = "jax"
+    example = _example("jax", _GQA)
     modes = _COMPILED_MODES
 
 
@@ -340,6 +376,7 @@ class TorchMultiHeadAttention(_MultiHeadAttention):
 
     title = "keras.layers.MultiHeadAttention (torch)"
     framework = "torch"
+    example = _example("torch", _MHA)
     # Without scores it depends on the dtype, because a large finite number is added to a blocked
     # logit: -2.4e38 leaves nothing of it, float16's -45850 leaves all.
     fully_masked_row = _MASKED_WITH_SCORES
@@ -350,6 +387,7 @@ class TorchGroupQueryAttention(_GroupQueryAttention):
 
     title = "keras.layers.GroupQueryAttention (torch)"
     framework = "torch"
+    example = _example("torch", _GQA)
     fully_masked_row = _MASKED_WITH_SCORES
 
 

@@ -1,4 +1,4 @@
-"""torch.nn.MultiheadAttention (batch_first=True).
+"""torch.nn.MultiheadAttention, with batch_first=True but for one mode.
 
 What a port gets wrong: query, key and value projections are one matrix, stacked on axis 0, unless
 key or value have another width than the query; then they are three. Boolean masks say what is
@@ -31,12 +31,14 @@ class TorchMultiheadAttention(Layer):
     )
     framework = "torch"
     returns_weights = "per head"
-    dropout_mode = "train"
+    dropout_modes = ("train", "train-no-weights", "sequence-first")
+    sequence_first = "sequence-first"
     # Without weights it goes through scaled_dot_product_attention, which gives zeros there.
     fully_masked_row: ClassVar = {
         "train": "nan",
         "eval": "nan",
         "fast-path-weights": "nan",
+        "sequence-first": "nan",
         "train-no-weights": "output bias",
         "eval-no-weights": "output bias",
         "fast-path": "output bias",
@@ -59,6 +61,8 @@ class TorchMultiheadAttention(Layer):
         # Without gradients evaluation may take the fused native path.
         Mode("fast-path", {"train": False, "need_weights": False}, gradients=False, weights=False),
         Mode("fast-path-weights", {"train": False, "need_weights": True}, gradients=False),
+        # What torch does unless told otherwise: [length batch width].
+        Mode("sequence-first", {"train": True, "need_weights": True}, every_case=False),
     )
 
     example = Example(
@@ -116,7 +120,7 @@ class TorchMultiheadAttention(Layer):
             bias=shape.bias,
             kdim=shape.key_width,
             vdim=shape.value_width,
-            batch_first=True,
+            batch_first=mode.name != self.sequence_first,
             dtype=getattr(torch, dtype),
         )
         return layer.train(mode["train"])
@@ -128,7 +132,11 @@ class TorchMultiheadAttention(Layer):
             import torch
 
             torch.manual_seed(mode.draw)
-        return layer(
+        if not layer.batch_first:
+            # Inputs that are one tensor must stay one: torch projects those with one product.
+            swapped = {id(item): item.transpose(0, 1) for item in (query, key, value)}
+            query, key, value = (swapped[id(item)] for item in (query, key, value))
+        output, weights = layer(
             query,
             key,
             value,
@@ -136,3 +144,4 @@ class TorchMultiheadAttention(Layer):
             average_attn_weights=False,
             **masks,
         )
+        return (output if layer.batch_first else output.transpose(0, 1)), weights

@@ -13,11 +13,15 @@ from pathlib import Path
 
 from conformance.cases.case import Case
 from conformance.diagnosis import explain
+from conformance.dtypes import Array
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import Examination, Raised, Workbench
 from conformance.findings import CaseResult, Finding, item_id
 from conformance.interface.adapter import Adapter, Mode
+from conformance.probes import Experiment, Findings
+from conformance.probes.laboratory import Laboratory
 from conformance.requirements import REQUIREMENTS
+from conformance.requirements.declared import DECLARED, compared
 from conformance.requirements.requirement import Requirement
 
 
@@ -40,6 +44,34 @@ class Item:
     def requirements(self) -> list[Requirement]:
         """What this item says something about."""
         return [item for item in REQUIREMENTS if item.serves(self.case)]
+
+
+@dataclass(frozen=True, eq=False)
+class Inquiry:
+    """An experiment with an implementation, in one mode: a row of the run beside the items."""
+
+    adapter: Adapter
+    experiment: Experiment
+    dtype: str
+    device: str
+    mode: Mode
+
+    @property
+    def id(self) -> str:
+        """As an item's, with the experiment for a case."""
+        case = self.experiment.id
+        return item_id(self.adapter.name, case, self.dtype, self.device, self.mode.name)
+
+
+def inquiries(
+    adapters: Sequence[Adapter], experiments: Sequence[Experiment], device: str
+) -> Iterator[Inquiry]:
+    """Every experiment, in float32 where there is one; some look at other dtypes beside it."""
+    for adapter in adapters:
+        dtype = "float32" if "float32" in adapter.dtypes else adapter.dtypes[0]
+        for experiment in experiments:
+            for mode in experiment.modes(adapter):
+                yield Inquiry(adapter, experiment, dtype, device, mode)
 
 
 def plan(
@@ -73,6 +105,7 @@ class Session:
     """Examines items; remembers what they share."""
 
     bench: Workbench = field(default_factory=Workbench)
+    laboratories: dict[tuple[str, ...], Laboratory] = field(default_factory=dict)
 
     def examination(self, item: Item) -> Examination:
         """The item with what this session remembers."""
@@ -89,6 +122,32 @@ class Session:
         return CaseResult(
             item.adapter.name, item.case.id, item.dtype, item.device, item.mode.name, findings
         )
+
+    def inquire(self, inquiry: Inquiry) -> tuple[CaseResult, dict[str, Array]]:
+        """The entries of one experiment, what they say about the declaration, and its arrays."""
+        adapter, experiment = inquiry.adapter, inquiry.experiment
+        key = (adapter.name, inquiry.dtype, inquiry.device, inquiry.mode.name)
+        if key not in self.laboratories:
+            lab = Laboratory(adapter, inquiry.dtype, inquiry.device, inquiry.mode)
+            self.laboratories[key] = lab
+        found, verdict = Findings(), Finding(DECLARED.id, "observed")
+        try:
+            found = experiment.run(self.laboratories[key])
+            verdict = compared(found.entries)
+        except Unsupported as reason:
+            verdict = Finding(DECLARED.id, "unsupported", detail=str(reason))
+        except Unavailable as reason:
+            verdict = Finding(DECLARED.id, "unavailable", detail=str(reason))
+        result = CaseResult(
+            adapter.name,
+            experiment.id,
+            inquiry.dtype,
+            inquiry.device,
+            inquiry.mode.name,
+            [verdict],
+            found.entries,
+        )
+        return result, found.arrays
 
     def _find(self, requirement: Requirement, examination: Examination) -> Finding | None:
         if not requirement.of_answer:

@@ -17,7 +17,7 @@ class Ours(Layer):
     custom_scale = True
     returns_weights = "per head"
     fully_masked_row = "output bias"
-    dropout_mode = "train"
+    dropout_modes = ("train",)
 
     mask_arguments = (
         MaskArgument("attend_mask", "batch heads query key", true="attends", broadcasts=True),

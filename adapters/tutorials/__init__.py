@@ -79,7 +79,7 @@ class Tutorial1(Tutorial):
     title = "Tutorial 1 (mask == 1 blocks)"
     returns_weights = "per head"
     fully_masked_row = "nan"
-    dropout_mode = "train"
+    dropout_modes = ("train",)
     # A number blocks if it equals one, literally; 0 and 1 are what such pages make masks of.
     mask_arguments = (
         MaskArgument("mask", FOUR_AXES, true="blocks", number="blocks if nonzero", broadcasts=True),
@@ -129,7 +129,7 @@ class Tutorial3(Tutorial):
 
     title = "Tutorial 3 (self-attention, mask == 0 blocks)"
     fully_masked_row = "nan"
-    dropout_mode = "train"
+    dropout_modes = ("train",)
     # No axis of size 1: the page expands before it calls.
     mask_arguments = (
         MaskArgument("attention_mask", FOUR_AXES, true="attends", number="attends if nonzero"),

@@ -41,8 +41,9 @@ class Mode:
         optimised: compile as users do. By default programs are compiled quickly, where the
             framework has a choice.
         dropout: probability with which attention weights are dropped; other than 0 only when the
-            dropout itself is looked at, in the mode that the adapter names in `dropout_mode`.
-        draw: seed of that dropout; equal draws drop the same weights.
+            dropout itself is looked at, in a mode that the adapter names in `dropout_modes`.
+        draw: seed of that dropout; equal draws drop the same weights. A layer is built anew for
+            each.
     """
 
     name: str
@@ -131,8 +132,7 @@ class Adapter(ABC):
             None if nobody said.
         implicit_masks: masks that the framework attaches to inputs and hands on by itself, given
             to `call` as mask arguments are; only the probe uses them.
-        dropout_mode: name of the mode in which dropout is active, or "" if there is none: then
-            its `Mode.dropout` is not always 0.
+        dropout_modes: names of the modes in which dropout is active, if `Mode.dropout` asks for it.
         sequence_first: name of the mode that takes `[length batch width]`, or "".
         example: what a user types, for the code on its convention card.
     """
@@ -152,7 +152,7 @@ class Adapter(ABC):
     returns_weights: ReturnsWeights | None = None
     fully_masked_row: FullyMasked | Mapping[str, FullyMasked] | None = None
     implicit_masks: tuple[MaskArgument, ...] = ()
-    dropout_mode: str = ""
+    dropout_modes: tuple[str, ...] = ()
     sequence_first: str = ""
     example: ClassVar[Example | None] = None
 

@@ -60,7 +60,8 @@ class Layer(NativeAdapter):
         return self._tables[shape]
 
     def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        key = (problem.shape, problem.dtype, problem.scale, call.mode.name, call.device)
+        mode = (call.mode.name, call.mode.dropout, call.mode.draw)
+        key = (problem.shape, problem.dtype, problem.scale, mode, call.device)
         if key not in self._built:
             built = self.build(problem.shape, problem.dtype, problem.scale, call.mode)
             self._built[key] = self.bridge.place(built, call.device)

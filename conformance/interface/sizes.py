@@ -86,6 +86,8 @@ def tables(layer: Layer) -> tuple[tuple[Parameter, ...], ...]:
     A table may depend on which widths are equal, on fewer key/value heads, on another size of value
     heads, on biases, the score and shared inputs; so shapes that differ in these are put to it.
     """
+    if type(layer).parameters_for is Layer.parameters_for:
+        return (tuple(layer.parameters),)
     widths = ((8, 8, 8, 8), (8, 6, 6, 8), (8, 6, 7, 8), (8, 8, 7, 8), (6, 8, 8, 8), (7, 6, 5, 9))
     plain = ["query", "key", "value", "output"]
     biases = [f"{name}_bias" for name in plain]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from conformance.errors import UnknownName
 from conformance.requirements import (
     agreement,
+    declared,
     definition,
     invariance,
     observed,
@@ -20,6 +21,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     *invariance.REQUIREMENTS,
     *agreement.REQUIREMENTS,
     *observed.REQUIREMENTS,
+    *declared.REQUIREMENTS,
 )
 
 

@@ -90,7 +90,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per item."""
     if "conformance_item" in metafunc.fixturenames:
         try:
-            items = start(metafunc.config).items
+            items = start(metafunc.config).planned
         except pytest.UsageError as error:
             # An error while collecting: anything else here is shown as a traceback.
             raise pytest.Collector.CollectError(str(error)) from error

@@ -1,0 +1,155 @@
+"""The causal flag: where its triangle is if lengths differ, and what it does beside a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.card import Entry
+from conformance.dtypes import BoolArray
+from conformance.interface.arguments import Native
+from conformance.probes.blocking import Blocking, blocking
+from conformance.probes.code import hiding
+from conformance.probes.combinations import combined, distinct, hypotheses, visible_of
+from conformance.probes.laboratory import Laboratory, Refused, Seen
+from conformance.probes.masks import numbers
+from conformance.probes.meaning import UNEXPLAINED, among
+from conformance.probes.readout import Sizes
+from conformance.problem import Causal, Shape, causal_mask
+
+LENGTHS = (("equal lengths", 5, 5), ("fewer queries than keys", 3, 5), ("more queries", 5, 3))
+
+
+def causal(lab: Laboratory) -> Iterator[Entry]:
+    """The flag alone, then with each mask argument."""
+    flag = lab.adapter.causal_flag
+    if flag is None:
+        yield Entry("causal flag", "none", "the adapter declares none")
+        return
+    lengths = LENGTHS[:1] if lab.sharing == "self" else LENGTHS
+    for told, queries, keys in lengths:
+        yield _alone(lab, flag.name, told, Sizes(query=queries, key=keys))
+    if flag.needs is not None:
+        for told, queries, keys in lengths:
+            yield from _with_its_mask(lab, flag.name, flag.needs, told, queries, keys)
+    for argument in lab.arguments():
+        for told, queries, keys in lengths[:2]:
+            way = blocking(lab, argument)
+            if way is None:
+                continue
+            problem = lab.problem(Sizes(query=queries, key=keys))
+            visible = _telling(way, problem.shape)
+            native = way.native(visible, problem.shape)
+            assert native is not None
+            natives: dict[str, Native] = {flag.name: True}
+            if flag.needs not in (None, argument.name):
+                natives |= _needed(lab, flag.needs, problem.shape)
+            found = lab.ask(problem, natives | {argument.name: native})
+            beside = " and ".join(name for name in (*natives, argument.name) if name != flag.name)
+            subject = f"{flag.name} with {beside}, {told}"
+            if isinstance(found, Refused):
+                yield Entry(subject, "refused", found.told)
+                continue
+            yield Entry(
+                subject,
+                _beside(lab, found, visible, flag.name, argument.name),
+                f"entry 0, head 0, query 0: visible "
+                f"{numbers(np.broadcast_to(visible, problem.shape.logits)[0, 0, 0] * 1.0)}, "
+                f"weights {numbers(found.applied[0, 0, 0])}",
+            )
+
+
+def _telling(way: Blocking, shape: Shape) -> BoolArray:
+    """A pattern that differs from both triangles in every way that `combined` tells apart."""
+    for seed in range(200):
+        visible = visible_of(way, shape, seed)
+        if all(
+            distinct(hypotheses(_triangle(shape, alignment), visible, shape))
+            for alignment in ("top-left", "bottom-right")
+        ):
+            break
+    return visible
+
+
+def _needed(lab: Laboratory, name: str | None, shape: Shape) -> dict[str, Native]:
+    """The mask of this name, holding the triangle."""
+    argument = next(item for item in lab.adapter.mask_arguments if item.name == name)
+    way = blocking(lab, argument)
+    native = None if way is None else way.native(_triangle(shape, "top-left"), shape)
+    return {} if native is None or name is None else {name: native}
+
+
+def _alone(lab: Laboratory, name: str, told: str, sizes: Sizes) -> Entry:
+    flag = lab.adapter.causal_flag
+    assert flag is not None
+    found = lab.ask(lab.problem(sizes), {name: True})
+    subject = f"{name} alone, {told}"
+    if isinstance(found, Refused):
+        expected = flag.needs is not None or flag.alignment is None
+        declared = "refused" if expected and flag.needs is None and sizes.query != sizes.key else ""
+        return Entry(subject, "refused", found.told, declared)
+    square = sizes.query == sizes.key
+    value = _aligned(lab, found)
+    declared = "causal" if square else (flag.alignment or "refused")
+    told = "0.0: no query sees the last token but the last"
+    code = hiding(lab.adapter, name, [], told, token=-1) if value == "causal" else ""
+    rows = "; ".join(numbers(row) for row in found.applied[0, 0])
+    return Entry(subject, value, f"entry 0, head 0: {rows}", declared, value == declared, code)
+
+
+def _aligned(lab: Laboratory, found: Seen) -> str:
+    shape = found.problem.shape
+    square = shape.query_length == shape.key_length
+    for alignment in ("top-left", "bottom-right"):
+        visible = np.broadcast_to(_triangle(shape, alignment), shape.logits)
+        if _follows(lab, found, visible):
+            return "causal" if square else alignment
+    if _follows(lab, found, np.ones(shape.logits, bool)):
+        return "ignored"
+    return UNEXPLAINED
+
+
+def _follows(lab: Laboratory, found: Seen, visible: BoolArray) -> bool:
+    plain = lab.plain(Sizes(*found.problem.shape.logits)).applied
+    rows = visible.any(axis=-1, keepdims=True)
+    return lab.alike(found, np.where(rows, among(plain, visible), found.applied))
+
+
+def _triangle(shape: Shape, alignment: str) -> BoolArray:
+    known: Causal = "top-left" if alignment == "top-left" else "bottom-right"
+    return causal_mask(shape, known)
+
+
+def _with_its_mask(
+    lab: Laboratory, flag: str, needs: str, told: str, queries: int, keys: int
+) -> Iterator[Entry]:
+    """A flag that is a hint about a mask, with either triangle in that mask."""
+    argument = next(item for item in lab.adapter.mask_arguments if item.name == needs)
+    way = blocking(lab, argument)
+    if way is None:
+        return
+    for alignment in ("top-left", "bottom-right"):
+        if queries == keys and alignment == "bottom-right":
+            continue
+        problem = lab.problem(Sizes(query=queries, key=keys))
+        native = way.native(_triangle(problem.shape, alignment), problem.shape)
+        assert native is not None
+        natives: dict[str, Native] = {flag: True, needs: native}
+        found = lab.ask(problem, natives)
+        triangle = "causal" if queries == keys else alignment
+        subject = f"{flag} with {needs} {triangle}, {told}"
+        if isinstance(found, Refused):
+            yield Entry(subject, "refused", found.told)
+        else:
+            rows = "; ".join(numbers(row) for row in found.applied[0, 0])
+            yield Entry(subject, _aligned(lab, found), f"entry 0, head 0: {rows}")
+
+
+def _beside(lab: Laboratory, found: Seen, visible: BoolArray, flag: str, name: str) -> str:
+    for alignment in ("top-left", "bottom-right"):
+        triangle = _triangle(found.problem.shape, alignment)
+        value = combined(lab, found, triangle, visible, (flag, name))
+        if value != UNEXPLAINED:
+            return value
+    return UNEXPLAINED

@@ -1,0 +1,107 @@
+"""Two mask arguments at once, those included that a framework attaches to its tensors by itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.card import Entry
+from conformance.dtypes import BoolArray
+from conformance.interface.arguments import AXES, Native
+from conformance.probes.blocking import Blocking, blocking
+from conformance.probes.forms import arrange
+from conformance.probes.laboratory import Laboratory, Refused, Seen
+from conformance.probes.masks import numbers
+from conformance.probes.meaning import UNEXPLAINED, among, rows_changed
+from conformance.probes.readout import Sizes
+from conformance.problem import Shape
+
+EQUAL = Sizes(batch=4, heads=4, query=4, key=4)
+
+
+def pairs(lab: Laboratory) -> Iterator[Entry]:
+    """Every pair, with sizes that differ and with sizes that are all the same."""
+    known = [found for item in lab.arguments() if (found := blocking(lab, item)) is not None]
+    for told, sizes in (("sizes differ", lab.sizes()), ("sizes coincide", EQUAL)):
+        for one, other in itertools.combinations(known, 2):
+            yield _pair(lab, one, other, sizes, told)
+
+
+def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: str) -> Entry:
+    problem = lab.problem(sizes)
+    visible = list(telling_pair(one, other, problem.shape))
+    natives: dict[str, Native] = {}
+    for item, shown in zip((one, other), visible, strict=True):
+        native = item.native(shown, problem.shape)
+        assert native is not None
+        natives[item.argument.name] = native
+    found = lab.ask(problem, natives)
+    names = (one.argument.name, other.argument.name)
+    subject = f"{names[0]} with {names[1]}, {told}"
+    if isinstance(found, Refused):
+        return Entry(subject, "refused", found.told)
+    value = combined(lab, found, visible[0], visible[1], names)
+    fed = [numbers(np.broadcast_to(v, problem.shape.logits)[0, 0, 0] * 1.0) for v in visible]
+    return Entry(
+        subject,
+        value,
+        f"entry 0, head 0, query 0: visible {fed[0]} and {fed[1]}, "
+        f"weights {numbers(found.applied[0, 0, 0])}",
+    )
+
+
+def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArray, BoolArray]:
+    """A pattern for each argument, so that every hypothesis of `combined` says something else."""
+    for seed in range(100):
+        pair = visible_of(one, shape, seed), visible_of(other, shape, seed + 1000)
+        if distinct(hypotheses(*pair, shape)):
+            break
+    return pair
+
+
+def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, BoolArray]:
+    """Who is visible, by what became of the two patterns."""
+    first, second = (np.broadcast_to(item, shape.logits) for item in (one, other))
+    both, either = first & second, first | second
+    neither = np.ones_like(first)
+    return {"both": both, "one": first, "other": second, "either": either, "neither": neither}
+
+
+def distinct(patterns: dict[str, BoolArray]) -> bool:
+    """Whether they all differ, in rows too that none of them hides altogether."""
+    several = list(patterns.values())
+    shown = np.all([item.any(axis=-1) for item in several], axis=0)[..., None]
+    pairs = itertools.combinations(several, 2)
+    return all(((one != other) & shown).any() for one, other in pairs)
+
+
+def visible_of(item: Blocking, shape: Shape, seed: int) -> BoolArray:
+    """An asymmetric pattern over the argument's axes, `[batch heads query key]` or 1; the first key
+    is visible to all, so that no two patterns together block a row."""
+    random = np.random.default_rng([13, seed])
+    sizes = [n if a in item.axes else 1 for a, n in zip(AXES, shape.logits, strict=True)]
+    last = "key" if "key" in item.axes else "query"
+    pattern = arrange(random, sizes, AXES.index(last), (0, 1)) != 0
+    if last == "key":
+        pattern[..., 0] = True
+    return pattern
+
+
+def combined(
+    lab: Laboratory, seen: Seen, one: BoolArray, other: BoolArray, names: tuple[str, str]
+) -> str:
+    """Which of the two patterns the weights follow; a row that is hidden altogether only has to
+    have changed."""
+    shape = seen.problem.shape
+    plain = lab.plain(Sizes(*shape.logits)).applied
+    changed = rows_changed(lab, seen)
+    called = {"one": f"{names[0]} only", "other": f"{names[1]} only"}
+    for name, visible in hypotheses(one, other, shape).items():
+        rows = visible.any(axis=-1, keepdims=True)
+        hidden = ~visible.any(axis=(1, 3))
+        predicted = np.where(rows, among(plain, visible), seen.applied)
+        if lab.alike(seen, predicted) and (changed | ~hidden).all():
+            return called.get(name, name)
+    return UNEXPLAINED

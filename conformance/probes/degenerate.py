@@ -1,0 +1,65 @@
+"""Axes of size 0 and 1, input without a batch axis, and sequence-first input."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.card import Entry
+from conformance.errors import Unsupported
+from conformance.probes.laboratory import Laboratory, Refused
+from conformance.probes.masks import numbers
+
+
+def degenerate(lab: Laboratory) -> Iterator[Entry]:
+    """What there is no attention of: an empty batch, no query, no key; and a single key."""
+    empty: list[tuple[str, dict[str, int]]] = [("batch of 0", {"batch": 0})]
+    if lab.sharing == "self":
+        empty.append(("length 0", {"key": 0}))
+    else:
+        empty += [("no query", {"query": 0}), ("no key", {"key": 0})]
+    for told, sizes in [*empty, ("one key", {"key": 1})]:
+        found = lab.ask(lab.problem(lab.sizes(**sizes)), gradients=True)
+        if isinstance(found, Refused):
+            yield Entry(told, "refused", found.told)
+            continue
+        output = found.answer.output
+        if np.isnan(output).any():
+            value = "NaN"
+        elif not output.size:
+            value = "an empty output"
+        elif sizes.get("key") == 0:
+            value = "output bias only" if output.any() else "zeros"
+        else:
+            value = "the value" if (found.applied == 1).all() else "something else"
+        lost = [n for n, a in found.answer.gradients.items() if not np.isfinite(a).all()]
+        told_more = f"; gradients not finite: {', '.join(lost)}" if lost else ""
+        yield Entry(told, value, f"output of shape {list(output.shape)}{told_more}")
+
+
+def layouts(lab: Laboratory) -> Iterator[Entry]:
+    """Input as `[length width]`, and as `[length batch width]` where there is a switch."""
+    sizes = lab.sizes(batch=1)
+    plain = lab.plain(sizes)
+    found = lab.ask(plain.problem, unbatched=True)
+    if isinstance(found, Refused):
+        yield Entry("input without a batch axis", "refused", found.told)
+    else:
+        same = lab.alike(found, plain.applied)
+        told = f"entry 0, head 0, query 0: weights {numbers(found.applied[0, 0, 0])}"
+        yield Entry("input without a batch axis", "taken" if same else "something else", told)
+    name = lab.adapter.sequence_first
+    if not name:
+        yield Entry("sequence-first input", "no switch", "the adapter names no mode for it")
+        return
+    mode = next((mode for mode in lab.adapter.modes if mode.name == name), None)
+    if mode is None:
+        raise Unsupported(f"the adapter has no mode {name!r}")
+    other = lab.ask(lab.problem(), mode=dataclasses.replace(mode, weights=lab.mode.weights))
+    if isinstance(other, Refused):
+        yield Entry("sequence-first input", "refused", other.told)
+    else:
+        same = lab.alike(other, lab.plain().applied)
+        yield Entry("sequence-first input", "taken" if same else "something else", f"mode {name}")

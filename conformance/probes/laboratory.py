@@ -1,0 +1,200 @@
+"""Where an implementation is experimented with: it is asked, and what it does is seen or refused.
+
+An experiment hands native arrays to mask arguments as they are, in any dtype and shape; nothing is
+translated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from conformance.comparison import BETWEEN_ANSWERS
+from conformance.dtypes import Array
+from conformance.errors import ConformanceError, Unavailable, Unsupported
+from conformance.examination import check_answer
+from conformance.interface.adapter import Adapter, Call, Mode
+from conformance.interface.arguments import MaskArgument, Native, Spelling
+from conformance.interface.native import NativeAdapter
+from conformance.probes.readout import Sizes, pattern, readout, readout_shape
+from conformance.problem import Answer, Problem, Sharing
+from conformance.reference import expect
+
+Natives = Mapping[str, Native]
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """An answer, and the weights that it applied, `[batch heads query key]`."""
+
+    problem: Problem
+    answer: Answer
+    applied: Array
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The implementation raised, or cannot express it; `told` says how, in one line."""
+
+    told: str
+
+
+Outcome = Seen | Refused
+
+
+@dataclass
+class Laboratory:
+    """One implementation, in one mode, dtype and on one device.
+
+    Attributes:
+        adapter, dtype, device, mode: who is asked, and how.
+    """
+
+    adapter: Adapter
+    dtype: str
+    device: str
+    mode: Mode
+    _plain: dict[tuple[Sizes, str], Outcome] = field(default_factory=dict)
+    _noise: dict[tuple[Sizes, str], Array] = field(default_factory=dict)
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        """Inputs as different as the implementation allows: some know self-attention only."""
+        for sharing in ("separate", "memory", "self"):
+            if self._expressible(sharing, bias=True) or self._expressible(sharing, bias=False):
+                return sharing
+        return "separate"
+
+    @cached_property
+    def biased(self) -> bool:
+        """Whether it can have biases."""
+        return self._expressible(self.sharing, bias=True)
+
+    def _expressible(self, sharing: Sharing, *, bias: bool) -> bool:
+        length = 5 if sharing == "self" else 4
+        try:
+            self.adapter.check(self.problem(Sizes(query=length), sharing=sharing, bias=bias))
+        except Unsupported:
+            return False
+        return True
+
+    def sizes(self, **sizes: int) -> Sizes:
+        """All different unless said otherwise; lengths are equal where there is one input."""
+        if self.sharing == "self":
+            length = sizes.get("key", sizes.get("query", 5))
+            sizes |= {"query": length, "key": length}
+        return Sizes(**sizes)
+
+    def problem(
+        self,
+        sizes: Sizes | None = None,
+        *,
+        sharing: Sharing | None = None,
+        bias: bool | None = None,
+        dtype: str = "",
+    ) -> Problem:
+        """The readout problem of these sizes."""
+        shape = readout_shape(
+            sizes or self.sizes(),
+            sharing or self.sharing,
+            "scaled-dot" if "scaled-dot" in self.adapter.scores else "additive",
+            bias=self.biased if bias is None else bias,
+        )
+        return readout(shape, dtype or self.dtype)
+
+    def ask(
+        self,
+        problem: Problem,
+        natives: Natives | None = None,
+        *,
+        gradients: bool = False,
+        mode: Mode | None = None,
+        **manner: Any,
+    ) -> Outcome:
+        """Put a problem with these native mask arguments, and no others.
+
+        Args:
+            problem: its own mask, bias and causal flag are not used.
+            natives: mask argument to array, in the dtype in which it is handed over; float64
+                stands for the implementation's own. The causal flag to a bool.
+            gradients: whether they are looked at.
+            mode: another mode than the laboratory's.
+            manner: further fields of `Call`.
+        """
+        if manner and not isinstance(self.adapter, NativeAdapter):
+            return Refused("unsupported: this adapter hands on NumPy arrays as they are")
+        mode = mode or self.mode
+        if not gradients and not self._path_depends_on_gradients:
+            mode = dataclasses.replace(mode, gradients=False)
+        call = Call(
+            mode,
+            self.device,
+            Spelling("as it is", natives or {}),
+            **({"compiled": False} | manner),
+        )
+        try:
+            answer = self.adapter.run(problem, call)
+            check_answer(answer, problem)
+        except Unavailable:
+            raise
+        except Unsupported as reason:
+            return Refused(f"unsupported: {reason}")
+        except (ConformanceError, Exception, SystemExit) as error:
+            return Refused(_first_line(error))
+        return Seen(problem, answer, pattern(problem, answer.output))
+
+    @cached_property
+    def _path_depends_on_gradients(self) -> bool:
+        bridge = getattr(self.adapter, "bridge", None)
+        return bridge is not None and bridge.takes_other_paths
+
+    def plain(self, sizes: Sizes | None = None, dtype: str = "") -> Seen:
+        """The answer without any mask; raises `Unsupported` where even that is refused."""
+        key = (sizes or self.sizes(), dtype or self.dtype)
+        if key not in self._plain:
+            self._plain[key] = self.ask(self.problem(key[0], dtype=key[1]))
+        found = self._plain[key]
+        if isinstance(found, Refused):
+            raise Unsupported(f"without any mask: {found.told}")
+        return found
+
+    def noise(self, problem: Problem) -> Array:
+        """σ of the weights `[batch heads query key]`, for an honest implementation."""
+        key = (Sizes(*problem.shape.logits), problem.dtype)
+        if key not in self._noise:
+            self._noise[key] = expect(problem).loosest["weights"]
+        return self._noise[key]
+
+    def alike(self, seen: Seen, predicted: Array) -> bool:
+        """Whether these are the applied weights: to the noise of two answers, zeros exactly.
+
+        Where a mask leaves few keys, their weights grow, and the noise with them.
+        """
+        plain = self.plain(Sizes(*seen.problem.shape.logits), seen.problem.dtype).applied
+        with np.errstate(all="ignore"):
+            growth = np.where(plain > 0, np.abs(predicted) / plain, 1.0)
+            allowed = BETWEEN_ANSWERS * self.noise(seen.problem) * np.maximum(growth, 1.0)
+            allowed = np.where(predicted == 0, 0.0, allowed)
+            near = np.abs(seen.applied - predicted) <= allowed
+        both = np.isnan(seen.applied) & np.isnan(predicted)
+        return bool((near | both).all())
+
+    @staticmethod
+    def alike_to_noise(one: Array, other: Array, noise: Array) -> bool:
+        """Whether two answers to one problem differ by rounding only."""
+        return bool((np.abs(one - other) <= BETWEEN_ANSWERS * noise).all())
+
+    def arguments(self) -> tuple[MaskArgument, ...]:
+        """The declared mask arguments, then what the framework attaches by itself."""
+        return (*self.adapter.mask_arguments, *self.adapter.implicit_masks)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = " ".join(lines[:1])[:160]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,0 +1,137 @@
+"""A query that may attend no key: what it gets, and what becomes of the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from conformance.card import Entry
+from conformance.dtypes import Array, BoolArray
+from conformance.probes.blocking import Blocking, blockings
+from conformance.probes.code import mask, output
+from conformance.probes.forms import INFINITE, LARGE
+from conformance.probes.laboratory import Laboratory, Refused, Seen
+from conformance.probes.masks import examined, numbers
+
+ENTRY, QUERY = 0, 1
+DECLARED = {
+    "nan": "NaN",
+    "zeros": "zeros",
+    "output bias": "output bias only",
+    "mean of values": "mean of the values",
+}
+
+
+def masked_rows(lab: Laboratory) -> Iterator[Entry]:
+    """Each argument that can block all keys of a query, with each way to block."""
+    for argument in lab.arguments():
+        ways = list(blockings(lab, argument))
+        if any(way.hidden == INFINITE for way in ways) and (
+            examined(lab, argument, LARGE).value == "added"
+        ):
+            ways.append(Blocking(argument, LARGE, 0.0, -1e9))
+        for way in ways:
+            if "key" in way.axes:
+                yield from _one(lab, way)
+
+
+def _one(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
+    problem = lab.problem()
+    shape = problem.shape
+    visible = np.ones(shape.logits, bool)
+    if "query" in way.axes:
+        visible[ENTRY, :, QUERY] = False
+        visible = visible if "heads" in way.axes else visible[:, :1]
+    else:
+        visible[ENTRY] = False
+        visible = visible[:, :1, :1]
+    native = way.native(visible if "batch" in way.axes else visible[:1], shape)
+    if native is None:
+        return
+    found = lab.ask(problem, {way.argument.name: native}, gradients=True)
+    if isinstance(found, Refused):
+        yield Entry(f"{way.name}: output", "refused", found.told)
+        return
+    blocked = np.asarray(~np.broadcast_to(visible, shape.logits).any(axis=(1, 3)))
+    if "batch" not in way.axes:
+        blocked[:, QUERY] = True
+    value = _output(lab, found)
+    declared = lab.adapter.fully_masked_row
+    said = declared.get(lab.mode.name) if isinstance(declared, Mapping) else declared
+    words = DECLARED.get(str(said), "") if way.form is not LARGE else ""
+    same = {"zeros", "output bias only"} if not shape.bias else {value}
+    yield Entry(
+        f"{way.name}: output",
+        value,
+        f"weights applied {numbers(found.applied[ENTRY, 0, QUERY])}",
+        declared=words,
+        agrees=not words or value == words or {value, words} == same,
+        code=_code(lab, way, value),
+    )
+    if found.answer.weights is not None:
+        row = found.answer.weights[ENTRY]
+        row = row[0, QUERY] if row.ndim == 3 else row[QUERY]
+        plain = lab.plain().answer.weights
+        before = None if plain is None else plain[ENTRY].reshape(-1, *plain.shape[-2:])[0, QUERY]
+        yield Entry(f"{way.name}: returned weights", _row(row, before), numbers(row))
+    if found.answer.gradients:
+        yield Entry(f"{way.name}: gradients", *_gradients(found, blocked))
+
+
+def _output(lab: Laboratory, found: Seen) -> str:
+    output = found.answer.output[ENTRY, QUERY]
+    if np.isnan(output).any():
+        return "NaN"
+    if not output.any():
+        return "zeros"
+    value = _row(found.applied[ENTRY, 0, QUERY], lab.plain().applied[ENTRY, 0, QUERY])
+    return {"zeros": "output bias only", "uniform": "mean of the values"}.get(value, value)
+
+
+def _row(weights: Array, plain: Array | None) -> str:
+    if np.isnan(weights).any():
+        return "NaN"
+    if not weights.any():
+        return "zeros"
+    if np.allclose(weights, 1 / len(weights), rtol=0.01, atol=0):
+        return "uniform"
+    if plain is not None and np.allclose(weights, plain, rtol=0.01, atol=0):
+        return "as if unmasked"
+    return "something else"
+
+
+def _gradients(found: Seen, blocked: BoolArray) -> tuple[str, str]:
+    """Where NaN turns up; `blocked` are the masked queries `[batch query]`."""
+    places = nan_places(found, blocked)
+    if places:
+        lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]
+        return f"NaN: {', '.join(places)}", f"NaN in {', '.join(lost)}"
+    return "finite", f"all of {', '.join(found.answer.gradients)}"
+
+
+def nan_places(found: Seen, blocked: BoolArray) -> list[str]:
+    """The masked queries, other queries, keys, values, parameters: whose gradient holds NaN."""
+    places: list[str] = []
+    for name, array in found.answer.gradients.items():
+        lost = ~np.isfinite(array)
+        if not lost.any():
+            continue
+        if name == "query":
+            rows = lost.any(axis=-1)
+            if (rows & blocked).any():
+                places.append("the masked queries")
+            if (rows & ~blocked).any():
+                places.append("other queries")
+        elif name in ("key", "value"):
+            places.append({"key": "keys", "value": "values"}[name])
+        elif "parameters" not in places:
+            places.append("parameters")
+    return places
+
+
+def _code(lab: Laboratory, way: Blocking, value: str) -> str:
+    if way.argument not in lab.adapter.mask_arguments:
+        return ""
+    made = mask(way.argument.layouts[0], way.form.dtype, way.hidden, None, "blocks every token")
+    return output(lab.adapter, way.argument.name, made, "output[0, 0, :4]", value)

@@ -1,0 +1,166 @@
+"""What an array did to the attention weights: every hypothesis predicts them, one must be right.
+
+With p the weights without a mask, and M the array that was handed over, the weights are
+
+    attends      p where M is not 0, else 0; each row divided by its sum
+    blocks       p where M is 0, else 0; divided likewise
+    added        p exp(M), divided likewise                     (M was added to the logits)
+    multiplied   softmax of (logits M), or p M                  (M was a factor)
+    ignored      p
+
+and two readings of numbers that are neither 0 nor 1: "attends above ½", "blocks where 1". The
+values of a form (see `forms`) keep the predictions apart; where two coincide all the same, as
+"attends" and "attends above ½" for 0 and 1, the plainer name stands for both. If no prediction is
+right, the meaning is "unexplained": never the nearest guess.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.dtypes import Array, BoolArray
+from conformance.interface.arguments import AXES
+from conformance.probes.laboratory import Laboratory, Seen
+from conformance.problem import Shape
+from conformance.reference.arithmetic import Exact
+from conformance.reference.attention import forward
+
+UNEXPLAINED = "unexplained"
+
+
+def meaning(lab: Laboratory, seen: Seen, fed: Array) -> str:
+    """The one hypothesis that explains the applied weights; `fed` has four axes."""
+    for name, predicted in predictions(lab, seen, fed).items():
+        if lab.alike(seen, predicted):
+            return name
+    return UNEXPLAINED
+
+
+def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[str, Array]:
+    """What each hypothesis predicts; of those that predict the same, the first."""
+    shape = seen.problem.shape
+    plain = lab.plain(lab.sizes(**_sizes(shape)), seen.problem.dtype).applied
+    fed = np.broadcast_to(fed, shape.logits).astype(np.float64)
+    logits = np.log(np.maximum(forward(seen.problem, Exact()).weights, 1e-300))
+    with np.errstate(all="ignore"):
+        factor = np.exp(fed - fed.max(axis=-1, keepdims=True))
+        scaled = np.exp(fed * logits - (fed * logits).max(axis=-1, keepdims=True))
+        every = {
+            "ignored": plain,
+            "attends": among(plain, fed != 0),
+            "attends above ½": among(plain, fed > 0.5),
+            "blocks": among(plain, fed == 0),
+            "blocks where 1": among(plain, fed != 1),
+            "added": _normal(plain * factor),
+            "multiplied": _normal(scaled),
+            "multiplied into the weights": plain * fed,
+        }
+    found: dict[str, Array] = {}
+    for name, predicted in every.items():
+        empty = (np.nan_to_num(predicted) == 0).all(axis=-1).any()
+        repeated = any(_same(predicted, known) for known in found.values())
+        if not repeated and not (empty and name != "multiplied into the weights"):
+            found[name] = predicted
+    return found
+
+
+def among(plain: Array, visible: BoolArray) -> Array:
+    """The weights if only these keys are visible; NaN where none is."""
+    with np.errstate(all="ignore"):
+        return _normal(plain * visible)
+
+
+def _normal(weights: Array) -> Array:
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _same(one: Array, other: Array) -> bool:
+    return bool(np.allclose(one, other, rtol=1e-9, atol=0, equal_nan=True))
+
+
+def _sizes(shape: Shape) -> dict[str, int]:
+    return dict(zip(AXES, shape.logits, strict=True))
+
+
+def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
+    """Which queries `[batch query]` have other weights than without a mask."""
+    shape = seen.problem.shape
+    plain = lab.plain(lab.sizes(**_sizes(shape)), seen.problem.dtype)
+    noise = lab.noise(seen.problem)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(seen.applied - plain.applied) <= 12 * noise
+    return np.asarray(~near.all(axis=(1, 3)))
+
+
+# How an array of any shape may be read: which of its axes is which
+
+
+@dataclass(frozen=True)
+class ReadAs:
+    """One way to take the axes of an array for axes of `[batch heads query key]`.
+
+    `axes` names the axis of the attention for each axis of the array, "1" for an axis of size 1
+    that is broadcast, and "batch·heads" or "heads·batch" for two in one.
+    """
+
+    axes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """ "[batch, 1, key]"."""
+        return f"[{', '.join(self.axes)}]"
+
+    def apply(self, array: Array, sizes: Mapping[str, int]) -> Array:
+        """The array with four axes, 1 where it has none."""
+        split: list[str] = []
+        shape: list[int] = []
+        for axis, size in zip(self.axes, array.shape, strict=True):
+            names = axis.split("·")
+            split += names
+            shape += [sizes[name] for name in names] if len(names) > 1 else [size]
+        opened = array.reshape(shape)
+        kept = [index for index, name in enumerate(split) if name in AXES]
+        order = sorted(kept, key=lambda index: AXES.index(split[index]))
+        ones = [index for index in range(len(split)) if index not in kept]
+        opened = opened.transpose(*order, *ones).reshape([shape[index] for index in order])
+        present = {split[index] for index in order}
+        return opened.reshape([sizes[axis] if axis in present else 1 for axis in AXES])
+
+
+def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[ReadAs]:
+    """Every way to read an array of this shape."""
+    joined = {
+        "batch·heads": sizes["batch"] * sizes["heads"],
+        "heads·batch": sizes["batch"] * sizes["heads"],
+    }
+    choices: list[list[str]] = []
+    for size in shape:
+        own = [axis for axis in AXES if sizes[axis] == size]
+        own += [axis for axis, both in joined.items() if both == size]
+        choices.append(["1", *own] if size == 1 else own)
+    for axes in itertools.product(*choices):
+        named = [name for axis in axes for name in axis.split("·") if name != "1"]
+        if len(set(named)) == len(named):
+            yield ReadAs(tuple(axes))
+
+
+def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> tuple[ReadAs, ...]:
+    """Every reading of the array that explains the weights, if its nonzero elements attend (or
+    block). Of rows that a reading blocks altogether it is asked that they changed."""
+    shape = seen.problem.shape
+    sizes = _sizes(shape)
+    plain = lab.plain(lab.sizes(**sizes), seen.problem.dtype).applied
+    found = []
+    for reading in readings(fed.shape, sizes):
+        four = np.broadcast_to(reading.apply(fed, sizes), shape.logits)
+        visible = (four != 0) if attends else (four == 0)
+        rows = visible.any(axis=-1, keepdims=True)
+        predicted = np.where(rows, among(plain, visible), seen.applied)
+        blocked = ~rows[:, :, :, 0].all(axis=1) & ~rows[:, :, :, 0].any(axis=1)
+        if lab.alike(seen, predicted) and (rows_changed(lab, seen) | ~blocked).all():
+            found.append(reading)
+    return tuple(found)

@@ -1,0 +1,72 @@
+"""One causal mask, written in each of three ways, handed to everybody exactly as it is.
+
+Whoever takes a mask from another library's documentation does this. What comes of it is the share
+of its attention that a query gives to tokens of its future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.card import Entry
+from conformance.dtypes import Array
+from conformance.interface.arguments import MaskArgument, to_layout
+from conformance.probes.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form
+from conformance.probes.laboratory import Laboratory, Refused, Seen
+from conformance.probes.masks import examined
+from conformance.probes.readout import Sizes
+
+LENGTH = 5
+WRITTEN = ("1 = may attend", "1 = blocked", "0 and −inf, added")
+
+
+def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
+    """An entry for each way to write the mask, with the weights `[query key]` of the first head."""
+    argument = next((item for item in lab.adapter.mask_arguments if _over_queries(item)), None)
+    if argument is None:
+        return
+    problem = lab.problem(Sizes(query=LENGTH, key=LENGTH))
+    visible = np.tri(LENGTH, dtype=bool)[None, None]
+    takes_bool = examined(lab, argument, BOOL).value != "rejected"
+    zero_one = BOOL if takes_bool else ZERO_ONE
+    ways: tuple[tuple[Form, Array], ...] = (
+        (zero_one, visible * 1.0),
+        (zero_one, ~visible * 1.0),
+        (ZERO_INFINITE, np.where(visible, 0.0, INFINITE)),
+    )
+    for told, (form, values) in zip(WRITTEN, ways, strict=True):
+        layout = next(item for item in argument.layouts if {"query", "key"} <= set(_names(item)))
+        laid = to_layout(values, layout, problem.shape, broadcast=False)
+        assert laid is not None
+        found = lab.ask(problem, {argument.name: form.array(laid)})
+        subject = f"{argument.name}, {told}"
+        if isinstance(found, Refused):
+            yield Entry(subject, "refused", found.told), None
+        else:
+            yield Entry(subject, *_outcome(found)), found.applied[0, 0]
+
+
+def _outcome(found: Seen) -> tuple[str, str]:
+    future = np.triu(np.ones((LENGTH, LENGTH), bool), 1)
+    weights = found.applied
+    lost = np.isnan(weights).any(axis=-1)
+    shares = np.where(lost, 0.0, np.nan_to_num(weights) @ np.ones(LENGTH))
+    ahead = np.where(future, np.nan_to_num(weights), 0.0).sum(axis=-1)
+    # The last query has no future.
+    share = float(ahead[..., :-1].sum() / max(shares[..., :-1].sum(), 1e-300))
+    told = f"{share:.0%} of the attention of queries that have a future goes there"
+    if lost.any():
+        told += f"; {lost.mean():.0%} of the queries get NaN"
+    if share == 0 and not lost.any():
+        return "as meant", told
+    return f"{share:.0%} on blocked keys" + (", NaN" if lost.any() else ""), told
+
+
+def _over_queries(argument: MaskArgument) -> bool:
+    return any({"query", "key"} <= set(_names(layout)) for layout in argument.layouts)
+
+
+def _names(layout: str) -> list[str]:
+    return layout.replace("(", " ").replace(")", " ").split()

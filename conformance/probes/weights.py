@@ -1,0 +1,37 @@
+"""Returned attention weights: for each head or averaged, normalised, those that were applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.card import Entry
+from conformance.comparison import BETWEEN_ANSWERS
+from conformance.probes.laboratory import Laboratory
+from conformance.probes.masks import numbers
+
+SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}
+
+
+def returned(lab: Laboratory) -> Iterator[Entry]:
+    """What comes back beside the output."""
+    found = lab.plain()
+    weights = found.answer.weights
+    declared = (lab.adapter.returns_weights or "none") if lab.mode.weights else "none"
+    seen = "none" if weights is None else "per head" if weights.ndim == 4 else "averaged"
+    shape = "" if weights is None else f"shape {list(weights.shape)}, {SHAPES[seen]}"
+    yield Entry("returned weights", seen, shape, declared, seen == declared)
+    if weights is None:
+        return
+    noise = lab.noise(found.problem)
+    applied = found.applied if weights.ndim == 4 else found.applied.mean(axis=1)
+    noise = noise if weights.ndim == 4 else noise.mean(axis=1)
+    sums = weights.sum(axis=-1)
+    normal = (np.abs(sums - 1) <= BETWEEN_ANSWERS * noise.sum(axis=-1)).all()
+    told = f"sums over the keys lie between {sums.min():.6g} and {sums.max():.6g}"
+    yield Entry("their sum over the keys", "1" if normal else "not 1", told)
+    same = (np.abs(weights - applied) <= BETWEEN_ANSWERS * noise).all()
+    row = (0, 0, 0) if weights.ndim == 4 else (0, 0)
+    told = f"entry 0, query 0: returned {numbers(weights[row])}, applied {numbers(applied[row])}"
+    yield Entry("beside those applied", "the same" if same else "others", told)
