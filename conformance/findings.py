@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from conformance.card import Entry
+
 Verdict = Literal[
     "conforms",
     "deviates",
@@ -108,8 +110,11 @@ def of_weights(figures: Figures | None, worst: Worst | None) -> bool:
     return bool(arrays & {"weights", "row sums"})
 
 
-class CaseResult(msgspec.Struct, frozen=True):
-    """All findings of one case, as one implementation answered it in one dtype, device and mode."""
+class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All findings of one case, as one implementation answered it in one dtype, device and mode.
+
+    Where the case is an experiment ("probe/masks"), `entries` are what it showed.
+    """
 
     implementation: str
     case: str
@@ -117,6 +122,7 @@ class CaseResult(msgspec.Struct, frozen=True):
     device: str
     mode: str
     findings: list[Finding]
+    entries: list[Entry] = []
 
     @property
     def id(self) -> str:

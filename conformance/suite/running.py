@@ -30,6 +30,7 @@ from conformance.findings import (
 )
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load, registered
+from conformance.probes import EXPERIMENTS, Experiment, find_experiments
 from conformance.provenance import describe, provenance, run_id
 from conformance.record import (
     PICTURED,
@@ -42,7 +43,7 @@ from conformance.record import (
     finish,
 )
 from conformance.requirements import REQUIREMENTS, find_requirement
-from conformance.session import Item, Session, plan
+from conformance.session import Inquiry, Item, Session, inquiries, plan
 from conformance.suite import pictured
 from conformance.suite.message import failure
 
@@ -86,8 +87,14 @@ class Run:
             for item in plan(adapters, self._cases(), self._dtypes(), self.device)
             if self._has_mode(item, adapters)
         ]
-        self._gravest = pictured.Gravest(pictured.places(self.items))
+        self.inquiries = [
+            item
+            for item in inquiries(adapters, self._experiments(), self.device)
+            if item.dtype in self._dtypes() and self._has_mode(item, adapters)
+        ]
+        self.planned: list[Item | Inquiry] = [*self.items, *self.inquiries]
         self.session = Session()
+        self._gravest = pictured.Gravest(pictured.places(self.items))
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
         self._collected: list[str] | None = None
@@ -100,14 +107,24 @@ class Run:
         patterns: list[str] = self.config.getoption("--case")
         if not patterns:
             return catalogue()
-        wanted = {case.id for pattern in patterns for case in find_cases(pattern)}
+        wanted: set[str] = set()
+        for pattern in patterns:
+            if not find_experiments(pattern):
+                wanted |= {case.id for case in find_cases(pattern)}
         return tuple(case for case in catalogue() if case.id in wanted)
+
+    def _experiments(self) -> tuple[Experiment, ...]:
+        patterns: list[str] = self.config.getoption("--case")
+        if not patterns:
+            return EXPERIMENTS
+        wanted = {item.id for pattern in patterns for item in find_experiments(pattern)}
+        return tuple(item for item in EXPERIMENTS if item.id in wanted)
 
     def _dtypes(self) -> list[str]:
         wanted: list[str] = self.config.getoption("--dtype")
         return [dtype_of(name).name for name in wanted] or list(DTYPES)
 
-    def _has_mode(self, item: Item, adapters: list[Adapter]) -> bool:
+    def _has_mode(self, item: Item | Inquiry, adapters: list[Adapter]) -> bool:
         wanted: list[str] = self.config.getoption("--mode")
         known = [mode.name for adapter in adapters for mode in adapter.modes]
         for name in wanted:
@@ -126,10 +143,14 @@ class Run:
         keyword = self.config.getoption("keyword", "")
         return " ".join([*told, f"-k {keyword!r}"] if keyword else told)
 
-    def examine(self, item: Item) -> None:
+    def examine(self, item: Item | Inquiry) -> None:
         """Examine one item, and tell pytest its outcome."""
-        result = self.session.examine(item)
-        self._lines[item.id] = encode_line(result, self._exchanged(item, result))
+        if isinstance(item, Inquiry):
+            result, arrays = self.session.inquire(item)
+        else:
+            result = self.session.examine(item)
+            arrays = self._exchanged(item, result)
+        self._lines[item.id] = encode_line(result, arrays)
         verdict = result.verdict
         gravest = [finding for finding in result.findings if finding.verdict == verdict]
         if verdict in ("deviates", "error", "crashed", "timed-out"):
@@ -185,7 +206,7 @@ class Run:
         found = (getattr(item, "callspec", None) for item in items)
         examined = (call.params.get("conformance_item") for call in found if call is not None)
         # With nothing to examine, pytest makes one test with a parameter that is no Item.
-        self._collected = [item.id for item in examined if isinstance(item, Item)]
+        self._collected = [item.id for item in examined if isinstance(item, Item | Inquiry)]
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         """-k and the like took these away."""
@@ -197,14 +218,14 @@ class Run:
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         """Under xdist the workers collect; all of them the same."""
         names = [name.partition("[")[2].rstrip("]") for name in ids]
-        known = {item.id for item in self.items}
+        known = {item.id for item in self.planned}
         self._collected = [name for name in names if name in known]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
         """Under xdist a process that dies takes one item with it; the others go on."""
         name = crashitem.partition("[")[2].rstrip("]")
-        if name in {item.id for item in self.items}:
+        if name in {item.id for item in self.planned}:
             crashed = _without_outcome(name, "crashed", "the process died at this item")
             report.conformance = encode_line(crashed, {}).decode()
 
@@ -252,7 +273,7 @@ class Run:
             self._journal.close()
             why = "the run ended before this item"
             unanswered = [_without_outcome(name, "not-run", why) for name in missing]
-            finish(self._record, unanswered, [item.id for item in self.items], self._keep())
+            finish(self._record, unanswered, [item.id for item in self.planned], self._keep())
             self._written = self._record
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
@@ -299,13 +320,15 @@ class Run:
 
     @property
     def _planned(self) -> list[str]:
-        return self._collected if self._collected is not None else [item.id for item in self.items]
+        if self._collected is not None:
+            return self._collected
+        return [item.id for item in self.planned]
 
     @property
     def _record(self) -> Path | None:
         """Where the record goes; a narrowed run never overwrites a whole one."""
         given = self._given
-        narrowed = self.selection or len(self._planned) < len(self.items)
+        narrowed = self.selection or len(self._planned) < len(self.planned)
         return given.with_suffix(".narrowed.json") if given is not None and narrowed else given
 
     @property
@@ -328,7 +351,7 @@ class Run:
             ),
             implementations=describe(self.adapters, self.device),
             planned=len(self._planned),
-            deselected=len(self.items) - len(self._planned),
+            deselected=len(self.planned) - len(self._planned),
         )
 
 
