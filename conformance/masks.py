@@ -105,11 +105,12 @@ def _array(mask: Any) -> np.ndarray:
     try:
         array = np.asarray(mask)
         # bfloat16, where a package adds it to NumPy, is of no kind but knows how to become a float.
-        number = array.dtype.kind in "biuf" or array.astype(np.float64).dtype.kind == "f"
+        if array.dtype.kind == "V":
+            array.astype(np.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         told = " ".join(str(error).split())
         raise Untranslatable(f"the mask is no array that NumPy can read: {told}") from error
-    if not number or array.dtype.kind not in "biufV":
+    if array.dtype.kind not in "biufV":
         raise Untranslatable(f"the mask holds neither booleans nor numbers, but {array.dtype}")
     return array
 
