@@ -162,7 +162,7 @@ def _entry(picture: Picture, place: int, grid: Grid, down: float) -> tuple[list[
     for index in range(picture.got.shape[1]):
         drawn += _row(picture, place, index, grid, down)
         lines = len(_about(picture, picture.row(place, index)))
-        down += max(grid.height + _BELOW, lines * _LINE + 18)
+        down += max(grid.height + _BELOW, lines * _LINE + 24)
     return drawn, down
 
 
