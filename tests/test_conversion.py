@@ -1,0 +1,584 @@
+"""Weights between implementations: bit for bit, natively equal, all that is wrong told at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance import conversion
+from conformance.cases.catalogue import find_cases
+from conformance.cases.families import FAMILIES
+from conformance.cli import main
+from conformance.comparison import compare
+from conformance.conversion import NOTE, convert, convert_file
+from conformance.errors import (
+    ConformanceError,
+    ExitCode,
+    UnknownName,
+    Unsupported,
+    Untranslatable,
+    WrongDeclaration,
+    WrongShape,
+    WrongTensors,
+)
+from conformance.interface.layer import Layer
+from conformance.interface.loading import load, registered
+from conformance.interface.sizes import AXES_OF, native_shape
+from conformance.problem import Weights
+from conformance.reference import expect
+from conformance.tensors import EXPONENT, WIDTH, Tensor, look, write
+
+BITS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def layers() -> dict[str, Layer]:
+    found = {}
+    for name in registered():
+        try:
+            adapter = load(name)
+        except ConformanceError:
+            continue
+        if isinstance(adapter, Layer):
+            found[name] = adapter
+    return found
+
+
+LAYERS = layers()
+
+
+@cache
+def native_shapes(name, family):
+    """Shapes of the native parameters, or None where the layer cannot have the family's shape."""
+    adapter, shape = LAYERS[name], FAMILIES[family]
+    if shape.score not in adapter.scores:
+        return None
+    try:
+        adapter.check_shape(shape)
+        table = adapter.table(shape)
+    except (Unsupported, WrongDeclaration):
+        return None
+    empty = {key: np.zeros(size) for key, size in shape.weight_shapes().items()}
+    return {key: array.shape for key, array in table.load(Weights(**empty)).items()}
+
+
+def bits(dtype, shapes, seed=0):
+    """Tensors of any finite bits: subnormals, negative zeros and all."""
+    random, drawn = np.random.default_rng(seed), {}
+    for name, shape in shapes.items():
+        kind = np.dtype(f"u{WIDTH[dtype]}")
+        found = random.integers(0, np.iinfo(kind).max, shape, dtype=kind, endpoint=True)
+        lowest = EXPONENT[dtype] & -EXPONENT[dtype]
+        drawn[name] = Tensor(dtype, found & ~kind.type(lowest))
+    return drawn
+
+
+def through(tensors, source, target, **counts):
+    """As `convert`, for tensors in any dtype."""
+    return conversion._converted(tensors, LAYERS[source], LAYERS[target], counts)[0]
+
+
+def counts_of(shape):
+    return {"heads": shape.heads, "kv_heads": shape.kv_heads}
+
+
+def assert_same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert found[name].bits.shape == tensor.bits.shape, name
+        assert found[name].bits.tobytes() == tensor.bits.tobytes(), name
+
+
+def torch_weights(width=15, bias=True, dtype="float64"):
+    random = np.random.default_rng(1)
+    shapes = {"in_proj_weight": (3 * width, width), "out_proj.weight": (width, width)}
+    if bias:
+        shapes |= {"in_proj_bias": (3 * width,), "out_proj.bias": (width,)}
+    return {name: random.standard_normal(size).astype(dtype) for name, size in shapes.items()}
+
+
+# Every pair
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_there_and_back_gives_the_same_bits(dtype):
+    covered = 0
+    pairs = itertools.permutations(LAYERS, 2)
+    for (source, target), family in itertools.product(pairs, FAMILIES):
+        shapes = native_shapes(source, family)
+        if shapes is None or native_shapes(target, family) is None:
+            continue
+        tensors = bits(dtype, shapes, seed=covered)
+        counts = counts_of(FAMILIES[family])
+        there = through(tensors, source, target, **counts)
+        assert {name: it.bits.shape for name, it in there.items()} == native_shapes(target, family)
+        assert_same(through(there, target, source, **counts), tensors)
+        covered += 1
+    # 9 layers without the tutorials have 72 ordered pairs, in several families each.
+    assert covered >= 300
+
+
+@pytest.mark.parametrize("source", LAYERS)
+def test_what_is_made_is_what_the_tables_make(source):
+    """Not only a permutation that can be undone: each number is where its own table puts it."""
+    for family, target in itertools.product(FAMILIES, LAYERS):
+        if native_shapes(source, family) is None or native_shapes(target, family) is None:
+            continue
+        shape, random = FAMILIES[family], np.random.default_rng(7)
+        weights = Weights(
+            **{name: random.standard_normal(s) for name, s in shape.weight_shapes().items()}
+        )
+        given = LAYERS[source].table(shape).load(weights)
+        wanted = LAYERS[target].table(shape).load(weights)
+        found = convert(given, source=source, target=target, **counts_of(shape))
+        assert found.keys() == wanted.keys()
+        assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_sizes_are_read_or_asked_for_and_never_guessed(name):
+    read = asked = 0
+    for family, shape in FAMILIES.items():
+        shapes = native_shapes(name, family)
+        if shapes is None:
+            continue
+        tensors = bits("F32", shapes)
+        try:
+            found = through(tensors, name, name)
+        except Untranslatable as reason:
+            assert "--heads" in str(reason) or "--kv-heads" in str(reason)  # noqa: PT017
+            found, asked = through(tensors, name, name, **counts_of(shape)), asked + 1
+        else:
+            read += 1
+        assert_same(found, tensors)
+    assert read + asked
+    if name.startswith(("flax", "keras")):
+        assert not asked
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_axes_are_those_of_the_definition(family):
+    shape = FAMILIES[family]
+    for name, wanted in shape.weight_shapes().items():
+        assert tuple(getattr(shape, field) for field in AXES_OF[name]) == wanted
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_native_shapes_are_those_of_the_table(name):
+    for family, shape in FAMILIES.items():
+        wanted = native_shapes(name, family)
+        if wanted is not None:
+            sizes = dataclasses.asdict(shape)
+            rows = LAYERS[name].table(shape).rows
+            assert {row.native: tuple(native_shape(row, sizes)) for row in rows} == wanted
+
+
+@settings(deadline=None, max_examples=40)
+@given(heads=st.integers(1, 6), head=st.integers(1, 6), bias=st.booleans(), seed=st.integers(0, 99))
+def test_any_size(heads, head, bias, seed):
+    width = heads * head
+    shapes = {name: array.shape for name, array in torch_weights(width, bias).items()}
+    tensors = bits("BF16", shapes, seed)
+    there = through(tensors, "torch-mha", "flax-nnx", heads=heads)
+    assert there["query/kernel"].bits.shape == (width, heads, head)
+    assert_same(through(there, "flax-nnx", "torch-mha"), tensors)
+
+
+def test_heads_matter():
+    """Another number of heads is another attention: so it is asked for."""
+    tensors = torch_weights()
+    found = [convert(tensors, source="torch-mha", target="flax-nnx", heads=n) for n in (3, 5)]
+    assert found[0]["query/kernel"].shape != found[1]["query/kernel"].shape
+    with pytest.raises(Untranslatable, match="may be 1, 3, 5, 15; give --heads"):
+        convert(tensors, source="torch-mha", target="flax-nnx")
+
+
+STACKED = """
+from conformance import Layer, Parameter
+
+class Stacked(Layer):
+    parameters = (
+        Parameter("qkv", "query key value", "embed heads head -> (heads head) embed", stack=0),
+        Parameter("out", "output", "heads head embed -> embed (heads head)"),
+    )
+    def build(self, *_): ...
+    def call(self, *_): ...
+"""
+
+
+def test_heads_of_keys_and_values_are_asked_for(tmp_path):
+    (tmp_path / "mine.py").write_text(STACKED)
+    source, random = f"{tmp_path}/mine.py:Stacked", np.random.default_rng(0)
+    # With 4 heads and values of 2: 1 shared head and keys of 4, or 2 shared heads and keys of 3.
+    tensors = {"qkv": random.standard_normal((22, 8)), "out": random.standard_normal((8, 8))}
+    with pytest.raises(Untranslatable, match=r"do not tell the number of kv_heads.*--kv-heads"):
+        convert(tensors, source=source, target="ours", heads=4)
+    found = convert(tensors, source=source, target="ours", heads=4, kv_heads=1)
+    assert np.array_equal(found["key_projection.weight"], tensors["qkv"][16:20])
+    found = convert(tensors, source=source, target="ours", heads=4, kv_heads=2)
+    assert np.array_equal(found["key_projection.weight"], tensors["qkv"][12:18])
+    mixed = {name: array.astype("float32") for name, array in found.items()}
+    mixed["key_projection.weight"] = found["key_projection.weight"]
+    with pytest.raises(Untranslatable, match="one dtype in 'qkv'"):
+        convert(mixed, source="ours", target=source, heads=4)
+
+
+def test_each_tensor_keeps_its_dtype():
+    tensors = torch_weights() | {"out_proj.bias": np.zeros(15, np.float16)}
+    found = convert(tensors, source="torch-mha", target="flax-linen", heads=3)
+    assert found["out/bias"].dtype == np.float16
+    assert {array.dtype.name for name, array in found.items() if name != "out/bias"} == {"float64"}
+
+
+def test_bfloat16_of_numpy_and_other_byte_orders():
+    kind = pytest.importorskip("ml_dtypes").bfloat16
+    tensors = torch_weights(dtype=kind)
+    found = convert(tensors, source="torch-mha", target="flax-nnx", heads=3)
+    assert found["query/kernel"].dtype == kind
+    back = convert(found, source="flax-nnx", target="torch-mha")
+    assert all(back[name].tobytes() == tensors[name].tobytes() for name in tensors)
+    swapped = {name: array.astype(">f4") for name, array in torch_weights().items()}
+    found = convert(swapped, source="torch-mha", target="flax-nnx", heads=3)
+    assert np.array_equal(found["out/bias"], swapped["out_proj.bias"])
+
+
+# Refusals
+
+WRONG = {
+    "missing": (lambda t: t.pop("out_proj.bias"), "missing out_proj.bias"),
+    "extra": (lambda t: t.update(bias_k=np.zeros(3)), "extra bias_k"),
+    "misshapen": (
+        lambda t: t.update(in_proj_weight=np.zeros((44, 15))),
+        r"misshapen in_proj_weight \[44, 15\], wanted \[45, 15\]",
+    ),
+    "another rank": (
+        lambda t: t.update({"out_proj.weight": np.zeros((15, 3, 5))}),
+        r"misshapen out_proj.weight \[15, 3, 5\], wanted \[15, 15\]",
+    ),
+    "NaN": (lambda t: t["in_proj_bias"].put(3, np.nan), "NaN or infinity in in_proj_bias"),
+    "inf": (lambda t: t["out_proj.bias"].put(0, -np.inf), "NaN or infinity in out_proj.bias"),
+    "all at once": (
+        lambda t: (
+            t.update({"out_proj.weight": np.zeros((15, 14)), "x": np.zeros(2), "y": np.zeros(2)})
+            or t["in_proj_weight"].put(0, np.inf)
+            or t.pop("out_proj.bias")
+        ),
+        "missing out_proj.bias; extra x, y; misshapen out_proj.weight .*; "
+        "NaN or infinity in in_proj_weight",
+    ),
+    "nothing": (lambda t: t.clear(), "missing in_proj_weight, out_proj.weight"),
+    "no numbers": (lambda t: t.update(in_proj_bias=np.array(["x"] * 45)), "in_proj_bias is <U1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_tensors(name):
+    change, match = WRONG[name]
+    tensors = torch_weights()
+    change(tensors)
+    with pytest.raises(WrongTensors, match=match) as raised:
+        convert(tensors, source="torch-mha", target="flax-nnx", heads=3)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_nan_and_infinity_of_every_dtype(dtype):
+    for pattern in (EXPONENT[dtype], EXPONENT[dtype] | 1, EXPONENT[dtype] << 1):
+        kind = np.dtype(f"u{WIDTH[dtype]}")
+        tensor = Tensor(dtype, np.array([0, pattern & np.iinfo(kind).max], dtype=kind))
+        assert tensor.finite == (pattern == EXPONENT[dtype] << 1)
+
+
+GIVEN = {
+    "heads that do not divide": (
+        {"heads": 4}, WrongTensors, "cannot have weights of these shapes with heads=4",
+    ),
+    "no heads": ({"heads": 0}, WrongShape, "heads is 0"),
+    "fewer heads than there are": ({"heads": 3, "kv_heads": 1}, WrongTensors, "kv_heads=1"),
+    "unknown source": ({"source": "torch-mah"}, UnknownName, "torch-mha"),
+    "function": ({"target": "keras-jax-additive"}, Untranslatable, "no weights of its own"),
+    "score": ({"target": "tutorial-5", "heads": 3}, Untranslatable, "no scaled-dot score"),
+    "not everywhere": ({"target": "conformance.cli:main"}, ConformanceError, "no adapter"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_is_wrong_with_the_question(name):
+    changes, kind, match = GIVEN[name]
+    asked = {"source": "torch-mha", "target": "flax-nnx", "heads": 3} | changes
+    if asked["target"] not in registered() and ":" not in asked["target"]:
+        pytest.skip("no such adapter is installed")
+    with pytest.raises(kind, match=match):
+        convert(torch_weights(), **asked)
+
+
+NO_BIASES = STACKED.replace("Stacked", "Bare")
+
+
+def test_biases_are_never_dropped(tmp_path):
+    (tmp_path / "mine.py").write_text(NO_BIASES)
+    tensors = torch_weights()
+    tensors["in_proj_bias"][:] = tensors["out_proj.bias"][:] = 0.0
+    with pytest.raises(Untranslatable, match=r"no place for query_bias.*not even zeros"):
+        convert(tensors, source="torch-mha", target=f"{tmp_path}/mine.py:Bare", heads=3)
+
+
+def test_a_layer_without_a_table(tmp_path):
+    text = STACKED[: STACKED.index("    parameters")] + STACKED[STACKED.index("    def build") :]
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(Untranslatable, match="declares no parameter table"):
+        convert({}, source=f"{tmp_path}/mine.py:Stacked", target="flax-nnx")
+
+
+def test_who_cannot_express_it_says_why():
+    shapes = native_shapes("ours", "gqa")
+    tensors = {name: np.ones(shape) for name, shape in shapes.items()}
+    with pytest.raises(Untranslatable, match=r"torch-mha cannot have.*fewer key/value heads"):
+        convert(tensors, source="ours", target="torch-mha", heads=6)
+    shapes = native_shapes("ours", "narrow")
+    tensors = {name: np.ones(shape) for name, shape in shapes.items()}
+    with pytest.raises(Untranslatable, match="heads x head size must be the query's width"):
+        convert(tensors, source="ours", target="torch-mha", heads=3)
+
+
+def test_titles_are_names():
+    found = [
+        convert(torch_weights(), source=source, target=target, heads=3)
+        for source, target in (
+            ("torch-mha", "keras-jax-mha"),
+            ("torch.nn.MultiheadAttention", "keras.layers.MultiHeadAttention"),
+        )
+    ]
+    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
+
+
+# Files
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """An attention of bfloat16 among other tensors, as checkpoints have it."""
+    shapes = {name: array.shape for name, array in torch_weights().items()}
+    mine = bits("BF16", shapes)
+    tensors = {f"layers.0.attn.{name}": tensor for name, tensor in mine.items()}
+    tensors |= {f"layers.1.attn.{name}": tensor for name, tensor in bits("F32", shapes).items()}
+    tensors["layers.0.norm"] = Tensor("F8_E4M3", np.full(3, 0x7F, np.uint8))
+    file = tmp_path / "in.safetensors"
+    write(file, tensors, {"format": "pt", "who": "ünïcode"})
+    return file, mine
+
+
+def own(file, prefix=""):
+    seen = look(file)
+    names = [name for name in seen.header if name.startswith(prefix)]
+    return {name.removeprefix(prefix): seen.read(name) for name in names}
+
+
+def test_a_file_there_and_back(checkpoint, tmp_path):
+    file, mine = checkpoint
+    there, back = tmp_path / "flax.safetensors", tmp_path / "torch.safetensors"
+    command = ["convert", "--from", "torch-mha", "--to", "flax-nnx", "--heads", "3", str(file)]
+    assert main([*command, str(there), "--prefix", "layers.0.attn.", "--out-prefix", "a/"]) == 0
+    assert all(name.startswith("a/") for name in look(there).header)
+    shape = convert_file(there, back, source="flax-nnx", target="torch-mha", prefix="a/")
+    assert (shape.heads, shape.head_size) == (3, 5)
+    assert_same(own(back), mine)
+    notes = json.loads(look(back).metadata.pop(NOTE))
+    assert [(note["from"], note["to"]) for note in notes] == [
+        ("torch-mha", "flax-nnx"),
+        ("flax-nnx", "torch-mha"),
+    ]
+    assert {k: v for k, v in look(back).metadata.items() if k != NOTE} == {
+        "format": "pt",
+        "who": "ünïcode",
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "flax.safetensors", "in.safetensors", "torch.safetensors",
+    ]  # fmt: skip
+
+
+def test_others_read_what_is_written(checkpoint, tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file, save_file
+
+    file, mine = checkpoint
+    read = load_file(file)
+    for name, tensor in mine.items():
+        found = read[f"layers.0.attn.{name}"]
+        assert found.dtype == torch.bfloat16
+        assert found.view(torch.int16).numpy().tobytes() == tensor.bits.tobytes()
+    other = tmp_path / "theirs.safetensors"
+    save_file(read, other, {"a": "b"})
+    assert_same(own(other, "layers.0.attn."), mine)
+
+
+def refused(capsys, *arguments):
+    """What the command prints: one line, exit code 2."""
+    code = main(["convert", "--from", "torch-mha", "--to", "flax-nnx", *map(str, arguments)])
+    told = capsys.readouterr()
+    assert code == ExitCode.USAGE
+    assert not told.out
+    assert told.err.startswith("mha-conformance: ")
+    assert told.err.count("\n") == 1
+    return told.err
+
+
+def test_refused_files(checkpoint, tmp_path, capsys):
+    file, _ = checkpoint
+    out = tmp_path / "out.safetensors"
+    before = sorted(tmp_path.iterdir())
+    assert "No such file" in refused(capsys, tmp_path / "none.safetensors", out)
+    for text in (b"", b"x" * 7, b"{}" * 50, b"\xff" * 100, file.read_bytes()[:-1]):
+        broken = tmp_path / "broken"
+        broken.write_bytes(text)
+        assert "is no safetensors file" in refused(capsys, broken, out)
+        broken.unlink()
+    assert "cannot be read" in refused(capsys, tmp_path, out)
+    told = refused(capsys, file, out, "--heads", 3)
+    assert "missing in_proj_weight" in told
+    assert "try --prefix layers.0.attn. or layers.1.attn." in told
+    told = refused(capsys, file, out, "--prefix", "layers.2.")
+    assert "begins with 'layers.2.'" in told
+    assert "layers.0.attn." in told
+    told = refused(capsys, file, out, "--prefix", "layers.0.attn.")
+    assert "--heads" in told
+    prefix = ("--prefix", "layers.0.attn.", "--heads", 3)
+    assert "cannot be written" in refused(capsys, file, tmp_path / "none" / "out", *prefix)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_that_is_there_needs_force(checkpoint, tmp_path, capsys):
+    file, mine = checkpoint
+    before = file.read_bytes()
+    prefix = ("--prefix", "layers.0.attn.", "--heads", "3")
+    assert "--force" in refused(capsys, file, file, *prefix)
+    assert file.read_bytes() == before
+    # Onto itself, which is safe because the file is replaced as a whole.
+    command = ["convert", "--from", "torch-mha", "--to", "flax-nnx", *prefix, "--force"]
+    assert main([*command, str(file), str(file)]) == 0
+    assert "query/kernel" in look(file).header
+    out = tmp_path / "back.safetensors"
+    convert_file(file, out, source="flax-nnx", target="torch-mha")
+    assert_same(own(out), mine)
+
+
+def test_nothing_is_left_of_a_file_that_cannot_be_written(checkpoint, tmp_path, monkeypatch):
+    file, _ = checkpoint
+    out = tmp_path / "out.safetensors"
+    out.write_bytes(b"before")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    asked = {"source": "torch-mha", "target": "flax-nnx", "heads": 3, "prefix": "layers.0.attn."}
+    with pytest.raises(WrongTensors, match="No space left on device"):
+        convert_file(file, out, **asked, force=True)
+    assert out.read_bytes() == b"before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.safetensors", "out.safetensors"]
+
+
+def test_a_dtype_without_whole_bytes_is_refused_only_where_it_is_asked_for(tmp_path):
+    header = {
+        "w": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]},
+    }
+    encoded = json.dumps(header).encode()
+    file = tmp_path / "f4.safetensors"
+    file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + b"\0\0")
+    with pytest.raises(WrongTensors, match="F4"):
+        convert_file(file, tmp_path / "out", source="torch-mha", target="flax-nnx")
+
+
+def test_no_framework_is_imported():
+    program = (
+        "import sys, numpy as np\n"
+        "from conformance.conversion import convert\n"
+        "w = {'in_proj_weight': np.zeros((12, 4)), 'out_proj.weight': np.zeros((4, 4))}\n"
+        "convert(w, source='torch-mha', target='keras.layers.MultiHeadAttention', heads=2)\n"
+        "print({'torch', 'jax', 'flax', 'keras', 'tensorflow'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+# In the frameworks themselves
+
+
+def in_torch(file, inputs, heads):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    layer = torch.nn.MultiheadAttention(inputs.shape[-1], heads, batch_first=True)
+    layer.load_state_dict(load_file(file))
+    x = torch.tensor(inputs)
+    return layer(x, x, x, need_weights=False)[0].detach().numpy()
+
+
+def in_flax(file, inputs, heads):
+    linen = pytest.importorskip("flax.linen")
+    from safetensors.numpy import load_file
+
+    tree: dict[str, dict[str, np.ndarray]] = {}
+    for name, array in load_file(file).items():
+        module, leaf = name.split("/")
+        tree.setdefault(module, {})[leaf] = array
+    layer = linen.MultiHeadDotProductAttention(heads, deterministic=True)
+    return np.asarray(layer.apply({"params": tree}, inputs))
+
+
+def in_keras(file, inputs, heads):
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    keras = pytest.importorskip("keras")
+    from safetensors.numpy import load_file
+
+    layer = keras.layers.MultiHeadAttention(heads, inputs.shape[-1] // heads)
+    layer.build(inputs.shape, inputs.shape, inputs.shape)
+    tensors = load_file(file)
+    layer.set_weights([tensors[variable.path.split("/", 1)[1]] for variable in layer.weights])
+    return keras.ops.convert_to_numpy(layer(inputs, inputs))
+
+
+def test_three_frameworks_and_back_natively(tmp_path):
+    """Equal outputs at each stop, within the noise of the definition; equal bits at the end."""
+    (case,) = find_cases("plain/no-mask/self")
+    problem = case.problem("float32")
+    shape, expectation = problem.shape, expect(problem)
+    inputs = problem.query.astype(np.float32)
+    first = LAYERS["torch-mha"].table(shape).load(problem.weights)
+    tensors = {name: Tensor.of(name, a.astype(np.float32)) for name, a in first.items()}
+    files = [tmp_path / f"{i}.safetensors" for i in range(5)]
+    write(files[0], tensors, {})
+    stops = (
+        ("torch-mha", in_torch),
+        ("flax-linen", in_flax),
+        ("keras-tensorflow-mha", in_keras),
+        ("torch-mha", in_torch),
+    )
+
+    def fits(output):
+        array, noise = expectation.arrays["output"], expectation.loosest["output"]
+        got = output.astype(np.float64)
+        return compare("output", got, array, noise, expectation.underflow).fits
+
+    for i, (name, call) in enumerate(stops):
+        assert fits(call(files[i], inputs, shape.heads)), name
+        if i < 3:
+            convert_file(files[i], files[i + 1], source=name, target=stops[i + 1][0],
+                         heads=shape.heads)  # fmt: skip
+    assert_same(own(files[3]), tensors)
+    # With the heads cut elsewhere the numbers are the same, and the attention is not.
+    convert_file(files[0], files[4], source="torch-mha", target="flax-linen", heads=5)
+    assert not fits(in_flax(files[4], inputs, 5))
