@@ -153,6 +153,14 @@ def test_the_interface_never_sees_the_expectation(name):
     assert not within(imports(SOURCES[name]), *hidden)
 
 
+@pytest.mark.parametrize("name", ["masks", "conversion", "tensors"])
+def test_the_translator_needs_declarations_only(name):
+    """What masks and weights mean is declared; no answer and no framework has a say in it."""
+    found = within(imports(SOURCES[f"conformance.{name}"]), "conformance")
+    allowed = ("errors", "interface", "problem", "tensors")
+    assert not found - within(found, *(f"conformance.{module}" for module in allowed))
+
+
 def test_the_packages_are_all_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
