@@ -76,6 +76,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(action=_run)
 
+    probe = commands.add_parser(
+        "probe",
+        help="find an implementation's conventions by experiment and print its card",
+        description="Find the conventions of implementations by experiment: what each mask "
+        "argument does, what a fully masked row gets, where the causal flag is aligned, what "
+        "dropout drops. Nothing that the adapter declares is believed.",
+    )
+    probe.add_argument(
+        "implementation",
+        nargs="+",
+        help="a built-in name, path/to/file.py:NAME or package.module:NAME",
+    )
+    for option, told in (
+        ("experiment", "only this experiment, such as masks or masked-rows"),
+        ("argument", "only this mask argument"),
+        ("mode", "only this mode"),
+    ):
+        probe.add_argument(f"--{option}", action="append", default=[], help=f"{told}; repeatable")
+    probe.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    probe.add_argument("--evidence", action="store_true", help="print what was fed and seen")
+    probe.add_argument("--code", action="store_true", help="print lines that show it")
+    probe.add_argument("--json", action="store_true", help="print all of it as JSON")
+    probe.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1 if an adapter declares something else than was seen",
+    )
+    probe.set_defaults(action=_probe)
+
     report = commands.add_parser(
         "report", help="join records into a report: JSON, Markdown and HTML"
     )
@@ -191,6 +220,21 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
         int(NOTHING_VERIFIED): ExitCode.NOTHING_VERIFIED,
         INCOMPLETE: ExitCode.INCOMPLETE,
     }.get(int(code), ExitCode.INCOMPLETE)
+
+
+def _probe(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from conformance.probing import Wanted, probe
+
+    wanted = Wanted(options.experiment, options.argument, options.mode, options.device)
+    return probe(
+        options.implementation,
+        wanted,
+        as_json=options.json,
+        evidence=options.evidence,
+        code=options.code,
+        strict=options.strict,
+    )
 
 
 def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:

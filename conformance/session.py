@@ -105,6 +105,8 @@ class Session:
     """Examines items; remembers what they share."""
 
     bench: Workbench = field(default_factory=Workbench)
+    only: tuple[str, ...] = ()
+    """Mask arguments that experiments look at; all if empty."""
     laboratories: dict[tuple[str, ...], Laboratory] = field(default_factory=dict)
 
     def examination(self, item: Item) -> Examination:
@@ -128,7 +130,7 @@ class Session:
         adapter, experiment = inquiry.adapter, inquiry.experiment
         key = (adapter.name, inquiry.dtype, inquiry.device, inquiry.mode.name)
         if key not in self.laboratories:
-            lab = Laboratory(adapter, inquiry.dtype, inquiry.device, inquiry.mode)
+            lab = Laboratory(adapter, inquiry.dtype, inquiry.device, inquiry.mode, only=self.only)
             self.laboratories[key] = lab
         found, verdict = Findings(), Finding(DECLARED.id, "observed")
         try:

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from conformance.card import Entry
+from conformance.card import TOPICS, Entry, Topic
 from conformance.dtypes import Array
 from conformance.errors import UnknownName
 from conformance.interface.adapter import Adapter, Mode
@@ -39,26 +39,27 @@ class Experiment:
     """One question to an implementation.
 
     Attributes:
-        name: as in `--case probe/NAME`.
-        title: for a card.
-        question: what it asks, in a sentence.
+        topic: what it is about.
         make: runs it.
         every_mode: whether modes may differ; else the first is asked.
         costly: whether it needs many shapes, each of which costs seconds where a framework
             compiles every operation: then the first mode is asked there.
     """
 
-    name: str
-    title: str
-    question: str
+    topic: Topic
     make: Callable[[Laboratory], Made]
     every_mode: bool = False
     costly: bool = False
 
     @property
+    def name(self) -> str:
+        """As in `--case probe/NAME`."""
+        return self.topic.name
+
+    @property
     def id(self) -> str:
         """The case id under which it is recorded."""
-        return f"probe/{self.name}"
+        return self.topic.id
 
     def modes(self, adapter: Adapter) -> tuple[Mode, ...]:
         """Those of the adapter in which it is worth asking."""
@@ -81,96 +82,24 @@ class Experiment:
         return found
 
 
-EXPERIMENTS = (
-    Experiment(
-        "masks",
-        "What a mask means",
-        "What does each mask argument do with True, 0 and 1, 0 and −inf, large negative numbers?",
-        meanings,
-        every_mode=True,
-    ),
-    Experiment(
-        "same-mask",
-        "Somebody else's mask",
-        "One causal mask, written in three ways: who sees the future if it is handed over as is?",
-        same_mask,
-    ),
-    Experiment(
-        "masked-rows",
-        "A query that may attend nothing",
-        "What does it get: NaN, zeros, the output bias, a mean? And what becomes of gradients?",
-        masked_rows,
-        every_mode=True,
-    ),
-    Experiment(
-        "causal",
-        "The causal flag",
-        "Where is its triangle if lengths differ, and what becomes of a mask beside it?",
-        causal,
-        every_mode=True,
-    ),
-    Experiment(
-        "pairs",
-        "Two masks at once",
-        "Do two mask arguments combine, or does one win?",
-        pairs,
-        every_mode=True,
-    ),
-    Experiment(
-        "shapes",
-        "Shapes of a mask",
-        "Which shapes does each mask argument take, and for which axes?",
-        different_sizes,
-    ),
-    Experiment(
-        "coinciding-sizes",
-        "Shapes where sizes coincide",
-        "For which axes is a mask taken where two axes have the same size?",
-        coinciding_sizes,
-    ),
-    Experiment(
-        "leaks",
-        "NaN behind the mask",
-        "Does NaN or an infinity in a blocked key or value reach the output or a gradient?",
-        leaks,
-        every_mode=True,
-    ),
-    Experiment(
-        "weights",
-        "Returned weights",
-        "Are they for each head, do they sum to 1, are they the weights that were applied?",
-        returned,
-        every_mode=True,
-    ),
-    Experiment(
-        "dropout",
-        "Dropout",
-        "Where is it active, how does it scale, what shares a draw?",
-        dropout,
-        every_mode=True,
-    ),
-    Experiment(
-        "degenerate-sizes",
-        "Axes of size 0 and 1",
-        "What comes of an empty batch, of no query, of no key, of one key?",
-        degenerate,
-        every_mode=True,
-        costly=True,
-    ),
-    Experiment(
-        "input-layouts",
-        "Layout of the input",
-        "Is input without a batch axis taken, is there sequence-first input?",
-        layouts,
-    ),
-    Experiment(
-        "repeatability",
-        "The same again",
-        "Same bits twice, alone and inside a batch, strided, eager and compiled?",
-        repeatability,
-        every_mode=True,
-    ),
-)
+_MAKERS: dict[str, tuple[Callable[[Laboratory], Made], bool, bool]] = {
+    "masks": (meanings, True, False),
+    "same-mask": (same_mask, False, False),
+    "masked-rows": (masked_rows, True, False),
+    "causal": (causal, True, False),
+    "pairs": (pairs, True, False),
+    "shapes": (different_sizes, False, False),
+    "coinciding-sizes": (coinciding_sizes, False, False),
+    "leaks": (leaks, True, False),
+    "weights": (returned, True, False),
+    "dropout": (dropout, True, False),
+    "degenerate-sizes": (degenerate, True, True),
+    "input-layouts": (layouts, False, False),
+    "repeatability": (repeatability, True, False),
+}
+"""Topic to maker, `every_mode` and `costly`."""
+
+EXPERIMENTS = tuple(Experiment(topic, *_MAKERS[topic.name]) for topic in TOPICS)
 
 
 def find_experiments(pattern: str) -> tuple[Experiment, ...]:

@@ -53,12 +53,14 @@ class Laboratory:
 
     Attributes:
         adapter, dtype, device, mode: who is asked, and how.
+        only: names of the mask arguments that are looked at; all if empty.
     """
 
     adapter: Adapter
     dtype: str
     device: str
     mode: Mode
+    only: tuple[str, ...] = ()
     _plain: dict[tuple[Sizes, str], Outcome] = field(default_factory=dict)
     _noise: dict[tuple[Sizes, str], Array] = field(default_factory=dict)
 
@@ -75,10 +77,17 @@ class Laboratory:
         """Whether it can have biases."""
         return self._expressible(self.sharing, bias=True)
 
+    def has(self, dtype: str) -> bool:
+        """Whether the adapter and its framework have it."""
+        return self._is_expressible(self.problem(dtype=dtype))
+
     def _expressible(self, sharing: Sharing, *, bias: bool) -> bool:
         length = 5 if sharing == "self" else 4
+        return self._is_expressible(self.problem(Sizes(query=length), sharing=sharing, bias=bias))
+
+    def _is_expressible(self, problem: Problem) -> bool:
         try:
-            self.adapter.check(self.problem(Sizes(query=length), sharing=sharing, bias=bias))
+            self.adapter.check(problem)
         except Unsupported:
             return False
         return True
@@ -191,7 +200,8 @@ class Laboratory:
 
     def arguments(self) -> tuple[MaskArgument, ...]:
         """The declared mask arguments, then what the framework attaches by itself."""
-        return (*self.adapter.mask_arguments, *self.adapter.implicit_masks)
+        known = (*self.adapter.mask_arguments, *self.adapter.implicit_masks)
+        return tuple(item for item in known if not self.only or item.name in self.only)
 
 
 def _first_line(error: BaseException) -> str:

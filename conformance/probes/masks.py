@@ -21,7 +21,7 @@ HALF = ("bfloat16", "float16")
 
 def meanings(lab: Laboratory) -> Iterator[Entry]:
     """One entry for each argument and form; in one half precision too."""
-    half = next((name for name in HALF if name in lab.adapter.dtypes and name != lab.dtype), "")
+    half = next((name for name in HALF if name != lab.dtype and lab.has(name)), "")
     for argument in lab.arguments():
         for form in FORMS:
             yield examined(lab, argument, form)
@@ -63,8 +63,9 @@ def _entry(
     declared: str,
 ) -> Entry:
     # Whole numbers may be refused where fractions are taken: many libraries ask for floats.
-    refused_integer = value == "rejected" and "int" in form.dtype
-    agrees = not declared or value == declared or refused_integer
+    if value == "rejected" and "int" in form.dtype:
+        declared = ""
+    agrees = not declared or value == declared
     code = "" if "inputs" in subject else _code(lab, argument, form, value)
     return Entry(subject, value, evidence, declared, agrees, code)
 

@@ -16,6 +16,7 @@ from conformance.interface.arguments import MaskArgument, to_layout
 from conformance.probes.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form
 from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import examined
+from conformance.probes.meaning import among
 from conformance.probes.readout import Sizes
 
 LENGTH = 5
@@ -45,10 +46,10 @@ def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
         if isinstance(found, Refused):
             yield Entry(subject, "refused", found.told), None
         else:
-            yield Entry(subject, *_outcome(found)), found.applied[0, 0]
+            yield Entry(subject, *_outcome(lab, found)), found.applied[0, 0]
 
 
-def _outcome(found: Seen) -> tuple[str, str]:
+def _outcome(lab: Laboratory, found: Seen) -> tuple[str, str]:
     future = np.triu(np.ones((LENGTH, LENGTH), bool), 1)
     weights = found.applied
     lost = np.isnan(weights).any(axis=-1)
@@ -59,8 +60,13 @@ def _outcome(found: Seen) -> tuple[str, str]:
     told = f"{share:.0%} of the attention of queries that have a future goes there"
     if lost.any():
         told += f"; {lost.mean():.0%} of the queries get NaN"
-    if share == 0 and not lost.any():
+    plain = lab.plain(Sizes(*found.problem.shape.logits)).applied
+    if lab.alike(found, among(plain, np.broadcast_to(~future, weights.shape))):
         return "as meant", told
+    if lab.alike(found, plain):
+        return "ignored", told
+    if share == 0 and not lost.any():
+        return "blocks everything" if not weights.any() else "something else", told
     return f"{share:.0%} on blocked keys" + (", NaN" if lost.any() else ""), told
 
 

@@ -8,6 +8,7 @@ from conformance.report.accuracy import accuracy, limit
 from conformance.report.columns import columns, sources
 from conformance.report.conventions import conventions
 from conformance.report.deviations import deviations
+from conformance.report.experiments import experiment_cards, handed
 from conformance.report.matrix import matrix
 from conformance.report.model import SCHEMA, Loaded, Report
 from conformance.report.pairwise import apart, exchanged, pairs
@@ -39,6 +40,8 @@ def build(
         totals=totals(found, origins, seen),
         columns=found,
         conventions=conventions(records, found, seen),
+        cards=experiment_cards(records, found),
+        handed=handed(records, found),
         matrix=matrix(found, seen),
         accuracy=measured,
         pairs=pairs(found, answers),

@@ -13,17 +13,22 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from conformance.card import TOPICS
 from conformance.findings import NOT_VERIFIED, VERDICTS
 from conformance.report import plot, views, wording
 from conformance.report.cards import cards, polarity
 from conformance.report.figures import Figure
-from conformance.report.model import Report
+from conformance.report.glance import glances
+from conformance.report.model import Card, Report
+from conformance.report.pattern import pattern
 
 HERE = Path(__file__).parent
 
 
-def render_html(report: Report, figures: Mapping[str, Figure] | None = None) -> str:
-    """The page; `figures` are those of deviations, by id."""
+def render_html(
+    report: Report, figures: Mapping[str, Figure] | None = None, folder: str = "cards"
+) -> str:
+    """The page; `figures` are those of deviations, by id; `folder` is where the cards are."""
     style, script = (_own(name) for name in ("style.css", "script.js"))
     return (
         _environment()
@@ -37,9 +42,31 @@ def render_html(report: Report, figures: Mapping[str, Figure] | None = None) -> 
             polarity=polarity,
             evidence=views.evidence(report),
             figures=figures or {},
+            glances=glances(),
+            pattern=pattern,
+            folder=folder,
             measured={(item.column, item.dtype): item for item in report.accuracy},
             rows={row.requirement: row for row in report.matrix},
             place={column.key: index for index, column in enumerate(report.columns)},
+        )
+    )
+
+
+def render_card(report: Report, card: Card, report_file: str) -> str:
+    """The page of one convention card; `report_file` is the name of the report's page."""
+    style = _own("style.css")
+    return (
+        _environment()
+        .get_template("card.html.j2")
+        .render(
+            report=report,
+            card=card,
+            column=report.column(card.column),
+            topics={topic.name: topic for topic in TOPICS},
+            style=style,
+            policy=_policy(style, ""),
+            report_file=report_file,
+            place={},
         )
     )
 

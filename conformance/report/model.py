@@ -144,6 +144,68 @@ class Convention(msgspec.Struct, frozen=True):
     returned_weights: list[Variant]
 
 
+class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A value that an experiment showed, and in which modes; `modes` is [] if in all of them."""
+
+    value: str
+    modes: list[str]
+    evidence: str = ""
+    declared: str = ""
+    agrees: bool = True
+    code: str = ""
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """One line of a card: what was looked at, and what was seen, the most frequent value first."""
+
+    subject: str
+    observed: list[Observed]
+
+
+class Chapter(msgspec.Struct, frozen=True):
+    """A topic of a card.
+
+    Attributes:
+        topic: its name in `conformance.card.TOPICS`.
+        modes: those that were asked.
+        subjects: what was seen.
+        unsupported: why nothing could be asked, or "".
+        command: runs the experiment again.
+    """
+
+    topic: str
+    modes: list[str]
+    subjects: list[Subject]
+    unsupported: str
+    command: str
+
+
+class Card(msgspec.Struct, frozen=True):
+    """The convention card of one implementation; every entry is from an experiment of the run."""
+
+    column: str
+    chapters: list[Chapter]
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """One causal mask, handed to one implementation as it is.
+
+    Attributes:
+        column, argument: who got it, as what.
+        written: how it was written.
+        value: what came of it.
+        evidence: the same in a sentence.
+        weights: of the first head, `[query key]`; null where they are NaN. [] if it was refused.
+    """
+
+    column: str
+    argument: str
+    written: str
+    value: str
+    evidence: str
+    weights: list[list[float | None]]
+
+
 class Spread(msgspec.Struct, frozen=True):
     """How far from the reference, over all cases, in σ.
 
@@ -283,6 +345,8 @@ class Report(msgspec.Struct, frozen=True):
     totals: Totals
     columns: list[Column]
     conventions: list[Convention]
+    cards: list[Card]
+    handed: list[Handed]
     matrix: list[Row]
     accuracy: list[Accuracy]
     pairs: list[Pair]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from conformance.card import PREFIX
 from conformance.comparison import ratios
 from conformance.dtypes import DTYPES, Array
 from conformance.findings import INFINITE
@@ -42,8 +43,9 @@ def exchanged(records: Sequence[Loaded]) -> tuple[Answers, list[str]]:
         parts: dict[str, dict[str, Array]] = defaultdict(dict)
         for name, array in arrays.items():
             item, _, part = name.rpartition("|")
-            # Attention weights are there for figures.
-            if part not in PICTURED:
+            # Attention weights, and what experiments showed, are there for figures.
+            experiment = item in items and items[item].case.startswith(PREFIX)
+            if part not in PICTURED and not experiment:
                 parts[item][part] = np.asarray(array, dtype=np.float64)
         for item, own in parts.items():
             result = items.get(item)

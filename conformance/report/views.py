@@ -12,10 +12,13 @@ from conformance.report.model import (
     Apart,
     Column,
     Deviation,
+    Handed,
+    Observed,
     Pair,
     Report,
     Unsupported,
 )
+from conformance.report.model import Card as ConventionCard
 from conformance.report.totals import WRONG
 from conformance.report.wording import listed
 
@@ -81,6 +84,58 @@ def _symptom(item: Deviation, column: Column) -> str:
     if not set(item.modes) >= set(column.modes):
         where.append(f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}")
     return f"beyond honest noise in {', '.join(where) or 'every dtype and mode'}"
+
+
+class HandedRow(NamedTuple):
+    """What one implementation makes of one mask, written in several ways."""
+
+    column: Column
+    argument: str
+    cells: list[Handed]
+
+
+class Family(NamedTuple):
+    """Implementations for which the same way to write the mask is as meant."""
+
+    told: str
+    rows: list[HandedRow]
+
+
+def families(report: Report) -> list[Family]:
+    """The implementations that were handed one mask, by which way to write it they understand."""
+    rows: dict[str, list[Handed]] = defaultdict(list)
+    for item in report.handed:
+        rows[item.column].append(item)
+    found: dict[tuple[str, ...], list[HandedRow]] = defaultdict(list)
+    for key, cells in rows.items():
+        understood = tuple(item.written for item in cells if item.value == "as meant")
+        found[understood].append(HandedRow(report.column(key), cells[0].argument, cells))
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+    return [
+        Family(f"Right with {listed(understood)}" if understood else "Right with none", own)
+        for understood, own in ordered
+    ]
+
+
+def written(report: Report) -> list[str]:
+    """The ways in which the one mask was written."""
+    return list(dict.fromkeys(item.written for item in report.handed))
+
+
+def card_file(key: str) -> str:
+    """File name of a card's page."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-.") + ".html"
+
+
+def disagreeing(card: ConventionCard) -> list[tuple[str, Observed]]:
+    """Entries in which the adapter declares something else than was seen."""
+    return [
+        (subject.subject, item)
+        for chapter in card.chapters
+        for subject in chapter.subjects
+        for item in subject.observed
+        if not item.agrees
+    ]
 
 
 def versions(report: Report) -> dict[str, list[str]]:

@@ -11,10 +11,11 @@ from conformance.errors import ConformanceError, ExitCode
 from conformance.findings import verified
 from conformance.report.build import build
 from conformance.report.figures import figures
-from conformance.report.html import render_html
+from conformance.report.html import render_card, render_html
 from conformance.report.load import find_records, load_records
 from conformance.report.markdown import render_markdown
 from conformance.report.model import Report
+from conformance.report.views import card_file
 from conformance.report.wording import told
 
 
@@ -38,16 +39,31 @@ def write(
     loaded, problems = load_records(find_records(records), _run_id(run))
     report = build(loaded, expected, problems)
     output.parent.mkdir(parents=True, exist_ok=True)
+    folder = output.with_name(output.name + "-cards")
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
     for suffix, content in (
         (".json", encoded + b"\n"),
         (".md", render_markdown(report).encode()),
-        (".html", render_html(report, figures(report, loaded)).encode()),
+        (".html", render_html(report, figures(report, loaded), folder.name).encode()),
     ):
         output.with_name(output.name + suffix).write_bytes(content)
+    _write_cards(report, folder, output.name + ".html")
     for line in _summary(report, output):
         print(line)
     return outcome(report)
+
+
+def _write_cards(report: Report, folder: Path, report_file: str) -> None:
+    """A page for each card; pages of an earlier report do not stay."""
+    if not report.cards and not folder.is_dir():
+        return
+    folder.mkdir(exist_ok=True)
+    pages = {card_file(card.column): card for card in report.cards}
+    for old in folder.glob("*.html"):
+        if old.name not in pages:
+            old.unlink()
+    for name, card in pages.items():
+        (folder / name).write_bytes(render_card(report, card, report_file).encode())
 
 
 def outcome(report: Report) -> ExitCode:

@@ -1,0 +1,146 @@
+"""`mha-conformance probe`: the convention card of an implementation, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from conformance.card import Entry
+from conformance.errors import ExitCode, UnknownName
+from conformance.findings import CaseResult
+from conformance.interface.adapter import Adapter
+from conformance.interface.loading import load
+from conformance.probes import EXPERIMENTS, experiment
+from conformance.session import Session, inquiries
+
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to ask; empty for everything."""
+
+    experiments: Sequence[str] = ()
+    arguments: Sequence[str] = ()
+    modes: Sequence[str] = ()
+    device: str = "cpu"
+
+
+def probe(
+    specs: Sequence[str],
+    wanted: Wanted,
+    *,
+    as_json: bool = False,
+    evidence: bool = False,
+    code: bool = False,
+    strict: bool = False,
+) -> int:
+    """Ask, and print a card for each implementation.
+
+    Raises:
+        UnknownName: for an experiment, a mask argument or a mode that is not there; before
+            anything is asked.
+    """
+    adapters = [load(spec) for spec in specs]
+    _check(adapters, wanted)
+    found: list[CaseResult] = []
+    console = Console(width=max(Console().width, WIDTH), highlight=False, soft_wrap=False)
+    for adapter in adapters:
+        results = list(_asked(adapter, wanted))
+        found += results
+        if not as_json:
+            _print(console, adapter, results, evidence=evidence, code=code)
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+    return _worth(found, strict=strict)
+
+
+def _check(adapters: Sequence[Adapter], wanted: Wanted) -> None:
+    for name in wanted.experiments:
+        experiment(name)
+    arguments = [
+        item.name
+        for adapter in adapters
+        for item in (*adapter.mask_arguments, *adapter.implicit_masks)
+    ]
+    modes = [mode.name for adapter in adapters for mode in adapter.modes]
+    for kind, names, known in (
+        ("mask argument", wanted.arguments, arguments),
+        ("mode", wanted.modes, modes),
+    ):
+        for name in names:
+            if name not in known:
+                raise UnknownName(kind, name, known)
+
+
+def _asked(adapter: Adapter, wanted: Wanted) -> Iterator[CaseResult]:
+    experiments = [experiment(name) for name in wanted.experiments] or list(EXPERIMENTS)
+    session = Session(only=tuple(wanted.arguments))
+    for inquiry in inquiries([adapter], experiments, wanted.device):
+        if not wanted.modes or inquiry.mode.name in wanted.modes:
+            yield session.inquire(inquiry)[0]
+
+
+def _worth(found: Sequence[CaseResult], *, strict: bool) -> ExitCode:
+    verdicts = {finding.verdict for result in found for finding in result.findings}
+    if not verdicts & {"conforms", "deviates", "observed"}:
+        return ExitCode.NOTHING_VERIFIED
+    if "unavailable" in verdicts:
+        return ExitCode.INCOMPLETE
+    return ExitCode.DEVIATES if strict and "deviates" in verdicts else ExitCode.OK
+
+
+def _print(
+    console: Console,
+    adapter: Adapter,
+    results: Sequence[CaseResult],
+    *,
+    evidence: bool,
+    code: bool,
+) -> None:
+    console.rule(f"[bold]{escape(adapter.title)}[/bold] ({escape(adapter.name)})", align="left")
+    for item in EXPERIMENTS:
+        own = [result for result in results if result.case == item.id]
+        if not own:
+            continue
+        console.print(f"\n[bold]{escape(item.topic.title)}[/bold]  {escape(item.topic.question)}")
+        if not any(result.entries for result in own):
+            reasons = {finding.detail for result in own for finding in result.findings}
+            console.print(f"  nothing to ask: {escape('; '.join(sorted(reasons - {''})))}")
+            continue
+        console.print(_table(own, evidence=evidence))
+        if code:
+            for entry in {e.code: e for result in own for e in result.entries if e.code}.values():
+                console.print(f"\n  [bold]{escape(entry.subject)}: {escape(entry.value)}[/bold]")
+                console.print(Text(entry.code), soft_wrap=True)
+
+
+def _table(results: Sequence[CaseResult], *, evidence: bool) -> Table:
+    """A row for each subject and value; the modes where they differ."""
+    seen: dict[str, dict[str, list[tuple[str, Entry]]]] = defaultdict(lambda: defaultdict(list))
+    for result in results:
+        for entry in result.entries:
+            seen[entry.subject][entry.value].append((result.mode, entry))
+    table = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+    table.add_column(ratio=5)
+    table.add_column(ratio=5)
+    table.add_column(ratio=4 if not evidence else 9)
+    for subject, values in seen.items():
+        for index, (value, where) in enumerate(values.items()):
+            entry = where[0][1]
+            told = Text(value, style="" if entry.agrees else "bold red")
+            if len(values) > 1:
+                told.append(f"  ({', '.join(mode for mode, _ in where)})", style="dim")
+            beside = "" if entry.agrees else f"✗ declared {entry.declared}"
+            if evidence:
+                beside = f"{beside}  {entry.evidence}".strip()
+            table.add_row(Text(subject if index == 0 else ""), told, Text(beside))
+    return table
