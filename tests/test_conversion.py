@@ -261,6 +261,10 @@ WRONG = {
         lambda t: t.update(in_proj_weight=np.zeros((44, 15))),
         r"misshapen in_proj_weight \[44, 15\], wanted \[45, 15\]",
     ),
+    "too long": (
+        lambda t: t.update(in_proj_weight=np.zeros((46, 15))),
+        r"misshapen in_proj_weight \[46, 15\], wanted \[45, 15\]",
+    ),
     "another rank": (
         lambda t: t.update({"out_proj.weight": np.zeros((15, 3, 5))}),
         r"misshapen out_proj.weight \[15, 3, 5\], wanted \[15, 15\]",
@@ -291,12 +295,32 @@ def test_what_is_wrong_with_tensors(name):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_tensors_that_contradict_each_other(heads):
+    tensors = convert(torch_weights(), source="torch-mha", target="flax-linen", heads=3)
+    tensors["out/kernel"] = np.zeros((heads, 5, 15))
+    match = rf"misshapen out/kernel \[{heads}, 5, 15\], wanted \[3, 5, 15\]$"
+    with pytest.raises(WrongTensors, match=match):
+        convert(tensors, source="flax-linen", target="torch-mha")
+
+
+NUMBERS = {  # largest finite, infinity, a NaN, minus infinity
+    "F64": (0x7FEFFFFFFFFFFFFF, 0x7FF0000000000000, 0x7FF8000000000000, 0xFFF0000000000000),
+    "F32": (0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0xFF800000),
+    "F16": (0x7BFF, 0x7C00, 0x7E00, 0xFC00),
+    "BF16": (0x7F7F, 0x7F80, 0x7FC0, 0xFF80),
+    "F8_E5M2": (0x7B, 0x7C, 0x7E, 0xFC),
+    "F8_E4M3": (0x7E, 0x7F, 0xFF, 0x7F),
+}
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
 def test_nan_and_infinity_of_every_dtype(dtype):
-    for pattern in (EXPONENT[dtype], EXPONENT[dtype] | 1, EXPONENT[dtype] << 1):
-        kind = np.dtype(f"u{WIDTH[dtype]}")
-        tensor = Tensor(dtype, np.array([0, pattern & np.iinfo(kind).max], dtype=kind))
-        assert tensor.finite == (pattern == EXPONENT[dtype] << 1)
+    found = [
+        Tensor(dtype, np.array([0, pattern], dtype=f"u{WIDTH[dtype]}")).finite
+        for pattern in NUMBERS[dtype]
+    ]
+    assert found == [True, False, False, False]
 
 
 GIVEN = {
@@ -463,10 +487,13 @@ def test_a_file_that_is_there_needs_force(checkpoint, tmp_path, capsys):
     prefix = ("--prefix", "layers.0.attn.", "--heads", "3")
     assert "--force" in refused(capsys, file, file, *prefix)
     assert file.read_bytes() == before
+    # Who has the old file open goes on reading the old file.
+    (tmp_path / "old").hardlink_to(file)
     # Onto itself, which is safe because the file is replaced as a whole.
     command = ["convert", "--from", "torch-mha", "--to", "flax-nnx", *prefix, "--force"]
     assert main([*command, str(file), str(file)]) == 0
     assert "query/kernel" in look(file).header
+    assert (tmp_path / "old").read_bytes() == before
     out = tmp_path / "back.safetensors"
     convert_file(file, out, source="flax-nnx", target="torch-mha")
     assert_same(own(out), mine)
