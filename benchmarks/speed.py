@@ -3,6 +3,7 @@
     python benchmarks/speed.py            everything below
     python benchmarks/speed.py torch      suite time / time in the implementation's own calls
     python benchmarks/speed.py flax       wall time of each Flax implementation, with compilation
+    python benchmarks/speed.py probe      mha-conformance probe, with everything that it imports
     python benchmarks/speed.py help       mha-conformance --help
 
 Each measurement runs in a process of its own. `tox` is timed with the shell: `time tox`.
@@ -51,7 +52,7 @@ def inside(implementation: str) -> None:
 
     bridge.evaluate = timed
     started = time.perf_counter()
-    command(["run", implementation])
+    command(["run", implementation, "--case", "*/*/*"])  # the catalogue; `probe` is timed below
     print(f"seconds {time.perf_counter() - started:.3f} {own[0]:.3f}")
 
 
@@ -72,6 +73,20 @@ def flax() -> None:
         print(f"{name}: {whole:.1f} s (limit 30), {own:.1f} s of it compiling and calling; {told}")
 
 
+def probe() -> None:
+    """The claims: torch within 15 s, an implementation on JAX within 40 s."""
+    limits = {"torch-mha": 15, "flax-linen": 40, "flax-nnx": 40, "keras-jax-mha": 40}
+    for name, limit in limits.items():
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "conformance", "probe", name, "--json"]
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode:
+            sys.exit(f"{name}: {done.stderr.decode()[-2000:]}")
+        entries = done.stdout.count(b'"subject"')
+        told = f"{time.perf_counter() - started:.1f} s (limit {limit}), {entries} entries"
+        print(f"mha-conformance probe {name}: {told}")
+
+
 def help_() -> None:
     """The claim: under 0.4 s."""
     times = []
@@ -85,7 +100,7 @@ def help_() -> None:
 
 def main(wanted: list[str]) -> None:
     """Run what is asked for, or everything."""
-    known = {"torch": torch, "flax": flax, "help": help_}
+    known = {"torch": torch, "flax": flax, "probe": probe, "help": help_}
     for name in wanted or list(known):
         if name not in known:
             sys.exit(f"unknown benchmark {name!r}; known: {', '.join(known)}")
