@@ -14,7 +14,7 @@ from conformance.probes.blocking import Blocking, blocking
 from conformance.probes.forms import arrange
 from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import numbers
-from conformance.probes.meaning import UNEXPLAINED, among, rows_changed
+from conformance.probes.meaning import UNEXPLAINED, among_shown, rows_changed
 from conformance.probes.readout import Sizes
 from conformance.problem import Shape
 
@@ -99,9 +99,8 @@ def combined(
     changed = rows_changed(lab, seen)
     called = {"one": f"{names[0]} only", "other": f"{names[1]} only"}
     for name, visible in hypotheses(one, other, shape).items():
-        rows = visible.any(axis=-1, keepdims=True)
         hidden = ~visible.any(axis=(1, 3))
-        predicted = np.where(rows, among(plain, visible), seen.applied)
+        predicted = among_shown(plain, visible, seen)
         if lab.alike(seen, predicted) and (changed | ~hidden).all():
             return called.get(name, name)
     return UNEXPLAINED

@@ -10,8 +10,9 @@ With p the weights without a mask, and M the array that was handed over, the wei
 
 and two readings of numbers that are neither 0 nor 1: "attends above ½", "blocks where 1". The
 values of a form (see `forms`) keep the predictions apart; where two coincide all the same, as
-"attends" and "attends above ½" for 0 and 1, the plainer name stands for both. If no prediction is
-right, the meaning is "unexplained": never the nearest guess.
+"attends" and "attends above ½" for 0 and 1, the plainer name stands for both. Where every row looks
+as a fully masked one does, M "blocks everything". If no prediction is right, the meaning is
+"unexplained": never the nearest guess.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ def meaning(lab: Laboratory, seen: Seen, fed: Array) -> str:
     for name, predicted in predictions(lab, seen, fed).items():
         if lab.alike(seen, predicted):
             return name
+    weights = seen.applied
+    uniform = np.allclose(weights, 1 / max(weights.shape[-1], 1), rtol=0.01, atol=0)
+    if uniform or not weights.any() or np.isnan(weights).all():
+        return "blocks everything"
     return UNEXPLAINED
 
 
@@ -45,7 +50,8 @@ def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[str, Array]:
     shape = seen.problem.shape
     plain = lab.plain(lab.sizes(**_sizes(shape)), seen.problem.dtype).applied
     fed = np.broadcast_to(fed, shape.logits).astype(np.float64)
-    logits = np.log(np.maximum(forward(seen.problem, Exact()).weights, 1e-300))
+    # Those of the definition: weights leave a summand of each row open, and a factor needs it.
+    logits = forward(seen.problem, Exact()).logits
     with np.errstate(all="ignore"):
         factor = np.exp(fed - fed.max(axis=-1, keepdims=True))
         scaled = np.exp(fed * logits - (fed * logits).max(axis=-1, keepdims=True))
@@ -72,6 +78,16 @@ def among(plain: Array, visible: BoolArray) -> Array:
     """The weights if only these keys are visible; NaN where none is."""
     with np.errstate(all="ignore"):
         return _normal(plain * visible)
+
+
+def among_shown(plain: Array, visible: BoolArray, seen: Seen) -> Array:
+    """The same, but where no key is visible: there the weights that were seen, whatever they are.
+
+    NaN in one head reaches the query's whole output, so it is seen in the other heads too.
+    """
+    rows = visible.any(axis=-1, keepdims=True)
+    lost = np.isnan(seen.applied) & ~rows.all(axis=1, keepdims=True)
+    return np.where(rows & ~lost, among(plain, visible), seen.applied)
 
 
 def _normal(weights: Array) -> Array:
@@ -158,9 +174,8 @@ def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> tuple[
     for reading in readings(fed.shape, sizes):
         four = np.broadcast_to(reading.apply(fed, sizes), shape.logits)
         visible = (four != 0) if attends else (four == 0)
-        rows = visible.any(axis=-1, keepdims=True)
-        predicted = np.where(rows, among(plain, visible), seen.applied)
-        blocked = ~rows[:, :, :, 0].all(axis=1) & ~rows[:, :, :, 0].any(axis=1)
+        predicted = among_shown(plain, visible, seen)
+        blocked = ~visible.any(axis=(1, 3))
         if lab.alike(seen, predicted) and (rows_changed(lab, seen) | ~blocked).all():
             found.append(reading)
     return tuple(found)
