@@ -19,7 +19,7 @@ from conformance.examination import Examination, Raised, Workbench
 from conformance.findings import CaseResult, Finding, item_id
 from conformance.interface.adapter import Adapter, Mode
 from conformance.probes import Experiment, Findings
-from conformance.probes.laboratory import Laboratory
+from conformance.probes.laboratory import Laboratory, NoAnswer
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.declared import DECLARED, compared
 from conformance.requirements.requirement import Requirement
@@ -140,6 +140,8 @@ class Session:
             verdict = Finding(DECLARED.id, "unsupported", detail=str(reason))
         except Unavailable as reason:
             verdict = Finding(DECLARED.id, "unavailable", detail=str(reason))
+        except NoAnswer as error:
+            verdict = Finding(DECLARED.id, "error", detail=str(error))
         result = CaseResult(
             adapter.name,
             experiment.id,

@@ -42,9 +42,14 @@ class Refused:
     """The implementation raised, or cannot express it; `told` says how, in one line."""
 
     told: str
+    unsupported: bool = False
 
 
 Outcome = Seen | Refused
+
+
+class NoAnswer(ConformanceError):
+    """There is nothing to compare a mask's answer with."""
 
 
 @dataclass
@@ -90,6 +95,9 @@ class Laboratory:
             self.adapter.check(problem)
         except Unsupported:
             return False
+        except Exception:
+            # A mistake in the adapter's own check: asking will say which.
+            return True
         return True
 
     def sizes(self, **sizes: int) -> Sizes:
@@ -152,7 +160,7 @@ class Laboratory:
         except Unavailable:
             raise
         except Unsupported as reason:
-            return Refused(f"unsupported: {reason}")
+            return Refused(f"unsupported: {reason}", unsupported=True)
         except (ConformanceError, Exception, SystemExit) as error:
             return Refused(_first_line(error))
         return Seen(problem, answer, pattern(problem, answer.output))
@@ -163,13 +171,19 @@ class Laboratory:
         return bridge is not None and bridge.takes_other_paths
 
     def plain(self, sizes: Sizes | None = None, dtype: str = "") -> Seen:
-        """The answer without any mask; raises `Unsupported` where even that is refused."""
+        """The answer without any mask.
+
+        Raises:
+            Unsupported: the implementation cannot express even that.
+            NoAnswer: it raised, or what it returned is no answer.
+        """
         key = (sizes or self.sizes(), dtype or self.dtype)
         if key not in self._plain:
             self._plain[key] = self.ask(self.problem(key[0], dtype=key[1]))
         found = self._plain[key]
         if isinstance(found, Refused):
-            raise Unsupported(f"without any mask: {found.told}")
+            kind = Unsupported if found.unsupported else NoAnswer
+            raise kind(f"without any mask: {found.told}")
         return found
 
     def noise(self, problem: Problem) -> Array:
