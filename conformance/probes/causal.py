@@ -14,7 +14,7 @@ from conformance.probes.code import hiding
 from conformance.probes.combinations import combined, distinct, hypotheses, visible_of
 from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import numbers
-from conformance.probes.meaning import UNEXPLAINED, among
+from conformance.probes.meaning import UNEXPLAINED, among_shown
 from conformance.probes.readout import Sizes
 from conformance.problem import Causal, Shape, causal_mask
 
@@ -85,13 +85,13 @@ def _alone(lab: Laboratory, name: str, told: str, sizes: Sizes) -> Entry:
     assert flag is not None
     found = lab.ask(lab.problem(sizes), {name: True})
     subject = f"{name} alone, {told}"
-    if isinstance(found, Refused):
-        expected = flag.needs is not None or flag.alignment is None
-        declared = "refused" if expected and flag.needs is None and sizes.query != sizes.key else ""
-        return Entry(subject, "refused", found.told, declared)
     square = sizes.query == sizes.key
-    value = _aligned(lab, found)
     declared = "causal" if square else (flag.alignment or "refused")
+    if isinstance(found, Refused):
+        # Of a flag without the mask that it needs, nothing is declared.
+        declared = "" if flag.needs is not None else declared
+        return Entry(subject, "refused", found.told, declared, declared in ("", "refused"))
+    value = _aligned(lab, found)
     told = "0.0: no query sees the last token but the last"
     code = hiding(lab.adapter, name, [], told, token=-1) if value == "causal" else ""
     rows = "; ".join(numbers(row) for row in found.applied[0, 0])
@@ -112,8 +112,7 @@ def _aligned(lab: Laboratory, found: Seen) -> str:
 
 def _follows(lab: Laboratory, found: Seen, visible: BoolArray) -> bool:
     plain = lab.plain(Sizes(*found.problem.shape.logits)).applied
-    rows = visible.any(axis=-1, keepdims=True)
-    return lab.alike(found, np.where(rows, among(plain, visible), found.applied))
+    return lab.alike(found, among_shown(plain, visible, found))
 
 
 def _triangle(shape: Shape, alignment: str) -> BoolArray:
