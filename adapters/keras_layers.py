@@ -239,11 +239,11 @@ def _common(dtype: str, mode: Mode) -> dict[str, Any]:
 
 
 def _example(backend: str, build: str) -> Example:
-    """Keras' own lines; the backend is chosen before the import."""
+    """Keras' own lines, as the first mode is called; the backend is chosen before the import."""
     return Example(
         imports=f'import os; os.environ["KERAS_BACKEND"] = "{backend}"\nimport keras',
         build=build,
-        call="attention(query, value, key{masks})",
+        call="attention(query, value, key, return_attention_scores=True{masks})[0]",
     )
 
 

@@ -6,6 +6,8 @@ import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from conformance.card import TOPICS, Entry, Topic
 from conformance.dtypes import Array
 from conformance.errors import UnknownName
@@ -69,14 +71,19 @@ class Experiment:
         return tuple(mode for mode in adapter.modes if not mode.optimised)
 
     def run(self, lab: Laboratory) -> Findings:
-        """All entries; raises `Unsupported` where there is nothing to ask."""
+        """All entries.
+
+        Raises:
+            Unsupported: there is nothing to ask.
+            NoAnswer: not even the plain problem is answered.
+        """
+        lab.plain()
         found = Findings()
         for made in self.make(lab):
-            if isinstance(made, Entry):
-                found.entries.append(made)
-                continue
-            entry, array = made
-            found.entries.append(entry)
+            entry, array = (made, None) if isinstance(made, Entry) else made
+            # What a user types is the first mode; others may take another path.
+            shown = entry.code if lab.mode.name == lab.adapter.modes[0].name else ""
+            found.entries.append(msgspec.structs.replace(entry, code=shown))
             if array is not None:
                 found.arrays[entry.subject] = array
         return found

@@ -23,6 +23,18 @@ DECLARED = {
 }
 
 
+_SHOWN = {
+    "NaN": ("output[0, 0, :4]", "NaN"),
+    "zeros": ("abs(output).max()", "0.0: zeros"),
+    "output bias only": ("abs(output - output[0, 0]).max()", "0.0: the output bias alone, for all"),
+    "mean of the values": (
+        "abs(output[0] - output[0, 0]).max()",
+        "0.0: the mean of the values, for all of its queries",
+    ),
+}
+"""Expressions of `output` that show a value, and what is printed."""
+
+
 def masked_rows(lab: Laboratory) -> Iterator[Entry]:
     """Each argument that can block all keys of a query, with each way to block."""
     for argument in lab.arguments():
@@ -134,4 +146,5 @@ def _code(lab: Laboratory, way: Blocking, value: str) -> str:
     if way.argument not in lab.adapter.mask_arguments:
         return ""
     made = mask(way.argument.layouts[0], way.form.dtype, way.hidden, None, "blocks every token")
-    return output(lab.adapter, way.argument.name, made, "output[0, 0, :4]", value)
+    shown, told = _SHOWN.get(value, ("output[0, 0, :4]", value))
+    return output(lab.adapter, way.argument.name, made, shown, told)
