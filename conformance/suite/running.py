@@ -109,8 +109,11 @@ class Run:
             return catalogue()
         wanted: set[str] = set()
         for pattern in patterns:
-            if not find_experiments(pattern):
+            try:
                 wanted |= {case.id for case in find_cases(pattern)}
+            except UnknownName:
+                if not find_experiments(pattern):
+                    raise
         return tuple(case for case in catalogue() if case.id in wanted)
 
     def _experiments(self) -> tuple[Experiment, ...]:
