@@ -52,7 +52,7 @@ def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
         if value.startswith("attends"):
             yield Blocking(argument, form, 1.0, 0.0)
             break
-        if value.startswith("blocks"):
+        if value in ("blocks", "blocks where 1"):
             yield Blocking(argument, form, 0.0, 1.0)
             break
     if examined(lab, argument, ZERO_INFINITE).value == "added":

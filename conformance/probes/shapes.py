@@ -7,13 +7,14 @@ that coincide, where it is not.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from conformance.card import Entry
 from conformance.interface.arguments import MaskArgument
-from conformance.probes.forms import BOOL, ZERO_ONE, Form, arrange
+from conformance.probes.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form, arrange
 from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import examined
 from conformance.probes.meaning import read_as
@@ -54,6 +55,11 @@ SHAPES = (
 )
 """Right ones and wrong ones: transposed, for the wrong number of heads, of another axis' length."""
 
+WITHOUT_BROADCASTING = tuple(
+    name for name in SHAPES if len(name.split()) > 1 and not {"1", "heads+1"} & set(name.split())
+)
+"""Where sizes coincide, what is broadcast is known already."""
+
 COINCIDENCES = (
     ("batch = heads, query = key", {"batch": 3, "heads": 3, "query": 5, "key": 5}),
     ("batch = query, heads = key", {"batch": 3, "heads": 5, "query": 3, "key": 5}),
@@ -64,13 +70,11 @@ COINCIDENCES = (
 
 def different_sizes(lab: Laboratory) -> Iterator[Entry]:
     """What each argument takes where every axis has a size of its own."""
-    for argument in lab.arguments():
-        form, attends = _form(lab, argument)
-        if form is None:
-            continue
+    sizes = lab.sizes()
+    for argument, marking in _markings(lab):
         accepted: dict[str, list[str]] = defaultdict(list)
         refused: dict[str, list[str]] = defaultdict(list)
-        for name, seen, readings in _tried(lab, argument, form, attends, lab.sizes()):
+        for name, seen, readings in _tried(lab, argument, marking, SHAPES, sizes):
             if isinstance(seen, Refused):
                 refused[seen.told].append(_shown(name))
             else:
@@ -84,7 +88,7 @@ def different_sizes(lab: Laboratory) -> Iterator[Entry]:
         yield Entry(
             f"{argument.name}: shapes it takes",
             " ".join(takes) or "none",
-            f"fed as {form.name}, with batch 2, heads 3, query 4, key 5",
+            f"fed as {marking.form.name}, {_told(sizes)}",
             declared=f"at least {' '.join(declared)}",
             agrees=not lacking,
         )
@@ -103,12 +107,10 @@ def coinciding_sizes(lab: Laboratory) -> Iterator[Entry]:
     """For which axes an array is taken where two axes have one size."""
     for told, sizes in COINCIDENCES:
         own = lab.sizes(**sizes)
-        for argument in lab.arguments():
-            form, attends = _form(lab, argument)
-            if form is None:
-                continue
+        for argument, marking in _markings(lab):
             taken: dict[tuple[int, ...], str] = {}
-            for name, seen, readings in _tried(lab, argument, form, attends, own):
+            tried = _tried(lab, argument, marking, WITHOUT_BROADCASTING, own)
+            for name, seen, readings in tried:
                 if isinstance(seen, Seen):
                     shape = _sized(name, own)
                     taken.setdefault(shape, _as("", readings) or "no axes")
@@ -116,38 +118,65 @@ def coinciding_sizes(lab: Laboratory) -> Iterator[Entry]:
             yield Entry(
                 f"{argument.name}, {told}",
                 "; ".join(listed) or "takes none",
-                f"sizes {', '.join(f'{axis} {size}' for axis, size in own.named().items())}",
+                _told(own),
             )
 
 
-def _form(lab: Laboratory, argument: MaskArgument) -> tuple[Form | None, bool]:
-    """A form in which the argument says who attends or blocks, as found out, not as declared."""
-    for form in (BOOL, ZERO_ONE):
-        value = examined(lab, argument, form).value
-        if value.startswith(("attends", "blocks")):
-            return form, value.startswith("attends")
-    return None, False
+class _Marking(NamedTuple):
+    """A form, the number that marks in it, and whether marked positions attend or are blocked."""
+
+    form: Form
+    mark: float
+    attends: bool
+
+
+def _markings(lab: Laboratory) -> Iterator[tuple[MaskArgument, _Marking]]:
+    """The arguments that say who attends or blocks, and how: as found out, not as declared.
+
+    What a framework attaches to its tensors goes the way of the arguments, so it is left out.
+    """
+    for argument in lab.arguments():
+        if argument not in lab.adapter.mask_arguments:
+            continue
+        for form, mark in ((BOOL, 1.0), (ZERO_ONE, 1.0), (ZERO_INFINITE, INFINITE)):
+            value = examined(lab, argument, form).value
+            if value.startswith(("attends", "blocks")) and mark == 1.0 and "every" not in value:
+                yield argument, _Marking(form, mark, value.startswith("attends"))
+                break
+            if value == "added" and mark == INFINITE:
+                yield argument, _Marking(form, mark, attends=False)
+                break
 
 
 def _tried(
-    lab: Laboratory, argument: MaskArgument, form: Form, attends: bool, sizes: Sizes
+    lab: Laboratory,
+    argument: MaskArgument,
+    marking: _Marking,
+    names: Sequence[str],
+    sizes: Sizes,
 ) -> Iterator[tuple[str, Seen | Refused, list[str]]]:
+    """Each shape once, with what came of it and every reading of its axes that explains that."""
     tried: set[tuple[int, ...]] = set()
     problem = lab.problem(sizes)
-    for number, name in enumerate(SHAPES):
+    for number, name in enumerate(names):
         shape = _sized(name, sizes)
         if shape in tried or int(np.prod(shape)) < 2:
             continue
         tried.add(shape)
         random = np.random.default_rng([11, number])
         axis = max(range(len(shape)), key=lambda index: (shape[index] > 1, index))
-        fed = arrange(random, list(shape), axis, (0, 1))
-        seen = lab.ask(problem, {argument.name: form.array(fed)})
+        marked = arrange(random, list(shape), axis, (0, 1))
+        fed = np.where(marked == 1, marking.mark, 0.0)
+        seen = lab.ask(problem, {argument.name: marking.form.array(fed)})
         readings: list[str] = []
         if isinstance(seen, Seen):
-            found = read_as(lab, seen, fed, attends=attends)
+            found = read_as(lab, seen, marked, attends=marking.attends)
             readings = [reading.name for reading in found]
         yield name, seen, readings
+
+
+def _told(sizes: Sizes) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.named().items())
 
 
 def _as(name: str, readings: list[str]) -> str:
