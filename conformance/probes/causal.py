@@ -86,7 +86,7 @@ def _alone(lab: Laboratory, name: str, told: str, sizes: Sizes) -> Entry:
     found = lab.ask(lab.problem(sizes), {name: True})
     subject = f"{name} alone, {told}"
     square = sizes.query == sizes.key
-    declared = "causal" if square else (flag.alignment or "refused")
+    declared: str = "causal" if square else (flag.alignment or "refused")
     if isinstance(found, Refused):
         # Of a flag without the mask that it needs, nothing is declared.
         declared = "" if flag.needs is not None else declared

@@ -85,7 +85,7 @@ def among_shown(plain: Array, visible: BoolArray, seen: Seen) -> Array:
 
     NaN in one head reaches the query's whole output, so it is seen in the other heads too.
     """
-    rows = visible.any(axis=-1, keepdims=True)
+    rows = np.asarray(visible.any(axis=-1, keepdims=True))
     lost = np.isnan(seen.applied) & ~rows.all(axis=1, keepdims=True)
     return np.where(rows & ~lost, among(plain, visible), seen.applied)
 
