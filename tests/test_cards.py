@@ -1,0 +1,345 @@
+"""Convention cards in the report: from the records of experiments to pages, and nothing added."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance.card import TOPICS, Entry
+from conformance.cli import main
+from conformance.errors import ExitCode
+from conformance.findings import CaseResult, Finding
+from conformance.probes import EXPERIMENTS
+from conformance.record import SCHEMA, Header, Implementation, Provenance, Record
+from conformance.report import build, render_html, render_markdown
+from conformance.report.glance import glances
+from conformance.report.html import render_card
+from conformance.report.model import Card, Report
+from conformance.report.pattern import pattern
+from conformance.report.views import card_file, disagreeing, families
+
+DECLARED = "adapter.declares-what-is-observed"
+NASTY = "<script>alert('1')</script>"
+HERE = Path(__file__).parent
+
+
+def result(topic: str, *entries: Entry, name: str = "mine", mode: str = "train") -> CaseResult:
+    verdict = "conforms" if all(entry.agrees for entry in entries) else "deviates"
+    found = [Finding(DECLARED, verdict)]  # type: ignore[arg-type]
+    return CaseResult(name, f"probe/{topic}", "float32", "cpu", mode, found, list(entries))
+
+
+def report(*results: CaseResult, arrays: dict | None = None) -> Report:
+    names = dict.fromkeys(item.implementation for item in results)
+    implementations = [
+        Implementation(
+            name=name,
+            title=name.title(),
+            documentation="https://example.org",
+            framework="torch",
+            spec=f"{name}.py:Attention",
+            versions={"torch": "2.9"},
+            modes=["train", "eval"],
+            dtypes=["float32"],
+            masks=[],
+        )
+        for name in names
+    ]
+    made = Provenance("0.1", "hash", "2026-01-01T00:00:00", "run", "3.11", "Linux", "cpu", "a CPU",
+                      {}, "mha-conformance run")  # fmt: skip
+    header = Header(SCHEMA, "mine", made, implementations, planned=len(results))
+    own = Record(header, complete=True, results=list(results))
+    return build([(Path("mine.json"), own, arrays or {})])
+
+
+def card(*results: CaseResult) -> Card:
+    (found,) = report(*results).cards
+    return found
+
+
+def cell(found: Card, heading: str) -> list[tuple[str, str]]:
+    (glance,) = [item for item in glances() if item.heading == heading]
+    return [tuple(told) for told in glance.take(found)]
+
+
+def test_there_is_an_experiment_for_every_topic_in_the_order_of_a_card():
+    assert [item.topic for item in EXPERIMENTS] == list(TOPICS)
+    assert len({topic.name for topic in TOPICS}) == len(TOPICS)
+
+
+def test_modes_that_agree_are_one_line():
+    same = Entry("mask, bool", "blocks")
+    found = card(result("masks", same), result("masks", same, mode="eval"))
+    (chapter,) = found.chapters
+    (subject,) = chapter.subjects
+    assert [(item.value, item.modes) for item in subject.observed] == [("blocks", [])]
+    assert chapter.modes == ["train", "eval"]
+
+
+def test_modes_that_differ_are_told_apart():
+    found = card(
+        result("masks", Entry("mask, bool", "blocks")),
+        result("masks", Entry("mask, bool", "ignored"), mode="eval"),
+    )
+    (subject,) = found.chapters[0].subjects
+    told = [(item.value, item.modes) for item in subject.observed]
+    assert told == [("blocks", ["train"]), ("ignored", ["eval"])]
+
+
+def test_an_experiment_with_nothing_to_ask_says_why():
+    nothing = CaseResult(
+        "mine",
+        "probe/dropout",
+        "float32",
+        "cpu",
+        "train",
+        [Finding(DECLARED, "unsupported", detail="the adapter names no mode with dropout")],
+    )
+    found = card(result("masks", Entry("mask, bool", "blocks")), nothing)
+    chapter = found.chapters[1]
+    assert not chapter.subjects
+    assert chapter.unsupported == "the adapter names no mode with dropout"
+
+
+def test_a_chapter_has_the_command_that_asks_again():
+    (chapter,) = card(result("masks", Entry("mask, bool", "blocks"))).chapters
+    assert chapter.command == "mha-conformance probe mine.py:Attention --experiment masks"
+
+
+def test_an_entry_that_disagrees_is_named_on_the_card_and_counted_in_the_matrix():
+    wrong = Entry("mask, bool", "attends", declared="blocks", agrees=False)
+    found = report(result("masks", wrong))
+    ((subject, item),) = disagreeing(found.cards[0])
+    assert (subject, item.declared, item.value) == ("mask, bool", "blocks", "attends")
+    (row,) = [row for row in found.matrix if row.requirement == DECLARED]
+    assert row.cells[0].counts == {"deviates": 1}
+    page = render_card(found, found.cards[0], "report.html")
+    assert "Not as the adapter declares" in page
+    right = report(result("masks", Entry("mask, bool", "blocks", declared="blocks")))
+    assert "Not as the adapter declares" not in render_card(right, right.cards[0], "report.html")
+
+
+def test_the_table_says_for_which_argument_a_meaning_holds():
+    found = card(
+        result(
+            "masks",
+            Entry("attn_mask, bool", "blocks"),
+            Entry("key_mask, bool", "attends"),
+            Entry("attn_mask, float32 0/1", "added"),
+        )
+    )
+    assert cell(found, "True in a mask") == [("blocks", "attn_mask"), ("attends", "key_mask")]
+    assert cell(found, "0 and 1, as floats") == [("added", "")]
+    assert cell(found, "0 and −inf") == []
+
+
+def test_the_table_leaves_out_large_finite_numbers():
+    found = card(
+        result(
+            "masked-rows",
+            Entry("mask, bool: output", "NaN"),
+            Entry("mask, float32 0/−1e9: output", "mean of the values"),
+            Entry("mask, bool: gradients", "NaN: keys"),
+        )
+    )
+    assert cell(found, "A query that may attend nothing gets") == [("NaN", "")]
+    assert cell(found, "… and gradients") == [("NaN: keys", "")]
+
+
+def test_the_table_names_what_a_flag_stands_beside():
+    found = card(
+        result(
+            "causal",
+            Entry("flag alone, equal lengths", "causal"),
+            Entry("flag alone, fewer queries than keys", "top-left"),
+            Entry("flag with attn_mask causal, equal lengths", "causal"),
+            Entry("flag with attn_mask, equal lengths", "flag only"),
+            Entry("flag with padding, equal lengths", "both"),
+        )
+    )
+    assert cell(found, "Causal flag, fewer queries than keys") == [("top-left", "")]
+    beside = [("flag only", "attn_mask"), ("both", "padding")]
+    assert cell(found, "Causal flag beside a mask") == beside
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("hidden", "hidden"),
+        ("reaches the output, gradients of key", "reaches the output"),
+        ("reaches gradients of parameters", "reaches gradients"),
+    ],
+)
+def test_the_table_says_how_far_a_nan_gets(value, told):
+    found = card(result("leaks", Entry("NaN in a blocked key (mask, bool)", value)))
+    assert cell(found, "NaN in a blocked key") == [(told, "")]
+
+
+def test_weights_that_only_some_modes_return_are_those_of_the_others():
+    found = card(
+        result("weights", Entry("returned weights", "per head")),
+        result("weights", Entry("returned weights", "none"), mode="eval"),
+        result("dropout", Entry("returned weights are those", "after dropout")),
+    )
+    told = [("per head", ""), ("those after dropout", "")]
+    assert cell(found, "Returned weights") == told
+
+
+# One mask for everybody
+
+WRITTEN = ("1 = may attend", "1 = blocked")
+
+
+def handed(name: str, *values: str) -> CaseResult:
+    entries = [Entry(f"mask, {w}", v) for w, v in zip(WRITTEN, values, strict=True)]
+    return result("same-mask", *entries, name=name)
+
+
+def test_those_who_understand_the_same_writing_stand_together():
+    found = report(
+        handed("one", "as meant", "100% on blocked keys"),
+        handed("two", "99% on blocked keys", "as meant"),
+        handed("three", "as meant", "100% on blocked keys"),
+        handed("four", "refused", "refused"),
+    )
+    told = [(family.told, [row.column.key for row in family.rows]) for family in families(found)]
+    assert told == [
+        ("Right with 1 = may attend", ["one", "three"]),
+        ("Right with 1 = blocked", ["two"]),
+        ("Right with none", ["four"]),
+    ]
+
+
+def test_the_weights_of_a_record_are_drawn():
+    weights = np.array([[1.0, 0.0], [np.nan, 0.25]])
+    own = handed("one", "as meant", "refused")
+    found = report(own, arrays={f"{own.id}|mask, 1 = may attend": weights})
+    assert found.handed[0].weights == [[1.0, 0.0], [None, 0.25]]
+    assert found.handed[1].weights == []
+    page = render_html(found)
+    assert page.count('<svg class="pattern"') == 1
+    assert "query 1, key 1: 0.25" in page
+
+
+def test_a_pattern_tells_past_future_nothing_and_nan_apart():
+    drawn = pattern([[1.0, 0.5], [0.0, None]], "told")
+    kinds = re.findall(r'class="(past|ahead|none|lost)"', drawn)
+    assert kinds == ["past", "ahead", "none", "lost"]
+    assert 'aria-label="told"' in drawn
+
+
+def test_a_small_weight_in_the_future_is_still_seen():
+    (opacity,) = re.findall(r'class="ahead".*?opacity="([\d.]+)"', pattern([[1.0, 1e-6]], ""))
+    assert float(opacity) >= 0.25
+
+
+# Pages
+
+
+def test_what_a_record_says_cannot_become_code():
+    found = report(
+        result(
+            "masks",
+            Entry(NASTY, NASTY, NASTY, NASTY, agrees=False, code=NASTY),
+            name="mine",
+        ),
+        result("same-mask", Entry(f"{NASTY}, {NASTY}", NASTY, NASTY)),
+    )
+    for page in (render_html(found), render_card(found, found.cards[0], "report.html")):
+        assert NASTY not in page
+        assert "&lt;script&gt;" in page
+    assert NASTY not in render_markdown(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "file"),
+    [
+        ("torch-mha", "torch-mha.html"),
+        ("torch-mha (gpu)", "torch-mha-gpu.html"),
+        ("../../etc/passwd", "etc-passwd.html"),
+    ],
+)
+def test_a_card_stays_in_its_folder(key, file):
+    assert card_file(key) == file
+
+
+def test_a_report_leaves_a_page_for_each_card_and_none_of_an_earlier_report(tmp_path, capsys):
+    record = tmp_path / "one.json"
+    spec = f"{HERE / 'miniatures.py'}:Correct"
+    assert main(["run", spec, "--case", "probe/masks", "--record", str(record)]) == ExitCode.OK
+    narrowed = tmp_path / "one.narrowed.json"
+    folder = tmp_path / "report-cards"
+    folder.mkdir()
+    (folder / "old.html").write_text("an earlier report's")
+    assert main(["report", str(narrowed), "--output", str(tmp_path / "report")]) == ExitCode.OK
+    assert [file.name for file in folder.iterdir()] == ["Correct.html"]
+    page = (tmp_path / "report.html").read_text()
+    assert 'href="report-cards/Correct.html"' in page
+    assert "mask, bool" in (folder / "Correct.html").read_text()
+    assert 'href="../report.html"' in (folder / "Correct.html").read_text()
+    assert "problem" not in capsys.readouterr().out
+
+
+# The command
+
+
+def probe(*arguments: str) -> int:
+    return main(["probe", *arguments])
+
+
+def miniature(name: str) -> str:
+    return f"{HERE / 'miniatures.py'}:{name}"
+
+
+def test_probe_prints_what_was_seen(capsys):
+    assert probe(miniature("Correct"), "--experiment", "masks", "--evidence") == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert re.search(r"mask, bool +attends", printed)
+    assert re.search(r"mask, float32 0/−inf +added", printed)
+    assert "without it" in " ".join(printed.split())
+
+
+def test_probe_says_what_an_adapter_declares_wrongly(capsys):
+    wrong = miniature("Inverted")
+    assert probe(wrong, "--experiment", "masks") == ExitCode.OK
+    assert "✗ declared attends" in capsys.readouterr().out
+    assert probe(wrong, "--experiment", "masks", "--strict") == ExitCode.DEVIATES
+    right = miniature("Correct")
+    assert probe(right, "--experiment", "masks", "--strict") == ExitCode.OK
+
+
+def test_probe_hands_out_json(capsys):
+    assert probe(miniature("Correct"), "--experiment", "weights", "--json") == ExitCode.OK
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["case"] == "probe/weights"
+    assert found["entries"][0] == {
+        "subject": "returned weights",
+        "value": "per head",
+        "evidence": "shape [2, 3, 4, 5], [batch, heads, query, key]",
+        "declared": "per head",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--experiment", "mask"], "unknown experiment 'mask'; did you mean masks"),
+        (["--argument", "maks"], "unknown mask argument 'maks'; did you mean mask?"),
+        (["--mode", "defualt"], "unknown mode 'defualt'; did you mean default?"),
+    ],
+)
+def test_probe_asks_nothing_if_a_name_is_wrong(arguments, told, capsys):
+    assert probe(miniature("Correct"), *arguments) == ExitCode.USAGE
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert told in printed.err
+
+
+@pytest.mark.parametrize("name", ["Lazy", "Unready"])
+def test_probe_of_what_is_not_installed_verifies_nothing(name, capsys):
+    assert probe(miniature(name), "--experiment", "masks") == ExitCode.NOTHING_VERIFIED
+    assert "is not installed" in capsys.readouterr().out
