@@ -189,6 +189,15 @@ class SaysAveraged(Right):
     returns_weights = "averaged"
 
 
+class SaysBlocks(Right):
+    """Wrong in its words only: nothing but its first argument's polarity is declared otherwise."""
+
+    mask_arguments = (
+        MaskArgument("mask", "batch heads query key", true="blocks", number="added"),
+        *Right.mask_arguments[1:],
+    )
+
+
 def _with_output(answer, change):
     """Change the output of an answer that may come with weights."""
     if isinstance(answer, tuple):
@@ -219,7 +228,10 @@ KILLS = {
     "observed.causal-alignment": SaysBottomRight,
     "observed.returned-weights": SaysAveraged,
 }
-"""Requirement to a mutant that it kills."""
+"""Requirement to a mutant that a case kills."""
+
+KILLED_BY_EXPERIMENT = {"adapter.declares-what-is-observed": (SaysBlocks, "masks")}
+"""Requirement to a mutant, and the experiment that kills it: no case says anything about it."""
 
 ALONE = {
     "gradient.bias-equals-definition": BiasDetached,

@@ -315,7 +315,9 @@ def test_case_serves_requirements_that_exist(case):
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement.id)
 def test_every_requirement_is_served(requirement):
-    assert any(requirement.serves(case) for case in CASES)
+    # Experiments decide what is about the declaration itself, and no case does.
+    by_case = any(requirement.serves(case) for case in CASES)
+    assert by_case != (requirement.chapter == "adapter")
 
 
 def test_no_case_names_what_every_case_serves():

@@ -109,7 +109,9 @@ def test_no_bridge_is_imported_before_it_is_asked_for(name):
 
 @pytest.mark.parametrize("name", every("conformance.adapters"))
 def test_an_adapter_never_sees_the_expectation(name):
-    hidden = [f"conformance.{module}" for module in (*EXPECTATION, "cases", "session", "report")]
+    hidden = [
+        f"conformance.{module}" for module in (*EXPECTATION, "cases", "session", "report", "probes")
+    ]
     found = imports(SOURCES[name])
     assert not within(found, *hidden, "conformance.suite", "conformance.record")
     if ALONE.fullmatch(name):
@@ -140,6 +142,12 @@ def test_a_check_never_sees_a_framework(name):
     assert not within(imports(SOURCES[name]), *(f"conformance.interface.{n}" for n in natives))
 
 
+@pytest.mark.parametrize("name", every("conformance.probes"))
+def test_an_experiment_sees_neither_framework_nor_requirement(name):
+    hidden = ("frameworks", "requirements", "findings", "cases", "suite", "report", "session")
+    assert not within(imports(SOURCES[name]), *(f"conformance.{module}" for module in hidden))
+
+
 @pytest.mark.parametrize("name", every("conformance.reference"))
 def test_the_reference_knows_the_definition_only(name):
     own = within(imports(SOURCES[name]), "conformance")
@@ -149,7 +157,8 @@ def test_the_reference_knows_the_definition_only(name):
 
 @pytest.mark.parametrize("name", every("conformance.interface"))
 def test_the_interface_never_sees_the_expectation(name):
-    hidden = [f"conformance.{module}" for module in (*EXPECTATION, "cases", "session", "suite")]
+    further = ("cases", "session", "suite", "probes")
+    hidden = [f"conformance.{module}" for module in (*EXPECTATION, *further)]
     assert not within(imports(SOURCES[name]), *hidden)
 
 

@@ -114,7 +114,11 @@ WRONG = {
         "causal",
         (LESS, "bottom-right", "top-left"),
     ),
-    "top-left for bottom-right": (aligned("top-left", 1), "causal", (LESS, "top-left", "bottom-right")),
+    "top-left for bottom-right": (
+        aligned("top-left", 1),
+        "causal",
+        (LESS, "top-left", "bottom-right"),
+    ),
     "an alignment where it refuses": (
         aligned("top-left", None),
         "causal",
@@ -146,7 +150,7 @@ WRONG = {
             None,
         ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

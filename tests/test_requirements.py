@@ -13,8 +13,9 @@ import wrong_attentions
 from conformance.adapters.ours import Ours
 
 from conformance.cases.catalogue import catalogue
+from conformance.probes import EXPERIMENTS, experiment
 from conformance.requirements import REQUIREMENTS
-from conformance.session import Session, plan
+from conformance.session import Session, inquiries, plan
 
 DTYPE = "float32"
 
@@ -38,7 +39,9 @@ def killed(adapter, wanted=None) -> Counter[str]:
 
 
 def test_there_is_a_mutant_for_every_requirement():
-    assert mutants.KILLS.keys() == {item.id for item in REQUIREMENTS}
+    by_case, by_experiment = mutants.KILLS.keys(), mutants.KILLED_BY_EXPERIMENT.keys()
+    assert by_case | by_experiment == {item.id for item in REQUIREMENTS}
+    assert not by_case & by_experiment
 
 
 @pytest.mark.parametrize("requirement", sorted(mutants.KILLS))
@@ -46,9 +49,34 @@ def test_requirement_kills_its_mutant(requirement):
     assert killed(mutants.KILLS[requirement](), requirement)[requirement]
 
 
+def inquired(adapter, experiments=EXPERIMENTS) -> dict[str, set[str]]:
+    """Requirement to the experiments in which the adapter deviates from it."""
+    adapter.name = type(adapter).__name__
+    session, found = Session(), {}
+    for item in inquiries([adapter], experiments, "cpu"):
+        result, _ = session.inquire(item)
+        for finding in result.findings:
+            assert finding.verdict != "error", (item.id, finding)
+            if finding.verdict == "deviates":
+                found.setdefault(finding.requirement, set()).add(item.experiment.name)
+    return found
+
+
+@pytest.mark.parametrize("requirement", sorted(mutants.KILLED_BY_EXPERIMENT))
+def test_an_experiment_kills_the_mutant_of_a_requirement_that_no_case_serves(requirement):
+    mutant, name = mutants.KILLED_BY_EXPERIMENT[requirement]
+    assert not any(case_serves(requirement, case) for case in catalogue())
+    assert inquired(mutant(), [experiment(name)]) == {requirement: {name}}
+
+
+def case_serves(requirement, case):
+    return next(item for item in REQUIREMENTS if item.id == requirement).serves(case)
+
+
 @pytest.mark.parametrize("original", [mutants.Right, Ours])
 def test_originals_survive_everything(original):
     assert not killed(original())
+    assert not inquired(original())
 
 
 @pytest.mark.parametrize("requirement", sorted(mutants.ALONE))

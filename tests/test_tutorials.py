@@ -227,18 +227,20 @@ def test_tutorial_1_returns_the_weights_after_dropout():
 @pytest.mark.parametrize("name", ["tutorial-1", "tutorial-3", "ours", "torch-mha"])
 def test_a_mode_may_ask_for_dropout(name):
     adapter = load(name)
-    (mode,) = [mode for mode in adapter.modes if mode.name in adapter.dropout_modes]
+    modes = [mode for mode in adapter.modes if mode.name in adapter.dropout_modes]
+    assert len(modes) == len(adapter.dropout_modes) > 0
     problem = find_cases("plain/no-mask/self")[0].problem("float64")
 
-    def output(dropout, draw):
-        asked = dataclasses.replace(mode, name=f"dropout {dropout}", dropout=dropout, draw=draw)
+    def output(mode, dropout, draw):
+        asked = dataclasses.replace(mode, dropout=dropout, draw=draw)
         return adapter.run(problem, Call(asked)).output
 
-    plain = adapter.run(problem, Call(mode)).output
-    assert np.array_equal(output(0.0, 7), plain)
-    assert np.array_equal(output(0.5, 7), output(0.5, 7))
-    assert not np.array_equal(output(0.5, 7), output(0.5, 8))
-    assert not np.allclose(output(0.5, 7), plain)
+    for mode in modes:
+        plain = adapter.run(problem, Call(mode)).output
+        assert np.array_equal(output(mode, 0.0, 7), plain)
+        assert np.array_equal(output(mode, 0.5, 7), output(mode, 0.5, 7))
+        assert not np.array_equal(output(mode, 0.5, 7), output(mode, 0.5, 8))
+        assert not np.allclose(output(mode, 0.5, 7), plain)
 
 
 @pytest.mark.parametrize("name", ["tutorial-2", "tutorial-4", "tutorial-5"])
