@@ -124,6 +124,17 @@ class Hangs(Correct):
         return super().attend(query, key, value, masks, **options)
 
 
+class HangsLater(Correct):
+    """Never answers in its second mode."""
+
+    modes = (Mode("first"), Mode("second"))
+
+    def _bind(self, problem, call):
+        if call.mode.name == "second":
+            time.sleep(600)
+        return super()._bind(problem, call)
+
+
 class Refuses(Correct):
     """Cannot express anything."""
 

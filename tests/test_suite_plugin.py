@@ -12,10 +12,12 @@ import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conformance.errors import ExitCode
 from conformance.findings import INFINITE, CaseResult, Figures, Finding, Worst
+from conformance.probes import EXPERIMENTS
 from conformance.record import journal_path, read, read_arrays, read_journal
 from conformance.suite.message import again, failure
 from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
@@ -370,6 +372,108 @@ def test_killed(tmp_path):
     assert header.planned == 3
     assert [(r.case, r.verdict) for r in results] == [("plain/no-mask/self", "conforms")]
     assert len(arrays) == 3
+    assert not read(path).complete
+
+
+# Experiments are items too
+
+
+def collected(folder, name, *arguments):
+    """Ids of what a run would examine."""
+    done = conformance(folder, "--implementation", mini(name), "--collect-only", "-q", *arguments)
+    assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), done.stdout
+    lines = done.stdout.splitlines()
+    return [line.partition("[")[2].rstrip("]") for line in lines if line.startswith("suite/")]
+
+
+def test_a_case_may_be_an_experiment(tmp_path):
+    every = collected(tmp_path, "Moded", "--case", "probe")
+    assert all(":probe/" in name and ":float32:cpu:" in name for name in every)
+    assert {name.split(":")[1] for name in every} == {item.id for item in EXPERIMENTS}
+    assert {name.split(":")[4] for name in every} == {"exact", "rough"}
+    masks = [f"Moded:probe/masks:float32:cpu:{mode}" for mode in ("exact", "rough")]
+    assert collected(tmp_path, "Moded", "--case", "probe/masks") == masks
+    assert collected(tmp_path, "Moded", "--case", "probe", "-k", "probe/masks") == masks
+    rough = collected(tmp_path, "Moded", "--case", "probe", "--mode", "rough")
+    assert rough == [name for name in every if name.endswith(":rough")]
+    assert 0 < len(rough) < len(EXPERIMENTS), "those of which one mode is enough ask the first"
+    assert collected(tmp_path, "Moded", "--case", "probe", *FLOAT32) == every
+
+
+def test_a_case_that_is_no_experiment_brings_none(tmp_path):
+    masks = collected(tmp_path, "Correct", "--case", "mask", *FLOAT32)
+    assert len(masks) > 10
+    assert not any(":probe/" in name for name in masks)
+    # pytest's own word for one test without a parameter.
+    nothing = collected(tmp_path, "Correct", "--case", "probe", "--dtype", "float64")
+    assert nothing == ["NOTSET"], "experiments are in float32"
+
+
+def test_a_pattern_may_match_cases_and_experiments(tmp_path):
+    both = collected(tmp_path, "Correct", "--case", "p[lr]*", *FLOAT32)
+    assert "Correct:plain/no-mask/self:float32:cpu:default" in both
+    assert "Correct:probe/masks:float32:cpu:default" in both
+    two = ("--case", "plain/no-mask/self", "--case", "probe/weights")
+    assert collected(tmp_path, "Correct", *two, *FLOAT32) == [
+        "Correct:plain/no-mask/self:float32:cpu:default",
+        "Correct:probe/weights:float32:cpu:default",
+    ]
+
+
+def test_an_experiment_is_recorded_with_its_entries(tmp_path):
+    arguments = ["--implementation", mini("Correct"), "--case", "probe/masks"]
+    arguments += ["--case", "plain/no-mask/self", *FLOAT32, "--record", "r.json"]
+    conformance(tmp_path, *arguments, expect=pytest.ExitCode.OK)
+    record = read(tmp_path / "r.narrowed.json")
+    assert record.complete
+    case, probe = record.results
+    assert case.entries == []
+    assert [finding.requirement for finding in probe.findings] == [
+        "adapter.declares-what-is-observed"
+    ]
+    assert probe.verdict == "conforms"
+    known = {entry.subject: entry for entry in probe.entries}
+    assert known["mask, bool"].value == known["mask, bool"].declared == "attends"
+    assert known["mask, float32 0/−inf"].value == "added"
+    assert known["mask, bool"].evidence.startswith("entry 0, head 0, query 0: fed [")
+
+
+def test_a_wrong_declaration_fails_and_says_how_to_see_it_again(tmp_path):
+    arguments = ["--implementation", mini("Observant"), "--case", "probe/masked-rows"]
+    done = conformance(tmp_path, *arguments, expect=pytest.ExitCode.TESTS_FAILED)
+    for told in (
+        "deviates: adapter.declares-what-is-observed; the adapter declares what is not so",
+        "case probe/masked-rows, float32, mode default, on cpu",
+        "mask, bool: output: declared NaN, observed output bias only",
+        f"again: mha-conformance run {mini('Observant')} --case probe/masked-rows",
+    ):
+        assert told in done.stdout
+
+
+def test_with_xdist_the_entries_are_the_same(tmp_path):
+    arguments = ["--implementation", mini("Moded"), "--case", "probe", "--survey"]
+    for label, extra in (("one", ()), ("two", ("-n", "2"))):
+        options = (*arguments, "--record", f"{label}.json", *extra)
+        conformance(tmp_path, *options, expect=pytest.ExitCode.OK)
+    one, two = (read(tmp_path / f"{label}.narrowed.json") for label in ("one", "two"))
+    assert {r.id: r for r in one.results} == {r.id: r for r in two.results}
+    assert sum(len(result.entries) for result in one.results) > 100
+    arrays = [
+        read_arrays(tmp_path / f"{n}.narrowed.json", r) for n, r in (("one", one), ("two", two))
+    ]
+    assert arrays[0].keys() == arrays[1].keys() != set()
+    assert all(np.array_equal(arrays[0][name], arrays[1][name]) for name in arrays[0])
+
+
+def test_entries_survive_in_the_journal_of_a_run_that_was_killed(tmp_path):
+    start = ["conformance", "run", mini("HangsLater"), "--case", "probe/weights"]
+    returned, _, _ = stopped(tmp_path, signal.SIGKILL, *start, "--record", "r.json")
+    assert returned == -signal.SIGKILL
+    path = journal_path(tmp_path / "r.narrowed.json")
+    header, (result,), _ = read_journal(path)
+    assert header.planned == 2
+    assert (result.case, result.mode) == ("probe/weights", "first")
+    assert [entry.value for entry in result.entries] == ["per head", "1", "the same"]
     assert not read(path).complete
 
 
