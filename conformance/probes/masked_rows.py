@@ -61,7 +61,11 @@ def _one(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
     native = way.native(visible if "batch" in way.axes else visible[:1], shape)
     if native is None:
         return
-    found = lab.ask(problem, {way.argument.name: native}, gradients=True)
+    natives = {way.argument.name: native}
+    found = lab.ask(problem, natives, gradients=True)
+    if isinstance(found, Refused):
+        # What is attached to a tensor may be lost where it is traced for a derivative.
+        found = lab.ask(problem, natives)
     if isinstance(found, Refused):
         yield Entry(f"{way.name}: output", "refused", found.told)
         return

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from conformance.card import Entry
 from conformance.findings import CaseResult
 from conformance.record import Implementation, MaskInfo
 from conformance.report.columns import column_keys, declared
@@ -24,6 +25,10 @@ from conformance.requirements.polarity import POLARITY
 
 _MEANING = re.compile(r"(\S+?)\[([^\]\s]+)\]=(\S+)")
 
+_MASKS = "probe/masks"
+_FORMS = {"bool": "bool", "float32 0/1": "0/1", "float32 0/−inf": "0/-inf"}
+"""Forms of the experiment, and what the requirement calls them: it asks of some shapes only."""
+
 _AXES = {"dtype": "", "mode": "mode", "case": "case"}
 """What an observation may depend on, and the word for it where its values do not speak."""
 
@@ -35,9 +40,16 @@ def conventions(
 ) -> list[Convention]:
     """One card for each column."""
     observed: dict[tuple[str, str], list[tuple[CaseResult, str]]] = defaultdict(list)
-    for column, result, finding in seen:
+    probed: dict[str, list[tuple[CaseResult, str]]] = defaultdict(list)
+    every = list(seen)
+    for column, result, finding in every:
         if finding.value:
             observed[column, finding.requirement].append((result, finding.value))
+    for column, result, _ in every:
+        if result.case == _MASKS and not observed[column, POLARITY.id]:
+            probed[column].append((result, _as_polarity(result.entries)))
+    for column, found in probed.items():
+        observed[column, POLARITY.id] = found
     keys = column_keys(records)
     implementations = {
         keys[index, item.name]: item
@@ -55,6 +67,16 @@ def conventions(
         )
         for column in columns
     ]
+
+
+def _as_polarity(entries: Sequence[Entry]) -> str:
+    """What an experiment showed, in the form in which the requirement says it."""
+    told = []
+    for entry in entries:
+        argument, _, form = entry.subject.partition(", ")
+        if form in _FORMS:
+            told.append(f"{argument}[{_FORMS[form]}]={entry.value.split()[0]}")
+    return " ".join(told)
 
 
 def _card(

@@ -81,6 +81,7 @@ class Totals(msgspec.Struct, frozen=True):
     items: Counts
     findings: Counts
     cases: int
+    experiments: int
     dtypes: list[str]
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from conformance.card import PREFIX
 from conformance.findings import CaseResult, Finding, count, not_verified, verified
 from conformance.report.model import Column, Counts, Source, Standing, Totals
 
@@ -70,9 +71,14 @@ def totals(columns: Iterable[Column], sources: Iterable[Source], seen: Iterable[
         implementations={name: standings.count(name) for name in order if name in standings},
         items=count(items.elements()),
         findings=_sum(column.findings for column in columns),
-        cases=len({result.case for _, result, _ in seen}),
+        cases=len({result.case for _, result, _ in seen if not _experiment(result)}),
+        experiments=len({result.case for _, result, _ in seen if _experiment(result)}),
         dtypes=list(dict.fromkeys(result.dtype for _, result, _ in seen)),
     )
+
+
+def _experiment(result: CaseResult) -> bool:
+    return result.case.startswith(PREFIX)
 
 
 def _sum(vectors: Iterable[Counts]) -> Counts:
