@@ -1,0 +1,227 @@
+"""Returned weights, dropout, degenerate sizes, layouts of the input, and the same again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fakes import fake, values
+from miniatures import Correct, attention
+
+from conformance import Answer, Function, Mode, Unsupported
+from conformance.interface.loading import load
+
+# Returned weights
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (lambda weights: weights, ["per head", "1", "the same"]),
+        (lambda weights: weights.mean(axis=1), ["averaged", "1", "the same"]),
+        (lambda weights: weights[:, 0], ["averaged", "1", "others"]),
+        (lambda weights: None, ["none"]),
+        (lambda weights: 2 * weights, ["per head", "not 1", "others"]),
+        (lambda weights: weights * np.float32(1.0001), ["per head", "not 1", "others"]),
+        (lambda weights: np.roll(weights, 1, -1), ["per head", "1", "others"]),
+        (lambda weights: np.roll(weights, 1, 1), ["per head", "1", "others"]),
+    ],
+    ids=["same", "averaged", "of one head", "none", "doubled", "slightly off", "keys", "heads"],
+)
+def test_returned_weights(returned, expected):
+    assert list(values(fake(returned=returned), "weights").values()) == expected
+
+
+# Dropout
+
+
+class Dropping(Function):
+    """Drops weights with probability p, in mode "train" or always."""
+
+    returns_weights = "per head"
+    modes = (Mode("train"), Mode("eval"))
+    dropout_modes = ("train",)
+    shared: tuple[int, ...] = ()
+    always, after = False, False
+
+    def _bind(self, problem, call):
+        self.mode = call.mode
+        return super()._bind(problem, call)
+
+    def attend(self, query, key, value, masks, **options):
+        context, weights = attention(query, key, value)
+        if self.mode.dropout and (self.always or self.mode.name == "train"):
+            shape = [1 if axis in self.shared else size for axis, size in enumerate(weights.shape)]
+            kept = np.random.default_rng(self.mode.draw).random(shape) >= self.mode.dropout
+            dropped = self.scaled(weights * kept, self.mode.dropout).astype(weights.dtype)
+            context = np.einsum("bhqk,bhkd->bhqd", dropped, value)
+            weights = dropped if self.after else weights
+        return context, weights
+
+    def scaled(self, weights, probability):
+        return weights / (1 - probability)
+
+
+class Unscaled(Dropping):
+    def scaled(self, weights, probability):
+        return weights
+
+
+class Renormalised(Dropping):
+    def scaled(self, weights, probability):
+        return weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-9)
+
+
+def changed(kind=Dropping, **attributes):
+    found = type(kind.__name__, (kind,), attributes)()
+    found.name = "dropping"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("adapter", "changes"),
+    [
+        (changed(), {}),
+        (changed(after=True), {"returned weights are those": "after dropout"}),
+        (
+            changed(Unscaled),
+            {"kept weights": "not scaled", "mean over draws": "not the weights"},
+        ),
+        (
+            changed(Renormalised),
+            {"kept weights": "something else", "mean over draws": "not the weights"},
+        ),
+        (changed(shared=(0,)), {"a draw is": "the same for all batch entries"}),
+        (changed(shared=(1,)), {"a draw is": "the same for all heads"}),
+        (changed(shared=(2,)), {"a draw is": "the same for all queries"}),
+        (changed(shared=(1, 2)), {"a draw is": "the same for all heads and queries"}),
+        (changed(shared=(3,)), {"a draw is": "the same for all keys"}),
+    ],
+    ids=["usual", "after", "unscaled", "renormalised", "batch", "heads", "queries", "two", "keys"],
+)
+def test_dropout(adapter, changes):
+    usual = {
+        "dropout": "on",
+        "kept weights": "scaled by 1/(1−p)",
+        "mean over draws": "the weights",
+        "a draw is": "one for each weight",
+        "returned weights are those": "before dropout",
+    }
+    assert values(adapter, "dropout") == usual | changes
+
+
+def test_dropout_in_evaluation():
+    assert values(changed(), "dropout", "eval") == {"dropout": "off"}
+    assert values(changed(always=True), "dropout", "eval")["dropout"] == "on"
+
+
+def test_without_a_mode_with_dropout_there_is_nothing_to_ask():
+    with pytest.raises(Unsupported, match="names no mode with dropout"):
+        values(changed(dropout_modes=()), "dropout")
+
+
+# Sizes and layouts
+
+
+def test_degenerate_sizes():
+    assert values(fake(), "degenerate-sizes") == {
+        "batch of 0": "an empty output",
+        "no query": "an empty output",
+        "no key": "refused",
+        "one key": "the value",
+    }
+
+
+@pytest.mark.parametrize(
+    ("empty", "value"),
+    [(np.zeros, "output bias only"), (lambda shape: np.full(shape, np.nan), "NaN")],
+    ids=["zeros", "NaN"],
+)
+def test_no_key(empty, value):
+    class Without(Correct):
+        def attend(self, query, key, value, masks, **options):
+            if not key.shape[2]:
+                return empty(query.shape).astype(query.dtype)
+            return super().attend(query, key, value, masks, **options)
+
+    assert values(Without(), "degenerate-sizes")["no key"] == value
+
+
+def test_one_key_gets_all_the_attention_or_it_is_something_else():
+    class Sigmoid(Correct):
+        def attend(self, query, key, value, masks, **options):
+            logits = np.einsum("bhqd,bhkd->bhqk", query, key)
+            weights = 1 / (1 + np.exp(-logits))
+            return np.einsum("bhqk,bhkd->bhqd", weights, value).astype(query.dtype)
+
+    assert values(Sigmoid(), "degenerate-sizes")["one key"] == "something else"
+
+
+def test_layouts_of_a_layer():
+    pytest.importorskip("torch")
+    assert values(load("torch-mha"), "input-layouts") == {
+        "input without a batch axis": "taken",
+        "sequence-first input": "taken",
+    }
+
+
+def test_a_switch_that_does_nothing_is_seen():
+    class Switched(Correct):
+        modes = (Mode("batch-first"), Mode("sequence-first"))
+        sequence_first = "sequence-first"
+
+        def _bind(self, problem, call):
+            self.mode = call.mode.name
+            return super()._bind(problem, call)
+
+        def attend(self, query, key, value, masks, **options):
+            if self.mode == "sequence-first":
+                key = np.roll(key, 1, axis=0)
+            return super().attend(query, key, value, masks, **options)
+
+    assert values(Switched(), "input-layouts") == {
+        "input without a batch axis": "refused",
+        "sequence-first input": "something else",
+    }
+
+
+# The same again
+
+
+@pytest.mark.parametrize(
+    ("size", "twice"),
+    [(0, "same bits"), (1.2e-7, "within noise"), (1e-2, "apart")],
+    ids=["none", "rounding", "noise"],
+)
+def test_asked_twice(size, twice):
+    class Restless(Correct):
+        calls = 0
+
+        def run(self, problem, call):
+            self.calls += 1
+            answer = super().run(problem, call)
+            return Answer(answer.output * (1 + size * (self.calls % 2)), answer.weights, {})
+
+    found = values(Restless(), "repeatability")
+    assert found["asked twice"] == twice
+    assert found.keys() == {"asked twice", "alone and inside a batch", "contiguous and strided"}
+
+
+def test_a_batch_that_leaks_is_told_apart():
+    class Leaky(Correct):
+        def attend(self, query, key, value, masks, **options):
+            mixed = key + np.float32(0.1) * key.mean(axis=0)
+            return super().attend(query, mixed, value, masks, **options)
+
+    found = values(Leaky(), "repeatability")
+    assert found["asked twice"] == found["contiguous and strided"] == "same bits"
+    assert found["alone and inside a batch"] == "apart"
+    assert values(fake(), "repeatability")["alone and inside a batch"] != "apart"
+
+
+def test_gaps_between_numbers_may_matter():
+    class Naive(Correct):
+        def run(self, problem, call):
+            answer = super().run(problem, call)
+            return Answer(answer.output + 0.1 * call.strided, answer.weights, {})
+
+    assert values(Naive(), "repeatability")["contiguous and strided"] == "apart"

@@ -1,0 +1,130 @@
+"""The lines on convention cards run without this suite, and print what stands beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conformance.adapters import torch_mha
+
+from conformance.probes import code, experiment
+from conformance.probes.laboratory import Laboratory
+
+RUNNER = """
+import contextlib, io, json, re, sys
+from conformance.interface.loading import load
+from conformance.probes import experiment
+from conformance.probes.laboratory import Laboratory
+
+def printed(lines):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(lines, {})
+    return out.getvalue().strip()
+
+found = []
+for name in sys.argv[2:]:
+    adapter = load(sys.argv[1])
+    lab = Laboratory(adapter, "float32", "cpu", adapter.modes[0])
+    for entry in experiment(name).run(lab).entries:
+        if entry.code and not any(entry.code == lines for _, _, lines, _, _ in found):
+            given = next(name for name in re.findall(r", (\\w+)=", entry.code)
+                         if name in entry.subject)
+            without = re.sub(rf", {given}=(True|[\\w.]+\\(mask\\))", "", entry.code)
+            assert without != entry.code
+            row = [entry.subject, entry.value, entry.code, printed(entry.code), printed(without)]
+            found.append(row)
+print("FOUND", json.dumps(found))
+"""
+
+
+def run(name, *experiments):
+    """(subject, value, code, printed, printed without the mask) of an adapter's first mode."""
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, name, *experiments],
+        env=environment, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.partition("FOUND ")[2])
+
+
+ALL = ("masks", "masked-rows", "causal")
+ASKED = {
+    "torch-mha": ("torch", ALL, 12),
+    "ours": ("torch", ALL, 8),
+    "tutorial-1": ("torch", ALL, 7),
+    "tutorial-2": ("torch", ALL, 7),
+    "tutorial-3": ("torch", ALL, 7),
+    "tutorial-4": ("torch", ALL, 7),
+    "tutorial-5": ("torch", ALL, 7),
+    "flax-linen": ("flax", ("masks",), 6),
+    "flax-nnx": ("flax", ("causal",), 1),
+    "keras-torch-mha": ("keras", ALL, 20),
+    "keras-tensorflow-mha": ("keras", ("masked-rows", "causal"), 4),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_code_prints_what_it_says(name):
+    needed, experiments, least = ASKED[name]
+    pytest.importorskip(needed)
+    found = run(name, *experiments)
+    assert len(found) >= least
+    for subject, value, lines, printed, without in found:
+        told = lines.splitlines()[-1].partition("  # ")[2]
+        # The tutorials and our own layer are installed beside the suite, and do without it.
+        assert not re.search(r"conformance(?!\.adapters\.(ours|tutorials))", lines)
+        if told.startswith("0.0: "):
+            assert float(printed) == 0, (subject, lines, printed)
+            if value != "ignored":
+                # What is shown is the mask's doing: without it, the number is another.
+                assert float(without) > 1e-4, (subject, lines, without)
+        else:
+            assert told == value == "NaN", (subject, value, told)
+            assert set(printed.strip("[]").split()) == {"nan"}
+            assert "nan" not in without
+
+
+def entries_of(adapter, mode):
+    return experiment("masked-rows").run(Laboratory(adapter, "float32", "cpu", mode)).entries
+
+
+def test_only_the_mode_that_the_lines_take_has_code():
+    pytest.importorskip("torch")
+    adapter = torch_mha.TorchMultiheadAttention()
+    known = {mode.name: mode for mode in adapter.modes}
+    assert any(entry.code for entry in entries_of(adapter, known["train"]))
+    assert not any(entry.code for entry in entries_of(adapter, known["eval-no-weights"]))
+
+
+def test_without_an_example_there_is_no_code():
+    class Silent(torch_mha.TorchMultiheadAttention):
+        example = None
+
+    assert code.hiding(Silent(), "mask", [], "nothing") == ""
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [
+        ("batch key", (2, 4)),
+        ("query key", (4, 4)),
+        ("(batch heads) query key", (4, 4, 4)),
+        ("batch heads query key", (2, 2, 4, 4)),
+        ("query (heads key)", (4, 8)),
+    ],
+)
+def test_the_shape_of_a_layout(layout, shape):
+    assert code.layout_shape(layout) == shape
+
+
+def test_a_mask_is_written_in_its_own_dtype():
+    (line,) = code.mask("batch key", "own", 0.0, float("-inf"), "marks token 0")
+    assert line == "mask = np.full((2, 4), 0, 'float32'); mask[..., 0] = -np.inf  # marks token 0"
+    (line,) = code.mask("batch key", "bool", 1.0, None, "blocks every token")
+    assert re.fullmatch(r"mask = np\.full\(\(2, 4\), True, 'bool'\)  # blocks every token", line)
