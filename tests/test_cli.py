@@ -283,7 +283,11 @@ def test_a_process_that_dies_takes_one_item_with_it(tmp_path):
         ),
         (["run", "empty.py:A"], ExitCode.USAGE, "empty.py has no 'A'; there is no adapter in it"),
         (["run", "needy.py:A"], ExitCode.NOTHING_VERIFIED, "it imports 'no_such_package_anywhere'"),
-        (["explain", "mask/sharde/self"], ExitCode.USAGE, "unknown case or requirement 'mask/sh"),
+        (
+            ["explain", "mask/sharde/self"],
+            ExitCode.USAGE,
+            "unknown case, experiment or requirement 'mask/sh",
+        ),
         (["explain", "output.equals"], ExitCode.USAGE, "did you mean output.equals-definition"),
     ],
     ids=lambda value: value[1] if isinstance(value, list) else "",
