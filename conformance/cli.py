@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.errors import ConformanceError, ExitCode
+from conformance.terminal import printable
 
 EXIT_CODES = {
     ExitCode.OK: "everything that was to be verified was verified (deviations are findings, "
@@ -19,6 +20,7 @@ EXIT_CODES = {
     ExitCode.NOTHING_VERIFIED: "nothing was verified at all",
     ExitCode.INCOMPLETE: "incomplete: something that was to be verified was not; what was "
     "measured is kept",
+    ExitCode.CLOSED: "whoever read the output closed it",
     ExitCode.INTERRUPTED: "interrupted; what was measured is kept",
 }
 QUICK = ("-q", "--assert=plain", "--capture=sys", "-p", "no:logging", "-p", "no:warnings")
@@ -36,8 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.action(options, rest)
     except ConformanceError as error:
-        print(f"mha-conformance: {error}", file=sys.stderr)
+        print(f"mha-conformance: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        # Whoever read the output has enough; what Python still wants to flush goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.CLOSED
     except KeyboardInterrupt:
         print("mha-conformance: interrupted; what was measured is kept", file=sys.stderr)
         return ExitCode.INTERRUPTED
@@ -176,11 +182,14 @@ def _parser() -> argparse.ArgumentParser:
     begin.add_argument("--run-file", type=Path, required=True)
     begin.set_defaults(action=_begin)
 
-    listing = commands.add_parser("list", help="list implementations, cases or requirements")
-    listing.add_argument("what", choices=("implementations", "cases", "requirements"))
+    listing = commands.add_parser(
+        "list", help="list implementations, cases, experiments or requirements"
+    )
+    known = ("implementations", "cases", "experiments", "requirements")
+    listing.add_argument("what", choices=known)
     listing.set_defaults(action=_list)
 
-    explain = commands.add_parser("explain", help="explain a case or a requirement")
+    explain = commands.add_parser("explain", help="explain a case, an experiment or a requirement")
     explain.add_argument("name")
     explain.set_defaults(action=_explain)
     return parser

@@ -24,6 +24,8 @@ class ExitCode(IntEnum):
     """Not one finding: everything was unavailable, unsupported or deselected."""
     INCOMPLETE = 4
     """Something that was to be verified was not; what was measured is kept."""
+    CLOSED = 141
+    """Whoever read the output, such as `head`, closed it before its end."""
     INTERRUPTED = 130
     """Stopped by the user; what was measured is kept."""
 
@@ -72,6 +74,10 @@ class WrongTensors(ConformanceError):
 
 class BrokenRecord(ConformanceError):
     """A record that cannot be read: truncated, foreign or from another suite."""
+
+
+class BrokenCase(ConformanceError):
+    """A case file that cannot be read: truncated, foreign, or beyond what one may hold."""
 
 
 class Unavailable(ConformanceError):

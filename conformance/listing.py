@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from conformance.card import TOPICS
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.errors import ExitCode, UnknownName
@@ -17,26 +18,38 @@ from conformance.requirements import REQUIREMENTS, find_requirement
 
 
 def show(what: str) -> int:
-    """List implementations, cases or requirements."""
-    {"implementations": _implementations, "cases": _cases, "requirements": _requirements}[what]()
+    """List implementations, cases, experiments or requirements."""
+    {
+        "implementations": _implementations,
+        "cases": _cases,
+        "experiments": _experiments,
+        "requirements": _requirements,
+    }[what]()
     return ExitCode.OK
 
 
 def explain(name: str) -> int:
-    """Explain a requirement or the cases that a name finds.
+    """Explain a requirement, or the cases or experiments that a name finds.
 
     Raises:
-        UnknownName: neither a requirement nor a case has this name.
+        UnknownName: nothing has this name.
     """
     console = Console(highlight=False)
     try:
         requirement = find_requirement(name)
     except UnknownName:
+        topics = [topic for topic in TOPICS if topic.id.startswith(name)]
+        for topic in topics:
+            console.print(f"[bold]{topic.id}[/] {escape(topic.title)}")
+            console.print(textwrap.fill(topic.question, 88), markup=False)
+        if topics:
+            return ExitCode.OK
         known = [item.id for item in REQUIREMENTS] + [case.id for case in catalogue()]
+        known += [topic.id for topic in TOPICS]
         try:
             cases = find_cases(name)
         except UnknownName:
-            raise UnknownName("case or requirement", name, known) from None
+            raise UnknownName("case, experiment or requirement", name, known) from None
         for case in cases:
             _explain_case(console, case)
         return ExitCode.OK
@@ -90,6 +103,10 @@ def _implementations() -> None:
 
 def _cases() -> None:
     _print("case does", ((case.id, case.why) for case in catalogue()))
+
+
+def _experiments() -> None:
+    _print("experiment asks", ((topic.id, topic.question) for topic in TOPICS))
 
 
 def _requirements() -> None:

@@ -20,6 +20,7 @@ from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
 from conformance.probes import EXPERIMENTS, experiment
 from conformance.session import Session, inquiries
+from conformance.terminal import printable
 
 WIDTH = 100
 
@@ -106,7 +107,8 @@ def _print(
     evidence: bool,
     code: bool,
 ) -> None:
-    console.rule(f"[bold]{escape(adapter.title)}[/bold] ({escape(adapter.name)})", align="left")
+    title, name = (escape(printable(text)) for text in (adapter.title, adapter.name))
+    console.rule(f"[bold]{title}[/bold] ({name})", align="left")
     for item in EXPERIMENTS:
         own = [result for result in results if result.case == item.id]
         if not own:
@@ -114,13 +116,15 @@ def _print(
         console.print(f"\n[bold]{escape(item.topic.title)}[/bold]  {escape(item.topic.question)}")
         if not any(result.entries for result in own):
             reasons = {finding.detail for result in own for finding in result.findings}
-            console.print(f"  nothing to ask: {escape('; '.join(sorted(reasons - {''})))}")
+            told = printable("; ".join(sorted(reasons - {""})))
+            console.print(f"  nothing to ask: {escape(told)}")
             continue
         console.print(_table(own, evidence=evidence))
         if code:
             for entry in {e.code: e for result in own for e in result.entries if e.code}.values():
-                console.print(f"\n  [bold]{escape(entry.subject)}: {escape(entry.value)}[/bold]")
-                console.print(Text(entry.code), soft_wrap=True)
+                told = escape(printable(f"{entry.subject}: {entry.value}"))
+                console.print(f"\n  [bold]{told}[/bold]")
+                console.print(Text(printable(entry.code)), soft_wrap=True)
 
 
 def _table(results: Sequence[CaseResult], *, evidence: bool) -> Table:
@@ -136,11 +140,13 @@ def _table(results: Sequence[CaseResult], *, evidence: bool) -> Table:
     for subject, values in seen.items():
         for index, (value, where) in enumerate(values.items()):
             entry = where[0][1]
-            told = Text(value, style="" if entry.agrees else "bold red")
+            told = Text(printable(value), style="" if entry.agrees else "bold red")
             if len(values) > 1:
                 told.append(f"  ({', '.join(mode for mode, _ in where)})", style="dim")
             beside = "" if entry.agrees else f"✗ declared {entry.declared}"
             if evidence:
                 beside = f"{beside}  {entry.evidence}".strip()
-            table.add_row(Text(subject if index == 0 else ""), told, Text(beside))
+            table.add_row(
+                Text(printable(subject) if index == 0 else ""), told, Text(printable(beside))
+            )
     return table

@@ -17,6 +17,7 @@ from conformance.report.markdown import render_markdown
 from conformance.report.model import Report
 from conformance.report.views import card_file
 from conformance.report.wording import told
+from conformance.terminal import printable
 
 
 def write(
@@ -49,7 +50,7 @@ def write(
         output.with_name(output.name + suffix).write_bytes(content)
     _write_cards(report, folder, output.name + ".html")
     for line in _summary(report, output):
-        print(line)
+        print(printable(line))
     return outcome(report)
 
 

@@ -6,6 +6,7 @@ import shlex
 
 from conformance.findings import INFINITE, CaseResult, Figures, Finding
 from conformance.requirements import find_requirement
+from conformance.terminal import printable
 
 
 def failure(result: CaseResult, spec: str) -> str:
@@ -26,7 +27,7 @@ def failure(result: CaseResult, spec: str) -> str:
         told.add(finding.detail)
         lines += _paragraph(finding)
     lines += ["", f"again: {again(result, spec)}"]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def again(result: CaseResult, spec: str) -> str:

@@ -46,6 +46,7 @@ from conformance.requirements import REQUIREMENTS, find_requirement
 from conformance.session import Inquiry, Item, Session, inquiries, plan
 from conformance.suite import pictured
 from conformance.suite.message import failure
+from conformance.terminal import printable
 
 EXCHANGED = (
     "plain/no-mask/self",
@@ -163,7 +164,7 @@ class Run:
             if verdict != "deviates" or any(_is_must(finding) for finding in gravest):
                 pytest.fail(text, pytrace=False)
         elif verdict in ("unsupported", "unavailable"):
-            pytest.skip(gravest[0].detail if gravest else "no requirement applies")
+            pytest.skip(printable(gravest[0].detail) if gravest else "no requirement applies")
 
     def _exchanged(self, item: Item, result: CaseResult) -> dict[str, Array]:
         found: dict[str, Array] = {}
@@ -290,7 +291,10 @@ class Run:
         """One line of counts per implementation, and where the record is."""
         if self._is_worker or self.config.option.collectonly:
             return
-        write = terminalreporter.write_line
+
+        def write(line: str) -> None:
+            terminalreporter.write_line(printable(line))
+
         terminalreporter.section("conformance")
         for adapter, _ in self.adapters:
             own = [r for r in self.results.values() if r.implementation == adapter.name]
