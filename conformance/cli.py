@@ -75,6 +75,14 @@ def _parser() -> argparse.ArgumentParser:
         ("mode", "only this mode"),
     ):
         run.add_argument(f"--{option}", action="append", default=[], help=f"{told}; repeatable")
+    run.add_argument(
+        "--case-file",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="also the case in this file, as explore writes it; repeatable",
+    )
     run.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     run.add_argument("--record", type=Path, help="write what was found to this JSON file")
     run.add_argument(
@@ -198,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     # Arrays are tiny: more threads only wait for each other, seven times as long on a busy machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from conformance.explore.casefile import load_case
     from conformance.interface.loading import load
 
     for spec in options.implementation:
@@ -212,6 +221,9 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     for name in ("implementation", "case", "dtype", "mode"):
         for value in getattr(options, name):
             arguments += [f"--{name}", value]
+    for file in options.case_file:
+        load_case(file)
+        arguments += ["--case-file", str(file.absolute())]
     arguments += ["--device", options.device]
     if options.record:
         arguments += ["--record", str(options.record.absolute())]

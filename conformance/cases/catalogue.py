@@ -366,12 +366,15 @@ def catalogue() -> tuple[Case, ...]:
 def find_cases(pattern: str) -> tuple[Case, ...]:
     """Cases whose id is, or contains, or matches the pattern; raises `UnknownName`."""
     found = tuple(case for case in catalogue() if case.id == pattern)
-    found = found or tuple(
-        case for case in catalogue() if pattern in case.id or fnmatch.fnmatchcase(case.id, pattern)
-    )
+    found = found or tuple(case for case in catalogue() if matches(case.id, pattern))
     if not found:
         raise UnknownName("case", pattern, (case.id for case in catalogue()))
     return found
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a case's id contains the pattern, or matches it."""
+    return pattern in name or fnmatch.fnmatchcase(name, pattern)
 
 
 @lru_cache(maxsize=1)

@@ -53,26 +53,47 @@ def solve(problem: Problem) -> Answer:
     return Answer(found.output, found.weights, backward(problem, found, exact))
 
 
-def expect(problem: Problem) -> Expectation:
-    """The exact answer and the noise of each accuracy class."""
+def expect(problem: Problem, times: int = 1) -> Expectation:
+    """The exact answer and the noise of each accuracy class.
+
+    `times` is how often the noisy evaluations are repeated: who looks for the one element of
+    millions that stands out needs more samples than who looks at a thousand.
+    """
     exact = solve(problem).arrays()
-    noisy = Noisy(problem.format, _seed(problem))
-    found = forward(problem, noisy)
-    samples = Answer(found.output, found.weights, backward(problem, found, noisy)).arrays()
-    noise: dict[str, dict[str, Array]] = {item.name: {} for item in noisy.classes}
+    squares: dict[str, dict[str, Array]] = {}
+    for repetition in range(times):
+        for accuracy, arrays in _squares(problem, exact, _seed(problem) + repetition).items():
+            known = squares.setdefault(accuracy, {})
+            for name, own in arrays.items():
+                known[name] = known[name] + own if name in known else own
+    noise: dict[str, dict[str, Array]] = {name: {} for name in squares}
     for name, values in exact.items():
-        error = samples[name] - values
-        error *= error
         final = problem.format.roundoff**2 / 3 * values**2
-        start = 0
-        for accuracy, samples_of_class in zip(noisy.classes, noisy.counts, strict=True):
-            own = np.add.reduce(error[start : start + samples_of_class]) / samples_of_class
-            start += samples_of_class
+        for accuracy, arrays in squares.items():
+            own = arrays[name] / times if times > 1 else arrays[name]
             row = np.add.reduce(own, axis=-1, keepdims=True) / own.shape[-1]
             variance = (own + row) / 2 + final
             variance[(own == 0) & (values == 0)] = 0.0
-            noise[accuracy.name][name] = np.sqrt(variance)
+            noise[accuracy][name] = np.sqrt(variance)
     return Expectation(exact, noise, problem.format.underflow)
+
+
+def _squares(
+    problem: Problem, exact: Mapping[str, Array], seed: int
+) -> dict[str, dict[str, Array]]:
+    """Mean squares of the noise, by accuracy class and array, of one noisy evaluation."""
+    noisy = Noisy(problem.format, seed)
+    found = forward(problem, noisy)
+    samples = Answer(found.output, found.weights, backward(problem, found, noisy)).arrays()
+    squares: dict[str, dict[str, Array]] = {item.name: {} for item in noisy.classes}
+    for name, values in exact.items():
+        error = samples[name] - values
+        error *= error
+        start = 0
+        for accuracy, count in zip(noisy.classes, noisy.counts, strict=True):
+            squares[accuracy.name][name] = np.add.reduce(error[start : start + count]) / count
+            start += count
+    return squares
 
 
 def _seed(problem: Problem) -> int:

@@ -9,8 +9,11 @@ from conformance.requirements import find_requirement
 from conformance.terminal import printable
 
 
-def failure(result: CaseResult, spec: str) -> str:
-    """Every discrepancy of the item at once; the first line is a summary."""
+def failure(result: CaseResult, spec: str, file: str = "") -> str:
+    """Every discrepancy of the item at once; the first line is a summary.
+
+    `file` is where the case lies, if it is not one of the catalogue.
+    """
     wrong = [
         f for f in result.findings if f.verdict in ("deviates", "error", "crashed", "timed-out")
     ]
@@ -26,13 +29,14 @@ def failure(result: CaseResult, spec: str) -> str:
             continue
         told.add(finding.detail)
         lines += _paragraph(finding)
-    lines += ["", f"again: {again(result, spec)}"]
+    lines += ["", f"again: {again(result, spec, file)}"]
     return printable("\n".join(lines))
 
 
-def again(result: CaseResult, spec: str) -> str:
+def again(result: CaseResult, spec: str, file: str = "") -> str:
     """The command that runs just this item again."""
     command = ["mha-conformance", "run", spec, "--case", result.case, "--dtype", result.dtype]
+    command += ["--case-file", file] if file else []
     command += ["--mode", result.mode, "--strict"]
     if result.device != "cpu":
         command += ["--device", result.device]

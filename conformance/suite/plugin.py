@@ -62,6 +62,13 @@ def _add_options(parser: pytest.Parser) -> None:
         help="only cases with this in their id (or matching it as a pattern); repeatable",
     )
     group.addoption(
+        "--case-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="also the case in this file, as mha-conformance explore writes it; repeatable",
+    )
+    group.addoption(
         "--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype; repeatable"
     )
     group.addoption(

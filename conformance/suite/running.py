@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from conformance.cases.case import Case
-from conformance.cases.catalogue import catalogue, find_cases
+from conformance.cases.catalogue import catalogue, find_cases, matches
 from conformance.dtypes import DTYPES, Array, dtype_of
 from conformance.errors import ConformanceError, UnknownName
+from conformance.explore.casefile import load_case
 from conformance.findings import (
     NOT_VERIFIED,
     VERDICTS,
@@ -83,6 +84,9 @@ class Run:
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
         adapters = [adapter for adapter, _ in self.adapters]
+        files: list[str] = config.getoption("--case-file")
+        # Read once, and early: the plan, the selection and a failure's message name them.
+        self.files = {case.id: case for case in (load_case(Path(file)) for file in files)}
         self.items = [
             item
             for item in plan(adapters, self._cases(), self._dtypes(), self.device)
@@ -106,16 +110,19 @@ class Run:
 
     def _cases(self) -> tuple[Case, ...]:
         patterns: list[str] = self.config.getoption("--case")
+        every = (*catalogue(), *self.files.values())
         if not patterns:
-            return catalogue()
+            return every
         wanted: set[str] = set()
         for pattern in patterns:
+            stored = {name for name in self.files if matches(name, pattern)}
+            wanted |= stored
             try:
                 wanted |= {case.id for case in find_cases(pattern)}
             except UnknownName:
-                if not find_experiments(pattern):
+                if not stored and not find_experiments(pattern):
                     raise
-        return tuple(case for case in catalogue() if case.id in wanted)
+        return tuple(case for case in every if case.id in wanted)
 
     def _experiments(self) -> tuple[Experiment, ...]:
         patterns: list[str] = self.config.getoption("--case")
@@ -138,12 +145,14 @@ class Run:
 
     @property
     def selection(self) -> str:
-        """What narrowed the run, or ""."""
+        """What narrowed the run or was added to it, or ""."""
         told = [
             f"{option} {value}"
             for option in ("--case", "--dtype", "--mode")
             for value in self.config.getoption(option)
         ]
+        # They add to the catalogue instead of taking away; a record must not hide them either way.
+        told += [f"--case-file {case.path} ({case.id})" for case in self.files.values()]
         keyword = self.config.getoption("keyword", "")
         return " ".join([*told, f"-k {keyword!r}"] if keyword else told)
 
@@ -158,7 +167,8 @@ class Run:
         verdict = result.verdict
         gravest = [finding for finding in result.findings if finding.verdict == verdict]
         if verdict in ("deviates", "error", "crashed", "timed-out"):
-            text = failure(result, self._spec(item.adapter))
+            stored = self.files.get(result.case)
+            text = failure(result, self._spec(item.adapter), stored.path if stored else "")
             if self.survey:
                 pytest.xfail(text.splitlines()[0])
             if verdict != "deviates" or any(_is_must(finding) for finding in gravest):

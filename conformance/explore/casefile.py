@@ -1,0 +1,232 @@
+"""One problem in one file, which the gate can run again: `--case-file`.
+
+The file is one of safetensors: the numbers, as float64, and in its metadata a description in JSON.
+A file comes from somebody else, so it is bounded, and whatever is not as it must be is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from conformance.cases.stored import CHAPTER, StoredCase
+from conformance.errors import BrokenCase, ConformanceError, WrongTensors
+from conformance.problem import WEIGHT_NAMES, Causal, Problem, Score, Shape, Sharing, Weights
+from conformance.tensors import Tensor, look, write
+
+SCHEMA = "mha-conformance/case/1"
+KEY = "mha-conformance"
+"""The entry of the file's metadata that holds the description."""
+
+MOST_BYTES = 64 * 2**20
+"""A larger file is refused before it is read."""
+MOST_NUMBERS = 2**22
+"""Of any array, and of the logits, which the reference holds sixteen times and more."""
+LARGEST = 1e30
+"""No magnitude beyond this: products of two must not overflow float64."""
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+
+
+class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who answered the problem wrongly, and how: for people, and for `reproduce`."""
+
+    implementation: str
+    dtype: str
+    mode: str
+    requirement: str
+    told: str
+    versions: dict[str, str]
+
+
+class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of `Shape`."""
+
+    batch: int
+    query_length: int
+    key_length: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_head_size: int
+    query_width: int
+    key_width: int
+    value_width: int
+    output_width: int
+    bias: bool
+    score: Score
+    sharing: Sharing
+
+
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the arrays of a case file mean."""
+
+    schema: str
+    name: str
+    why: str
+    shape: Sizes
+    causal: Causal | None
+    scale: float | None
+    found: Found | None
+
+
+def store(path: Path, name: str, problem: Problem, why: str, found: Found | None) -> StoredCase:
+    """Write a problem as a case file, whole or not at all, and return the case that it is.
+
+    Raises:
+        BrokenCase: the problem is beyond what a case file may hold.
+        ConformanceError: the file cannot be written.
+    """
+    sizes = Sizes(**{key: getattr(problem.shape, key) for key in Sizes.__struct_fields__})
+    described = Description(SCHEMA, name, why, sizes, problem.causal, problem.scale, found)
+    arrays = {key: np.ascontiguousarray(array) for key, array in _arrays(problem).items()}
+    case = _case(path, described, arrays)
+    tensors = {key: Tensor.of(key, array) for key, array in arrays.items()}
+    try:
+        write(path, tensors, {KEY: msgspec.json.encode(described).decode()})
+    except WrongTensors as error:
+        raise ConformanceError(str(error)) from error
+    return case
+
+
+def load_case(path: Path) -> StoredCase:
+    """The case in this file.
+
+    Raises:
+        BrokenCase: there is none: no such file, a foreign, damaged or oversized one.
+    """
+    return read(path)[0]
+
+
+def read(path: Path) -> tuple[StoredCase, Found | None]:
+    """The case in this file, and who answered it wrongly; raises as `load_case`."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise BrokenCase(f"{path} cannot be read: {error.strerror}") from error
+    if not path.is_file():
+        raise BrokenCase(f"{path} is no file")
+    if size > MOST_BYTES:
+        raise BrokenCase(f"{path} has {size} bytes; a case file has at most {MOST_BYTES}")
+    try:
+        file = look(path)
+    except WrongTensors as error:
+        raise BrokenCase(str(error)) from error
+    if set(file.metadata) != {KEY}:
+        raise BrokenCase(f"{path} is no case file: its metadata have no {KEY!r}, or more than that")
+    try:
+        described = msgspec.json.decode(file.metadata[KEY], type=Description)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BrokenCase(f"{path}: its description is not as it must be: {error}") from error
+    if described.schema != SCHEMA:
+        raise BrokenCase(f"{path} has schema {described.schema!r}; this suite reads {SCHEMA}")
+    for name, entry in file.header.items():
+        wanted = "U8" if name == "mask" else "F64"
+        if entry["dtype"] != wanted:
+            raise BrokenCase(f"{path}: {name} is {entry['dtype']}; it must be {wanted}")
+    try:
+        bits = {name: file.read(name).bits for name in file.header}
+    except WrongTensors as error:
+        raise BrokenCase(str(error)) from error
+    arrays = {name: bit if name == "mask" else bit.view(np.float64) for name, bit in bits.items()}
+    return _case(path, described, arrays), described.found
+
+
+def is_name(text: str) -> bool:
+    """Whether a case may be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _arrays(problem: Problem) -> dict[str, np.ndarray]:
+    """Every array of a problem by its name in the file."""
+    found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
+    found |= {f"weights.{name}": array for name, array in problem.weights.named().items()}
+    found["cotangent"] = problem.cotangent
+    if problem.mask is not None:
+        found["mask"] = problem.mask.astype(np.uint8)
+    if problem.attn_bias is not None:
+        found["attn_bias"] = problem.attn_bias
+    return found
+
+
+def _case(path: Path, described: Description, arrays: Mapping[str, np.ndarray]) -> StoredCase:
+    if not is_name(described.name):
+        raise BrokenCase(
+            f"{path}: a case is called by letters, digits and hyphens, not {described.name[:80]!r}"
+        )
+    try:
+        problem = _problem(described, arrays)
+    except ConformanceError as error:
+        raise BrokenCase(f"{path}: {error}") from error
+    digest = hashlib.sha256(
+        msgspec.json.encode((described.shape, described.causal, described.scale))
+    )
+    for name in sorted(arrays):
+        digest.update(name.encode() + arrays[name].tobytes())
+    return StoredCase(
+        name=f"{CHAPTER}/{described.name}",
+        family=digest.hexdigest()[:8],
+        why=described.why,
+        stored=problem,
+        path=str(path),
+    )
+
+
+def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Problem:
+    shape = Shape(**{key: getattr(described.shape, key) for key in Sizes.__struct_fields__})
+    _check_sizes(shape)
+    weights = {name: arrays.get(f"weights.{name}") for name in WEIGHT_NAMES}
+    inputs = shape.distinct_inputs()
+    wanted = {*inputs, "cotangent", *(f"weights.{name}" for name in shape.weight_shapes())}
+    optional = {"mask", "attn_bias"}
+    missing, foreign = wanted - arrays.keys(), arrays.keys() - wanted - optional
+    if missing or foreign:
+        raise BrokenCase(f"arrays are missing {sorted(missing)}, or too many {sorted(foreign)}")
+    for name, array in arrays.items():
+        if name == "mask":
+            if not np.isin(array, (0, 1)).all():
+                raise BrokenCase("mask has other numbers than 0 and 1")
+        elif not (np.abs(array) <= LARGEST).all():
+            raise BrokenCase(f"{name} has numbers that are not finite, or beyond {LARGEST:g}")
+    scale = described.scale
+    if scale is not None and not 1 / LARGEST <= abs(scale) <= LARGEST:
+        raise BrokenCase(f"scale is {scale}")
+    query = arrays["query"]
+    key = arrays["key"] if "key" in inputs else query
+    mask = arrays.get("mask")
+    problem = Problem(
+        shape=shape,
+        dtype="float64",
+        weights=Weights(**weights),  # type: ignore[arg-type]
+        query=query,
+        key=key,
+        value=arrays["value"] if "value" in inputs else key,
+        cotangent=arrays["cotangent"],
+        mask=None if mask is None else mask.astype(np.bool_),
+        attn_bias=arrays.get("attn_bias"),
+        causal=described.causal,
+        scale=scale,
+    )
+    if not problem.allowed_in_full().any(axis=-1).all():
+        raise BrokenCase("a query may attend no key, and no definition says what it gets")
+    return problem
+
+
+def _check_sizes(shape: Shape) -> None:
+    """Nothing empty, nothing that asks for more memory than a small problem needs."""
+    sizes = {
+        "logits": shape.logits,
+        **shape.input_shapes(),
+        **{f"weights.{name}": size for name, size in shape.weight_shapes().items()},
+    }
+    for name, size in sizes.items():
+        if not 0 < math.prod(size) <= MOST_NUMBERS:
+            raise BrokenCase(
+                f"{name} has shape {list(size)}; a case has 1 to {MOST_NUMBERS} numbers there"
+            )
