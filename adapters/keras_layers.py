@@ -244,6 +244,7 @@ def _example(backend: str, build: str) -> Example:
         imports=f'import os; os.environ["KERAS_BACKEND"] = "{backend}"\nimport keras',
         build=build,
         call="attention(query, value, key, return_attention_scores=True{masks})[0]",
+        calls={"no-scores": "attention(query, value, key{masks})"},
     )
 
 

@@ -71,6 +71,7 @@ class TorchMultiheadAttention(Layer):
         "{query_width}, {heads}, batch_first=True).eval()",
         call="attention(query, key, value{masks})[0]",
         weights="attention(query, key, value, average_attn_weights=False{masks})[1]",
+        calls={"eval-no-weights": "attention(query, key, value, need_weights=False{masks})[0]"},
     )
 
     def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:

@@ -29,8 +29,9 @@ def printed(lines):
 found = []
 for name in sys.argv[2:]:
     adapter = load(sys.argv[1])
-    lab = Laboratory(adapter, "float32", "cpu", adapter.modes[0])
-    for entry in experiment(name).run(lab).entries:
+    asked = [mode for mode in adapter.modes if adapter.example_in(mode) is not None]
+    labs = [Laboratory(adapter, "float32", "cpu", mode) for mode in asked]
+    for entry in [entry for lab in labs for entry in experiment(name).run(lab).entries]:
         if entry.code and not any(entry.code == lines for _, _, lines, _, _ in found):
             given = next(name for name in re.findall(r", (\\w+)=", entry.code)
                          if name in entry.subject)
@@ -43,7 +44,7 @@ print("FOUND", json.dumps(found))
 
 
 def run(name, *experiments):
-    """(subject, value, code, printed, printed without the mask) of an adapter's first mode."""
+    """(subject, value, code, printed, printed without the mask), in modes that have code."""
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, name, *experiments],
@@ -99,14 +100,19 @@ def test_only_the_mode_that_the_lines_take_has_code():
     adapter = torch_mha.TorchMultiheadAttention()
     known = {mode.name: mode for mode in adapter.modes}
     assert any(entry.code for entry in entries_of(adapter, known["train"]))
-    assert not any(entry.code for entry in entries_of(adapter, known["eval-no-weights"]))
+    assert not any(entry.code for entry in entries_of(adapter, known["fast-path"]))
+    zeros = [entry.code for entry in entries_of(adapter, known["eval-no-weights"]) if entry.code]
+    assert zeros
+    assert all("need_weights=False" in lines for lines in zeros)
 
 
 def test_without_an_example_there_is_no_code():
     class Silent(torch_mha.TorchMultiheadAttention):
         example = None
 
-    assert code.hiding(Silent(), "mask", [], "nothing") == ""
+    adapter = Silent()
+    lab = Laboratory(adapter, "float32", "cpu", adapter.modes[0])
+    assert code.hiding(lab, "mask", [], "nothing") == ""
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -76,12 +76,14 @@ class Example:
         call: an expression for the output; `{masks}` stands for mask arguments with a leading
             comma, such as ", attn_mask=mask", or nothing.
         weights: the same for the attention weights, or "" if it returns none.
+        calls: `call` in modes other than the first, by mode, where the call makes the difference.
     """
 
     imports: str
     build: str
     call: str
     weights: str = ""
+    calls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +174,13 @@ class Adapter(ABC):
     def masks(self) -> MaskTable:
         """The mask arguments as a table; raises `WrongDeclaration` where they are inconsistent."""
         return MaskTable(tuple(self.mask_arguments), self.causal_flag)
+
+    def example_in(self, mode: Mode) -> Example | None:
+        """What a user types for this mode: as in the first, or with a call of its own."""
+        if self.example is None or mode.name == self.modes[0].name:
+            return self.example
+        call = self.example.calls.get(mode.name)
+        return None if call is None else replace(self.example, call=call)
 
     def versions(self) -> dict[str, str]:
         """Versions of what is behind this adapter."""

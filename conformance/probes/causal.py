@@ -93,7 +93,7 @@ def _alone(lab: Laboratory, name: str, told: str, sizes: Sizes) -> Entry:
         return Entry(subject, "refused", found.told, declared, declared in ("", "refused"))
     value = _aligned(lab, found)
     told = "0.0: no query sees the last token but the last"
-    code = hiding(lab.adapter, name, [], told, token=-1) if value == "causal" else ""
+    code = hiding(lab, name, [], told, token=-1) if value == "causal" else ""
     rows = "; ".join(numbers(row) for row in found.applied[0, 0])
     return Entry(subject, value, f"entry 0, head 0: {rows}", declared, value == declared, code)
 

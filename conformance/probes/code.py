@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conformance.interface.adapter import Adapter
 from conformance.interface.arguments import AXES
+from conformance.probes.laboratory import Laboratory
 
 SIZES = {"batch": 2, "heads": 2, "query": 4, "key": 4}
 WIDTH = 8
@@ -23,11 +23,11 @@ _NATIVE = {"torch": "torch.tensor({})", "jax": "jnp.asarray({})", "tensorflow": 
 _NUMPY = {"torch": "{}.detach().numpy()", "jax": "np.asarray({})", "tensorflow": "{}.numpy()"}
 
 
-def hiding(adapter: Adapter, name: str, made: Sequence[str], told: str, *, token: int = 0) -> str:
+def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token: int = 0) -> str:
     """Lines that print how far the other outputs move when a token is replaced.
 
     Args:
-        adapter: with an `example`; "" without one.
+        lab: whose adapter has an `example` for its mode; "" without one.
         name: the argument, or "" for none.
         made: lines that make the array `mask`; none for a flag.
         told: what the number means.
@@ -35,7 +35,7 @@ def hiding(adapter: Adapter, name: str, made: Sequence[str], told: str, *, token
     """
     rows = "1:" if token == 0 else ":-1"
     return _code(
-        adapter,
+        lab,
         made,
         name,
         [
@@ -48,15 +48,15 @@ def hiding(adapter: Adapter, name: str, made: Sequence[str], told: str, *, token
     )
 
 
-def difference(adapter: Adapter, name: str, made: Sequence[str], told: str) -> str:
+def difference(lab: Laboratory, name: str, made: Sequence[str], told: str) -> str:
     """Lines that print how far the output with the argument is from the one without."""
     lines = ["first = {call}", "second = {plain}", f"print(abs(first - second).max())  # {told}"]
-    return _code(adapter, made, name, lines)
+    return _code(lab, made, name, lines)
 
 
-def output(adapter: Adapter, name: str, made: Sequence[str], shown: str, told: str) -> str:
+def output(lab: Laboratory, name: str, made: Sequence[str], shown: str, told: str) -> str:
     """Lines that print an expression of `output`."""
-    return _code(adapter, made, name, ["output = {call}", f"print({shown})  # {told}"])
+    return _code(lab, made, name, ["output = {call}", f"print({shown})  # {told}"])
 
 
 def mask(layout: str, dtype: str, fill: float, mark: float | None, note: str) -> list[str]:
@@ -84,8 +84,8 @@ def layout_shape(layout: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _code(adapter: Adapter, made: Sequence[str], name: str, lines: Sequence[str]) -> str:
-    example, framework = adapter.example, adapter.framework
+def _code(lab: Laboratory, made: Sequence[str], name: str, lines: Sequence[str]) -> str:
+    example, framework = lab.adapter.example_in(lab.mode), lab.adapter.framework
     if example is None or framework not in _NATIVE:
         return ""
     heads = SIZES[AXES[1]]

@@ -6,8 +6,6 @@ import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import msgspec
-
 from conformance.card import TOPICS, Entry, Topic
 from conformance.dtypes import Array
 from conformance.errors import UnknownName
@@ -81,9 +79,7 @@ class Experiment:
         found = Findings()
         for made in self.make(lab):
             entry, array = (made, None) if isinstance(made, Entry) else made
-            # What a user types is the first mode; others may take another path.
-            shown = entry.code if lab.mode.name == lab.adapter.modes[0].name else ""
-            found.entries.append(msgspec.structs.replace(entry, code=shown))
+            found.entries.append(entry)
             if array is not None:
                 found.arrays[entry.subject] = array
         return found

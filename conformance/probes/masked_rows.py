@@ -151,4 +151,4 @@ def _code(lab: Laboratory, way: Blocking, value: str) -> str:
         return ""
     made = mask(way.argument.layouts[0], way.form.dtype, way.hidden, None, "blocks every token")
     shown, told = _SHOWN.get(value, ("output[0, 0, :4]", value))
-    return output(lab.adapter, way.argument.name, made, shown, told)
+    return output(lab, way.argument.name, made, shown, told)

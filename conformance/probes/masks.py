@@ -77,7 +77,7 @@ def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: str) -> st
         return ""
     if value == "ignored":
         made = mask_lines(layout, form.dtype, 0.0, form.values[-1], "marks token 0")
-        return difference(lab.adapter, argument.name, made, "0.0: it is ignored")
+        return difference(lab, argument.name, made, "0.0: it is ignored")
     fill, mark = {
         "blocks": (0.0, form.values[-1]),
         "attends": (form.values[-1], 0.0),
@@ -86,7 +86,7 @@ def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: str) -> st
     if fill == mark or "key" not in layout:
         return ""
     made = mask_lines(layout, form.dtype, fill, mark, "marks token 0")
-    return hiding(lab.adapter, argument.name, made, "0.0: token 0 is hidden from the others")
+    return hiding(lab, argument.name, made, "0.0: token 0 is hidden from the others")
 
 
 def declaration(argument: MaskArgument, form: Form) -> str:
