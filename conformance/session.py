@@ -22,6 +22,7 @@ from conformance.probes import Experiment, Findings
 from conformance.probes.laboratory import Laboratory, NoAnswer
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.declared import DECLARED, compared
+from conformance.requirements.probed import decided
 from conformance.requirements.requirement import Requirement
 
 
@@ -108,6 +109,8 @@ class Session:
     only: tuple[str, ...] = ()
     """Mask arguments that experiments look at; all if empty."""
     laboratories: dict[tuple[str, ...], Laboratory] = field(default_factory=dict)
+    explains: bool = True
+    """Whether to look for the cause of a deviation, which costs more than to find it."""
 
     def examination(self, item: Item) -> Examination:
         """The item with what this session remembers."""
@@ -148,7 +151,7 @@ class Session:
             inquiry.dtype,
             inquiry.device,
             inquiry.mode.name,
-            [verdict],
+            [verdict, *decided(experiment.name, found.entries)],
             found.entries,
         )
         return result, found.arrays
@@ -170,7 +173,8 @@ class Session:
             return Finding(requirement.id, "error", detail=str(error))
         except Raised as error:
             return Finding(requirement.id, "error", detail=_told(error.original))
-        if finding is not None and finding.verdict == "deviates" and not finding.cause:
+        deviates = finding is not None and finding.verdict == "deviates"
+        if finding is not None and deviates and self.explains and not finding.cause:
             return explain(finding, examination)
         return finding
 

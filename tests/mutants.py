@@ -12,6 +12,7 @@ import torch
 from conformance.adapters.ours import Ours
 
 from conformance import CausalFlag, Function, MaskArgument
+from conformance.selftest.mutants import find_mutants
 
 
 class Right(Function):
@@ -230,7 +231,18 @@ KILLS = {
 }
 """Requirement to a mutant that a case kills."""
 
-KILLED_BY_EXPERIMENT = {"adapter.declares-what-is-observed": (SaysBlocks, "masks")}
+
+def of_the_zoo(name):
+    """A mutant of `conformance.selftest`, in NumPy."""
+    (found,) = find_mutants([], [name])
+    return found.adapter
+
+
+KILLED_BY_EXPERIMENT = {
+    "adapter.declares-what-is-observed": (SaysBlocks, "masks"),
+    "dropout.is-unbiased": (of_the_zoo("dropout-not-rescaled"), "dropout"),
+    "call.memory-layout-does-not-matter": (of_the_zoo("strides-ignored"), "repeatability"),
+}
 """Requirement to a mutant, and the experiment that kills it: no case says anything about it."""
 
 ALONE = {

@@ -23,7 +23,8 @@ POLARITY = "mask.polarity-is-as-declared"
 KEY_ORDER = "invariance.key-order"
 BATCH = "invariance.batch-entries-are-independent"
 SHIFT = "invariance.logit-shift"
-HYGIENE = ("call.leaves-inputs-unchanged", "call.repeats")
+UNCHANGED = "call.leaves-inputs-unchanged"
+HYGIENE = (UNCHANGED, "call.repeats")
 FULLY_MASKED = "observed.fully-masked-row"
 ALIGNMENT = "observed.causal-alignment"
 RETURNED = "observed.returned-weights"
@@ -207,11 +208,32 @@ def _build() -> list[Case]:
         ),
         # Additive biases.
         *make(
-            "self cross gqa one-query one-head long additive",
+            "cross",
+            "bias/in-full",
+            "A bias for every logit; its gradient is one of the answers.",
+            SHIFT,
+            UNCHANGED,
+            bias=patterns.bias_in_full,
+        ),
+        *make(
+            "self gqa one-query one-head long additive",
             "bias/in-full",
             "A bias for every logit; its gradient is one of the answers.",
             SHIFT,
             bias=patterns.bias_in_full,
+        ),
+        *make(
+            "cross",
+            "bias/far-below-zero",
+            "Rows of logits of about -100: exp underflows unless their own maximum is subtracted.",
+            bias=patterns.bias_far_below_zero,
+        ),
+        *make(
+            "cross",
+            "bias/high-on-padding",
+            "Blocked logits of 200: subtracted as the row's maximum, they leave nothing of it.",
+            bias=patterns.bias_high_on_padding,
+            mask=patterns.key_padding,
         ),
         *make(
             "self separate mqa",
@@ -266,6 +288,12 @@ def _build() -> list[Case]:
             "logits/huge",
             "Logits of some hundred: exp overflows unless the row's maximum is subtracted.",
             regime=regimes.huge_logits,
+        ),
+        *make(
+            "long",
+            "logits/rising",
+            "The largest logits come last: a running maximum must follow, and sums be rescaled.",
+            regime=regimes.rising_logits,
         ),
         *make(
             "additive",

@@ -96,6 +96,21 @@ def bias_per_head(shape: Shape, random: np.random.Generator) -> Array:
     return random.standard_normal((1, *shape.logits[1:]))
 
 
+def bias_far_below_zero(shape: Shape, random: np.random.Generator) -> Array:
+    """N(0, 1), and 100 less throughout the last entry: its rows lie where exp underflows float32.
+
+    The other entries stay ordinary, because bfloat16 holds little of a number of 100.
+    """
+    bias = random.standard_normal(shape.logits)
+    bias[-1] -= 100.0
+    return bias
+
+
+def bias_high_on_padding(shape: Shape, random: np.random.Generator) -> Array:
+    """N(0, 1), and 200 more where `key_padding` blocks: exp of a row without that underflows."""
+    return random.standard_normal(shape.logits) + 200.0 * ~key_padding(shape, random)
+
+
 def bias_in_full(shape: Shape, random: np.random.Generator) -> Array:
     """N(0, 1) for every logit, `[batch heads query key]`."""
     return random.standard_normal(shape.logits)

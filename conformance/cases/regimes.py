@@ -27,6 +27,20 @@ def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
     drawn["query"] *= (110.0 / logits[-1].max()) ** growth
 
 
+def rising_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Keys grow along the sequence by a hundred, and queries until logits reach about 110.
+
+    The largest logit of a row is among the last keys, and exp of its distance to the largest among
+    the first overflows float32. The first query stays ordinary, as in `huge_logits`.
+    """
+    drawn["key"] *= np.geomspace(0.01, 1.0, shape.key_length)[:, None]
+    q = np.einsum("bqe,ehd->bhqd", drawn["query"], drawn["weights.query"])
+    k = np.einsum("bke,ehd->bhkd", drawn["key"], drawn["weights.key"])
+    logits = shape.default_scale * np.einsum("bhqd,bhkd->bhqk", q, k)
+    growth = np.linspace(0.0, 1.0, shape.query_length)[:, None]
+    drawn["query"] *= (110.0 / logits[:, :, -1].max()) ** growth
+
+
 def large_scores(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """The additive score's weight 6 times as large (tanh bounds what the inputs can do)."""
     drawn["weights.score"] *= 6.0

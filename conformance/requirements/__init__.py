@@ -10,6 +10,7 @@ from conformance.requirements import (
     invariance,
     observed,
     polarity,
+    probed,
     weights,
 )
 from conformance.requirements.requirement import Requirement
@@ -22,6 +23,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     *agreement.REQUIREMENTS,
     *observed.REQUIREMENTS,
     *declared.REQUIREMENTS,
+    *probed.REQUIREMENTS,
 )
 
 

@@ -1,0 +1,72 @@
+"""What experiments decide beside the declaration: `conformance.probes` yields the entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from conformance.card import Entry
+from conformance.examination import Examination
+from conformance.findings import Finding, Verdict
+from conformance.requirements.requirement import Requirement
+
+
+def of_no_case(ex: Examination) -> Finding | None:
+    """Experiments decide it, not cases."""
+    return None
+
+
+DROPOUT = Requirement(
+    id="dropout.is-unbiased",
+    level="should",
+    sentence="Dropout leaves the attention weights as they are in the mean over draws.",
+    why="Dropped without rescaling, rescaled twice, or dropped before the softmax, the model that "
+    "is trained is not the one that is evaluated.",
+    check=of_no_case,
+)
+LAYOUT = Requirement(
+    id="call.memory-layout-does-not-matter",
+    level="must",
+    sentence="Inputs with gaps between their numbers get the same answer as contiguous ones.",
+    why="A kernel that ignores strides reads other numbers, and nothing raises.",
+    check=of_no_case,
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which entry of which experiment decides a requirement, and what its values mean."""
+
+    requirement: Requirement
+    experiment: str
+    subject: str
+    verdicts: dict[str, Verdict]
+
+
+_RULES = (
+    Rule(
+        DROPOUT,
+        "dropout",
+        "mean over draws",
+        {"the weights": "conforms", "not the weights": "deviates"},
+    ),
+    Rule(
+        LAYOUT,
+        "repeatability",
+        "contiguous and strided",
+        {"same bits": "conforms", "within noise": "conforms", "apart": "deviates"},
+    ),
+)
+
+
+def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
+    """What the entries of an experiment say about requirements of its own."""
+    for rule in _RULES:
+        for entry in entries:
+            if (rule.experiment, rule.subject) == (experiment, entry.subject):
+                verdict = rule.verdicts.get(entry.value, "unsupported")
+                detail = f"{entry.subject}: {entry.evidence}" if verdict != "conforms" else ""
+                yield Finding(rule.requirement.id, verdict, detail, entry.value)
+
+
+REQUIREMENTS = (DROPOUT, LAYOUT)

@@ -1,0 +1,1 @@
+"""The suite, examined: defective attentions that it must tell from a correct one."""

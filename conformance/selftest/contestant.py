@@ -1,0 +1,119 @@
+"""The adapter through which the attention and its mutants are examined.
+
+It declares what a library would: three mask arguments, a causal flag, modes that must agree, every
+dtype. bfloat16 is float32 that was rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.dtypes import dtype_of
+from conformance.errors import Unsupported
+from conformance.frameworks.base import Evaluated, Framework, Natives
+from conformance.frameworks.numpy_bridge import NumPy
+from conformance.interface.adapter import Adapter, Call, Mode
+from conformance.interface.arguments import CausalFlag, MaskArgument
+from conformance.interface.native import NativeAdapter, Prepared
+from conformance.problem import Answer, Problem
+from conformance.selftest.attention import Attention, Given
+
+
+class Emulated(NumPy):
+    """NumPy with bfloat16, as float32 that holds nothing else."""
+
+    differentiable = True
+
+    def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
+        """float64, the suite's own numbers, as `dtype`; the rest as it is."""
+        return super().array(values, "float32" if dtype == "bfloat16" else dtype, device)
+
+
+_BRIDGE = Emulated()
+
+
+class Contestant(NativeAdapter):
+    """An attention of `conformance.selftest` as an implementation like any other."""
+
+    title = "the attention of the selftest"
+    scores = ("scaled-dot", "additive")
+    custom_scale = True
+    mask_arguments = (
+        MaskArgument("bias", "batch heads query key", number="added", broadcasts=True),
+        MaskArgument("padding", "batch key", true="attends", number="attends if nonzero"),
+        MaskArgument(
+            "mask", "batch heads query key", true="attends", number="added", broadcasts=True
+        ),
+    )
+    causal_flag = CausalFlag("causal", alignment="bottom-right")
+    modes = (
+        Mode("train", {"train": True, "fused": False}),
+        Mode("eval", {"train": False, "fused": False}),
+        Mode("fused", {"train": False, "fused": True}, weights=False),
+    )
+    dropout_modes = ("train",)
+    returns_weights = "per head"
+    fully_masked_row = "output bias"
+
+    def __init__(self, name: str = "selftest", kind: type[Attention] = Attention) -> None:
+        self.name = name
+        self._kind = kind
+        self._memory: dict[str, Any] = {}
+        self._called: Attention | None = None
+
+    @property
+    def bridge(self) -> Framework:
+        """NumPy with bfloat16."""
+        return _BRIDGE
+
+    def check(self, problem: Problem) -> None:
+        """Raise `Unsupported` for what the declaration rules out."""
+        Adapter.check(self, problem)
+        self.masks.spell(problem)
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        if call.unbatched:
+            raise Unsupported("always with a batch")
+        weights = problem.weights.named()
+        natives = {
+            name: self.bridge.array(array, problem.dtype, call.device)
+            for name, array in weights.items()
+        }
+
+        def invoke(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
+            given = Given(
+                problem.shape,
+                dtype_of(problem.dtype),
+                {"query": query, "key": key, "value": value},
+                own,
+                {name: mask for name, mask in masks.items() if name != "causal"},
+                bool(masks.get("causal", False)),
+                problem.scale,
+                call.mode,
+                self._memory,
+            )
+            self._called = self._kind(given)
+            return self._called.forward()
+
+        return natives, invoke, None
+
+    def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
+        with np.errstate(all="ignore"):
+            output, weights = ready.function(ready.variables, ready.constants)
+            gradients: Natives = {}
+            if call.mode.gradients:
+                assert self._called is not None
+                every = self._called.backward(ready.cotangent)
+                gradients = {name: every[name] for name in ready.variables if name in every}
+        answer = self._answer(problem, ready, Evaluated(output, weights, gradients))
+        if problem.dtype == "bfloat16":
+            named = {name: "bfloat16" if d == "float32" else d for name, d in answer.dtypes.items()}
+            answer = replace(answer, dtypes=named)
+        return answer
+
+    def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
+        return dict(gradients)

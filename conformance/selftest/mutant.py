@@ -1,0 +1,90 @@
+"""A Mutant: one small, plausible change to the attention, and what is expected to notice it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.selftest.attention import Attention
+from conformance.selftest.contestant import Contestant
+
+OUTPUT = "output.equals-definition"
+INPUTS = "gradient.inputs-equal-definition"
+PARAMETERS = "gradient.parameters-equal-definition"
+BIAS = "gradient.bias-equals-definition"
+DTYPE = "dtype.in-is-out"
+WEIGHTS = "weights.equal-definition"
+SUMS = "weights.rows-sum-to-one"
+BLOCKED_WEIGHTS = "weights.blocked-are-zero"
+MADE = "weights.made-the-output"
+POLARITY = "mask.polarity-is-as-declared"
+BLOCKED_KEY = "mask.blocked-key-has-no-influence"
+SPELLINGS = "mask.spellings-agree"
+KEY_ORDER = "invariance.key-order"
+BATCH = "invariance.batch-entries-are-independent"
+SHIFT = "invariance.logit-shift"
+MODES = "modes.agree"
+UNCHANGED = "call.leaves-inputs-unchanged"
+REPEATS = "call.repeats"
+LAYOUT = "call.memory-layout-does-not-matter"
+DROPOUT = "dropout.is-unbiased"
+DECLARED = "adapter.declares-what-is-observed"
+FULLY_MASKED = "observed.fully-masked-row"
+ALIGNMENT = "observed.causal-alignment"
+RETURNED = "observed.returned-weights"
+
+CASE = "plain/no-mask/cross"
+
+
+@dataclass(frozen=True, eq=False)
+class Mutant:
+    """One defective attention.
+
+    Attributes:
+        name: unique, as in `--mutant`.
+        chapter: what it is about.
+        did: what a programmer did, in one sentence.
+        killed_by: requirements of which at least one must notice it.
+        changes: stage of `Attention` to what stands in its place.
+        case: where it is looked for first: the id of a case, or "probe/..." for an experiment.
+        dtype: in which dtype it is looked for first.
+    """
+
+    name: str
+    chapter: str
+    did: str
+    killed_by: tuple[str, ...]
+    changes: Mapping[str, Any]
+    case: str = CASE
+    dtype: str = "float32"
+
+    @property
+    def kind(self) -> type[Attention]:
+        """The attention with the change."""
+        return type("Mutant", (Attention,), dict(self.changes))
+
+    def adapter(self) -> Contestant:
+        """As an implementation."""
+        return Contestant(self.name, self.kind)
+
+
+Maker = Callable[..., None]
+
+
+def chapter(name: str, mutants: list[Mutant]) -> Maker:
+    """A function that adds mutants to the list: (name, what was done, killed by, **changes)."""
+
+    def add(
+        mutant: str,
+        did: str,
+        *killed_by: str,
+        case: str = CASE,
+        dtype: str = "float32",
+        **changes: Any,
+    ) -> None:
+        unknown = [stage for stage in changes if not hasattr(Attention, stage)]
+        assert not unknown, f"{mutant}: the attention has no {unknown}"
+        mutants.append(Mutant(mutant, name, did, killed_by, changes, case, dtype))
+
+    return add

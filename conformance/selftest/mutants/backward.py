@@ -1,0 +1,329 @@
+"""Mistakes in the derivative only: the output is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from conformance.dtypes import BFLOAT16
+from conformance.selftest.attention import Array, Attention
+from conformance.selftest.mutant import BIAS, INPUTS, MODES, PARAMETERS, SPELLINGS, Mutant, chapter
+
+MUTANTS: list[Mutant] = []
+_add = chapter("backward", MUTANTS)
+
+LONG = "plain/no-mask/long"
+GQA = "plain/no-mask/gqa"
+BIASED = "bias/in-full/cross"
+SEPARATE = "plain/no-mask/one-key"
+
+
+def _of(wanted: str, change: Any) -> Any:
+    """One gradient, changed."""
+    return lambda a, name, array: a.stored(change(array) if name == wanted else array)
+
+
+def _turned(array: Array) -> Array:
+    """The matrix of the first axis by the others, transposed where that fits."""
+    matrix = array.reshape(array.shape[0], -1)
+    if matrix.shape[0] != matrix.shape[1]:
+        matrix = array.reshape(-1, array.shape[-1])
+    return matrix.T.reshape(array.shape) if matrix.shape[0] == matrix.shape[1] else array
+
+
+ADDITIVE = "plain/no-mask/additive"
+
+_GRADIENTS = (
+    # name, requirement, case in which it tells, whether it has a transposition
+    ("query", INPUTS, "plain/no-mask/cross", False),
+    ("key", INPUTS, "plain/no-mask/cross", False),
+    ("value", INPUTS, LONG, False),
+    ("weights.query", PARAMETERS, "plain/no-mask/cross", True),
+    ("weights.key", PARAMETERS, "plain/no-mask/cross", True),
+    ("weights.value", PARAMETERS, "plain/no-mask/cross", True),
+    ("weights.output", PARAMETERS, "plain/no-mask/cross", True),
+    ("weights.query_bias", PARAMETERS, "plain/no-mask/cross", False),
+    # In a dot product it is 0 by definition.
+    ("weights.key_bias", PARAMETERS, ADDITIVE, False),
+    ("weights.value_bias", PARAMETERS, "plain/no-mask/cross", False),
+    ("weights.output_bias", PARAMETERS, "plain/no-mask/cross", False),
+    ("weights.score", PARAMETERS, ADDITIVE, False),
+    ("mask.bias", BIAS, BIASED, False),
+)
+
+for _name, _requirement, _case, _turns in _GRADIENTS:
+    _told = _name.removeprefix("weights.").removeprefix("mask.").replace("_", "-")
+    _what = f"{_told}-weight" if _turns else _told if _name != "mask.bias" else "attention-bias"
+    _what = {"score": "score-weight"}.get(_what, _what)
+    _said = _what.replace("-", " ")
+    _add(
+        f"gradient-of-{_what}-missing",
+        f"detaches the {_said}: its gradient is 0",
+        _requirement,
+        gradient=_of(_name, lambda array: 0 * array),
+        case=_case,
+    )
+    _add(
+        f"gradient-of-{_what}-doubled",
+        f"adds up the gradient of the {_said} twice",
+        _requirement,
+        gradient=_of(_name, lambda array: 2 * array),
+        case=_case,
+    )
+    if _turns:
+        _add(
+            f"gradient-of-{_what}-transposed",
+            f"transposes the gradient of the {_said}",
+            _requirement,
+            gradient=_of(_name, _turned),
+            case=_case,
+        )
+    if _requirement != INPUTS and not _turns and _name != "mask.bias":
+        _add(
+            f"gradient-of-{_what}-averaged",
+            f"takes the mean over the batch for the gradient of the {_said}",
+            _requirement,
+            gradient=lambda a, name, array, wanted=_name: a.stored(
+                array / a.wide(a.batch) if name == wanted else array
+            ),
+            case=_case,
+        )
+
+# The scale and the softmax.
+
+_add(
+    "gradient-without-scale",
+    "forgets the scale in the backward pass",
+    INPUTS,
+    d_scaled=lambda a, d_logits: d_logits,
+)
+_add(
+    "gradient-scaled-twice",
+    "scales the gradient of the logits twice",
+    INPUTS,
+    d_scaled=lambda a, d_logits: d_logits * a.wide(a.factor() ** 2),
+)
+_add(
+    "gradient-with-default-scale",
+    "ignores a custom scale in the backward pass",
+    INPUTS,
+    d_scaled=lambda a, d: d * a.wide(a.default_factor() if a.given.scale else a.factor()),
+    case="plain/custom-scale/cross",
+)
+_add(
+    "softmax-detached",
+    "takes the weights for constants",
+    INPUTS,
+    d_softmax=lambda a, weights, d_weights: 0 * d_weights,
+)
+_add(
+    "softmax-without-row-term",
+    "forgets the sum in the softmax's derivative",
+    INPUTS,
+    row=lambda a, weights, d_weights: a.wide(0),
+)
+_add(
+    "row-term-of-first-query",
+    "takes the row term of the first query for all",
+    INPUTS,
+    row=lambda a, w, d: Attention.row(a, w, d)[:, :, :1],
+)
+_add(
+    "row-term-of-weights-squared",
+    "takes Σ P² for the row term's Σ P dP",
+    INPUTS,
+    row=lambda a, weights, d_weights: (weights * weights).sum(axis=-1, keepdims=True),
+)
+_add(
+    "softmax-straight-through",
+    "takes the identity for the softmax's derivative",
+    INPUTS,
+    d_softmax=lambda a, weights, d_weights: d_weights - a.row(weights, d_weights),
+)
+_add(
+    "gradient-leaks-through-mask",
+    "makes the weights again without the mask",
+    INPUTS,
+    PARAMETERS,
+    weights_again=lambda a: Attention.softmax(a, a.biased(a.scaled(a.scores))),
+    case="mask/shared/cross",
+)
+_add(
+    "gradient-without-bias",
+    "makes the weights again without the bias",
+    INPUTS,
+    weights_again=lambda a: Attention.softmax(a, a.hide(a.scaled(a.scores))),
+    case=BIASED,
+)
+_add(
+    "gradient-of-blocked-bias",
+    "gives a gradient to what was added to a blocked logit",
+    BIAS,
+    d_added=lambda a, d, shape: Attention.d_added(a, d + (a.logits == -np.inf), shape),
+    case="bias/with-mask/cross",
+)
+_add(
+    "gradient-of-bias-not-summed",
+    "takes the first batch entry's gradient of a bias that all share",
+    BIAS,
+    d_added=lambda a, d, shape: (
+        np.broadcast_to(d[:1], d.shape) if shape[0] == a.batch else d[:1].sum(axis=1, keepdims=True)
+    ),
+    case="bias/shared/cross",
+)
+_add(
+    "gradient-of-bias-scaled",
+    "multiplies the gradient of the bias with the scale",
+    BIAS,
+    d_added=lambda a, d, shape: Attention.d_added(a, d * a.wide(a.factor()), shape),
+    case=BIASED,
+)
+_add(
+    "gradient-of-infinite-bias-is-nan",
+    "takes 0 · ∞ where the bias is −∞",
+    BIAS,
+    SPELLINGS,
+    d_added=lambda a, d, shape: Attention.d_added(
+        a, np.where(a.biased(a.scaled(a.scores)) == -np.inf, a.wide(np.nan), d), shape
+    ),
+    case="bias/with-mask/cross",
+)
+
+# Heads, groups, shared inputs.
+
+_add(
+    "grouped-gradient-of-first-head",
+    "takes the key gradient of the first query head of each group",
+    INPUTS,
+    gather=lambda a, g: g[:, :: a.group],
+    case=GQA,
+)
+_add(
+    "grouped-gradient-averaged",
+    "takes the mean over a group for the sum",
+    INPUTS,
+    gather=lambda a, g: Attention.gather(a, g) / a.wide(a.group),
+    case=GQA,
+)
+_add(
+    "grouped-gradient-tiled",
+    "sums over heads as if they had been tiled",
+    INPUTS,
+    gather=lambda a, g: g.reshape(g.shape[0], a.group, -1, *g.shape[2:]).sum(axis=1),
+    case=GQA,
+)
+_add(
+    "grouped-value-gradient-of-last-head",
+    "overwrites the value gradient of a group instead of adding to it",
+    INPUTS,
+    gather_values=lambda a, g: g[:, a.group - 1 :: a.group],
+    case=GQA,
+)
+
+
+def _joined(dropped: str, into: str) -> Any:
+    def joined(a: Attention, found: dict[str, Array]) -> dict[str, Array]:
+        if a.shape.sharing != "separate":
+            found[dropped] = 0 * found[dropped]
+        return Attention.joined(a, found)
+
+    return joined
+
+
+_add(
+    "memory-gradient-without-values",
+    "overwrites the values' gradient of a memory with the keys'",
+    INPUTS,
+    joined=_joined("value", "key"),
+)
+_add(
+    "self-gradient-without-keys",
+    "forgets that the query's input is the keys' as well",
+    INPUTS,
+    joined=_joined("key", "query"),
+    case="plain/no-mask/self",
+)
+_add(
+    "key-gradient-from-keys",
+    "multiplies the gradient of the logits with the keys for the keys' gradient",
+    INPUTS,
+    d_score=lambda a, d, found: (
+        (Attention.d_score(a, d, found)[0], np.matmul(d.swapaxes(-1, -2), d @ a.all_k))
+        if "score" not in a.own
+        else Attention.d_score(a, d, found)
+    ),
+)
+_add(
+    "tanh-slope",
+    "takes 1 − tanh for the slope of tanh",
+    INPUTS,
+    d_tanh=lambda a, hidden: 1 - hidden,
+    case=ADDITIVE,
+)
+
+# The cotangent, and numbers.
+
+_add(
+    "cotangent-ignored",
+    "derives the sum of the output, whatever comes from above",
+    INPUTS,
+    received=lambda a, cotangent: np.ones_like(a.read(cotangent)),
+)
+_add(
+    "cotangent-of-first-entry",
+    "broadcasts the cotangent of the first batch entry",
+    INPUTS,
+    received=lambda a, c: np.broadcast_to(a.read(c)[:1], c.shape),
+)
+_add(
+    "gradient-cut",
+    "cuts gradients at ±1",
+    INPUTS,
+    gradient=lambda a, name, array: a.stored(np.clip(array, -1, 1)),
+)
+_add(
+    "gradient-in-bfloat16",
+    "rounds gradients to bfloat16",
+    INPUTS,
+    gradient=lambda a, name, array: a.stored(BFLOAT16.round(array).astype(a.wide)),
+)
+_add(
+    "gradient-of-last-query-dropped",
+    "sums over one query too few for the keys' gradient",
+    INPUTS,
+    d_score=lambda a, d, found: (
+        Attention.d_score(a, d, found)[0],
+        Attention.d_score(a, d * (np.arange(a.queries) < a.queries - 1)[:, None], found)[1],
+    ),
+)
+_add(
+    "fused-gradient-without-maximum",
+    "stores the logarithm of the normaliser without the maximum",
+    INPUTS,
+    MODES,
+    weights_again=lambda a: (
+        np.exp(a.logits - a.log_total + Attention.peak(a, a.logits))
+        if a.weights is None
+        else a.weights
+    ),
+)
+_add(
+    "fused-gradient-of-first-tile",
+    "goes over the first tile only in the backward pass",
+    INPUTS,
+    MODES,
+    d_scaled=lambda a, d: Attention.d_scaled(a, d * (np.arange(a.keys) < a.tile)),
+    case=LONG,
+)
+_add(
+    "fused-row-term-of-output",
+    "takes the row term from the context before it was divided by the normaliser",
+    INPUTS,
+    MODES,
+    row=lambda a, weights, d: (
+        Attention.row(a, weights, d) * np.exp(a.log_total - Attention.peak(a, a.logits))
+        if a.weights is None
+        else Attention.row(a, weights, d)
+    ),
+)

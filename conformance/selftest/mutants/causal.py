@@ -1,0 +1,148 @@
+"""Mistakes in the causal flag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from conformance.selftest.attention import Array, Attention
+from conformance.selftest.mutant import ALIGNMENT, OUTPUT, SPELLINGS, Mutant, chapter
+
+MUTANTS: list[Mutant] = []
+_add = chapter("causal", MUTANTS)
+
+SQUARE = "causal/square/self"
+OBLONG = "causal/bottom-right/cross"
+
+
+def _tri(a: Attention, diagonal: int = 0) -> Array:
+    return np.tri(a.queries, a.keys, diagonal, dtype=np.bool_)
+
+
+def _unless(condition: Any) -> Any:
+    """No triangle where this holds."""
+    return lambda a: Attention.triangle(a) | bool(condition(a))
+
+
+_add(
+    "causal-ignored",
+    "never looks at the flag",
+    OUTPUT,
+    triangle=_unless(lambda a: True),
+    case=SQUARE,
+)
+_add(
+    "causal-sees-the-next",
+    "lets a query see the key behind its own",
+    OUTPUT,
+    diagonal=1,
+    case=SQUARE,
+)
+_add("causal-strict", "hides a query's own key", OUTPUT, diagonal=-1, case=SQUARE)
+_add(
+    "causal-reversed",
+    "keeps the upper triangle",
+    OUTPUT,
+    triangle=lambda a: ~Attention.triangle(a) | np.eye(a.queries, a.keys, dtype=np.bool_),
+    case=SQUARE,
+)
+_add(
+    "causal-top-left",
+    "counts from the first key where lengths differ",
+    OUTPUT,
+    ALIGNMENT,
+    triangle=_tri,
+    case=OBLONG,
+)
+_add(
+    "causal-bottom-right-one-off",
+    "counts the offset one too small where lengths differ",
+    OUTPUT,
+    ALIGNMENT,
+    triangle=lambda a: _tri(a, a.keys - a.queries - (a.keys != a.queries)),
+    case=OBLONG,
+)
+_add(
+    "causal-offset-negated",
+    "takes the length of the queries minus that of the keys",
+    OUTPUT,
+    ALIGNMENT,
+    triangle=lambda a: _tri(a, a.queries - a.keys),
+    case=OBLONG,
+)
+_add(
+    "causal-ignored-with-padding",
+    "forgets the flag where padding is given",
+    OUTPUT,
+    SPELLINGS,
+    triangle=_unless(lambda a: "padding" in a.given.masks),
+    case="causal/with-left-aligned-padding/self",
+)
+_add(
+    "causal-ignored-with-mask",
+    "forgets the flag where a mask is given",
+    SPELLINGS,
+    OUTPUT,
+    triangle=_unless(lambda a: "mask" in a.given.masks),
+    case="causal/with-left-aligned-padding/self",
+)
+_add(
+    "causal-ignored-with-bias",
+    "forgets the flag where a bias is given",
+    OUTPUT,
+    triangle=_unless(lambda a: "bias" in a.given.masks),
+    case="bias/with-causal/self",
+)
+_add(
+    "causal-instead-of-padding",
+    "forgets the padding where the flag is given",
+    OUTPUT,
+    padding=lambda a, mask: Attention.padding(a, mask | a.given.causal),
+    case="causal/with-left-aligned-padding/self",
+)
+_add(
+    "causal-ignored-where-lengths-differ",
+    "applies the flag to square problems only",
+    OUTPUT,
+    ALIGNMENT,
+    triangle=_unless(lambda a: a.queries != a.keys),
+    case=OBLONG,
+)
+_add(
+    "causal-ignored-when-long",
+    "forgets the flag above 128 keys",
+    OUTPUT,
+    triangle=_unless(lambda a: a.keys > 128),
+    case="causal/bottom-right/long",
+)
+_add(
+    "causal-on-first-head",
+    "applies the flag to the first head only",
+    OUTPUT,
+    triangle=lambda a: _tri(a, a.keys - a.queries) | (np.arange(a.shape.heads) > 0)[:, None, None],
+    case=SQUARE,
+)
+_add(
+    "causal-on-first-entry",
+    "applies the flag to the first batch entry only",
+    OUTPUT,
+    triangle=lambda a: _tri(a, a.keys - a.queries) | (np.arange(a.batch) > 0)[:, None, None, None],
+    case=SQUARE,
+)
+_add(
+    "causal-window",
+    "keeps a window of four keys, as for another model",
+    OUTPUT,
+    triangle=lambda a: _tri(a, a.keys - a.queries) & ~_tri(a, a.keys - a.queries - 4),
+    case=SQUARE,
+)
+_add(
+    "causal-by-tile",
+    "hides whole tiles, and lets the tile on the diagonal see itself",
+    OUTPUT,
+    triangle=lambda a: (
+        _tri(a, a.keys - a.queries) | (np.arange(a.queries)[:, None] // 2 == np.arange(a.keys) // 2)
+    ),
+    case=SQUARE,
+)

@@ -1,0 +1,453 @@
+"""Mistakes in projections, heads, scale and scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from conformance.selftest.attention import Array, Attention
+from conformance.selftest.mutant import BATCH, MADE, OUTPUT, SPELLINGS, Mutant, chapter
+
+MUTANTS: list[Mutant] = []
+_add = chapter("forward", MUTANTS)
+
+
+# The scale.
+
+_add(
+    "scale-by-head-size",
+    "divides the logits by d instead of √d",
+    OUTPUT,
+    default_factor=lambda a: 1 / a.shape.head_size,
+)
+_add(
+    "scale-by-width",
+    "divides the logits by the width of the model",
+    OUTPUT,
+    default_factor=lambda a: 1 / a.shape.query_width,
+)
+_add(
+    "scale-by-root-of-width",
+    "divides the logits by the root of the model's width",
+    OUTPUT,
+    default_factor=lambda a: a.shape.query_width**-0.5,
+)
+_add(
+    "scale-by-value-head-size",
+    "takes the size of the value heads for d",
+    OUTPUT,
+    default_factor=lambda a: a.shape.value_head_size**-0.5,
+    case="mask/key-padding/value-head",
+)
+_add("scale-missing", "forgets the scale", OUTPUT, default_factor=lambda a: 1.0)
+_add(
+    "scale-twice",
+    "scales the query, and the logits again",
+    OUTPUT,
+    scaled=lambda a, scores: scores * a.wide(a.factor() ** 2),
+)
+_add(
+    "scale-one-percent-off",
+    "takes a table's rounded 1/√d",
+    OUTPUT,
+    default_factor=lambda a: 1.01 * a.shape.head_size**-0.5,
+)
+_add(
+    "custom-scale-ignored",
+    "always takes 1/√d",
+    OUTPUT,
+    factor=lambda a: 1.0 if "score" in a.own else a.default_factor(),
+    case="plain/custom-scale/cross",
+)
+_add(
+    "custom-scale-on-top",
+    "multiplies a custom scale by 1/√d",
+    OUTPUT,
+    factor=lambda a: Attention.factor(a) * (a.default_factor() if a.given.scale else 1.0),
+    case="plain/custom-scale/cross",
+)
+_add(
+    "custom-scale-inverted",
+    "divides by a custom scale",
+    OUTPUT,
+    factor=lambda a: 1 / a.given.scale if a.given.scale else Attention.factor(a),
+    case="plain/custom-scale/cross",
+)
+_add(
+    "scale-on-additive-score",
+    "divides the additive score by √d",
+    OUTPUT,
+    factor=lambda a: Attention.factor(a) * (a.default_factor() if "score" in a.own else 1.0),
+    case="plain/no-mask/additive",
+)
+_add(
+    "scale-on-bias",
+    "scales the logits after the bias was added",
+    OUTPUT,
+    bias=lambda a, bias: bias * a.wide(a.factor()),
+    case="bias/in-full/cross",
+)
+_add(
+    "scale-on-number-mask",
+    "scales the logits after a mask of numbers was added",
+    OUTPUT,
+    SPELLINGS,
+    biased=lambda a, logits: Attention.biased(a, logits / a.wide(a.factor())) * a.wide(a.factor()),
+    case="bias/in-full/cross",
+)
+_add(
+    "scale-before-query-bias",
+    "scales the query before its bias is added",
+    OUTPUT,
+    shifted=lambda a, name, projected: (
+        projected + a.own["query_bias"] / a.wide(a.factor())
+        if name == "query" and "query_bias" in a.own
+        else Attention.shifted(a, name, projected)
+    ),
+)
+
+# The softmax's axis.
+
+
+def _softmax_over(axis: int | tuple[int, ...]) -> Any:
+    def softmax(a: Attention, logits: Array) -> Array:
+        peak = logits.max(axis=axis, keepdims=True)
+        powers = np.exp(logits - np.where(np.isfinite(peak), peak, 0))
+        total = powers.sum(axis=axis, keepdims=True)
+        return powers / np.where(total > 0, total, 1)
+
+    return softmax
+
+
+_add("softmax-over-queries", "takes the softmax over dim=2", OUTPUT, softmax=_softmax_over(2))
+_add("softmax-over-heads", "takes the softmax over dim=1", OUTPUT, softmax=_softmax_over(1))
+_add("softmax-over-batch", "takes the softmax over dim=0", OUTPUT, softmax=_softmax_over(0))
+_add(
+    "softmax-over-matrix",
+    "takes the softmax over queries and keys together",
+    OUTPUT,
+    softmax=_softmax_over((2, 3)),
+)
+_add(
+    "sigmoid",
+    "takes a sigmoid of each logit for the softmax",
+    OUTPUT,
+    softmax=lambda a, logits: 1 / (1 + np.exp(-logits)),
+)
+
+# Heads.
+
+
+def _interleaved(a: Attention, projected: Array, name: str) -> Array:
+    batch, length, heads, size = projected.shape
+    return projected.reshape(batch, length, size, heads).transpose(0, 3, 1, 2)
+
+
+def _untransposed(a: Attention, projected: Array, name: str) -> Array:
+    batch, length, heads, size = projected.shape
+    return projected.reshape(batch, heads, length, size)
+
+
+_add("heads-interleaved", "splits `(head heads)` for `(heads head)`", OUTPUT, split=_interleaved)
+_add(
+    "heads-split-by-view",
+    "reshapes to `[batch heads length head]` instead of transposing",
+    OUTPUT,
+    split=_untransposed,
+)
+_add(
+    "key-heads-interleaved",
+    "splits the key alone as `(head heads)`",
+    OUTPUT,
+    split=lambda a, x, name: (_interleaved if name == "key" else Attention.split)(a, x, name),
+)
+_add(
+    "heads-not-transposed-back",
+    "reshapes the context without transposing it back",
+    OUTPUT,
+    merge=lambda a, context: context.reshape(a.batch, a.queries, *context.shape[1::2]),
+)
+_add(
+    "heads-reversed",
+    "merges the heads in reverse order",
+    OUTPUT,
+    merge=lambda a, context: Attention.merge(a, context)[:, :, ::-1],
+)
+_add(
+    "last-head-dropped",
+    "loops over one head too few",
+    OUTPUT,
+    merge=lambda a, context: (
+        Attention.merge(a, context) * (np.arange(a.shape.heads) < a.shape.heads - 1)[:, None]
+    ).astype(a.wide),
+)
+_add(
+    "first-head-for-all",
+    "takes the keys of the first head for every head",
+    OUTPUT,
+    score=lambda a, q, k: Attention.score(a, q, np.broadcast_to(k[:, :1], k.shape)),
+)
+_add(
+    "grouped-tiled",
+    "tiles the key/value heads instead of repeating each",
+    OUTPUT,
+    repeat=lambda a, heads: np.tile(heads, (1, a.group, 1, 1)),
+    case="plain/no-mask/gqa",
+)
+_add(
+    "grouped-values-tiled",
+    "repeats the key heads and tiles the value heads",
+    OUTPUT,
+    repeat=lambda a, x: np.tile(x, (1, a.group, 1, 1)) if x is a.v else Attention.repeat(a, x),
+    case="plain/no-mask/gqa",
+)
+_add(
+    "grouped-first-head",
+    "gives every query head the first key/value head",
+    OUTPUT,
+    repeat=lambda a, heads: np.repeat(heads[:, :1], a.shape.heads, axis=1),
+    case="plain/no-mask/gqa",
+)
+
+# Weights and biases.
+
+
+def _projected_as(roles: dict[str, str]) -> Any:
+    def project(a: Attention, name: str, values: Array) -> Array:
+        other = roles.get(name, name)
+        fits = a.own[other].shape == a.own[name].shape
+        return Attention.project(a, other if fits else name, values)
+
+    return project
+
+
+def _transposed(weight: Array, rows: int) -> Array:
+    """The matrix of the first axes by the others, transposed where that fits."""
+    matrix = weight.reshape(int(np.prod(weight.shape[:rows])), -1)
+    return matrix.T.reshape(weight.shape) if matrix.shape[0] == matrix.shape[1] else weight
+
+
+_add(
+    "query-and-key-swapped",
+    "unpacks the projections as key, query, value",
+    OUTPUT,
+    project=_projected_as({"query": "key", "key": "query"}),
+)
+_add(
+    "key-and-value-swapped",
+    "unpacks the projections as query, value, key",
+    OUTPUT,
+    project=_projected_as({"key": "value", "value": "key"}),
+)
+_add(
+    "value-reads-key-input",
+    "projects the value from the key's input",
+    OUTPUT,
+    input=lambda a, name: a.read(
+        a.given.inputs["key"]
+        if name == "value" and a.shape.key_width == a.shape.value_width
+        else a.given.inputs[name]
+    ),
+    case="plain/no-mask/long",
+)
+_add(
+    "query-weight-transposed",
+    "multiplies by the transposed weight of the query",
+    OUTPUT,
+    weight=lambda a, name: _transposed(a.own[name], 1) if name == "query" else a.own[name],
+)
+_add(
+    "output-weight-transposed",
+    "multiplies by the transposed weight of the output",
+    OUTPUT,
+    weight=lambda a, name: _transposed(a.own[name], 2) if name == "output" else a.own[name],
+)
+_add(
+    "value-not-projected",
+    "splits the value into heads without projecting it",
+    OUTPUT,
+    project=lambda a, name, x: (
+        x.reshape(*x.shape[:2], *a.own[name].shape[1:])
+        if name == "value" and a.own[name].shape[0] == a.own[name][0].size
+        else Attention.project(a, name, x)
+    ),
+)
+
+
+def _forgets(which: str) -> Any:
+    return lambda a, name, x: x if name == which else Attention.shifted(a, name, x)
+
+
+def _twice(which: str) -> Any:
+    def shifted(a: Attention, name: str, projected: Array) -> Array:
+        once = Attention.shifted(a, name, projected)
+        return Attention.shifted(a, name, once) if name == which else once
+
+    return shifted
+
+
+for _name, _case in (
+    ("query", "plain/no-mask/cross"),
+    # In a dot product the key's bias adds a constant to each row, which no softmax sees.
+    ("key", "plain/no-mask/additive"),
+    ("value", "plain/no-mask/cross"),
+):
+    _add(
+        f"{_name}-bias-forgotten",
+        f"forgets the bias of the {_name}",
+        OUTPUT,
+        shifted=_forgets(_name),
+        case=_case,
+    )
+    _add(
+        f"{_name}-bias-twice",
+        f"adds the bias of the {_name} twice",
+        OUTPUT,
+        shifted=_twice(_name),
+        case=_case,
+    )
+
+
+def _output_bias(times: float) -> Any:
+    def finish(a: Attention, merged: Array) -> Array:
+        output = Attention.finish(a, merged)
+        bias = a.own.get("output_bias")
+        factor = a.wide(a.shape.heads if times < 0 else times)
+        return output if bias is None else output + (factor - 1) * bias
+
+    return finish
+
+
+def _bias_first(a: Attention, merged: Array) -> Array:
+    bias = a.own.get("output_bias")
+    if bias is None or bias.size != merged[0, 0].size:
+        return Attention.finish(a, merged)
+    early = merged + bias.reshape(merged.shape[2:])
+    return a.product("bqhd,hde->bqe", early, a.own["output"])
+
+
+_add("output-bias-forgotten", "forgets the bias of the output", OUTPUT, finish=_output_bias(0))
+_add("output-bias-twice", "adds the bias of the output twice", OUTPUT, finish=_output_bias(2))
+_add("output-bias-per-head", "adds the output's bias per head", OUTPUT, finish=_output_bias(-1))
+_add("output-bias-before-projection", "adds the bias before projecting", OUTPUT, finish=_bias_first)
+_add(
+    "bias-of-first-head",
+    "broadcasts the first head's bias over all heads",
+    OUTPUT,
+    shifted=lambda a, name, x: x + a.own[f"{name}_bias"][:1] if f"{name}_bias" in a.own else x,
+)
+_add(
+    "residual-added",
+    "adds the query to the output, as the block around it does",
+    OUTPUT,
+    MADE,
+    finish=lambda a, merged: (
+        Attention.finish(a, merged) + a.input("query")
+        if a.shape.query_width == a.shape.output_width
+        else Attention.finish(a, merged)
+    ),
+)
+
+# The additive score.
+
+
+def _additive(change: Any) -> Any:
+    def score(a: Attention, q: Array, k: Array) -> Array:
+        return change(a, q, k) if "score" in a.own else Attention.score(a, q, k)
+
+    return score
+
+
+def _summed(a: Attention, q: Array, k: Array) -> Array:
+    a.hidden = q[:, :, :, None] + k[:, :, None]
+    return a.product("bhqkd,hd->bhqk", a.hidden, a.own["score"])
+
+
+def _minus(a: Attention, q: Array, k: Array) -> Array:
+    return Attention.score(a, q, -k)
+
+
+def _first_score(a: Attention, q: Array, k: Array) -> Array:
+    Attention.score(a, q, k)
+    return a.product("bhqkd,d->bhqk", a.hidden, a.own["score"][0])
+
+
+_add(
+    "tanh-missing",
+    "forgets the tanh of the additive score",
+    OUTPUT,
+    score=_additive(_summed),
+    case="plain/no-mask/additive",
+)
+_add(
+    "score-of-difference",
+    "takes tanh(q − k)",
+    OUTPUT,
+    score=_additive(_minus),
+    case="plain/no-mask/additive",
+)
+_add(
+    "score-weight-of-first-head",
+    "takes the first head's score weight for all",
+    OUTPUT,
+    score=_additive(_first_score),
+    case="plain/no-mask/additive",
+)
+
+# Wrong for some sizes only.
+
+
+def _vectorised(a: Attention, q: Array, k: Array) -> Array:
+    even = q.shape[-1] // 2 * 2 or 1
+    return (
+        Attention.score(a, q[..., :even], k[..., :even])
+        if "score" not in a.own
+        else (Attention.score(a, q, k))
+    )
+
+
+def _only_keys(a: Attention, logits: Array, wanted: Array) -> Array:
+    return np.where(wanted, Attention.hide(a, logits), a.wide(-np.inf))
+
+
+_add(
+    "odd-head-size",
+    "goes over the head by two, and leaves out the last of an odd size",
+    OUTPUT,
+    score=_vectorised,
+)
+_add(
+    "odd-number-of-keys",
+    "goes over the keys by two, and leaves out the last of an odd number",
+    OUTPUT,
+    hide=lambda a, logits: _only_keys(a, logits, np.arange(a.keys) < max(a.keys // 2 * 2, 1)),
+    case="plain/no-mask/self",
+)
+_add(
+    "keys-beyond-queries",
+    "loops over as many keys as there are queries",
+    OUTPUT,
+    hide=lambda a, logits: _only_keys(a, logits, np.arange(a.keys) < max(a.queries, 1)),
+)
+_add(
+    "keys-beyond-128",
+    "has room for 128 keys",
+    OUTPUT,
+    hide=lambda a, logits: _only_keys(a, logits, np.arange(a.keys) < 128),
+    case="plain/no-mask/long",
+)
+_add(
+    "keys-of-first-entry",
+    "gives every batch entry the keys of the first",
+    OUTPUT,
+    BATCH,
+    score=lambda a, q, k: Attention.score(a, q, np.broadcast_to(k[:1], k.shape)),
+)
+_add(
+    "one-query-path",
+    "has a path of its own for one query, without the scale",
+    OUTPUT,
+    default_factor=lambda a: 1.0 if a.queries == 1 else Attention.default_factor(a),
+    case="plain/no-mask/one-query",
+)

@@ -1,0 +1,472 @@
+"""Mistakes in what masks and biases do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from conformance.selftest.attention import Array, Attention
+from conformance.selftest.mutant import (
+    BLOCKED_KEY,
+    BLOCKED_WEIGHTS,
+    FULLY_MASKED,
+    OUTPUT,
+    POLARITY,
+    SPELLINGS,
+    WEIGHTS,
+    Mutant,
+    chapter,
+)
+
+MUTANTS: list[Mutant] = []
+_add = chapter("masks", MUTANTS)
+
+PADDING = "mask/key-padding/cross"
+SQUARE_PADDING = "mask/key-padding/self"
+SHARED = "mask/shared/cross"
+SQUARE = "mask/shared/self"
+PER_HEAD = "mask/per-head/cross"
+BIASED = "bias/in-full/cross"
+SPELLED = "mask/key-padding/cross"
+
+
+def _true(array: Array) -> Array:
+    return np.ones(array.shape, dtype=np.bool_)
+
+
+def _numbers(instead: Any) -> Any:
+    """Padding of numbers goes another way than padding of booleans."""
+    return lambda a, m: Attention.padding(a, m) if m.dtype == np.bool_ else instead(a, m)
+
+
+def _booleans(instead: Any) -> Any:
+    return lambda a, m: instead(a, m) if m.dtype == np.bool_ else Attention.padding(a, m)
+
+
+# Ignored.
+
+_add(
+    "padding-ignored",
+    "never looks at the padding",
+    OUTPUT,
+    POLARITY,
+    padding=lambda a, mask: Attention.padding(a, _true(mask)),
+    case=PADDING,
+)
+_add(
+    "padding-of-numbers-ignored",
+    "applies padding only if it is boolean",
+    POLARITY,
+    SPELLINGS,
+    padding=_numbers(lambda a, mask: Attention.padding(a, _true(mask))),
+    case=SPELLED,
+)
+_add(
+    "mask-ignored",
+    "never looks at the mask",
+    OUTPUT,
+    POLARITY,
+    mask=lambda a, mask: _true(mask),
+    case=SHARED,
+)
+_add(
+    "number-mask-ignored",
+    "applies the mask only if it is boolean",
+    POLARITY,
+    SPELLINGS,
+    additive=lambda a, mask: 0 * np.nan_to_num(mask),
+)
+_add(
+    "bias-ignored",
+    "never adds the bias",
+    OUTPUT,
+    bias=lambda a, bias: 0 * np.nan_to_num(bias),
+    case=BIASED,
+)
+_add(
+    "heads-mask-ignored",
+    "applies a mask to the first head only",
+    OUTPUT,
+    mask=lambda a, mask: mask | (np.arange(a.shape.heads) > 0)[:, None, None],
+    case=SHARED,
+)
+_add(
+    "mask-ignored-with-bias",
+    "takes the bias for the mask where both are given",
+    OUTPUT,
+    mask=lambda a, mask: _true(mask) if "bias" in a.given.masks else mask,
+    case="bias/with-mask/cross",
+)
+_add(
+    "padding-ignored-with-mask",
+    "takes the mask instead of the padding where both are given",
+    SPELLINGS,
+    OUTPUT,
+    padding=lambda a, mask: Attention.padding(a, _true(mask) if len(a.given.masks) > 1 else mask),
+    case="causal/with-left-aligned-padding/cross",
+)
+_add(
+    "mask-ignored-when-long",
+    "takes a path without masks above 128 keys",
+    OUTPUT,
+    hide=lambda a, logits: logits if a.keys > 128 else Attention.hide(a, logits),
+    case="mask/per-batch/long",
+)
+
+# Turned round.
+
+_add(
+    "padding-inverted",
+    "takes True for padding",
+    OUTPUT,
+    POLARITY,
+    padding=_booleans(lambda a, mask: ~Attention.padding(a, mask)),
+    case=PADDING,
+)
+_add(
+    "padding-of-numbers-inverted",
+    "takes 1 for padding",
+    POLARITY,
+    SPELLINGS,
+    padding=_numbers(lambda a, mask: ~Attention.padding(a, mask)),
+    case=SPELLED,
+)
+_add("mask-inverted", "takes True for blocked", OUTPUT, mask=lambda a, mask: ~mask, case=SHARED)
+_add(
+    "number-mask-negated",
+    "subtracts the mask of numbers",
+    POLARITY,
+    SPELLINGS,
+    additive=lambda a, mask: -mask,
+)
+_add("bias-negated", "subtracts the bias", OUTPUT, bias=lambda a, bias: -bias, case=BIASED)
+_add(
+    "mask-transposed",
+    "reads the mask as `[key query]`",
+    OUTPUT,
+    mask=lambda a, m: m.swapaxes(-1, -2) if m.shape[-1] == m.shape[-2] else m,
+    case=SQUARE,
+)
+_add(
+    "bias-transposed",
+    "reads the bias as `[key query]`",
+    OUTPUT,
+    bias=lambda a, b: b.swapaxes(-1, -2) if b.shape[-1] == b.shape[-2] else b,
+    case="bias/in-full/self",
+)
+_add(
+    "padding-reversed",
+    "pads on the left what is padded on the right",
+    OUTPUT,
+    padding=lambda a, mask: Attention.padding(a, mask[:, ::-1]),
+    case=PADDING,
+)
+
+# Applied otherwise.
+
+
+def _total_over_all(a: Attention, powers: Array) -> Array:
+    shown = a.biased(a.scaled(a.scores))
+    return np.exp(shown - a.peak(a.logits)).sum(axis=-1, keepdims=True)
+
+
+_add(
+    "mask-multiplies-logits",
+    "multiplies the logits by the mask",
+    OUTPUT,
+    BLOCKED_WEIGHTS,
+    block=lambda a, logits, visible: logits * visible,
+    case=SHARED,
+)
+_add(
+    "mask-added-as-numbers",
+    "adds the boolean mask to the logits as 0 and 1",
+    OUTPUT,
+    BLOCKED_WEIGHTS,
+    block=lambda a, logits, visible: logits + visible.astype(a.wide),
+    case=SHARED,
+)
+_add(
+    "mask-after-softmax",
+    "zeroes weights after the softmax, and does not divide again",
+    OUTPUT,
+    total=_total_over_all,
+    case=SHARED,
+)
+_add(
+    "blocked-minus-5",
+    "blocks with −5",
+    OUTPUT,
+    BLOCKED_KEY,
+    BLOCKED_WEIGHTS,
+    block=lambda a, logits, visible: np.where(visible, logits, logits - a.wide(5)),
+    case=PADDING,
+)
+_add(
+    "blocked-minus-50",
+    "blocks with −50, which is enough in half precision",
+    BLOCKED_WEIGHTS,
+    OUTPUT,
+    block=lambda a, logits, visible: np.where(visible, logits, logits - a.wide(50)),
+    case=PADDING,
+)
+_add(
+    "blocked-minus-100",
+    "blocks with −100, which is enough in single precision",
+    BLOCKED_WEIGHTS,
+    OUTPUT,
+    WEIGHTS,
+    block=lambda a, logits, visible: np.where(visible, logits, logits - a.wide(100)),
+    case=PADDING,
+    dtype="float64",
+)
+_add(
+    "blocked-becomes-0",
+    "sets blocked logits to 0",
+    OUTPUT,
+    blocked=0.0,
+    case=SHARED,
+)
+_add(
+    "blocked-minus-10000",
+    "blocks with −10,000, so that a fully masked row becomes a mean",
+    FULLY_MASKED,
+    blocked=-1e4,
+    case="edge/fully-masked-row/cross",
+)
+_add(
+    "blocked-smallest-float32",
+    "blocks with the smallest float32",
+    FULLY_MASKED,
+    blocked=float(np.finfo(np.float32).min),
+    case="edge/fully-masked-row/cross",
+)
+_add(
+    "fully-masked-row-is-nan",
+    "divides by the sum of a row that is empty",
+    FULLY_MASKED,
+    normalised=lambda a, powers, total: powers / total,
+    case="edge/fully-masked-row/cross",
+)
+_add(
+    "number-mask-cut",
+    "cuts masks of numbers at −5",
+    POLARITY,
+    SPELLINGS,
+    OUTPUT,
+    additive=lambda a, mask: np.maximum(mask, a.wide(-5)),
+)
+_add(
+    "number-mask-as-boolean",
+    "takes a mask of numbers for a boolean one, where 0 blocks",
+    POLARITY,
+    SPELLINGS,
+    additive=lambda a, mask: np.where(mask != 0, a.wide(0), a.wide(-np.inf)),
+)
+_add(
+    "padding-of-numbers-added",
+    "adds the padding of 0 and 1 to the logits",
+    POLARITY,
+    SPELLINGS,
+    padding=_numbers(lambda a, mask: Attention.padding(a, _true(mask))),
+    biased=lambda a, logits: (
+        Attention.biased(a, logits)
+        + (
+            a.read(a.given.masks["padding"])[:, None, None]
+            if "padding" in a.given.masks and a.given.masks["padding"].dtype != np.bool_
+            else a.wide(0)
+        )
+    ),
+    case=SPELLED,
+)
+_add("bias-twice", "adds the bias twice", OUTPUT, bias=lambda a, bias: 2 * bias, case=BIASED)
+_add(
+    "bias-cut",
+    "cuts the bias at ±2",
+    OUTPUT,
+    bias=lambda a, bias: np.clip(bias, -2, 2),
+    case=BIASED,
+)
+
+# The wrong axis.
+
+_add(
+    "padding-of-first-entry",
+    "takes the padding of the first batch entry for all",
+    OUTPUT,
+    padding=lambda a, mask: Attention.padding(a, mask[:1]),
+    case=PADDING,
+)
+_add(
+    "mask-of-first-entry",
+    "takes the mask of the first batch entry for all",
+    OUTPUT,
+    mask=lambda a, mask: mask[:1],
+    case="mask/per-batch/cross",
+)
+_add(
+    "mask-of-first-head",
+    "takes the mask of the first head for all",
+    OUTPUT,
+    mask=lambda a, mask: mask[:, :1],
+    case=PER_HEAD,
+)
+_add(
+    "mask-of-first-query",
+    "takes the mask of the first query for all",
+    OUTPUT,
+    mask=lambda a, mask: mask[:, :, :1],
+    case=SHARED,
+)
+
+
+def _heads_first(a: Attention, mask: Array) -> Array:
+    if mask.shape[:2] != (a.batch, a.shape.heads):
+        return mask
+    turned = mask.reshape(a.shape.heads, a.batch, *mask.shape[2:])
+    return turned.transpose(1, 0, 2, 3)
+
+
+def _heads_tiled(a: Attention, mask: Array) -> Array:
+    full = np.broadcast_to(mask, (a.batch, a.shape.heads, *mask.shape[2:]))
+    return np.tile(full[:, 0], (a.shape.heads, 1, 1)).reshape(full.shape)
+
+
+_add(
+    "mask-heads-first",
+    "reads `(heads batch)` where `(batch heads)` is written",
+    OUTPUT,
+    mask=_heads_first,
+    case=PER_HEAD,
+)
+_add(
+    "mask-tiled-over-heads",
+    "tiles the batch's masks instead of repeating each for its heads",
+    OUTPUT,
+    mask=_heads_tiled,
+    case="mask/per-batch/cross",
+)
+_add(
+    "attention-bias-of-first-head",
+    "takes the bias of the first head for all",
+    OUTPUT,
+    bias=lambda a, bias: bias[:, :1],
+    case="bias/per-head/self",
+)
+_add(
+    "bias-of-first-entry",
+    "takes the bias of the first batch entry for all",
+    OUTPUT,
+    bias=lambda a, bias: bias[:1],
+    case=BIASED,
+)
+_add(
+    "padding-over-queries",
+    "broadcasts the padding over the wrong axis, to block queries",
+    OUTPUT,
+    padding=lambda a, mask: (
+        Attention.padding(a, mask).swapaxes(-1, -2)
+        if a.queries == a.keys
+        else Attention.padding(a, mask)
+    ),
+    case=SQUARE_PADDING,
+)
+_add(
+    "padding-on-queries-too",
+    "blocks padded tokens as queries too",
+    OUTPUT,
+    padding=lambda a, mask: (
+        Attention.padding(a, mask)
+        & (Attention.padding(a, mask).swapaxes(-1, -2) if a.queries == a.keys else True)
+    ),
+    case=SQUARE_PADDING,
+)
+_add(
+    "broadcast-mask-for-first-head",
+    "applies a mask of one head to the first head only",
+    SPELLINGS,
+    OUTPUT,
+    mask=lambda a, mask: (
+        mask | (np.arange(a.shape.heads) > 0)[:, None, None] if mask.shape[1] == 1 else mask
+    ),
+    case=SPELLED,
+)
+_add(
+    "broadcast-mask-for-first-entry",
+    "applies a mask of one entry to the first entry only",
+    SPELLINGS,
+    OUTPUT,
+    mask=lambda a, mask: (
+        mask | (np.arange(a.batch) > 0)[:, None, None, None] if mask.shape[0] == 1 else mask
+    ),
+    case="causal/top-left/cross",
+)
+
+# Off by one.
+
+
+def _shortened(a: Attention, mask: Array) -> Array:
+    found = Attention.padding(a, mask).copy()
+    found[..., :-1] &= found[..., 1:]
+    return found
+
+
+def _lengthened(a: Attention, mask: Array) -> Array:
+    found = Attention.padding(a, mask).copy()
+    found[..., 1:] |= found[..., :-1].copy()
+    return found
+
+
+_add("padding-one-short", "takes a length one too small", OUTPUT, padding=_shortened, case=PADDING)
+_add("padding-one-long", "takes a length one too large", OUTPUT, padding=_lengthened, case=PADDING)
+
+
+def _without_edge(last: bool) -> Any:
+    """A window from the first to the last visible key, one too narrow on one side."""
+
+    def visible(a: Attention) -> Iterator[Array]:
+        for mask in Attention.visible(a):
+            at = mask[..., ::-1] if last else mask
+            edge = (np.cumsum(at, axis=-1) == 1) & at
+            alone = at.sum(axis=-1, keepdims=True) == 1
+            at = at & ~(edge & ~alone)
+            yield at[..., ::-1] if last else at
+
+    return visible
+
+
+_add(
+    "window-without-first-key",
+    "begins a row's window one key too late",
+    OUTPUT,
+    visible=_without_edge(False),
+    case="mask/sliding-window/cross",
+)
+_add(
+    "window-without-last-key",
+    "ends a row's window one key too early",
+    OUTPUT,
+    visible=_without_edge(True),
+    case="mask/sliding-window/cross",
+)
+
+
+def _either(a: Attention) -> Iterator[Array]:
+    every = list(Attention.visible(a))
+    if every:
+        joined = every[0]
+        for mask in every[1:]:
+            joined = joined | mask
+        yield joined
+
+
+_add(
+    "masks-joined-by-or",
+    "lets a query attend what any of two masks allows",
+    OUTPUT,
+    SPELLINGS,
+    visible=_either,
+    case="causal/with-left-aligned-padding/self",
+)

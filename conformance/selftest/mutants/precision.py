@@ -1,0 +1,382 @@
+"""Mistakes in the softmax's arithmetic, and precision that is lost without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from conformance.dtypes import BFLOAT16, FLOAT16
+from conformance.selftest.attention import Array, Attention
+from conformance.selftest.mutant import (
+    MODES,
+    OUTPUT,
+    SHIFT,
+    SUMS,
+    WEIGHTS,
+    Mutant,
+    chapter,
+)
+
+MUTANTS: list[Mutant] = []
+_add = chapter("precision", MUTANTS)
+
+LONG = "plain/no-mask/long"
+HUGE = "logits/huge/cross"
+
+
+def _bfloat16(values: Array) -> Array:
+    return BFLOAT16.round(values).astype(values.dtype)
+
+
+def _float16(values: Array) -> Array:
+    return FLOAT16.round(values).astype(values.dtype)
+
+
+def _fp8(values: Array) -> Array:
+    """Four significant bits (E4M3), without its limits."""
+    fraction, exponent = np.frexp(values)
+    return np.ldexp(np.rint(fraction * 2.0**4) / 2.0**4, exponent).astype(values.dtype)
+
+
+def _tf32(values: Array) -> Array:
+    """Eleven significant bits, as tensor cores read float32."""
+    fraction, exponent = np.frexp(values)
+    return np.ldexp(np.rint(fraction * 2.0**11) / 2.0**11, exponent).astype(values.dtype)
+
+
+# The maximum.
+
+_add(
+    "no-maximum",
+    "takes exp of the logits as they are",
+    OUTPUT,
+    SHIFT,
+    peak=lambda a, logits: a.wide(0),
+    case=HUGE,
+)
+_add(
+    "maximum-of-all-rows",
+    "subtracts the largest logit of the whole matrix",
+    OUTPUT,
+    WEIGHTS,
+    peak=lambda a, logits: np.max(logits, initial=-np.inf).astype(a.wide),
+    case=HUGE,
+)
+_add(
+    "maximum-of-first-row",
+    "subtracts the largest logit of the first row",
+    OUTPUT,
+    WEIGHTS,
+    peak=lambda a, logits: Attention.peak(a, logits)[:, :, :1],
+    case=HUGE,
+)
+_add(
+    "maximum-of-blocked-keys-too",
+    "takes the maximum before the mask",
+    OUTPUT,
+    WEIGHTS,
+    peak=lambda a, logits: Attention.peak(a, a.biased(a.scaled(a.scores))),
+    case="bias/high-on-padding/cross",
+)
+_add(
+    "logits-cut",
+    "cuts logits at ±20 instead of subtracting the maximum",
+    OUTPUT,
+    powers=lambda a, x: np.exp(np.clip(x, -20, 20)),
+    case="logits/large/cross",
+    dtype="float64",
+)
+_add(
+    "logits-soft-capped",
+    "keeps another model's soft cap of 30",
+    OUTPUT,
+    scaled=lambda a, scores: 30 * np.tanh(Attention.scaled(a, scores) / a.wide(30)),
+)
+
+# The normaliser and the exponential.
+
+for _digits in (6, 9):
+    _add(
+        f"normaliser-plus-1e-{_digits}",
+        f"adds 1e-{_digits} to the normaliser",
+        OUTPUT,
+        WEIGHTS,
+        SUMS,
+        total=lambda a, powers, e=_digits: Attention.total(a, powers) + a.wide(10.0**-e),
+        dtype="float64",
+    )
+_add(
+    "weights-cut",
+    "drops weights below 1e-4",
+    OUTPUT,
+    WEIGHTS,
+    normalised=lambda a, powers, total: np.where(powers < 1e-4 * total, 0, powers / total).astype(
+        a.wide
+    ),
+    case=LONG,
+)
+
+
+def _polynomial(a: Attention, x: Array) -> Array:
+    """2^n times a cubic, with a relative error of 1e-4."""
+    scaled = np.maximum(x, a.wide(-1e4)) * a.wide(np.log2(np.e))
+    whole = np.floor(scaled)
+    part = scaled - whole
+    cubic = 1 + part * (0.69583282 + part * (0.22606716 + part * 0.07802486))
+    return np.where(x == -np.inf, 0, np.ldexp(cubic, whole.astype(np.int32))).astype(a.wide)
+
+
+def _limit(a: Attention, x: Array) -> Array:
+    return np.maximum(1 + x / a.wide(4096), a.wide(0)) ** 4096
+
+
+_add("exp-by-cubic", "takes exp by a cubic polynomial", OUTPUT, powers=_polynomial)
+_add("exp-by-power", "takes (1 + x/4096)⁴⁰⁹⁶ for exp", OUTPUT, powers=_limit)
+_add("exp-of-2", "takes 2ˣ for eˣ", OUTPUT, powers=lambda a, x: np.exp2(x))
+_add(
+    "squares-for-exp",
+    "takes 1/(1 + x²) for exp, a softmax-free attention's kernel",
+    OUTPUT,
+    powers=lambda a, x: 1 / (1 + np.square(x)),
+)
+
+# Roundings that the dtype does not call for.
+
+
+def _when(names: tuple[str, ...], rounded: Any, stage: str) -> Any:
+    """The stage with its result rounded, in these dtypes."""
+
+    def instead(a: Attention, *operands: Any) -> Array:
+        values = getattr(Attention, stage)(a, *operands)
+        return rounded(values) if a.given.dtype.name in names else values
+
+    return instead
+
+
+_WIDE = ("float32", "float64")
+
+_add(
+    "softmax-in-bfloat16",
+    "takes the softmax in bfloat16",
+    OUTPUT,
+    WEIGHTS,
+    softmax=_when(_WIDE, _bfloat16, "softmax"),
+)
+_add(
+    "softmax-in-float16",
+    "takes the softmax in float16",
+    OUTPUT,
+    WEIGHTS,
+    softmax=_when(_WIDE, _float16, "softmax"),
+)
+_add(
+    "weights-in-fp8",
+    "rounds the weights of half precision to 8 bits, as kernels for inference do",
+    OUTPUT,
+    WEIGHTS,
+    softmax=_when(("float16", "bfloat16"), _fp8, "softmax"),
+    dtype="float16",
+)
+_add(
+    "logits-in-bfloat16",
+    "rounds the logits to bfloat16",
+    OUTPUT,
+    WEIGHTS,
+    scaled=_when(_WIDE, _bfloat16, "scaled"),
+)
+_add(
+    "logits-of-float16-in-bfloat16",
+    "rounds the logits of float16 to bfloat16",
+    OUTPUT,
+    WEIGHTS,
+    scaled=_when(("float16",), _bfloat16, "scaled"),
+    case="mask/prefix-lm/cross",
+    dtype="float16",
+)
+_add(
+    "projections-in-bfloat16",
+    "projects under an autocast that nobody asked for",
+    OUTPUT,
+    project=_when(_WIDE, _bfloat16, "project"),
+)
+_add(
+    "output-in-float16",
+    "rounds the output to float16 on the way",
+    OUTPUT,
+    finish=_when(_WIDE, _float16, "finish"),
+)
+_add(
+    "context-in-bfloat16",
+    "keeps the context in bfloat16",
+    OUTPUT,
+    merge=_when(_WIDE, _bfloat16, "merge"),
+)
+_add(
+    "bias-in-bfloat16",
+    "keeps the bias in bfloat16",
+    OUTPUT,
+    bias=_when(_WIDE, _bfloat16, "bias"),
+    case="bias/in-full/cross",
+)
+
+
+def _read_as(rounding: Any) -> Any:
+    def product(a: Attention, axes: str, left: Array, right: Array) -> Array:
+        if a.given.dtype.name == "float32":
+            left, right = rounding(left), rounding(right)
+        return Attention.product(a, axes, left, right)
+
+    return product
+
+
+_add("products-in-tf32", "multiplies float32 on tensor cores", OUTPUT, product=_read_as(_tf32))
+_add(
+    "products-in-bfloat16",
+    "multiplies float32 in one pass of bfloat16",
+    OUTPUT,
+    product=_read_as(_bfloat16),
+)
+
+
+def _narrowed(a: Attention, array: Array) -> Array:
+    return array.astype(np.float32).astype(a.wide)
+
+
+_add(
+    "float64-through-float32",
+    "reads float64 as float32",
+    OUTPUT,
+    read=lambda a, array: _narrowed(a, array),
+    dtype="float64",
+    case=HUGE,
+)
+_add(
+    "bfloat16-without-biases",
+    "leaves out the projections' biases in bfloat16",
+    OUTPUT,
+    shifted=lambda a, name, x: (
+        x if a.given.dtype.name == "bfloat16" else Attention.shifted(a, name, x)
+    ),
+    dtype="bfloat16",
+)
+_add(
+    "float16-scale-missing",
+    "skips the scale in float16, for fear of underflow",
+    OUTPUT,
+    default_factor=lambda a: (
+        1.0 if a.given.dtype.name == "float16" else Attention.default_factor(a)
+    ),
+    dtype="float16",
+)
+
+# The online softmax, tile by tile.
+
+
+def _tiles(change: Any) -> Any:
+    def tiles(a: Attention) -> Iterator[tuple[int, int]]:
+        yield from change(list(Attention.tiles(a)))
+
+    return tiles
+
+
+def _short(tiles: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return tiles[:-1] if len(tiles) > 1 else tiles
+
+
+def _overlapping(tiles: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(max(start - 1, 0), stop) for start, stop in tiles]
+
+
+def _gapped(tiles: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(start, stop - 1 if len(tiles) > 1 else stop) for start, stop in tiles]
+
+
+_add(
+    "last-tile-dropped",
+    "counts tiles by whole division",
+    OUTPUT,
+    MODES,
+    tiles=_tiles(_short),
+    case=LONG,
+)
+_add(
+    "last-tile-read-twice",
+    "reads the last, partial tile twice",
+    OUTPUT,
+    MODES,
+    tiles=_tiles(lambda tiles: tiles + tiles[-1:] if len(tiles) > 1 else tiles),
+    case=LONG,
+)
+_add(
+    "tiles-overlap",
+    "begins each tile at the last key of the one before",
+    OUTPUT,
+    MODES,
+    tiles=_tiles(_overlapping),
+    case=LONG,
+)
+_add(
+    "tiles-leave-gaps",
+    "ends each tile one key early",
+    OUTPUT,
+    MODES,
+    tiles=_tiles(_gapped),
+    case=LONG,
+)
+_add(
+    "sums-not-rescaled",
+    "leaves the sums as they are when the maximum grows",
+    OUTPUT,
+    MODES,
+    shrink=lambda a, before, now: np.where(before == -np.inf, 0, a.wide(1)),
+    case=LONG,
+)
+_add(
+    "sums-rescaled-the-wrong-way",
+    "multiplies the sums with exp(new − old)",
+    OUTPUT,
+    MODES,
+    shrink=lambda a, before, now: np.where(before == -np.inf, 0, np.exp(now - before)),
+    case=LONG,
+)
+
+
+def _first_maximum(a: Attention, part: Array) -> Array:
+    if not hasattr(a, "seen"):
+        a.seen = Attention.highest(a, part)  # type: ignore[attr-defined]
+    return a.seen  # type: ignore[attr-defined]
+
+
+_add(
+    "stale-maximum",
+    "keeps the maximum of the first tile",
+    OUTPUT,
+    MODES,
+    highest=_first_maximum,
+    case="logits/rising/long",
+)
+_add(
+    "maximum-starts-at-0",
+    "starts the running maximum at 0, and rows of small logits underflow",
+    OUTPUT,
+    MODES,
+    highest=lambda a, part: np.maximum(Attention.highest(a, part), a.wide(0)),
+    case="bias/far-below-zero/cross",
+)
+_add(
+    "normaliser-of-last-tile",
+    "forgets the normaliser of the earlier tiles",
+    OUTPUT,
+    MODES,
+    rescaled=lambda a, context, total: (
+        context
+        / np.exp(
+            a.logits[..., (a.keys - 1) // a.tile * a.tile :] - Attention.peak(a, a.logits)
+        ).sum(axis=-1, keepdims=True)
+        if a.keys > a.tile
+        else context / total
+    ),
+    case=LONG,
+)
