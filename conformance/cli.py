@@ -186,6 +186,24 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--force", action="store_true", help="overwrite a file that is there")
     convert.set_defaults(action=_convert)
 
+    selftest = commands.add_parser(
+        "selftest",
+        help="does the suite notice defective attentions?",
+        description="Examine the suite: some hundred attentions with one defect each must be "
+        "noticed, and the correct one that they are made of must not.",
+    )
+    for option, told in (("chapter", "only this chapter"), ("mutant", "only this mutant")):
+        selftest.add_argument(
+            f"--{option}", action="append", default=[], help=f"{told}; repeatable"
+        )
+    selftest.add_argument(
+        "--matrix",
+        type=Path,
+        help="examine each in the whole catalogue, and write what noticed it to this file",
+    )
+    selftest.add_argument("--json", action="store_true", help="print all of it as JSON")
+    selftest.set_defaults(action=_selftest)
+
     begin = commands.add_parser("begin", help="start a run of several environments")
     begin.add_argument("--run-file", type=Path, required=True)
     begin.set_defaults(action=_begin)
@@ -284,6 +302,13 @@ def _convert(options: argparse.Namespace, rest: Sequence[str]) -> int:
     shared = f", {shape.kv_heads} for key and value" if shape.kv_heads < shape.heads else ""
     print(f"{options.out}: {options.target}, {shape.heads} heads of size {shape.head_size}{shared}")
     return ExitCode.OK
+
+
+def _selftest(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from conformance.selftest.command import selftest
+
+    return selftest(options.chapter, options.mutant, matrix=options.matrix, as_json=options.json)
 
 
 def _begin(options: argparse.Namespace, rest: Sequence[str]) -> int:

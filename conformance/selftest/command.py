@@ -1,0 +1,87 @@
+"""`mha-conformance selftest`: does the suite tell defective attentions from a correct one?"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from conformance.errors import ExitCode
+from conformance.selftest.mutants import find_mutants
+from conformance.selftest.page import page
+from conformance.selftest.run import Examiner, Outcome, count, survivors
+
+
+def selftest(
+    chapters: list[str],
+    names: list[str],
+    *,
+    matrix: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    """Examine the mutants, print killed and total; exit code 1 if one survived.
+
+    Raises:
+        UnknownName: for a chapter or a mutant that is not there; before anything is examined.
+    """
+    mutants = find_mutants(chapters, names)
+    examiner, console = Examiner(), Console(stderr=True, highlight=False)
+    begun = time.monotonic()
+    outcomes = []
+    with console.status("the original") as status:
+        original = [] if chapters or names else examiner.original()
+        for number, mutant in enumerate(mutants, 1):
+            status.update(f"{number}/{len(mutants)} {mutant.chapter}: {mutant.name}")
+            look = examiner.look_everywhere if matrix else examiner.kill
+            outcomes.append(look(mutant))
+    seconds = time.monotonic() - begun
+    if matrix:
+        matrix.write_text(page(outcomes), encoding="utf-8")
+    if as_json:
+        _print_json(outcomes, original, seconds)
+    else:
+        _print(outcomes, original, seconds, one_by_one=bool(names))
+    return ExitCode.DEVIATES if original or survivors(outcomes) else ExitCode.OK
+
+
+def _print(
+    outcomes: Sequence[Outcome], original: Sequence[str], seconds: float, *, one_by_one: bool
+) -> None:
+    if one_by_one:
+        for outcome in outcomes:
+            told = f"{outcome.by} at {outcome.where}" if outcome.killed else "survived"
+            print(f"{outcome.mutant.name}: {told}")
+    for chapter, (killed, total) in count(outcomes).items():
+        print(f"{chapter:<12s}{killed:4d} / {total}")
+    print(f"{'all':<12s}{sum(o.killed for o in outcomes):4d} / {len(outcomes)}  in {seconds:.0f} s")
+    for name in survivors(outcomes):
+        print(f"survived: {name}")
+    for told in original:
+        print(f"the original deviates: {told}")
+
+
+def _print_json(outcomes: Sequence[Outcome], original: Sequence[str], seconds: float) -> None:
+    found = {
+        "chapters": {
+            chapter: {"killed": killed, "total": total}
+            for chapter, (killed, total) in count(outcomes).items()
+        },
+        "mutants": [
+            {
+                "name": outcome.mutant.name,
+                "chapter": outcome.mutant.chapter,
+                "did": outcome.mutant.did,
+                "expected": outcome.mutant.killed_by,
+                "killed_by": outcome.by,
+                "at": outcome.where,
+            }
+            for outcome in outcomes
+        ],
+        "original_deviates": original,
+        "seconds": round(seconds, 1),
+    }
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")

@@ -1,0 +1,101 @@
+"""The kill matrix as a page of Markdown: which requirements notice which mutant, and how often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from conformance.cases.catalogue import catalogue
+from conformance.requirements import REQUIREMENTS
+from conformance.selftest.run import Outcome, count
+
+_HEAD = """# The kill matrix
+
+A check that cannot fail proves nothing. So the suite is examined as well: {total} defective
+attentions, each one small change to a correct one, and each must be noticed by a requirement that
+was named beforehand. The original survives everything. `mha-conformance selftest` repeats that in
+less than two minutes.
+
+All are made of one attention in NumPy, forward and backward, in
+[conformance/selftest](../conformance/selftest/attention.py), and are examined through the same
+interface as any library. This page is written by
+
+    mha-conformance selftest --matrix docs/kill-matrix.md
+
+from the whole catalogue of {cases} cases, in all modes, and the experiments that can decide a
+requirement; each mutant in the one dtype in which it shows, which is float32 unless the table says
+otherwise. A number counts the items (case and mode) in which a requirement noticed the mutant; the
+requirements in bold were expected to.
+
+A mutant that nothing notices is a missing case. Which ones were found that way is told
+[below](#survivors).
+
+| chapter | killed | of |
+| --- | ---: | ---: |
+"""
+
+_SURVIVORS = """
+## Survivors
+
+These survived when they were first examined, and the suite was changed:
+
+| mutant | what was missing |
+| --- | --- |
+| stale-maximum, maximum-starts-at-0 | logits that grow along the keys, over several tiles: \
+`logits/rising`; rows far below zero: `bias/far-below-zero` |
+| maximum-of-blocked-keys-too | blocked logits so large that the rest of the row underflows: \
+`bias/high-on-padding` |
+| bias-shifted-in-place | a constant added to the bias in place moves no output: \
+`bias/in-full/cross` now serves `call.leaves-inputs-unchanged` |
+| dropout-not-rescaled, dropout-rescaled-twice, dropout-on-logits, dropout-renormalised | dropout \
+was observed only: the requirement `dropout.is-unbiased` |
+| strides-ignored | memory layouts were observed only: the requirement \
+`call.memory-layout-does-not-matter` |
+
+Two were restated, because they are no defects by the definition or by honest rounding: weights of
+float16 that are rounded to bfloat16 lie within what a kernel that rounds everything to float16 may
+do; and −10,000 or the smallest float for −∞ differ from it only in a row that is masked
+altogether, so it is there that they are looked for. A key's bias moves no dot-product attention:
+its mutants die in the additive score.
+
+## Requirements
+
+How many mutants each notices, and how many of them no other one does:
+
+| requirement | mutants | alone |
+| --- | ---: | ---: |
+"""
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The whole page."""
+    chapters = count(outcomes)
+    lines = [_HEAD.format(total=len(outcomes), cases=len(catalogue()))]
+    lines += [
+        f"| [{chapter}](#{chapter}) | {killed} | {total} |\n"
+        for chapter, (killed, total) in chapters.items()
+    ]
+    lines.append(f"| all | {sum(o.killed for o in outcomes)} | {len(outcomes)} |\n")
+    lines.append(_SURVIVORS)
+    noticed = Counter(name for outcome in outcomes for name in outcome.noticed)
+    alone = Counter(next(iter(o.noticed)) for o in outcomes if len(o.noticed) == 1)
+    lines += [f"| `{it.id}` | {noticed[it.id]} | {alone[it.id]} |\n" for it in REQUIREMENTS]
+    for chapter in chapters:
+        lines.append(
+            f"\n## {chapter}\n\n| mutant | what was done | noticed by |\n| --- | --- | --- |\n"
+        )
+        lines += [_row(outcome) for outcome in outcomes if outcome.mutant.chapter == chapter]
+    return "".join(lines)
+
+
+def _row(outcome: Outcome) -> str:
+    mutant = outcome.mutant
+    dtype = "" if mutant.dtype == "float32" else f" ({mutant.dtype})"
+    order = [item.id for item in REQUIREMENTS]
+    told = [
+        f"**{name}** {outcome.noticed[name]}"
+        if name in mutant.killed_by
+        else f"{name} {outcome.noticed[name]}"
+        for name in sorted(outcome.noticed, key=order.index)
+    ]
+    return f"| `{mutant.name}`{dtype} | {mutant.did} | {', '.join(told) or 'nothing'} |\n"
