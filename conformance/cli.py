@@ -11,6 +11,13 @@ from pathlib import Path
 from conformance.errors import ConformanceError, ExitCode
 from conformance.terminal import printable
 
+LIMITS = {
+    "item-timeout": (60.0, "seconds that an isolated implementation has for one item"),
+    "start-timeout": (120.0, "seconds that it has to import itself and its framework"),
+    "memory-limit": (8192.0, "MiB of memory that it may use"),
+}
+"""Option to default and meaning."""
+
 EXIT_CODES = {
     ExitCode.OK: "everything that was to be verified was verified (deviations are findings, "
     "not failures)",
@@ -85,6 +92,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     run.add_argument("--record", type=Path, help="write what was found to this JSON file")
+    run.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the unfinished run beside the record, if there is one",
+    )
+    run.add_argument(
+        "--isolate",
+        action=argparse.BooleanOptionalAction,
+        help="give each implementation a process of its own (default: those given by path or "
+        "module)",
+    )
+    for name, (default, told) in LIMITS.items():
+        run.add_argument(f"--{name}", type=float, default=default, metavar="N", help=told)
     run.add_argument(
         "--strict", action="store_true", help="exit with 1 if a requirement of level must fails"
     )
@@ -224,15 +244,13 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
     # Arrays are tiny: more threads only wait for each other, seven times as long on a busy machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from conformance.explore.casefile import load_case
-    from conformance.interface.loading import load
-
-    for spec in options.implementation:
-        load(spec)
     import pytest
 
+    from conformance.explore.casefile import load_case
     from conformance.suite.plugin import SUITE
     from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
+
+    _load(options, rest)
 
     arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
     arguments += ["--rootdir", str(SUITE.parent), *QUICK]
@@ -243,6 +261,12 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
         load_case(file)
         arguments += ["--case-file", str(file.absolute())]
     arguments += ["--device", options.device]
+    for name in LIMITS:
+        arguments += [f"--{name}", str(getattr(options, name.replace("-", "_")))]
+    if options.isolate is not None:
+        arguments.append("--isolate" if options.isolate else "--no-isolate")
+    if options.resume:
+        arguments.append("--resume")
     if options.record:
         arguments += ["--record", str(options.record.absolute())]
     if not options.strict:
@@ -259,6 +283,21 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> int:
         int(NOTHING_VERIFIED): ExitCode.NOTHING_VERIFIED,
         INCOMPLETE: ExitCode.INCOMPLETE,
     }.get(int(code), ExitCode.INCOMPLETE)
+
+
+def _load(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Find every implementation before anything else: what is wrong with a name is one line."""
+    from conformance.interface.loading import load
+    from conformance.suite.running import isolated
+
+    for spec in options.implementation:
+        if not isolated(spec, options.isolate, debugging=bool({"--pdb", "--trace"} & {*rest})):
+            load(spec)
+            continue
+        from conformance.isolation import Limits, hire
+
+        limits = Limits(options.item_timeout, options.start_timeout, options.memory_limit)
+        hire(spec, options.device, limits).start()
 
 
 def _probe(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -56,6 +56,10 @@ class NotAnAdapter(ConformanceError):
     """A file, module or object that is no adapter."""
 
 
+class FailsOnImport(NotAnAdapter):
+    """It raises when it is imported or made."""
+
+
 class WrongDeclaration(ConformanceError):
     """An adapter whose tables contradict themselves or the implementation."""
 

@@ -43,6 +43,9 @@ NOT_VERIFIED: frozenset[str] = frozenset({"crashed", "timed-out", "unavailable",
 """Verdicts that leave a question open that the run set out to answer."""
 
 
+RUN = "run"
+"""In place of a requirement where none was decided: the process died, or the run ended."""
+
 INFINITE = 1e300
 """Stands for an infinite ratio, which JSON cannot hold."""
 
@@ -144,6 +147,12 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
             "observed",
         )
         return next((verdict for verdict in order if verdict in found), "unsupported")
+
+
+def without_outcome(name: str, verdict: Verdict, why: str) -> CaseResult:
+    """The result of an item of which nothing is known but why."""
+    implementation, case, dtype, device, mode = name.split(":")
+    return CaseResult(implementation, case, dtype, device, mode, [Finding(RUN, verdict, why)])
 
 
 def item_id(implementation: str, case: str, dtype: str, device: str, mode: str) -> str:

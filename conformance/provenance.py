@@ -30,11 +30,16 @@ def suite_version() -> str:
 
 def run_id(folder: Path) -> str:
     """The run that a record in this folder belongs to: the one begun there, or a new one."""
+    return begun(folder) or new_run_id()
+
+
+def begun(folder: Path) -> str:
+    """The run that was begun in this folder, or ""."""
     try:
         found = (folder / RUN_FILE).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError):
-        return new_run_id()
-    return found if _RUN_ID.fullmatch(found) else new_run_id()
+        return ""
+    return found if _RUN_ID.fullmatch(found) else ""
 
 
 def new_run_id() -> str:

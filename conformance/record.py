@@ -149,6 +149,16 @@ class Journal:
         self._file: IO[bytes] = self.path.open("wb")
         self._write(_encoder.encode(header))
 
+    @classmethod
+    def continued(cls, record: Path, size: int) -> Journal:
+        """The journal of an unfinished run, of which `size` bytes are whole lines."""
+        journal = cls.__new__(cls)
+        journal.path = journal_path(record)
+        journal._file = journal.path.open("r+b")
+        journal._file.truncate(size)
+        journal._file.seek(size)
+        return journal
+
     def add(self, line: bytes) -> None:
         """Append one encoded line; it is on its way to the disk when this returns."""
         self._write(line)
@@ -213,12 +223,7 @@ def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]
     content = _bounded(path)
     lines = content.splitlines()
     cut_off = not content.endswith(b"\n")
-    try:
-        schema = msgspec.json.decode(lines[0] if lines else b"", type=_SchemaOnly).schema
-        _check_schema(path, schema)
-        header = msgspec.json.decode(lines[0], type=Header)
-    except _UNREADABLE as error:
-        raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
+    header = read_header(path, lines[0] if lines else b"")
     results: list[CaseResult] = []
     arrays: dict[str, Array] = {}
     for number, line in enumerate(lines[1:], start=2):
@@ -231,6 +236,20 @@ def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]
         results.append(result)
         arrays |= {f"{result.id}|{name}": array for name, array in own.items()}
     return header, results, arrays
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a journal, header first, without one that was cut off."""
+    return _bounded(path).split(b"\n")[:-1]
+
+
+def read_header(path: Path, line: bytes) -> Header:
+    """The first line of a journal; raises `BrokenRecord`."""
+    try:
+        _check_schema(path, msgspec.json.decode(line, type=_SchemaOnly).schema)
+        return msgspec.json.decode(line, type=Header)
+    except _UNREADABLE as error:
+        raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
 
 
 def read(path: Path) -> Record:

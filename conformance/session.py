@@ -7,7 +7,7 @@ because one evaluation serves them all.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,17 +76,21 @@ def inquiries(
 
 
 def plan(
-    adapters: Sequence[Adapter], cases: Iterable[Case], dtypes: Sequence[str], device: str
+    adapters: Sequence[Adapter],
+    cases: Iterable[Case],
+    dtypes: Sequence[str],
+    device: str,
+    modes: Callable[[Adapter, Case, str], Sequence[Mode]] | None = None,
 ) -> Iterator[Item]:
     """Every item, so ordered that those which share an expectation stand together."""
     for case in cases:
         for dtype in dtypes:
             for adapter in adapters:
-                for mode in _modes(adapter, case, dtype):
+                for mode in (modes or modes_of)(adapter, case, dtype):
                     yield Item(adapter, case, dtype, device, mode)
 
 
-def _modes(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
+def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
     """The modes worth examining: one is enough to say that none of them can express the case."""
     try:
         adapter.check(case.problem(dtype))

@@ -259,7 +259,7 @@ def test_a_mode_that_the_selected_cases_do_not_look_at():
 
 
 def test_a_process_that_dies_takes_one_item_with_it(tmp_path):
-    arguments = [*NARROW, "-n", "2", "--record", "r.json"]
+    arguments = [*NARROW, "--no-isolate", "-n", "2", "--record", "r.json"]
     done = mha("run", mini("Dies"), *arguments, cwd=tmp_path, expect=ExitCode.INCOMPLETE)
     assert "Dies: 1 conforms, 1 crashed" in done.stdout
     assert findings(narrowed(tmp_path), case="mask/per-batch/self") == [
@@ -282,7 +282,11 @@ def test_a_process_that_dies_takes_one_item_with_it(tmp_path):
             "empty.py: name the adapter in it, empty.py:NAME; th",
         ),
         (["run", "empty.py:A"], ExitCode.USAGE, "empty.py has no 'A'; there is no adapter in it"),
-        (["run", "needy.py:A"], ExitCode.NOTHING_VERIFIED, "it imports 'no_such_package_anywhere'"),
+        (
+            ["run", "needy.py:A", "--no-isolate"],
+            ExitCode.NOTHING_VERIFIED,
+            "it imports 'no_such_package_anywhere'",
+        ),
         (
             ["explain", "mask/sharde/self"],
             ExitCode.USAGE,

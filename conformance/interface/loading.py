@@ -13,6 +13,7 @@ from typing import Any
 
 from conformance.errors import (
     ConformanceError,
+    FailsOnImport,
     NotAnAdapter,
     Unavailable,
     UnknownName,
@@ -91,7 +92,7 @@ def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
         raise Unavailable(f"{spec}: it imports {error.name!r}, which is not installed") from error
     except BaseException as error:
         told = " ".join(str(error).split())
-        raise NotAnAdapter(f"{spec}: {fails}: {type(error).__name__}: {told}") from error
+        raise FailsOnImport(f"{spec}: {fails}: {type(error).__name__}: {told}") from error
 
 
 def _adapter(found: Any, spec: str, default_name: str) -> Adapter:

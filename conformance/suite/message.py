@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from conformance.findings import INFINITE, CaseResult, Figures, Finding
+from conformance.findings import INFINITE, RUN, CaseResult, Figures, Finding
 from conformance.requirements import find_requirement
 from conformance.terminal import printable
 
@@ -54,8 +54,10 @@ def measured(figures: Figures) -> str:
 
 
 def _paragraph(finding: Finding) -> list[str]:
-    requirement = find_requirement(finding.requirement)
-    lines = ["", f"{finding.requirement} ({requirement.level})", f"  {requirement.sentence}"]
+    lines = ["", finding.requirement]
+    if finding.requirement != RUN:
+        requirement = find_requirement(finding.requirement)
+        lines = ["", f"{finding.requirement} ({requirement.level})", f"  {requirement.sentence}"]
     if finding.detail:
         lines.append(f"  {finding.verdict}: {finding.detail}")
     if finding.figures is not None:

@@ -81,6 +81,25 @@ def _add_options(parser: pytest.Parser) -> None:
         "--record", default=None, metavar="FILE", help="write what was found to this JSON file"
     )
     group.addoption(
+        "--resume",
+        action="store_true",
+        help="go on with the unfinished run beside the record, if there is one",
+    )
+    group.addoption(
+        "--isolate",
+        action="store_true",
+        default=None,
+        help="give each implementation a process of its own (default: those given by path or "
+        "module)",
+    )
+    group.addoption(
+        "--no-isolate", dest="isolate", action="store_false", help="run them in this process"
+    )
+    from conformance.cli import LIMITS
+
+    for name, (default, told) in LIMITS.items():
+        group.addoption(f"--{name}", type=float, default=default, metavar="N", help=told)
+    group.addoption(
         "--survey",
         action="store_true",
         help="deviations are findings to report, not failures",

@@ -9,15 +9,15 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases, matches
-from conformance.dtypes import DTYPES, Array, dtype_of
+from conformance.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, UnknownName
 from conformance.explore.casefile import load_case
 from conformance.findings import (
@@ -26,10 +26,10 @@ from conformance.findings import (
     VERIFIED,
     CaseResult,
     Finding,
-    Verdict,
     count,
+    without_outcome,
 )
-from conformance.interface.adapter import Adapter
+from conformance.interface.adapter import Adapter, Mode
 from conformance.interface.loading import load, registered
 from conformance.probes import EXPERIMENTS, Experiment, find_experiments
 from conformance.provenance import describe, provenance, run_id
@@ -37,31 +37,23 @@ from conformance.record import (
     PICTURED,
     SCHEMA,
     Header,
+    Implementation,
     Journal,
     check_writable,
     decode_line,
     encode_line,
     finish,
+    journal_path,
 )
 from conformance.requirements import REQUIREMENTS, find_requirement
-from conformance.session import Inquiry, Item, Session, inquiries, plan
-from conformance.suite import pictured
+from conformance.session import Inquiry, Item, inquiries, modes_of, plan
+from conformance.suite import continuing, pictured
+from conformance.suite.examiner import Examiner
 from conformance.suite.message import failure
 from conformance.terminal import printable
 
-EXCHANGED = (
-    "plain/no-mask/self",
-    "plain/no-mask/cross",
-    "plain/no-mask/gqa",
-    "plain/no-mask/additive",
-    "mask/key-padding/cross",
-    "mask/per-batch/self",
-    "causal/square/self",
-    "causal/top-left/cross",
-    "logits/large/cross",
-    "edge/fully-masked-row/cross",
-)
-"""Cases whose outputs go into the record, so that implementations can be compared pairwise."""
+if TYPE_CHECKING:
+    from conformance.isolation import Keeper
 
 NOTHING_VERIFIED = pytest.ExitCode.NO_TESTS_COLLECTED
 INCOMPLETE = 6
@@ -79,17 +71,19 @@ class Run:
             raise ConformanceError(f"which implementation? say --implementation NAME ({names})")
         self.survey: bool = config.getoption("--survey")
         self.device: str = config.getoption("--device")
-        self.adapters: list[tuple[Adapter, str]] = [(load(spec), spec) for spec in specs]
+        files: list[str] = config.getoption("--case-file")
+        # Read once, and early: the plan, the selection and a failure's message name them.
+        self.files = {case.id: case for case in (load_case(Path(file)) for file in files)}
+        self.keepers: dict[str, Keeper] = {}
+        self._declared: dict[str, bytes] = {}
+        self.adapters: list[tuple[Adapter, str]] = [(self._adapter(spec), spec) for spec in specs]
         _no_twins(self.adapters)
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
         adapters = [adapter for adapter, _ in self.adapters]
-        files: list[str] = config.getoption("--case-file")
-        # Read once, and early: the plan, the selection and a failure's message name them.
-        self.files = {case.id: case for case in (load_case(Path(file)) for file in files)}
         self.items = [
             item
-            for item in plan(adapters, self._cases(), self._dtypes(), self.device)
+            for item in plan(adapters, self._cases(), self._dtypes(), self.device, self._modes_of)
             if self._has_mode(item, adapters)
         ]
         self.inquiries = [
@@ -98,13 +92,16 @@ class Run:
             if item.dtype in self._dtypes() and self._has_mode(item, adapters)
         ]
         self.planned: list[Item | Inquiry] = [*self.items, *self.inquiries]
-        self.session = Session()
-        self._gravest = pictured.Gravest(pictured.places(self.items))
+        self._places = pictured.places(self.items)
+        self._examiner = Examiner(self._places)
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
         self._collected: list[str] | None = None
         self._journal: Journal | None = None
         self._written: Path | None = None
+        self._unfinished: continuing.Unfinished | None = None
+        self._put_aside: Path | None = None
+        self._done = self._continue()
 
     # What is examined
 
@@ -158,12 +155,7 @@ class Run:
 
     def examine(self, item: Item | Inquiry) -> None:
         """Examine one item, and tell pytest its outcome."""
-        if isinstance(item, Inquiry):
-            result, arrays = self.session.inquire(item)
-        else:
-            result = self.session.examine(item)
-            arrays = self._exchanged(item, result)
-        self._lines[item.id] = encode_line(result, arrays)
+        result, self._lines[item.id] = self._examine(item)
         verdict = result.verdict
         gravest = [finding for finding in result.findings if finding.verdict == verdict]
         if verdict in ("deviates", "error", "crashed", "timed-out"):
@@ -173,20 +165,108 @@ class Run:
                 pytest.xfail(text.splitlines()[0])
             if verdict != "deviates" or any(_is_must(finding) for finding in gravest):
                 pytest.fail(text, pytrace=False)
-        elif verdict in ("unsupported", "unavailable"):
+        elif verdict in ("unsupported", "unavailable", "not-run"):
             pytest.skip(printable(gravest[0].detail) if gravest else "no requirement applies")
 
-    def _exchanged(self, item: Item, result: CaseResult) -> dict[str, Array]:
-        found: dict[str, Array] = {}
-        if item.case.id in EXCHANGED and item.mode is item.adapter.modes[0]:
-            found |= self.session.examination(item).exchanged()
-        if self._gravest.takes(result):
-            found |= self.session.examination(item).pictured()
-        return found
+    def _examine(self, item: Item | Inquiry) -> tuple[CaseResult, bytes]:
+        """The result and its journal line: found earlier, in another process, or here."""
+        keeper = self.keepers.get(item.adapter.name)
+        line = self._done.get(item.id)
+        if line is not None:
+            result = decode_line(line)[0]
+            if keeper is not None:
+                keeper.note(result.verdict)
+            return result, line
+        if keeper is None:
+            return self._examiner.examine(item)
+        line = keeper.examine(item, self._places.get(item.id, -1))
+        return decode_line(line)[0], line
+
+    # Implementations in processes of their own
+
+    def _adapter(self, spec: str) -> Adapter:
+        """The adapter, or what stands for it here if it is isolated."""
+        debugging = self.config.getoption("usepdb", False) or self.config.getoption("trace", False)
+        if not isolated(spec, self.config.getoption("isolate"), debugging=debugging):
+            return load(spec)
+        from conformance.isolation import Limits, StandIn, hire
+        from conformance.isolation.messages import Declared, decode, encode
+
+        option = self.config.getoption
+        limits = Limits(
+            option("--item-timeout"), option("--start-timeout"), option("--memory-limit")
+        )
+        keeper = hire(spec, self.device, limits)
+        if self._is_worker:
+            # All workers plan the same, and none of them waits for an import.
+            declared = decode(self._from_controller["declared"][spec], Declared)
+            keeper.adopt(declared)
+        else:
+            declared = keeper.declare(self._cases(), self._dtypes())
+            self._declared[spec] = encode(declared)
+        if self._is_distributed:
+            # Workers ask; nobody is asked here.
+            keeper.close()
+        self.keepers[declared.implementation.name] = keeper
+        return StandIn(declared)
+
+    def _modes_of(self, adapter: Adapter, case: Case, dtype: str) -> Sequence[Mode]:
+        if adapter.name in self.keepers:
+            return adapter.modes_of(case, dtype)  # type: ignore[attr-defined]
+        return modes_of(adapter, case, dtype)
+
+    @property
+    def _is_distributed(self) -> bool:
+        return not self._is_worker and self.config.getoption("dist", "no") != "no"
+
+    @property
+    def _from_controller(self) -> dict[str, Any]:
+        return self.config.workerinput["conformance"]  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Under xdist a worker knows what was declared, and what need not be examined again."""
+        found = self._unfinished
+        node.workerinput["conformance"] = {
+            "declared": self._declared,
+            "unfinished": [str(found.record), found.size] if found else [],
+        }
+
+    def pytest_unconfigure(self) -> None:
+        """No process outlives the run."""
+        for keeper in self.keepers.values():
+            keeper.close()
+
+    # Going on with an unfinished run
+
+    def _continue(self) -> dict[str, bytes]:
+        """Journal lines of what an unfinished run found, by item."""
+        if self._given is None or not self.config.getoption("--resume"):
+            return {}
+        if self._is_worker:
+            found = self._from_controller["unfinished"]
+            return continuing.lines_of(Path(found[0]), found[1]) if found else {}
+        self._unfinished = continuing.unfinished(self._record or self._given)
+        if self._unfinished is None:
+            return {}
+        specs = [spec for _, spec in self.adapters]
+        planned = [item.id for item in self.planned]
+        continuing.check(self._unfinished, self._header(), planned, specs)
+        return self._unfinished.lines
+
+    def _journal_of(self, record: Path) -> Journal:
+        """Where findings go: on with the journal of the unfinished run, or a new one."""
+        if self._unfinished is not None and self._unfinished.record == record:
+            return Journal.continued(record, self._unfinished.size)
+        path = journal_path(record)
+        if path.exists() and path.read_bytes().count(b"\n") > 1:
+            self._put_aside = path.with_name(path.name + ".old")
+            path.replace(self._put_aside)
+        return Journal(record, self._header())
 
     def _keep(self) -> Callable[[str], bool]:
         """Which arrays the record has: of attention weights only the gravest of all processes."""
-        places = pictured.places(self.items)
+        places = self._places
         gravest = pictured.Gravest(places)
         for result in self.results.values():
             gravest.takes(result)
@@ -240,7 +320,7 @@ class Run:
         """Under xdist a process that dies takes one item with it; the others go on."""
         name = crashitem.partition("[")[2].rstrip("]")
         if name in {item.id for item in self.planned}:
-            crashed = _without_outcome(name, "crashed", "the process died at this item")
+            crashed = without_outcome(name, "crashed", "the process died at this item")
             report.conformance = encode_line(crashed, {}).decode()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -252,8 +332,9 @@ class Run:
         self.results[result.id] = result
         if self._record is not None:
             if self._journal is None:
-                self._journal = Journal(self._record, self._header())
-            self._journal.add(line.encode())
+                self._journal = self._journal_of(self._record)
+            if result.id not in self._done:
+                self._journal.add(line.encode())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
@@ -262,7 +343,7 @@ class Run:
         if line is None:
             return None
         verdict = decode_line(line)[0].verdict
-        if verdict in ("unsupported", "unavailable"):
+        if verdict in ("unsupported", "unavailable", "not-run"):
             return verdict, verdict[0] if verdict == "unsupported" else "n", verdict.upper()
         if report.outcome == "skipped" or (verdict == "deviates" and report.outcome == "passed"):
             # pytest prints a traceback for each of its own category "error".
@@ -283,10 +364,9 @@ class Run:
         missing = [name for name in planned if name not in self.results]
         if self._record is not None and planned:
             if self._journal is None:
-                self._journal = Journal(self._record, self._header())
+                self._journal = self._journal_of(self._record)
             self._journal.close()
-            why = "the run ended before this item"
-            unanswered = [_without_outcome(name, "not-run", why) for name in missing]
+            unanswered = [without_outcome(name, "not-run", continuing.ENDED) for name in missing]
             finish(self._record, unanswered, [item.id for item in self.planned], self._keep())
             self._written = self._record
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -332,6 +412,12 @@ class Run:
         missing = sum(name not in self.results for name in self._planned)
         if missing:
             write(f"not run: {missing} of {len(self._planned)} planned items")
+        if self._done:
+            count_done = len(self._done)
+            write(f"resumed: {count_done} of {len(self._planned)} items are of the unfinished run")
+        if self._put_aside is not None:
+            told = "of an unfinished run, which --resume would have continued"
+            write(f"put aside: {self._put_aside} {told}")
         if self._written is not None:
             write(f"record: {self._written}")
 
@@ -366,10 +452,26 @@ class Run:
             provenance=provenance(
                 adapters, self.device, _command(), run_id(self._record.parent), self.selection
             ),
-            implementations=describe(self.adapters, self.device),
+            implementations=[self._described(adapter, spec) for adapter, spec in self.adapters],
             planned=len(self._planned),
             deselected=len(self.planned) - len(self._planned),
         )
+
+    def _described(self, adapter: Adapter, spec: str) -> Implementation:
+        if adapter.name in self.keepers:
+            return adapter.declared.implementation  # type: ignore[attr-defined]
+        return describe([(adapter, spec)], self.device)[0]
+
+
+def isolated(spec: str, wanted: bool | None, *, debugging: bool) -> bool:
+    """Whether the implementation gets a process of its own.
+
+    If nobody said so, what is given by path or module does, and what is installed as an entry point
+    does not; nor does anything where somebody wants to look into it with a debugger.
+    """
+    if wanted is not None:
+        return wanted
+    return not debugging and (":" in spec or spec.endswith(".py")) and spec not in registered()
 
 
 def _command() -> str:
@@ -381,12 +483,6 @@ def _command() -> str:
 
 def _is_must(finding: Finding) -> bool:
     return find_requirement(finding.requirement).level == "must"
-
-
-def _without_outcome(name: str, verdict: Verdict, why: str) -> CaseResult:
-    implementation, case, dtype, device, mode = name.split(":")
-    findings = [Finding("run", verdict, detail=why)]
-    return CaseResult(implementation, case, dtype, device, mode, findings)
 
 
 def _no_twins(adapters: list[tuple[Adapter, str]]) -> None:

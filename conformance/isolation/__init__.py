@@ -1,0 +1,17 @@
+"""Implementations in processes of their own, with limits of time and memory.
+
+Whoever dies, hangs or eats memory there takes one item along, and the next item gets a fresh
+process. Nothing of this is imported where nobody is isolated.
+
+Three pools were tried before this was written. Pebble notices neither the end of a process that
+exits with 0 (it waits until the time is up) nor its memory. With loky, and with the standard
+library's pool, a process that is killed while it hands back a result leaves the pool waiting, and
+outlives a parent that is killed. So these are multiprocessing's own processes and connections, one
+of each for an implementation.
+"""
+
+from conformance.isolation.keeper import Keeper, hire
+from conformance.isolation.limits import Limits
+from conformance.isolation.standin import StandIn
+
+__all__ = ["Keeper", "Limits", "StandIn", "hire"]

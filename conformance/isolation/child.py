@@ -1,0 +1,142 @@
+"""The process of one implementation: it is told an item, examines it, and hands back a line.
+
+Imported by the server from which such processes are forked, so it imports what they all need, and
+no framework.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from conformance.cases.case import Case
+from conformance.cases.catalogue import catalogue
+from conformance.errors import ConformanceError, FailsOnImport, Unavailable
+from conformance.explore.casefile import load_case
+from conformance.findings import item_id, without_outcome
+from conformance.interface.adapter import Adapter
+from conformance.interface.loading import load
+from conformance.isolation.messages import (
+    Declare,
+    Declared,
+    DeclaredMode,
+    Examine,
+    Examined,
+    Mistaken,
+    Ready,
+    Refused,
+    decode,
+    encode,
+    plan_key,
+)
+from conformance.isolation.process import settle
+from conformance.probes import EXPERIMENTS
+from conformance.provenance import describe
+from conformance.record import encode_line
+from conformance.session import Inquiry, Item, plan
+from conformance.suite.examiner import Examiner
+
+FATAL = ("CUDA error", "device-side assert", "CUDNN_STATUS_", "CUBLAS_STATUS_EXECUTION_FAILED")
+"""In a message: the device's state is lost, and every later call of this process would fail."""
+
+
+def serve(channel: Connection, spec: str, device: str, log: Path) -> None:
+    """Load the implementation, then answer requests until there are no more."""
+    printed = settle(log)
+    try:
+        adapter = load(spec)
+    except BaseException as error:
+        channel.send_bytes(encode(_refused(error)))
+        os._exit(0)
+    channel.send_bytes(encode(Ready()))
+    desk = Desk(adapter, spec, device)
+    while True:
+        try:
+            request = decode(channel.recv_bytes(), Declare | Examine)
+        except (EOFError, OSError):
+            # Not the interpreter's way out: a framework may hang or die on that.
+            os._exit(0)
+        # What earlier items printed tells nothing about this one.
+        os.ftruncate(printed, 0)
+        channel.send_bytes(encode(desk.answer(request)))
+
+
+class Desk:
+    """Answers requests about one adapter."""
+
+    def __init__(self, adapter: Adapter, spec: str, device: str) -> None:
+        self._adapter, self._spec, self._device = adapter, spec, device
+        self._cases: dict[str, Case] = {case.id: case for case in catalogue()}
+        self._experiments = {experiment.id: experiment for experiment in EXPERIMENTS}
+        self._modes = {mode.name: mode for mode in adapter.modes}
+        self._places: dict[str, int] = {}
+        self._examiner = Examiner(self._places)
+
+    def answer(self, request: Declare | Examine) -> Declared | Examined | Mistaken | Refused:
+        """Whatever happens, there is an answer."""
+        try:
+            if isinstance(request, Declare):
+                return self._declare(request)
+            return self._examine(request)
+        except Exception:
+            return Mistaken(traceback.format_exc())
+        except BaseException as error:
+            # Raised by the implementation: here nobody else asks for the end of the program.
+            if isinstance(request, Declare):
+                return _refused(error)
+            return Examined(self._ended(request, error))
+
+    def _declare(self, request: Declare) -> Declared:
+        adapter, device = self._adapter, self._device
+        (described,) = describe([(adapter, self._spec)], device)
+        asked: dict[str, list[str]] = {}
+        for file in request.files:
+            self._read(file)
+        cases = [self._cases[name] for name in request.cases]
+        for item in plan([adapter], cases, request.dtypes, device):
+            asked.setdefault(plan_key(item.case.id, item.dtype), []).append(item.mode.name)
+        reachable = not described.unavailable
+        return Declared(
+            implementation=described,
+            modes=[DeclaredMode(mode.name, mode.optimised) for mode in adapter.modes],
+            device_model=adapter.device_model(device) if reachable else "",
+            compiles=adapter.compiles if reachable else False,
+            plan=asked,
+        )
+
+    def _examine(self, request: Examine) -> Examined:
+        mode = self._modes[request.mode]
+        item: Item | Inquiry
+        if request.case in self._experiments:
+            experiment = self._experiments[request.case]
+            item = Inquiry(self._adapter, experiment, request.dtype, self._device, mode)
+        else:
+            if request.case not in self._cases:
+                self._read(request.file)
+            case = self._cases[request.case]
+            item = Item(self._adapter, case, request.dtype, self._device, mode)
+        if request.place >= 0:
+            self._places[item.id] = request.place
+        result, line = self._examiner.examine(item)
+        details = [finding.detail for finding in result.findings if finding.verdict == "error"]
+        return Examined(line, any(sign in detail for detail in details for sign in FATAL))
+
+    def _read(self, file: str) -> None:
+        case = load_case(Path(file))
+        self._cases[case.id] = case
+
+    def _ended(self, request: Examine, error: BaseException) -> bytes:
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": ")
+        name = item_id(self._adapter.name, request.case, request.dtype, self._device, request.mode)
+        return encode_line(without_outcome(name, "error", told), {})
+
+
+def _refused(error: BaseException) -> Refused:
+    if isinstance(error, FailsOnImport | Unavailable):
+        return Refused(str(error), failed=True)
+    if isinstance(error, ConformanceError):
+        return Refused(str(error), failed=False)
+    told = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    return Refused(f"does not import: {told}", failed=True)

@@ -1,0 +1,341 @@
+"""Keeps one implementation in a process of its own: asks, waits, measures, and ends it if need be.
+
+What comes back is a journal line, whatever happens there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import psutil
+
+from conformance.cases.case import Case
+from conformance.dtypes import DTYPES
+from conformance.errors import NotAnAdapter
+from conformance.findings import Verdict, without_outcome
+from conformance.interface.adapter import DEFAULT_MODE
+from conformance.isolation.fate import Fate, died, last_words
+from conformance.isolation.limits import Limits
+from conformance.isolation.messages import (
+    Declare,
+    Declared,
+    DeclaredMode,
+    Examine,
+    Examined,
+    Mistaken,
+    Ready,
+    Refused,
+    decode,
+    encode,
+)
+from conformance.isolation.process import STACK_SIGNAL
+from conformance.record import Implementation, encode_line
+from conformance.session import Inquiry, Item
+
+TICK = 0.05
+"""Seconds between two looks at the memory of a process that is busy."""
+TREE = 20
+"""Every so many looks, its own children count too: finding them costs milliseconds."""
+MOST_PRINTED = 64 * 2**20
+"""Bytes that an item may print before they are thrown away."""
+
+_HIRED: dict[str, Keeper] = {}
+
+
+class Keeper:
+    """One implementation, its process, and how many processes it has lost."""
+
+    def __init__(self, spec: str, device: str, limits: Limits) -> None:
+        self.spec, self.device, self.limits = spec, device, limits
+        self.name = ""
+        self._process: BaseProcess | None = None
+        self._channel: Connection | None = None
+        self._measured: psutil.Process | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="mha-conformance-")
+        self._log = Path(self._folder.name) / "printed"
+        self._deaths = 0
+        self._ended: Fate | Refused | None = None
+        atexit.register(self.close)
+
+    def start(self) -> None:
+        """Import the implementation, if that was not done.
+
+        Raises:
+            NotAnAdapter: the name is wrong. What goes wrong in the importing is `declare`'s to say.
+        """
+        if self._process is None and self._ended is None:
+            self._ended = self._begin()
+        if isinstance(self._ended, Refused) and not self._ended.failed:
+            raise NotAnAdapter(self._ended.told)
+
+    def declare(self, cases: Sequence[Case], dtypes: Sequence[str]) -> Declared:
+        """What a run needs to know before it asks."""
+        self.start()
+        if self._ended is None:
+            names, files = (
+                [case.id for case in cases],
+                [file for case in cases if (file := _file(case))],
+            )
+            found = self._ask(Declare(names, list(dtypes), files), self.limits.start)
+            if isinstance(found, Declared):
+                self.name = found.implementation.name
+                return found
+            assert isinstance(found, Fate | Refused), found
+            self._ended = found
+        return self._unreachable()
+
+    def adopt(self, declared: Declared) -> None:
+        """Take a declaration from another process of this run; nothing is imported yet."""
+        self.name = declared.implementation.name
+        if declared.ended is not None:
+            verdict, told = declared.ended
+            lost = verdict in ("crashed", "timed-out")
+            self._ended = Fate(verdict, told) if lost else Refused(told, failed=True)  # type: ignore[arg-type]
+
+    def _unreachable(self) -> Declared:
+        """Nothing is known but the reason, which every item will have as its verdict."""
+        ended = self._ended
+        assert ended is not None
+        verdict = ended.verdict if isinstance(ended, Fate) else "unavailable"
+        name = self.spec.rpartition(":")[2]
+        described = Implementation(
+            name=name,
+            title=name,
+            documentation="",
+            framework="",
+            spec=self.spec,
+            versions={},
+            modes=[DEFAULT_MODE.name],
+            dtypes=list(DTYPES),
+            masks=[],
+            unavailable=ended.told,
+        )
+        self.name = name
+        return Declared(described, [DeclaredMode(DEFAULT_MODE.name)], ended=(verdict, ended.told))
+
+    def examine(self, item: Item | Inquiry, place: int) -> bytes:
+        """A journal line about one item."""
+        name = item.id
+        if self._ended is None and self._deaths >= self.limits.deaths:
+            told = f"not asked: its process was lost at {self._deaths} items in a row"
+            return _line(name, "not-run", told)
+        if self._ended is None and self._process is None:
+            # Its import went well before; whatever happens now belongs to this item.
+            lost = self._begin()
+            if lost is not None:
+                self._deaths += 1
+                verdict = lost.verdict if isinstance(lost, Fate) else "unavailable"
+                return _line(name, verdict, lost.told)
+        if self._ended is not None:
+            verdict = self._ended.verdict if isinstance(self._ended, Fate) else "unavailable"
+            return _line(name, verdict, self._ended.told)
+        asked = item.case if isinstance(item, Item) else item.experiment
+        request = Examine(asked.id, item.dtype, item.mode.name, place, _file(asked))
+        found = self._ask(request, self.limits.item)
+        if isinstance(found, Fate):
+            self._deaths += 1
+            return _line(name, found.verdict, found.told)
+        assert isinstance(found, Examined), found
+        self._deaths = 0
+        if found.spent:
+            self._clear()
+        return found.line
+
+    def note(self, verdict: str) -> None:
+        """An item was examined in an earlier run: losses in a row count on."""
+        if verdict in ("crashed", "timed-out"):
+            self._deaths += 1
+        elif verdict != "not-run":
+            self._deaths = 0
+
+    def close(self) -> None:
+        """End the process, and whatever it started."""
+        self._clear()
+        self._folder.cleanup()
+        atexit.unregister(self.close)
+        _HIRED.pop(self.spec, None)
+
+    # The process
+
+    def _begin(self) -> Fate | Refused | None:
+        """A fresh process with the implementation in it; or why there is none."""
+        context = _context()
+        ours, theirs = context.Pipe()
+        with contextlib.suppress(OSError):
+            self._log.write_bytes(b"")
+        with _without_main():
+            from conformance.isolation.child import serve
+
+            process = context.Process(  # type: ignore[attr-defined]
+                target=serve, args=(theirs, self.spec, self.device, self._log)
+            )
+            process.start()
+        theirs.close()
+        self._process, self._channel = process, ours
+        with contextlib.suppress(psutil.Error):
+            self._measured = psutil.Process(process.pid)
+        found = self._receive(self.limits.start, Ready | Refused, "to its import")
+        if isinstance(found, Ready):
+            return None
+        self._clear()
+        return found
+
+    def _ask(self, request: Declare | Examine, seconds: float) -> Any:
+        assert self._channel is not None
+        try:
+            self._channel.send_bytes(encode(request))
+        except OSError:
+            return self._lost()
+        found = self._receive(seconds, Declared | Examined | Mistaken | Refused)
+        if isinstance(found, Mistaken):
+            raise RuntimeError(f"in the process of {self.spec}:\n{found.traceback}")
+        return found
+
+    def _receive(self, seconds: float, kinds: Any, to: str = "") -> Any:
+        """The answer, or the fate of a process that gives none within its limits."""
+        assert self._process is not None
+        assert self._channel is not None
+        deadline = time.monotonic() + seconds
+        looks = 0
+        while True:
+            left = deadline - time.monotonic()
+            ready = wait([self._channel, self._process.sentinel], max(0, min(TICK, left)))
+            if self._channel in ready:
+                try:
+                    return decode(self._channel.recv_bytes(), kinds)
+                except (EOFError, OSError):
+                    return self._lost()
+                except msgspec.MsgspecError:
+                    return self._kill("crashed", "the process sent something else than an answer")
+            if ready:
+                return self._lost()
+            looks += 1
+            used = self._used(looks % TREE == 0)
+            if used > self.limits.memory:
+                told = f"used more than {self.limits.memory:g} MiB; the process was killed"
+                return self._kill("crashed", told)
+            if left <= 0:
+                answer = f"no answer {to}".rstrip()
+                told = f"{answer} within {seconds:g} s; the process was killed"
+                self._ask_where()
+                return self._kill("timed-out", told)
+            self._shorten_log()
+
+    def _used(self, tree: bool) -> float:
+        """MiB of resident memory."""
+        if self._measured is None:
+            return 0.0
+        try:
+            used = self._measured.memory_info().rss
+            for child in self._measured.children(recursive=True) if tree else ():
+                used += child.memory_info().rss
+        except psutil.Error:
+            return 0.0
+        return used / 2**20
+
+    def _shorten_log(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._log.stat().st_size > MOST_PRINTED:
+                os.truncate(self._log, 0)
+
+    def _ask_where(self) -> None:
+        """Let the process write its stack into the log."""
+        process = self._process
+        assert process is not None
+        if STACK_SIGNAL is None or process.pid is None:
+            return
+        size = self._log.stat().st_size
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, STACK_SIGNAL)
+            for _ in range(20):
+                wait([process.sentinel], TICK / 2)
+                if self._log.stat().st_size > size:
+                    break
+
+    def _lost(self) -> Fate:
+        process = self._process
+        assert process is not None
+        process.join(5)
+        told = died(process.exitcode) + last_words(self._log, self.spec)
+        self._clear()
+        return Fate("crashed", told)
+
+    def _kill(self, verdict: Any, told: str) -> Fate:
+        told += last_words(self._log, self.spec)
+        self._clear()
+        return Fate(verdict, told)
+
+    def _clear(self) -> None:
+        """Nothing is left of the process, nor of what it started."""
+        process, channel = self._process, self._channel
+        self._process = self._channel = self._measured = None
+        if channel is not None:
+            channel.close()
+        if process is None or process.pid is None:
+            return
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join(5)
+
+
+def hire(spec: str, device: str, limits: Limits) -> Keeper:
+    """The keeper of this implementation: who asks twice gets the same."""
+    keeper = _HIRED.get(spec)
+    if keeper is None or (keeper.device, keeper.limits) != (device, limits):
+        if keeper is not None:
+            keeper.close()
+        keeper = _HIRED[spec] = Keeper(spec, device, limits)
+    return keeper
+
+
+def _file(case: object) -> str:
+    """The file that a case was read from, or ""."""
+    return getattr(case, "path", "")
+
+
+def _line(name: str, verdict: Verdict, told: str) -> bytes:
+    return encode_line(without_outcome(name, verdict, told), {})
+
+
+def _context() -> BaseContext:
+    """Processes are forked from a server that has imported the suite, and no framework.
+
+    So that a fresh one costs 20 ms and not a second, and inherits no threads.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["conformance.isolation.child"])
+    return context
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """A new process needs nothing of the program that runs this one.
+
+    Else it would import that program again: pytest, or a script that was not written for it.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,91 @@
+"""What a keeper and its process say to each other: bytes of plain data, never pickled objects.
+
+Unpickling what an implementation's process sends could run the implementation's code here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from conformance.record import Implementation
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The implementation is imported."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """There is no implementation: a name is wrong, or (`failed`) what it names does not import."""
+
+    told: str
+    failed: bool
+
+
+class Declare(msgspec.Struct, frozen=True, tag=True):
+    """Which of these cases and dtypes are worth asking, and what does the adapter declare?"""
+
+    cases: list[str]
+    dtypes: list[str]
+    files: list[str] = []
+    """Case files, of cases that are not in the catalogue."""
+
+
+class DeclaredMode(msgspec.Struct, frozen=True):
+    """What planning needs of a mode."""
+
+    name: str
+    optimised: bool = False
+
+
+class Declared(msgspec.Struct, frozen=True, tag=True):
+    """What a run needs to know of an implementation that it does not import."""
+
+    implementation: Implementation
+    modes: list[DeclaredMode]
+    device_model: str = ""
+    compiles: bool = False
+    plan: dict[str, list[str]] = {}
+    """`plan_key` of case and dtype to the modes in which it is asked."""
+    ended: tuple[str, str] | None = None
+    """Verdict of every item, and the reason, where the implementation could not be imported."""
+
+
+class Examine(msgspec.Struct, frozen=True, tag=True):
+    """Examine one item; `place` is that in the run, or -1 if its weights are not to be drawn."""
+
+    case: str
+    dtype: str
+    mode: str
+    place: int
+    file: str = ""
+    """The case file, if the case is not in the catalogue."""
+
+
+class Examined(msgspec.Struct, frozen=True, tag=True):
+    """A journal line; `spent` if the process cannot be asked anything more."""
+
+    line: bytes
+    spent: bool = False
+
+
+class Mistaken(msgspec.Struct, frozen=True, tag=True):
+    """A mistake of the suite, not of the implementation: its traceback."""
+
+    traceback: str
+
+
+def plan_key(case: str, dtype: str) -> str:
+    """Key of `Declared.plan`."""
+    return f"{case} {dtype}"
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """A message as bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """The inverse; `kind` may be a union of the messages that are expected."""
+    return msgspec.msgpack.decode(data, type=kind)
