@@ -104,7 +104,11 @@ def test_a_bridge_imports_its_own_framework_only(name):
 @pytest.mark.parametrize("name", core())
 def test_no_bridge_is_imported_before_it_is_asked_for(name):
     found = imports(SOURCES[name])
-    assert not {n for n in found if n.startswith("conformance.") and n.endswith("_bridge")}
+    # NumPy is always there; the zoo derives a bridge of its own from it.
+    own = (
+        {"conformance.frameworks.numpy_bridge"} if within([name], "conformance.selftest") else set()
+    )
+    assert not {n for n in found - own if n.startswith("conformance.") and n.endswith("_bridge")}
 
 
 @pytest.mark.parametrize("name", every("conformance.adapters"))
@@ -153,6 +157,21 @@ def test_the_reference_knows_the_definition_only(name):
     own = within(imports(SOURCES[name]), "conformance")
     allowed = ("reference", "problem", "dtypes", "errors")
     assert not own - within(own, *(f"conformance.{module}" for module in allowed))
+
+
+ZOO = [
+    name
+    for name in every("conformance.selftest")
+    if within([name], "conformance.selftest.mutants")
+    or name.rpartition(".")[2] in ("attention", "contestant", "mutant")
+]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_mutant_never_sees_the_expectation(name):
+    """The zoo is a contestant: what examines it stands beside it, in `run`."""
+    hidden = [f"conformance.{module}" for module in (*EXPECTATION, "cases", "session", "probes")]
+    assert not within(imports(SOURCES[name]), *hidden, "conformance.selftest.run")
 
 
 @pytest.mark.parametrize("name", every("conformance.interface"))

@@ -197,9 +197,13 @@ class Attention:
         return mask
 
     def triangle(self) -> Array:
-        """The causal flag, bottom-right: the last query sees every key."""
-        offset = self.keys - self.queries + self.diagonal
+        """The causal flag: a query sees its own key, and those before it."""
+        offset = self.offset() + self.diagonal
         return np.tri(self.queries, self.keys, offset, dtype=np.bool_)
+
+    def offset(self) -> int:
+        """The first query's own key: bottom-right, so that the last query's is the last key."""
+        return self.keys - self.queries
 
     def block(self, logits: Array, visible: Array) -> Array:
         """The logits, blocked where nothing is visible."""

@@ -52,7 +52,7 @@ _add(
     "counts from the first key where lengths differ",
     OUTPUT,
     ALIGNMENT,
-    triangle=_tri,
+    offset=lambda a: 0,
     case=OBLONG,
 )
 _add(
@@ -60,7 +60,7 @@ _add(
     "counts the offset one too small where lengths differ",
     OUTPUT,
     ALIGNMENT,
-    triangle=lambda a: _tri(a, a.keys - a.queries - (a.keys != a.queries)),
+    offset=lambda a: a.keys - a.queries - (a.keys != a.queries),
     case=OBLONG,
 )
 _add(
@@ -68,7 +68,7 @@ _add(
     "takes the length of the queries minus that of the keys",
     OUTPUT,
     ALIGNMENT,
-    triangle=lambda a: _tri(a, a.queries - a.keys),
+    offset=lambda a: a.queries - a.keys,
     case=OBLONG,
 )
 _add(
@@ -120,21 +120,21 @@ _add(
     "causal-on-first-head",
     "applies the flag to the first head only",
     OUTPUT,
-    triangle=lambda a: _tri(a, a.keys - a.queries) | (np.arange(a.shape.heads) > 0)[:, None, None],
+    triangle=lambda a: _tri(a, a.offset()) | (np.arange(a.shape.heads) > 0)[:, None, None],
     case=SQUARE,
 )
 _add(
     "causal-on-first-entry",
     "applies the flag to the first batch entry only",
     OUTPUT,
-    triangle=lambda a: _tri(a, a.keys - a.queries) | (np.arange(a.batch) > 0)[:, None, None, None],
+    triangle=lambda a: _tri(a, a.offset()) | (np.arange(a.batch) > 0)[:, None, None, None],
     case=SQUARE,
 )
 _add(
     "causal-window",
     "keeps a window of four keys, as for another model",
     OUTPUT,
-    triangle=lambda a: _tri(a, a.keys - a.queries) & ~_tri(a, a.keys - a.queries - 4),
+    triangle=lambda a: _tri(a, a.offset()) & ~_tri(a, a.offset() - 4),
     case=SQUARE,
 )
 _add(
@@ -142,7 +142,7 @@ _add(
     "hides whole tiles, and lets the tile on the diagonal see itself",
     OUTPUT,
     triangle=lambda a: (
-        _tri(a, a.keys - a.queries) | (np.arange(a.queries)[:, None] // 2 == np.arange(a.keys) // 2)
+        _tri(a, a.offset()) | (np.arange(a.queries)[:, None] // 2 == np.arange(a.keys) // 2)
     ),
     case=SQUARE,
 )

@@ -168,12 +168,12 @@ def _first_seen(a: Attention, name: str) -> Array:
     found = Attention.heads(a, name)
     if name != "key":
         return found
-    kept = a.given.memory.setdefault((found.shape, a.given.dtype.name), found)
+    kept = a.given.memory.setdefault(f"{found.shape} {a.given.dtype.name}", found)
     return kept
 
 
 def _first_mask(a: Attention, mask: Array) -> Array:
-    return a.given.memory.setdefault(mask.shape, mask.copy())
+    return a.given.memory.setdefault(f"{mask.shape}", mask.copy())
 
 
 _add(
