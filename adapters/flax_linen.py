@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
 
 FLAX_PARAMETERS = (
     Parameter("query/kernel", "query", "embed heads head -> embed heads head"),
@@ -83,6 +83,23 @@ class FlaxLinen(Layer):
             dropout_rate=mode.dropout,
             dtype=dtype,
             param_dtype=dtype,
+        )
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        sow = ", sow_weights=True, mutable=['intermediates']" if mode["sow"] else ""
+        return Script(
+            imports=("from flax import linen, traverse_util",),
+            build=(
+                f"layer = linen.MultiHeadDotProductAttention({shape.heads}, "
+                f"qkv_features={shape.heads * shape.head_size}, "
+                f"out_features={shape.output_width}, use_bias={shape.bias}, "
+                f'deterministic={not mode.options.get("train")}, dtype="{dtype}", '
+                f'param_dtype="{dtype}")',
+            ),
+            load=('params = {"params": traverse_util.unflatten_dict(native, sep="/")}',),
+            call=f"layer.apply(params, query, key, value{sow}{{masks}})",
+            output="{}[0]" if sow else "{}",
+            weights='{}[1]["intermediates"]["attention_weights"][0]' if sow else "",
         )
 
     def bind(self, layer: Any, parameters: dict[str, Any]) -> Any:

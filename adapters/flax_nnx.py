@@ -12,7 +12,7 @@ from typing import Any
 
 from conformance.adapters.flax_linen import FLAX_MASKS, FLAX_MODES, FLAX_PARAMETERS
 
-from conformance import CausalFlag, Example, Layer, Mode, Shape, Unsupported
+from conformance import CausalFlag, Example, Layer, Mode, Script, Shape, Unsupported
 
 
 class FlaxNnx(Layer):
@@ -66,6 +66,26 @@ class FlaxNnx(Layer):
 
         graph, _ = nnx.split(nnx.eval_shape(make))
         return graph
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        weights = "({}, layer.attention_weights.get_value()[0])[1]" if mode["sow"] else ""
+        return Script(
+            imports=("from flax import nnx",),
+            build=(
+                f"graph, _ = nnx.split(nnx.MultiHeadAttention({shape.heads}, {shape.query_width}, "
+                f"qkv_features={shape.heads * shape.head_size}, "
+                f"out_features={shape.output_width}, in_kv_features={shape.key_width}, "
+                f"num_kv_heads={shape.kv_heads}, use_bias={shape.bias}, "
+                f'dtype="{dtype}", param_dtype="{dtype}", decode=False, keep_rngs=False, '
+                f"deterministic={not mode.options.get('train')}, rngs=nnx.Rngs(0)))",
+            ),
+            load=(
+                "leaves = [(tuple(k.split('/')), nnx.Param(a)) for k, a in native.items()]",
+                "layer = nnx.merge(graph, nnx.from_flat_state(leaves))",
+            ),
+            call=f"layer(query, key, value, sow_weights={mode['sow']}{{masks}})",
+            weights=weights,
+        )
 
     def bind(self, layer: Any, parameters: dict[str, Any]) -> Any:
         from flax import nnx

@@ -32,6 +32,7 @@ from conformance import (
     Mode,
     Parameter,
     Problem,
+    Script,
     Shape,
     Unavailable,
     Unsupported,
@@ -173,6 +174,45 @@ class _DotProduct(_Keras, Layer):
     modes = _MODES
     dropout_modes = ("training",)
 
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        inputs = shape.input_shapes()
+        sizes = f"{inputs['query']}, {inputs['value']}, {inputs['key']}"
+        options = "".join(f", {name}={value}" for name, value in mode.options.items())
+        call = f"layer(query, value, key{options}{{masks}})"
+        load: tuple[str, ...] = (
+            'for v in layer.weights: v.assign(native[v.path.split("/", 1)[1]])',
+        )
+        scores = mode["return_attention_scores"]
+        output = "{}[0]" if scores else "{}"
+        weights = "{}[1]" if scores else ""
+        parameter = 'next(v for v in layer.weights if v.path.endswith("/{name}"))'
+        if self.framework == "torch":
+            parameter += ".value"
+        if self.framework == "jax":
+            # Parameters are arguments there, so that a derivative by them can be had.
+            load = ('own = [native[v.path.split("/", 1)[1]] for v in layer.trainable_variables]',)
+            rest = "[v.value for v in layer.non_trainable_variables]"
+            call = f"layer.stateless_call(own, {rest}, query, value, key{options}{{masks}})[0]"
+        return Script(
+            imports=(
+                f'import os; os.environ["KERAS_BACKEND"] = "{self.framework}"',
+                "import keras",
+            ),
+            build=(
+                f'layer = {self._constructor(shape)}, use_bias={shape.bias}, dtype="{dtype}")',
+                f"layer.build({sizes})",
+            ),
+            load=load,
+            call=call,
+            output=output,
+            weights=weights,
+            parameter=parameter,
+        )
+
+    def _constructor(self, shape: Shape) -> str:
+        """The layer's own words, without the last bracket."""
+        raise NotImplementedError
+
     def bind(self, layer: _Stateless, parameters: Natives) -> Any:
         return partial(layer, parameters)
 
@@ -209,6 +249,12 @@ class _MultiHeadAttention(_DotProduct):
         )
         return _built(layer, shape)
 
+    def _constructor(self, shape: Shape) -> str:
+        return (
+            f"keras.layers.MultiHeadAttention({shape.heads}, {shape.head_size}, "
+            f"value_dim={shape.value_head_size}, output_shape={shape.output_width}"
+        )
+
 
 class _GroupQueryAttention(_DotProduct):
     documentation = f"{_DOCS}/group_query_attention/"
@@ -230,6 +276,10 @@ class _GroupQueryAttention(_DotProduct):
             **_common(dtype, mode),
         )
         return _built(layer, shape)
+
+    def _constructor(self, shape: Shape) -> str:
+        sizes = f"{shape.head_size}, {shape.heads}, {shape.kv_heads}"
+        return f"keras.layers.GroupQueryAttention({sizes}"
 
 
 def _common(dtype: str, mode: Mode) -> dict[str, Any]:

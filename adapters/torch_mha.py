@@ -17,6 +17,7 @@ from conformance import (
     MaskArgument,
     Mode,
     Parameter,
+    Script,
     Shape,
     Unsupported,
 )
@@ -125,6 +126,27 @@ class TorchMultiheadAttention(Layer):
             dtype=getattr(torch, dtype),
         )
         return layer.train(mode["train"])
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        options = "" if shape.bias else ", bias=False"
+        if (shape.key_width, shape.value_width) != (shape.query_width, shape.query_width):
+            options += f", kdim={shape.key_width}, vdim={shape.value_width}"
+        first = mode.name != self.sequence_first
+        swap = "" if first else ".transpose(0, 1)"
+        inputs = ", ".join(f"{name}{swap}" for name in ("query", "key", "value"))
+        return Script(
+            imports=("import torch",),
+            build=(
+                f"layer = torch.nn.MultiheadAttention({shape.query_width}, {shape.heads}{options}, "
+                f"batch_first={first}, dtype=torch.{dtype}).train({mode['train']})",
+            ),
+            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
+            call=f"layer({inputs}, need_weights={mode['need_weights']}, "
+            "average_attn_weights=False{masks})",
+            output=f"{{}}[0]{swap}",
+            weights="{}[1]" if mode["need_weights"] else "",
+            parameter='layer.get_parameter("{name}")',
+        )
 
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode

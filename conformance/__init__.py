@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from conformance.interface.function import Function, attention_function
     from conformance.interface.layer import Layer
     from conformance.interface.parameters import Parameter
+    from conformance.interface.script import Script
     from conformance.problem import Answer, Problem, Shape, Weights
 
 _PUBLIC = {
@@ -30,6 +31,7 @@ _PUBLIC = {
     "Mode": "conformance.interface.adapter",
     "Parameter": "conformance.interface.parameters",
     "Problem": "conformance.problem",
+    "Script": "conformance.interface.script",
     "Shape": "conformance.problem",
     "Unavailable": "conformance.errors",
     "Unsupported": "conformance.errors",
@@ -49,6 +51,7 @@ __all__ = [
     "Mode",
     "Parameter",
     "Problem",
+    "Script",
     "Shape",
     "Unavailable",
     "Unsupported",

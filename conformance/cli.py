@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from conformance.errors import ConformanceError, ExitCode
 from conformance.terminal import printable
@@ -224,6 +225,45 @@ def _parser() -> argparse.ArgumentParser:
     selftest.add_argument("--json", action="store_true", help="print all of it as JSON")
     selftest.set_defaults(action=_selftest)
 
+    search = commands.add_parser(
+        "explore",
+        help="search for problems that an implementation answers wrongly",
+        description="Draw random problems, compare with the reference, and make what deviates as "
+        "small as it gets. Two files are written: a case that run --case-file asks again, and a "
+        "stand-alone script. Exit code 0: nothing found; 1: a deviation.",
+    )
+    search.add_argument(
+        "implementation", help="a built-in name, path/to/file.py:NAME or package.module:NAME"
+    )
+    search.add_argument("--seed", type=int, default=0, help="equal seeds draw the same problems")
+    search.add_argument("--examples", type=int, help="stop after so many problems")
+    search.add_argument(
+        "-o", "--output", type=Path, default=Path(), help="a folder for the files (default: here)"
+    )
+    search.set_defaults(action=_explore)
+
+    again = commands.add_parser(
+        "reproduce",
+        help="a stand-alone script for a deviation at one case",
+        description="Run a case, make its gravest deviation as small as it gets, and write a "
+        "script that shows it with NumPy and that library only. Exit code 0: nothing deviates, "
+        "nothing is written; 1: the script is written.",
+    )
+    again.add_argument("case", help="id of a case, a pattern that finds one, or a case file")
+    again.add_argument(
+        "implementation", help="a built-in name, path/to/file.py:NAME or package.module:NAME"
+    )
+    again.add_argument("-o", "--output", type=Path, help="the file to write")
+    again.set_defaults(action=_reproduce)
+    for command in (search, again):
+        command.add_argument(
+            "--seconds", type=float, default=60.0, help="time to search, and to shrink"
+        )
+        command.add_argument("--no-shrink", action="store_true", help="keep the problem as it is")
+        command.add_argument("--dtype", action="append", default=[], help="only this; repeatable")
+        command.add_argument("--mode", action="append", default=[], help="only this; repeatable")
+        command.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+
     begin = commands.add_parser("begin", help="start a run of several environments")
     begin.add_argument("--run-file", type=Path, required=True)
     begin.set_defaults(action=_begin)
@@ -348,6 +388,34 @@ def _selftest(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from conformance.selftest.command import selftest
 
     return selftest(options.chapter, options.mutant, matrix=options.matrix, as_json=options.json)
+
+
+def _explore(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from conformance.explore.command import explore
+
+    return explore(options.implementation, _searched(options), options.output)
+
+
+def _reproduce(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from conformance.explore.command import reproduce
+
+    return reproduce(options.case, options.implementation, _searched(options), options.output)
+
+
+def _searched(options: argparse.Namespace) -> Any:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from conformance.explore.command import Options
+
+    given = {name: getattr(options, name, None) for name in ("seed", "examples")}
+    return Options(
+        dtypes=options.dtype,
+        modes=options.mode,
+        device=options.device,
+        seconds=options.seconds,
+        shrink=not options.no_shrink,
+        **{name: value for name, value in given.items() if value is not None},
+    )
 
 
 def _begin(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape
 
 
 class Ours(Layer):
@@ -68,6 +68,37 @@ class Ours(Layer):
             dtype=getattr(torch, dtype),
         )
         return layer.train(mode["train"])
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        usual = {
+            "head_size": shape.query_width // shape.heads,
+            "value_head_size": shape.head_size,
+            "kv_heads": shape.heads,
+            "key_width": shape.query_width,
+            "value_width": shape.key_width,
+            "output_width": shape.query_width,
+            "bias": True,
+            "score": "scaled-dot",
+        }
+        options = {name: getattr(shape, name) for name in usual} | {"scale": scale}
+        told = "".join(
+            f", {name}={value!r}" for name, value in options.items() if value != usual.get(name)
+        )
+        return Script(
+            imports=(
+                "import torch",
+                "from conformance.adapters.ours.attention import MultiHeadAttention",
+            ),
+            build=(
+                f"layer = MultiHeadAttention({shape.query_width}, {shape.heads}{told}, "
+                f"dtype=torch.{dtype}).train({mode['train']})",
+            ),
+            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
+            call=f"layer(query, key, value, need_weights={mode['need_weights']}{{masks}})",
+            output="{}[0]" if mode["need_weights"] else "{}",
+            weights="{}[1]" if mode["need_weights"] else "",
+            parameter='layer.get_parameter("{name}")',
+        )
 
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode

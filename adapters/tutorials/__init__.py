@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
 
 FOUR_AXES = "batch heads query key"
 
@@ -54,6 +54,25 @@ class Tutorial(Layer):
 
         layer = self.make(shape.query_width, shape.heads, mode.dropout)
         return layer.to(getattr(torch, dtype)).train(mode["train"])
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        # The page's own words, as on its convention card, with the width and heads of this shape.
+        imports, build, call = self.example.imports, self.example.build, self.example.call
+        sizes = {"query_width": shape.query_width, "heads": shape.heads}
+        made = build.format(**sizes).removesuffix(".eval()")
+        weights = self.example.weights.removesuffix("[1]")
+        return Script(
+            imports=("import torch", imports),
+            build=(
+                made.replace("attention = ", "layer = "),
+                f"layer = layer.to(torch.{dtype}).train({mode['train']})",
+            ),
+            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
+            call=call.removesuffix("[0]").replace("attention(", "layer(", 1),
+            output="{}[0]" if call.endswith("[0]") else "{}",
+            weights="{}[1]" if weights else "",
+            parameter='layer.get_parameter("{name}")',
+        )
 
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode

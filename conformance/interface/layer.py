@@ -12,6 +12,7 @@ from conformance.frameworks.base import Natives
 from conformance.interface.adapter import Call, Mode
 from conformance.interface.native import NativeAdapter
 from conformance.interface.parameters import Parameter, ParameterTable
+from conformance.interface.script import Script
 from conformance.problem import Problem, Shape
 
 
@@ -52,6 +53,13 @@ class Layer(NativeAdapter):
     def bind(self, layer: Any, parameters: Natives) -> Any:
         """The layer with these parameters; the identity where they are loaded in place."""
         return layer
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script | None:
+        """What a user without this suite types to get the same layer, called in the same mode.
+
+        For stand-alone reproductions; None if nobody wrote it down.
+        """
+        return None
 
     def table(self, shape: Shape) -> ParameterTable:
         """The parameter table, checked against the shape."""

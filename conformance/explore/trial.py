@@ -1,0 +1,196 @@
+"""Put one problem to an implementation, and say where the answer is not the definition's.
+
+The rule is the gate's own: the requirements that look at one answer. But who looks at millions of
+elements meets the honest one that lies beyond 8σ because σ itself was estimated from few samples;
+so what deviates is measured again, against a σ from eight times as many.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.cases.stored import CHAPTER, StoredCase, rounded
+from conformance.errors import ConformanceError, Unavailable, Unsupported
+from conformance.examination import Examination, Raised
+from conformance.findings import INFINITE, Finding
+from conformance.interface.adapter import Adapter, Mode
+from conformance.problem import Problem
+from conformance.reference import LIMIT, expect
+from conformance.reference.arithmetic import Exact
+from conformance.reference.attention import forward
+from conformance.requirements import REQUIREMENTS
+
+MADE_OF_OTHERS = frozenset({"weights.rows-sum-to-one", "weights.made-the-output"})
+"""Requirements that compare an answer with itself: where they fail, others do, at an element."""
+
+LOOKED_AT = tuple(
+    item
+    for item in REQUIREMENTS
+    if item.every_case and item.of_answer and item.id not in MADE_OF_OTHERS
+)
+"""What a search looks at: everything that one answer decides."""
+
+CAREFUL = 8
+"""How many times as many samples σ is made of before a deviation is believed."""
+
+LARGEST_LOGIT = 130.0
+"""Beyond this the noise of an honest implementation has no useful size; see docs/noise.md."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A problem in its dtype, and the mode and device in which it is put."""
+
+    problem: Problem
+    mode: Mode
+    device: str = "cpu"
+
+    def case(self) -> StoredCase:
+        """As a case, so that requirements can look at it."""
+        return StoredCase(
+            name=f"{CHAPTER}/trial", family="drawn", why="drawn by a search", stored=self.problem
+        )
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One way in which an answer is wrong.
+
+    Attributes:
+        requirement: the id of the one that is not met.
+        kind: "off", "not finite", "missing", "dtype", or the type of what was raised.
+        array: "output", "weights", "gradient.query", ...; "" where no array came.
+        index: the element that is furthest off.
+        ratio: its error in units of σ.
+        got, want, allowed: that element, the definition's, and how far they may lie apart.
+        told: one sentence.
+    """
+
+    requirement: str
+    kind: str
+    array: str = ""
+    index: tuple[int, ...] = ()
+    ratio: float = INFINITE
+    got: float = np.nan
+    want: float = np.nan
+    allowed: float = 0.0
+    told: str = ""
+
+    @property
+    def nature(self) -> tuple[str, str, str]:
+        """Equal for two deviations that are the same in kind."""
+        return (self.requirement, self.kind, self.array)
+
+    def as_clear_as(self, other: Deviation) -> bool:
+        """The same in kind, and not a marginal rest of it."""
+        return self.nature == other.nature and self.ratio >= min(other.ratio, 100 * LIMIT)
+
+
+def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
+    """Everything that is wrong with the answer, the most telling first.
+
+    Raises:
+        Unsupported: the implementation cannot express the problem.
+        Unavailable: its framework or the device is missing.
+    """
+    examination = Examination(adapter, trial.case(), trial.problem.dtype, trial.device, trial.mode)
+    return examined(examination)
+
+
+def examined(examination: Examination) -> tuple[Deviation, ...]:
+    """As `deviations`, of any case."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            examination.adapter.check(examination.problem)
+            _ = examination.answer
+        except (Unsupported, Unavailable):
+            raise
+        except Raised as error:
+            return (_raised(error.original, error.told),)
+        except (ConformanceError, Exception) as error:
+            # A wrong shape, or a mistake in the adapter's own check.
+            return (_raised(error, " ".join(str(error).split())),)
+        found = []
+        for requirement in LOOKED_AT:
+            if not requirement.serves(examination.case):
+                continue
+            try:
+                finding = requirement.check(examination)
+            except (Unsupported, Unavailable):
+                continue
+            except ConformanceError as error:
+                return (_raised(error, str(error)),)
+            if finding is not None and finding.verdict == "deviates":
+                deviation = _deviation(finding, examination)
+                if deviation is not None:
+                    found.append(deviation)
+    return tuple(found)
+
+
+def askable(problem: Problem) -> bool:
+    """Whether the definition settles the problem, and its noise has a useful size."""
+    if not problem.allowed_in_full().any(axis=-1).all():
+        return False
+    arrays = (problem.query, problem.key, problem.value, *problem.weights.named().values())
+    if not all(np.isfinite(array).all() for array in arrays):
+        return False
+    logits = forward(problem, Exact()).logits
+    return bool(np.abs(logits).max() <= LARGEST_LOGIT)
+
+
+def in_dtype(trial: Trial, dtype: str) -> Trial:
+    """The same numbers in another dtype."""
+    return Trial(rounded(trial.problem, dtype), trial.mode, trial.device)
+
+
+def _raised(error: BaseException, told: str) -> Deviation:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].name}" if frames else ""
+    return Deviation("", type(error).__name__, place, told=told[:300])
+
+
+def _deviation(finding: Finding, examination: Examination) -> Deviation | None:
+    """What a finding says, measured again; None for an honest element beyond a lucky σ."""
+    if finding.requirement == "dtype.in-is-out":
+        return Deviation(finding.requirement, "dtype", told=finding.detail)
+    expectation = examination.suited_expectation
+    if finding.worst is None:
+        # Not there at all: the element that should be largest stands for the array.
+        array = finding.detail.removeprefix("there is no ").split(",")[0]
+        if array not in expectation.arrays:
+            return None
+        largest = np.abs(expectation.arrays[array])
+        index = tuple(int(i) for i in np.unravel_index(int(largest.argmax()), largest.shape))
+        got, kind = math.nan, "missing"
+    else:
+        array, index = finding.worst.array, finding.worst.index
+        got = float(examination.answer.arrays()[array][index])
+        kind = "off" if math.isfinite(got) else "not finite"
+    blocked = finding.requirement == "weights.blocked-are-zero"
+    want = 0.0 if blocked else float(expectation.arrays[array][index])
+    noise = 0.0 if blocked else _careful(examination, array, index)
+    underflow = 0.0 if blocked else expectation.underflow
+    allowed = LIMIT * noise + underflow
+    error = abs(got - want)
+    if error <= allowed:
+        return None
+    ratio = error / noise if noise > 0 and math.isfinite(error) else INFINITE
+    told = finding.detail
+    ratio = min(ratio, INFINITE)
+    return Deviation(finding.requirement, kind, array, index, ratio, got, want, allowed, told)
+
+
+def _careful(examination: Examination, array: str, index: tuple[int, ...]) -> float:
+    """σ of one element from more samples; never less than what the gate takes."""
+    noise = expect(examination.problem, CAREFUL).loosest[array]
+    known = examination.suited_expectation.loosest[array]
+    if noise.ndim > known.ndim:
+        own = np.sqrt((noise**2).sum(axis=1)) / noise.shape[1]
+        return max(float(own[index]), float(known[index]))
+    return max(float(noise[index]), float(known[index]))
