@@ -23,9 +23,9 @@ interface as any library. This page is written by
     mha-conformance selftest --matrix docs/kill-matrix.md
 
 in about ten minutes, from the whole catalogue of {cases} cases, in all modes, and the two
-experiments that decide requirements which no case serves. Each mutant is examined in the one dtype in which it
-shows, which is float32 unless the table says otherwise. A number counts the items (case and mode)
-in which a requirement noticed the mutant; the requirements in bold were expected to.
+experiments that decide requirements which no case serves. Each mutant is examined in the one dtype
+in which it shows, which is float32 unless the table says otherwise. A number counts the items (case
+and mode) in which a requirement noticed the mutant; the requirements in bold were expected to.
 
 A mutant that nothing notices is a missing case. Which ones were found that way is told
 [below](#survivors).
