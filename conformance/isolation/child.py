@@ -42,9 +42,9 @@ FATAL = ("CUDA error", "device-side assert", "CUDNN_STATUS_", "CUBLAS_STATUS_EXE
 """In a message: the device's state is lost, and every later call of this process would fail."""
 
 
-def serve(channel: Connection, spec: str, device: str, log: Path) -> None:
+def serve(channel: Connection, printed: Connection, spec: str, device: str) -> None:
     """Load the implementation, then answer requests until there are no more."""
-    printed = settle(log)
+    settle(printed)
     try:
         adapter = load(spec)
     except BaseException as error:
@@ -58,8 +58,6 @@ def serve(channel: Connection, spec: str, device: str, log: Path) -> None:
         except (EOFError, OSError):
             # Not the interpreter's way out: a framework may hang or die on that.
             os._exit(0)
-        # What earlier items printed tells nothing about this one.
-        os.ftruncate(printed, 0)
         channel.send_bytes(encode(desk.answer(request)))
 
 

@@ -10,8 +10,6 @@ from typing import Literal
 
 _DUMP = re.compile(r"^(Fatal Python error: |Current thread |Thread 0x|Stack \(most recent)", re.M)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
-_MOST = 64 * 2**10
-"""Bytes at the end of what was printed; more is not looked at."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +30,13 @@ def died(code: int | None) -> str:
     return f"the process ended with exit code {'unknown' if code is None else code}"
 
 
-def last_words(log: Path, spec: str) -> str:
+def has_stack(text: str) -> bool:
+    """Whether the process printed where it was."""
+    return bool(_FRAME.search(text))
+
+
+def last_words(text: str, spec: str) -> str:
     """Where it was, and the last line that it printed, as far as known: "" or " (at ...)"."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _MOST))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
     dump = _DUMP.search(text)
     own, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")
     lines = [line.strip() for line in own.splitlines() if line.strip()]

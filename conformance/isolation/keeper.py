@@ -11,14 +11,12 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +28,7 @@ from conformance.dtypes import DTYPES
 from conformance.errors import NotAnAdapter
 from conformance.findings import Verdict, without_outcome
 from conformance.interface.adapter import DEFAULT_MODE
-from conformance.isolation.fate import Fate, died, last_words
+from conformance.isolation.fate import Fate, died, has_stack, last_words
 from conformance.isolation.limits import Limits
 from conformance.isolation.messages import (
     Declare,
@@ -44,6 +42,7 @@ from conformance.isolation.messages import (
     decode,
     encode,
 )
+from conformance.isolation.printed import Printed
 from conformance.isolation.process import STACK_SIGNAL
 from conformance.record import Implementation, encode_line
 from conformance.session import Inquiry, Item
@@ -52,8 +51,6 @@ TICK = 0.05
 """Seconds between two looks at the memory of a process that is busy."""
 TREE = 20
 """Every so many looks, its own children count too: finding them costs milliseconds."""
-MOST_PRINTED = 64 * 2**20
-"""Bytes that an item may print before they are thrown away."""
 
 _HIRED: dict[str, Keeper] = {}
 
@@ -67,8 +64,7 @@ class Keeper:
         self._process: BaseProcess | None = None
         self._channel: Connection | None = None
         self._measured: psutil.Process | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="mha-conformance-")
-        self._log = Path(self._folder.name) / "printed"
+        self._printed: Printed | None = None
         self._deaths = 0
         self._ended: Fate | Refused | None = None
         atexit.register(self.close)
@@ -167,7 +163,6 @@ class Keeper:
     def close(self) -> None:
         """End the process, and whatever it started."""
         self._clear()
-        self._folder.cleanup()
         atexit.unregister(self.close)
         _HIRED.pop(self.spec, None)
 
@@ -177,17 +172,17 @@ class Keeper:
         """A fresh process with the implementation in it; or why there is none."""
         context = _context()
         ours, theirs = context.Pipe()
-        with contextlib.suppress(OSError):
-            self._log.write_bytes(b"")
+        printed, stdout = context.Pipe(duplex=False)
         with _without_main():
             from conformance.isolation.child import serve
 
             process = context.Process(  # type: ignore[attr-defined]
-                target=serve, args=(theirs, self.spec, self.device, self._log)
+                target=serve, args=(theirs, stdout, self.spec, self.device)
             )
             process.start()
         theirs.close()
-        self._process, self._channel = process, ours
+        stdout.close()
+        self._process, self._channel, self._printed = process, ours, Printed(printed)
         with contextlib.suppress(psutil.Error):
             self._measured = psutil.Process(process.pid)
         found = self._receive(self.limits.start, Ready | Refused, "to its import")
@@ -198,6 +193,8 @@ class Keeper:
 
     def _ask(self, request: Declare | Examine, seconds: float) -> Any:
         assert self._channel is not None
+        assert self._printed is not None
+        self._printed.forget()
         try:
             self._channel.send_bytes(encode(request))
         except OSError:
@@ -211,11 +208,12 @@ class Keeper:
         """The answer, or the fate of a process that gives none within its limits."""
         assert self._process is not None
         assert self._channel is not None
-        deadline = time.monotonic() + seconds
-        looks = 0
+        assert self._printed is not None
+        sources: list[Any] = [self._channel, self._process.sentinel, self._printed.channel]
+        now = time.monotonic()
+        deadline, look, looks = now + seconds, now + TICK, 0
         while True:
-            left = deadline - time.monotonic()
-            ready = wait([self._channel, self._process.sentinel], max(0, min(TICK, left)))
+            ready = wait(sources, max(0.0, min(look, deadline) - now))
             if self._channel in ready:
                 try:
                     return decode(self._channel.recv_bytes(), kinds)
@@ -223,19 +221,21 @@ class Keeper:
                     return self._lost()
                 except msgspec.MsgspecError:
                     return self._kill("crashed", "the process sent something else than an answer")
-            if ready:
+            if self._process.sentinel in ready:
                 return self._lost()
-            looks += 1
-            used = self._used(looks % TREE == 0)
-            if used > self.limits.memory:
-                told = f"used more than {self.limits.memory:g} MiB; the process was killed"
-                return self._kill("crashed", told)
-            if left <= 0:
+            if self._printed.channel in ready and not self._printed.read():
+                sources.remove(self._printed.channel)
+            now = time.monotonic()
+            if now >= look:
+                look, looks = now + TICK, looks + 1
+                if self._used(looks % TREE == 0) > self.limits.memory:
+                    told = f"used more than {self.limits.memory:g} MiB; the process was killed"
+                    return self._kill("crashed", told)
+            if now >= deadline:
                 answer = f"no answer {to}".rstrip()
                 told = f"{answer} within {seconds:g} s; the process was killed"
                 self._ask_where()
                 return self._kill("timed-out", told)
-            self._shorten_log()
 
     def _used(self, tree: bool) -> float:
         """MiB of resident memory."""
@@ -249,35 +249,32 @@ class Keeper:
             return 0.0
         return used / 2**20
 
-    def _shorten_log(self) -> None:
-        with contextlib.suppress(OSError):
-            if self._log.stat().st_size > MOST_PRINTED:
-                os.truncate(self._log, 0)
-
     def _ask_where(self) -> None:
-        """Let the process write its stack into the log."""
-        process = self._process
+        """Let the process print its stack."""
+        process, printed = self._process, self._printed
         assert process is not None
+        assert printed is not None
         if STACK_SIGNAL is None or process.pid is None:
             return
-        size = self._log.stat().st_size
+        printed.read()
         with contextlib.suppress(OSError):
             os.kill(process.pid, STACK_SIGNAL)
-            for _ in range(20):
-                wait([process.sentinel], TICK / 2)
-                if self._log.stat().st_size > size:
-                    break
+            deadline = time.monotonic() + 0.5
+            while not has_stack(printed.text) and time.monotonic() < deadline:
+                wait([process.sentinel], TICK / 5)
 
     def _lost(self) -> Fate:
         process = self._process
         assert process is not None
         process.join(5)
-        told = died(process.exitcode) + last_words(self._log, self.spec)
+        assert self._printed is not None
+        told = died(process.exitcode) + last_words(self._printed.text, self.spec)
         self._clear()
         return Fate("crashed", told)
 
     def _kill(self, verdict: Any, told: str) -> Fate:
-        told += last_words(self._log, self.spec)
+        assert self._printed is not None
+        told += last_words(self._printed.text, self.spec)
         self._clear()
         return Fate(verdict, told)
 
@@ -287,6 +284,9 @@ class Keeper:
         self._process = self._channel = self._measured = None
         if channel is not None:
             channel.close()
+        if self._printed is not None:
+            self._printed.close()
+            self._printed = None
         if process is None or process.pid is None:
             return
         if hasattr(os, "killpg"):

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from multiprocessing import connection, parent_process
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 try:
     import fcntl
@@ -20,25 +20,23 @@ STACK_SIGNAL = getattr(signal, "SIGUSR1", None)
 """Asks a process where it is; answered by C code, also while Python hangs."""
 
 
-def settle(log: Path) -> int:
-    """Detach from the terminal, print into the log, end with the parent; returns the log's fd."""
+def settle(printed: Connection) -> None:
+    """Detach from the terminal, print into the pipe, end with the parent."""
     if hasattr(os, "setsid"):
         # Ctrl-C is for the run, and what the implementation starts is to be killed with it.
         os.setsid()
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with_parent()
-    # Appending, so that somebody else can shorten the file.
-    printed = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for descriptor in (1, 2):
-        os.dup2(printed, descriptor)
+        os.dup2(printed.fileno(), descriptor)
+    printed.close()
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         # Whatever the parent's streams were; a line is written when it ends.
         setattr(sys, name, open(descriptor, "w", buffering=1, closefd=False, errors="replace"))  # noqa: SIM115
     faulthandler.enable()
     if STACK_SIGNAL is not None:
         faulthandler.register(STACK_SIGNAL, all_threads=False)
-    return printed
 
 
 def _end_with_parent() -> None:

@@ -1,0 +1,503 @@
+"""Whatever an implementation does to its process, each item has a verdict with its reason.
+
+Every fault is real: a process dies, hangs or eats memory.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from conformance.errors import ExitCode
+from conformance.record import journal_path, read, read_arrays, read_journal
+
+FAULTY = Path(__file__).with_name("faulty.py")
+BEFORE, FAULT, AFTER = "plain/no-mask/self", "mask/per-batch/self", "logits/large/self"
+THREE = ("--dtype", "float32", "--case", BEFORE, "--case", FAULT, "--case", AFTER)
+LIMITS = ("--item-timeout", 3, "--memory-limit", 400)
+
+FAULTS = {
+    "Raises": ("error", r"ValueError: not today \(at faulty\.py:\d+\)"),
+    "Interrupts": ("error", r"KeyboardInterrupt: by itself"),
+    "RaisesBase": ("error", r"OwnExit: out of line.*"),
+    "SysExit": ("error", r"SystemExit: 3 \(at faulty\.py:\d+\)"),
+    "OsExit": (
+        "crashed",
+        "the process ended with exit code 0; it printed last: about to leave",
+    ),
+    "Segfault": ("crashed", r"the process died with SIGSEGV \(at faulty\.py:\d+\)"),
+    "Abort": (
+        "crashed",
+        r"the process died with SIGABRT \(at faulty\.py:\d+\); it printed last: "
+        r"terminate called after throwing an instance of 'std::bad_alloc'",
+    ),
+    "KilledFromOutside": ("crashed", "the process died with SIGKILL"),
+    "Sleeps": (
+        "timed-out",
+        r"no answer within 3 s; the process was killed \(at faulty\.py:\d+\); "
+        "it printed last: waiting for a lock",
+    ),
+    "HangsInC": (
+        "timed-out",
+        r"no answer within 3 s; the process was killed \(at faulty\.py:\d+\)",
+    ),
+    "IgnoresSignals": (
+        "timed-out",
+        r"no answer within 3 s; the process was killed \(at faulty\.py:\d+\)",
+    ),
+    "PrintsForever": ("timed-out", r"no answer within 3 s; the process was killed.*"),
+    "EatsMemory": ("crashed", "used more than 400 MiB; the process was killed"),
+    "EatsMemoryElsewhere": ("crashed", "used more than 400 MiB; the process was killed"),
+    "LeavesSomebodyBehind": (
+        "crashed",
+        r"the process ended with exit code 5; it printed last: started \d+",
+    ),
+    "ReturnsNone": ("error", "returned NoneType, not an array of numpy"),
+    "ReturnsText": ("error", "returned str, not an array of numpy"),
+    "WrongShape": ("error", "what it returned, .* has shape .*, wanted .*"),
+    "ForeignArray": ("error", "returned Foreign, not an array of numpy"),
+    "WrongDtype": ("deviates", "inputs are float32, but output is float64"),
+    "NotANumber": ("deviates", "the output is not the definition's"),
+}
+"""Verdict of the item with the fault, and its reason."""
+
+
+def faulty(name):
+    return f"{FAULTY}:{name}"
+
+
+def command(*arguments):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    return {
+        "args": [sys.executable, "-m", "conformance", "run", *map(str, arguments)],
+        "env": env | {"NO_COLOR": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1"},
+        "text": True,
+    }
+
+
+def run(folder, *arguments, expect=None):
+    """Run to the end; whatever happens, no traceback of ours."""
+    done = subprocess.run(
+        **command(*arguments), cwd=folder, capture_output=True, timeout=240, check=False
+    )
+    told = done.stdout + done.stderr
+    assert "INTERNALERROR" not in told, told
+    assert "Traceback (most" not in told, told
+    if expect is not None:
+        assert done.returncode == expect, told
+    return done
+
+
+def verdicts(record, name):
+    return {
+        result.case: result.verdict for result in record.results if result.implementation == name
+    }
+
+
+def reasons(record, name, case=FAULT):
+    (result,) = (r for r in record.results if (r.implementation, r.case) == (name, case))
+    gravest = [finding for finding in result.findings if finding.verdict == result.verdict]
+    return [finding.detail for finding in gravest]
+
+
+def processes(mark):
+    """Processes of runs with this mark in their environment."""
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        if (process.info["environ"] or {}).get("FAULTS_RUN") == str(mark):
+            found.append(process)
+    return found
+
+
+# Each fault takes one item, and nothing else
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory):
+    """(record, what was printed) of one run of all of them, and one that is fine."""
+    folder = tmp_path_factory.mktemp("faults")
+    names = [faulty(name) for name in ("Fine", *FAULTS, "Prints")]
+    done = run(folder, *names, *THREE, *LIMITS, "--record", "r.json", expect=ExitCode.INCOMPLETE)
+    return read(folder / "r.narrowed.json"), done.stdout
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_the_verdict_of_its_item_and_the_others_go_on(faults, name):
+    record, printed = faults
+    verdict, reason = FAULTS[name]
+    assert verdicts(record, name) == {BEFORE: "conforms", FAULT: verdict, AFTER: "conforms"}
+    assert any(re.fullmatch(reason, told) for told in reasons(record, name)), reasons(record, name)
+    if verdict in ("crashed", "timed-out"):
+        assert f"not verified, 1 items: {reasons(record, name)[0]}" in printed
+
+
+def test_the_record_is_complete_and_valid(faults):
+    record, printed = faults
+    assert record.complete
+    assert record.header.planned == len(record.results) == 3 * (len(FAULTS) + 2)
+    assert set(verdicts(record, "Fine").values()) == {"conforms"}
+    again = msgspec.json.decode(msgspec.json.encode(record), type=type(record))
+    assert again == record
+    assert "Fine: 3 conforms" in printed
+
+
+def test_what_it_prints_goes_nowhere(faults):
+    record, printed = faults
+    assert set(verdicts(record, "Prints").values()) == {"conforms"}
+    for told in ("noise", "descriptor", "other\n", "\x1b"):
+        assert told not in printed
+    for name in ("OsExit", "Sleeps", "PrintsForever"):
+        assert "xxxx" not in str(reasons(record, name))[300:]
+
+
+def test_who_started_a_process_leaves_none_behind(faults):
+    record, _ = faults
+    (told,) = reasons(record, "LeavesSomebodyBehind")
+    other = int(told.rpartition(" ")[2])
+    assert not psutil.pid_exists(other) or psutil.Process(other).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_crash_told_in_full(tmp_path):
+    arguments = ["--dtype", "float32", "--case", FAULT, "--strict"]
+    done = run(tmp_path, faulty("OsExit"), *arguments, expect=ExitCode.DEVIATES)
+    assert "crashed: run\n" in done.stdout
+    assert "crashed: the process ended with exit code 0; it printed last" in done.stdout
+    assert "again: mha-conformance run " in done.stdout
+
+
+def test_losses_in_a_row_come_to_an_end(tmp_path):
+    arguments = ["--dtype", "float32", "--case", "mask/*", "--record", "r.json"]
+    run(tmp_path, faulty("OsExit"), *arguments, expect=ExitCode.NOTHING_VERIFIED)
+    record = read(tmp_path / "r.narrowed.json")
+    found = [result for result in record.results if result.verdict != "unsupported"]
+    assert [r.verdict for r in found[:10]] == ["crashed"] * 10
+    rest = {(f.verdict, f.detail) for r in found[10:] for f in r.findings}
+    assert rest <= {("not-run", "not asked: its process was lost at 10 items in a row")}
+    assert rest
+    assert record.complete
+
+
+# Faults of the file itself
+
+
+IMPORTS = {
+    "raises": ("raise RuntimeError('a broken file')", "unavailable", "a broken file"),
+    "exits": ("import sys; sys.exit(4)", "unavailable", "does not import: SystemExit: 4"),
+    "interrupts": ("raise KeyboardInterrupt", "unavailable", "does not import: KeyboardInterrupt"),
+    "needs": ("import nothing_that_is_there", "unavailable", "which is not installed"),
+    "dies": (
+        "import ctypes\nctypes.string_at(0)",
+        "crashed",
+        "the process died with SIGSEGV (at dies.py:2)",
+    ),
+    "leaves": ("import os; os._exit(0)", "crashed", "the process ended with exit code 0"),
+    "hangs": (
+        "print('downloading')\nimport time\ntime.sleep(600)",
+        "timed-out",
+        "no answer to its import within 4 s; the process was killed (at hangs.py:3); "
+        "it printed last: downloading",
+    ),
+    "fails": (
+        "from miniatures import Correct\nclass A(Correct):\n    def __init__(self): 1 / 0",
+        "unavailable",
+        "A() fails: ZeroDivisionError: division by zero",
+    ),
+}
+"""A file, the verdict of every item, and its reason."""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", 2)], ids=["alone", "xdist"])
+def test_a_file_that_does_not_import(tmp_path, workers):
+    for name, (text, _, _) in IMPORTS.items():
+        text = text.replace(
+            "from miniatures",
+            f"import sys\nsys.path.insert(0, {str(FAULTY.parent)!r})\nfrom miniatures",
+        )
+        (tmp_path / f"{name}.py").write_text(text)
+    chosen = list(IMPORTS) if not workers else ["raises", "dies"]
+    specs = [f"{name}.py:A{name}" if name != "fails" else "fails.py:A" for name in chosen]
+    arguments = [*THREE, "--start-timeout", 4, "--record", "r.json", *workers]
+    run(tmp_path, *specs, faulty("Fine"), *arguments, expect=ExitCode.INCOMPLETE)
+    record = read(tmp_path / "r.narrowed.json")
+    assert record.complete
+    for name in chosen:
+        _, verdict, reason = IMPORTS[name]
+        own = f"A{name}" if name != "fails" else "A"
+        assert verdicts(record, own) == dict.fromkeys((BEFORE, FAULT, AFTER), verdict)
+        assert all(reason in told for told in reasons(record, own))
+        (told,) = (i for i in record.header.implementations if i.name == own)
+        assert reason in told.unavailable
+    assert set(verdicts(record, "Fine").values()) == {"conforms"}
+
+
+def test_a_name_that_is_wrong_is_still_one_line(tmp_path):
+    done = run(tmp_path, faulty("Fine"), faulty("Nobody"), *THREE, expect=ExitCode.USAGE)
+    (line,) = done.stderr.splitlines()
+    assert "has no 'Nobody'" in line
+    assert done.stdout == ""
+
+
+# Who is isolated
+
+
+@pytest.mark.parametrize(
+    ("options", "alone"),
+    [([], True), (["--isolate"], True), (["--no-isolate"], False), (["--pdb"], False)],
+)
+def test_a_path_has_a_process_of_its_own_unless_somebody_says_no(tmp_path, options, alone):
+    (tmp_path / "mine.py").write_text(
+        f"import os, sys\nsys.path.insert(0, {str(FAULTY.parent)!r})\n"
+        "from miniatures import Correct\n"
+        "class A(Correct):\n    def attend(self, *args, **options):\n"
+        "        open('who', 'w').write(f'{os.getpid()} {os.getsid(0)}')\n"
+        "        return super().attend(*args, **options)\n"
+    )
+    run(tmp_path, "mine.py:A", "--dtype", "float32", "--case", BEFORE, *options, expect=ExitCode.OK)
+    process, session = (tmp_path / "who").read_text().split()
+    assert (process == session) == alone
+
+
+def test_who_is_not_isolated_pays_nothing(tmp_path):
+    code = (
+        "import sys\nfrom conformance.cli import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "found = {n for n in sys.modules if n.startswith(('conformance.isolation', 'psutil'))}\n"
+        "assert not found, found\n"
+    )
+    arguments = [faulty("Fine"), "--no-isolate", *THREE]
+    options = command() | {"args": [sys.executable, "-c", code, "run", *map(str, arguments)]}
+    done = subprocess.run(**options, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", 2)], ids=["alone", "xdist"])
+def test_isolated_or_not_the_record_is_the_same(tmp_path, workers):
+    names = [faulty(name) for name in ("Fine", "Slow")]
+    arguments = [
+        "--dtype",
+        "float32",
+        "--case",
+        "mask/*/self",
+        "--case",
+        "plain",
+        "--case",
+        "probe/masks",
+    ]
+    for label, option in (("in", "--no-isolate"), ("out", "--isolate")):
+        extra = workers if option == "--isolate" else ()
+        run(tmp_path, *names, *arguments, option, "--record", f"{label}.json", *extra, expect=0)
+    assert_same(tmp_path / "in.narrowed.json", tmp_path / "out.narrowed.json")
+
+
+def assert_same(one, other):
+    """Equal but for the times and names of the run."""
+    records = [read(path) for path in (one, other)]
+    for record in records:
+        assert record.complete
+    assert records[0].results == records[1].results
+    told = [
+        (h.implementations, h.planned, h.provenance.packages, h.provenance.selection)
+        for h in (record.header for record in records)
+    ]
+    assert told[0] == told[1]
+    arrays = [read_arrays(path, record) for path, record in zip((one, other), records, strict=True)]
+    assert arrays[0].keys() == arrays[1].keys()
+    assert all(arrays[0][name].tobytes() == arrays[1][name].tobytes() for name in arrays[0])
+
+
+# The whole run is killed
+
+
+QUICK = (faulty("Slow"), "--dtype", "float32", "--case", "mask/*/self")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The record of a run that nobody killed, and how long it took."""
+    folder = tmp_path_factory.mktemp("whole")
+    start = time.monotonic()
+    run(folder, *QUICK, "--record", "r.json", expect=ExitCode.OK)
+    return folder / "r.narrowed.json", time.monotonic() - start
+
+
+def killed(folder, seconds, mark, *arguments):
+    """Start, and kill after this time; whether it was still running."""
+    options = command(*arguments, "--record", "r.json")
+    options["env"]["FAULTS_RUN"] = str(mark)
+    with subprocess.Popen(
+        **options, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            return True
+    return False
+
+
+def test_killed_at_twenty_random_moments(whole, tmp_path):
+    record, seconds = whole
+    random_moment = random.Random(20)
+    interrupted = halfway = 0
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        moment = random_moment.uniform(0.3, 1.0) * seconds
+        interrupted += killed(folder, moment, tmp_path, *QUICK)
+        journal = journal_path(folder / "r.narrowed.json")
+        if not journal.exists():
+            continue
+        content = journal.read_bytes()
+        if b"\n" in content:
+            # What was written can be read: at most the last line is cut off.
+            _, results, _ = read_journal(journal)
+            assert len(results) >= content.count(b"\n") - 1
+            halfway += bool(results)
+        if number % 4 == 0:
+            run(folder, *QUICK, "--record", "r.json", "--resume", expect=ExitCode.OK)
+            assert_same(folder / "r.narrowed.json", record)
+            assert not journal.exists()
+    assert interrupted >= 10
+    assert halfway >= 3
+    wait_until(lambda: not processes(tmp_path))
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def cut(folder, record, lines, torn=b""):
+    """A folder with the journal of the first so many items of a finished run."""
+    found = read(record)
+    arrays = read_arrays(record, found)
+    own = [
+        (
+            r,
+            {
+                name.rpartition("|")[2]: a
+                for name, a in arrays.items()
+                if name.startswith(r.id + "|")
+            },
+        )
+        for r in found.results[:lines]
+    ]
+    from conformance.record import encode_line
+
+    text = [msgspec.json.encode(found.header), *(encode_line(*item) for item in own)]
+    journal = journal_path(folder / record.name)
+    journal.write_bytes(b"".join(line + b"\n" for line in text) + torn)
+    return journal
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", 2)], ids=["alone", "xdist"])
+@pytest.mark.parametrize("option", ["--isolate", "--no-isolate"])
+def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, workers, option):
+    record, _ = whole
+    journal = cut(tmp_path, record, 7, torn=b'{"result":{"implem')
+    arguments = [*QUICK, "--record", "r.json", "--resume", option, *workers]
+    done = run(tmp_path, *arguments, expect=ExitCode.OK)
+    planned = len(read(record).results)
+    assert f"resumed: 7 of {planned} items" in done.stdout
+    assert_same(tmp_path / record.name, record)
+    assert not journal.exists()
+    # Nothing is counted twice, and what was found earlier is counted.
+    assert f"Slow: {count(read(record))}" in done.stdout
+
+
+def count(record):
+    from conformance.findings import count
+
+    counts = count(result.verdict for result in record.results)
+    return ", ".join(f"{times} {verdict}" for verdict, times in counts.items())
+
+
+def test_a_run_that_was_interrupted_resumes_from_its_record(tmp_path):
+    arguments = [faulty("Sleeps"), *THREE, "--case", "plain", "--record", "r.json"]
+    options = command(*arguments)
+    with subprocess.Popen(**options, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        journal = journal_path(tmp_path / "r.narrowed.json")
+        wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 2)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == ExitCode.INTERRUPTED
+    found = read(tmp_path / "r.narrowed.json")
+    assert not found.complete
+    known = sum(result.verdict != "not-run" for result in found.results)
+    assert 1 < known < len(found.results)
+    arguments += ["--resume", "--item-timeout", 2]
+    done = run(tmp_path, *arguments, expect=ExitCode.INCOMPLETE)
+    assert f"resumed: {known} of {len(found.results)} items" in done.stdout
+    after = read(tmp_path / "r.narrowed.json")
+    assert after.complete
+    assert [r.id for r in after.results] == [r.id for r in found.results]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda h: h["provenance"]["packages"].update(numpy="1.0"), "numpy was 1.0, is "),
+        (lambda h: h["provenance"].update(catalogue="0"), "catalogue was '0', is "),
+        (lambda h: h["provenance"].update(suite="0"), "suite was '0', is "),
+        (lambda h: h["provenance"].update(selection="-k x"), "selection was '-k x', is "),
+        (
+            lambda h: h["implementations"][0].update(name="Other"),
+            "it examined Other, this one Slow",
+        ),
+        (lambda h: h["implementations"][0].update(causal="other"), "Slow declares something else"),
+        (lambda h: h["provenance"].update(created="2020-01-01T00:00:00+00:00"), "faulty.py has ch"),
+    ],
+)
+def test_another_run_is_not_resumed(whole, tmp_path, change, told):
+    record, _ = whole
+    journal = cut(tmp_path, record, 3)
+    header, _, lines = journal.read_bytes().partition(b"\n")
+    changed = msgspec.json.decode(header)
+    change(changed)
+    before = msgspec.json.encode(changed) + b"\n" + lines
+    journal.write_bytes(before)
+    arguments = [*QUICK, "--record", "r.json", "--resume"]
+    done = run(tmp_path, *arguments, expect=ExitCode.USAGE)
+    (line,) = done.stderr.strip().splitlines()
+    assert f"r.narrowed.json.journal is of another run: {told}" in line
+    assert journal.read_bytes() == before
+
+
+def test_a_damaged_journal_is_refused_and_an_empty_one_is_not(whole, tmp_path):
+    record, _ = whole
+    journal = cut(tmp_path, record, 3)
+    whole_text = journal.read_bytes()
+    lines = whole_text.splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:2], b"{broken\n", *lines[2:]]))
+    arguments = [*QUICK, "--record", "r.json", "--resume"]
+    done = run(tmp_path, *arguments, expect=ExitCode.USAGE)
+    assert "a journal line cannot be read" in done.stderr
+    for nothing in (b"", lines[0][:50], lines[0]):
+        journal.write_bytes(nothing)
+        one = ["--case", BEFORE, "--dtype", "float32", "--record", "r.json", "--resume"]
+        done = run(tmp_path, QUICK[0], *one, expect=ExitCode.OK)
+        assert "resumed" not in done.stdout
+
+
+def test_a_new_run_puts_an_unfinished_one_aside(whole, tmp_path):
+    record, _ = whole
+    journal = cut(tmp_path, record, 3)
+    before = journal.read_bytes()
+    one = ["--case", BEFORE, "--dtype", "float32", "--record", "r.json"]
+    done = run(tmp_path, QUICK[0], *one, expect=ExitCode.OK)
+    aside = journal.with_name(journal.name + ".old")
+    assert aside.read_bytes() == before
+    assert f"put aside: {aside} of an unfinished run, which --resume would have" in done.stdout
+    assert read(tmp_path / record.name).complete
