@@ -181,6 +181,18 @@ def test_the_interface_never_sees_the_expectation(name):
     assert not within(imports(SOURCES[name]), *hidden)
 
 
+@pytest.mark.parametrize("name", every("conformance.explore"))
+def test_a_search_sees_no_framework_and_a_case_file_needs_no_search(name):
+    found = imports(SOURCES[name])
+    assert not {n for n in within(found, "conformance.frameworks") if n.endswith("_bridge")}
+    assert not within(found, "conformance.suite.running", "conformance.suite.plugin", "pytest")
+    if not name.endswith(("search", "strategies")):
+        assert not within(found, "hypothesis")
+    if name.endswith("casefile"):
+        hidden = ("interface", "examination", "requirements", "explore.search", "explore.trial")
+        assert not within(found, *(f"conformance.{module}" for module in hidden))
+
+
 @pytest.mark.parametrize("name", ["masks", "conversion", "tensors"])
 def test_the_translator_needs_declarations_only(name):
     """What masks and weights mean is declared; no answer and no framework has a say in it."""
@@ -203,5 +215,8 @@ def test_the_core_needs_what_it_declares_and_nothing_else():
     for name in core():
         if name.endswith("_bridge") or within([name], "conformance.suite"):
             continue
+        if name in ("conformance.explore.search", "conformance.explore.strategies"):
+            # The extra `explore`, imported when it is asked for.
+            declared = declared | {"hypothesis"}
         found = {n.partition(".")[0] for n in imports(SOURCES[name], typing=False)}
         assert found - set(sys.stdlib_module_names) <= declared, name

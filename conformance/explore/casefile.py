@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -45,20 +46,23 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versions: dict[str, str]
 
 
+Size = Annotated[int, msgspec.Meta(ge=0, le=MOST_NUMBERS)]
+
+
 class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fields of `Shape`."""
 
-    batch: int
-    query_length: int
-    key_length: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    value_head_size: int
-    query_width: int
-    key_width: int
-    value_width: int
-    output_width: int
+    batch: Size
+    query_length: Size
+    key_length: Size
+    heads: Size
+    kv_heads: Size
+    head_size: Size
+    value_head_size: Size
+    query_width: Size
+    key_width: Size
+    value_width: Size
+    output_width: Size
     bias: bool
     score: Score
     sharing: Sharing

@@ -25,6 +25,8 @@ from conformance.explore.trial import Deviation, Trial, examined
 from conformance.heads.write import replace
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
+from conformance.reference import LIMIT
+from conformance.suite.message import ratio
 from conformance.terminal import printable
 
 SUFFIX = ".case"
@@ -222,6 +224,7 @@ def _tell(trial: Trial, deviation: Deviation) -> None:
     print(
         f"{deviation.requirement or deviation.kind}: {printable(deviation.told)}, "
         f"{trial.problem.dtype}, mode {trial.mode.name}"
+        + (f": {ratio(deviation.ratio)}σ, allowed {LIMIT:g}σ" if deviation.index else "")
     )
     print(
         f"smallest problem: batch {shape.batch}, queries {shape.query_length}, keys "

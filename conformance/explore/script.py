@@ -83,7 +83,9 @@ def _header(
     text.append(f"Found with {versions or 'no versions known'}; {case}, mode {trial.mode.name}.")
     if not standalone:
         text.append(f"Needs mha-conformance, because {printable(spec)} declares itself to it.")
-    return [f"# {line}" for line in textwrap.wrap(" ".join(text), WIDTH - 2)]
+    return [
+        f"# {line}" for line in textwrap.wrap(" ".join(text), WIDTH - 2, break_on_hyphens=False)
+    ]
 
 
 def _want(deviation: Deviation) -> list[str]:

@@ -152,6 +152,16 @@ def _less(axis: str) -> Move:
     return move
 
 
+def _fewer_queries(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
+    """Self-attention as attention to a memory, if that needs fewer queries."""
+    problem = trial.problem
+    if problem.shape.sharing == "self":
+        apart = dataclasses.replace(problem.shape, sharing="memory")
+        for kept in _kept(problem.shape.query_length):
+            with suppress(ConformanceError):
+                yield _with(trial, _cut(problem.replace(shape=apart), "query", kept))
+
+
 _LESS: tuple[str, ...] = (
     *("batch", "query", "key", "length", "heads", "group", "head", "head_value"),
     *("widths", "inputs", "query_width", "key_width", "value_width", "output_width"),
@@ -164,6 +174,7 @@ _STRUCTURE: tuple[Move, ...] = (
     _causal_as_mask,
     _biases,
     *map(_less, _LESS),
+    _fewer_queries,
     _sharing,
     *map(_same_for_all, ("mask", "attn_bias")),
 )

@@ -1,0 +1,210 @@
+"""Reproductions run on their own: they fail while the defect is there, and pass without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance.cases.catalogue import find_cases
+from conformance.cli import main
+from conformance.errors import ExitCode
+from conformance.explore.code import literal, parameter
+from conformance.explore.script import MOST_LINES, TooLong, script
+from conformance.explore.trial import Deviation, Trial
+from conformance.interface.layer import Layer
+from conformance.interface.loading import load, registered
+from conformance.interface.parameters import ParameterTable
+from conformance.reference import LIMIT, expect
+
+HERE = Path(__file__).parent
+REPRODUCTIONS = sorted((HERE.parent / "docs" / "reproductions").glob("*.py"))
+ALONE = "import sys; sys.modules['conformance'] = None; import runpy; runpy.run_path(sys.argv[1])"
+NEEDS = {"keras": ("keras", "tensorflow"), "flax": ("flax", "jax"), "torch": ("torch",)}
+
+MINE = """
+import numpy as np
+from conformance import MaskArgument, attention_function
+
+@attention_function("numpy", MaskArgument("mask", "batch heads query key", true="attends"))
+def mine(query, key, value, mask=True):
+    logits = query @ key.swapaxes(-1, -2) * query.dtype.type(query.shape[-1] ** {power})
+    logits = np.where(mask, logits, -np.inf)
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True) @ value
+"""
+
+
+def run(path, alone=True):
+    """Exit code and output of a script in a process of its own, without this suite if alone."""
+    command = [sys.executable, "-c", ALONE, str(path)] if alone else [sys.executable, str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    ran = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=path.parent, check=False
+    )
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("path", REPRODUCTIONS, ids=lambda path: path.stem)
+def test_reproductions_of_the_docs_run_without_this_suite(path):
+    for package in NEEDS[path.stem.split("_")[0]]:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= 100
+    assert "conformance" not in text
+    code, told = run(path)
+    assert re.search(r"got \S+, want \S+, apart \S+", told), told
+    # 0 once the library is fixed: then the page that says otherwise is out of date.
+    assert (code, "AssertionError" in told) == (1, True), told
+
+
+def test_there_are_three_of_them_and_the_page_names_each():
+    page = (HERE.parent / "docs" / "explore.md").read_text(encoding="utf-8")
+    assert len(REPRODUCTIONS) >= 3
+    assert all(f"reproductions/{path.name}" in page for path in REPRODUCTIONS)
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mine") / "mine.py"
+    path.write_text(MINE.format(power=-1))
+    return path
+
+
+def test_a_script_fails_with_the_defect_and_passes_without(mine, capsys):
+    output = mine.parent / "repro.py"
+    arguments = ["reproduce", "mask/key-padding/cross", f"{mine}:mine", "-o", str(output)]
+    assert main(arguments) == ExitCode.DEVIATES
+    told = capsys.readouterr().out
+    assert "fails as it should" in told
+    assert "head size 2" in told
+    code, told = run(output, alone=False)
+    assert code == 1
+    assert "AssertionError: more than rounding" in told
+    mine.write_text(MINE.format(power=-0.5))
+    assert run(output, alone=False)[0] == 0
+
+
+def test_nothing_is_written_where_nothing_deviates(tmp_path, capsys):
+    output = tmp_path / "repro.py"
+    arguments = ["reproduce", "plain/no-mask/cross", f"{HERE}/miniatures.py:Correct"]
+    assert main([*arguments, "-o", str(output)]) == ExitCode.OK
+    assert "nothing deviates" in capsys.readouterr().out
+    assert not output.exists()
+
+
+def test_what_is_unsupported_is_told(tmp_path, capsys):
+    arguments = ["reproduce", "plain/no-mask/additive", f"{HERE}/miniatures.py:Correct"]
+    assert main([*arguments, "-o", str(tmp_path / "r.py")]) == ExitCode.NOTHING_VERIFIED
+    assert "unsupported" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("case", "more", "told"),
+    [
+        ("no/such/case", [], "unknown case"),
+        ("causal", [], "finds"),
+        ("edge/fully-masked-row/cross", [], "no definition"),
+        ("nothing.case", [], "cannot be read"),
+        ("plain/no-mask/cross", ["--mode", "fast"], "unknown mode"),
+        ("plain/no-mask/cross", ["--seconds", "0"], "--seconds"),
+        ("plain/no-mask/cross", ["-o", "/nowhere/at/all.py"], "no folder"),
+    ],
+)
+def test_wrong_usage_is_one_line(case, more, told, capsys):
+    arguments = ["reproduce", case, f"{HERE}/deviants.py:Batched", *more]
+    assert main(arguments) == ExitCode.USAGE
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_a_problem_that_is_too_large_is_refused_and_nothing_is_written(tmp_path, capsys):
+    arguments = ["reproduce", "plain/no-mask/cross", f"{HERE}/deviants.py:Batched", "--no-shrink"]
+    assert main([*arguments, "-o", str(tmp_path / "r.py")]) == ExitCode.USAGE
+    assert "more than 40" in capsys.readouterr().err
+    assert not (tmp_path / "r.py").exists()
+
+
+# What scripts are made of
+
+
+@pytest.mark.parametrize("name", [n for n in registered() if not n.endswith("additive")])
+def test_every_layer_says_what_its_users_type(name):
+    adapter = load(name)
+    assert isinstance(adapter, Layer)
+    (case,) = find_cases("plain/no-mask/self")
+    for mode in adapter.modes:
+        assert adapter.script(case.shape, "float32", None, mode) is not None
+
+
+@pytest.mark.parametrize("name", [n for n in registered() if not n.endswith("additive")])
+@pytest.mark.parametrize("family", ["self", "cross", "separate", "gqa", "additive"])
+def test_native_parameters_are_made_as_the_table_says(name, family):
+    adapter = load(name)
+    problem = find_cases(f"mask/key-padding/{family}")[0].problem("float32")
+    try:
+        adapter.check(problem)
+    except Exception:
+        pytest.skip("not for this family")
+    n = {}
+    for own, array in problem.weights.named().items():
+        short = {"score": "u"}.get(own, ("b" if own.endswith("_bias") else "W") + own[0])
+        n[short] = array
+    rows = adapter.parameters_for(problem.shape)
+    native = ParameterTable(rows, problem.shape).load(problem.weights)
+    for row in ParameterTable(rows, problem.shape).rows:
+        made = eval(parameter(row, problem.shape), {"np": np, "n": n})
+        assert np.array_equal(made, native[row.native])
+
+
+@pytest.mark.parametrize(
+    ("array", "code"),
+    [
+        (np.zeros((2, 3)), "np.zeros((2, 3))"),
+        (np.array([[1.0, -0.5]]), "[[1, -0.5]]"),
+        (np.array([0.0, -np.inf]), "[0, -np.inf]"),
+        (np.array([True, False]), "[1, 0]"),
+        (np.array([-0.0]), "[0]"),
+    ],
+)
+def test_numbers_are_told_as_short_as_they_can_be(array, code):
+    assert literal(array) == code
+    assert np.array_equal(np.array(eval(code, {"np": np}), array.dtype), array)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("array", ["output", "weights", "gradient.query", "gradient.weights.key"])
+def test_an_honest_layer_passes_its_script(array, tmp_path):
+    from conformance.explore.recipe import Frame, Recipe
+
+    recipe = Recipe(
+        frame=Frame(bias=False), batch=1, query=2, kv_heads=1, size=1, causal="top-left"
+    )
+    adapter, problem = load("torch-mha"), recipe.problem("float64")
+    expected = expect(problem)
+    index = tuple(size - 1 for size in expected.arrays[array].shape)
+    allowed = LIMIT * float(expected.loosest[array][index])
+    deviation = Deviation("x", "off", array, index, allowed=allowed, told="nothing")
+    text = script(adapter, "torch-mha", Trial(problem, adapter.modes[0]), deviation, "a test")
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    code, told = run(path)
+    assert code == 0, told
+
+
+def test_a_script_is_never_longer_than_forty_lines():
+    problem = find_cases("plain/no-mask/self")[0].problem("float64")
+    adapter = load("torch-mha")
+    deviation = Deviation("x", "off", "output", (0, 0, 0), told="off")
+    with pytest.raises(TooLong, match="40"):
+        script(adapter, "torch-mha", Trial(problem, adapter.modes[0]), deviation, "a test")
