@@ -249,8 +249,10 @@ def _checked(path: Path) -> str:
         return f"run, and not finished after {LONGEST_SCRIPT:.0f} s"
     if ran.returncode == 0:
         return "run, and it shows no deviation: it needs how this suite calls, such as compiled"
-    last = (ran.stderr.strip().splitlines() or [""])[-1]
-    return f"run, and it fails as it should: {printable(last)[:120]}"
+    # Some frameworks say more after the error itself.
+    told = ran.stderr.strip().splitlines() or [""]
+    named = [line for line in told if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return f"run, and it fails as it should: {printable((named or told)[-1])[:120]}"
 
 
 def _check_folder(folder: Path) -> None:

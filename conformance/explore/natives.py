@@ -88,7 +88,7 @@ def _own(adapter: Layer, script: Script, trial: Trial, deviation: Deviation) -> 
     result = shown.replace("{}", call)
     at = _at(deviation.index)
     names = [names[0] for names in _shared(trial)]
-    ran = f"run({', '.join(['native', *names])})" if framework == "jax" else result
+    ran = f"jax.jit(run)({', '.join(['native', *names])})" if framework == "jax" else result
     if deviation.array.startswith("gradient."):
         end = _gradient(adapter, script, trial, deviation, result)
     elif deviation.kind == "dtype":
@@ -157,7 +157,7 @@ def _gradient(
         part = f'["{own}"]' if own else ""
         return [
             f"loss = lambda *given: (run(*given) * {cotangent}).sum()",
-            f"gradient = jax.grad(loss, argnums={number})({every}){part}",
+            f"gradient = jax.jit(jax.grad(loss, argnums={number}))({every}){part}",
             f"got = {_NUMPY[framework].format('gradient')}{at}",
         ]
     if framework == "torch":

@@ -33,6 +33,6 @@ def run(native, query, key):
     leaves = [(tuple(k.split('/')), nnx.Param(a)) for k, a in native.items()]
     layer = nnx.merge(graph, nnx.from_flat_state(leaves))
     return layer(query, key, value, sow_weights=False)
-got = np.array(run(native, query, key)).astype(float)[0, 0, 0]
+got = np.array(jax.jit(run)(native, query, key)).astype(float)[0, 0, 0]
 print(f"got {got:.17g}, want {want:.17g}, apart {abs(got - want):.3g}")
 assert abs(got - want) <= 1.8e-15, "more than rounding can explain"
