@@ -93,6 +93,8 @@ class Examination:
     device: str
     mode: Mode
     bench: Workbench = field(default_factory=Workbench)
+    put_back: Callable[[], None] = lambda: None
+    """Makes what belongs to everybody in the process as it was before the examination."""
 
     @property
     def varies_arguments(self) -> bool:
@@ -190,6 +192,8 @@ class Examination:
         key = ("side effects", self._answer_key(self.mode))
 
         def look() -> SideEffects:
+            # Who seeded or set something in an earlier call would now change nothing.
+            self.put_back()
             with _theirs():
                 return self.adapter.side_effects(self.problem, Call(self.mode, self.device))
 
@@ -212,7 +216,10 @@ def _theirs() -> Iterator[None]:
         yield
     except (Unsupported, ConformanceError):
         raise
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        # In this process it is the user's.
+        raise
+    except BaseException as error:
         raise Raised from error
 
 

@@ -6,9 +6,12 @@ because one evaluation serves them all.
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from conformance.cases.case import Case
@@ -17,6 +20,7 @@ from conformance.dtypes import Array
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import Examination, Raised, Workbench
 from conformance.findings import CaseResult, Finding, item_id
+from conformance.frameworks.surroundings import look, put_back
 from conformance.interface.adapter import Adapter, Mode
 from conformance.probes import Experiment, Findings
 from conformance.probes.laboratory import Laboratory, NoAnswer
@@ -122,12 +126,13 @@ class Session:
 
     def examine(self, item: Item) -> CaseResult:
         """All findings of one item. Nothing that an implementation raises gets out of here."""
-        examination = self.examination(item)
         findings = []
-        for requirement in item.requirements:
-            finding = self._decide(requirement, examination)
-            if finding is not None:
-                findings.append(finding)
+        with _unchanged(item.adapter) as put_back:
+            examination = dataclasses.replace(self.examination(item), put_back=put_back)
+            for requirement in item.requirements:
+                finding = self._decide(requirement, examination)
+                if finding is not None:
+                    findings.append(finding)
         return CaseResult(
             item.adapter.name, item.case.id, item.dtype, item.device, item.mode.name, findings
         )
@@ -141,7 +146,8 @@ class Session:
             self.laboratories[key] = lab
         found, verdict = Findings(), Finding(DECLARED.id, "observed")
         try:
-            found = experiment.run(self.laboratories[key])
+            with _unchanged(adapter):
+                found = experiment.run(self.laboratories[key])
             verdict = compared(found.entries)
         except Unsupported as reason:
             verdict = Finding(DECLARED.id, "unsupported", detail=str(reason))
@@ -181,6 +187,22 @@ class Session:
         if finding is not None and deviates and self.explains and not finding.cause:
             return explain(finding, examination)
         return finding
+
+
+@contextmanager
+def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
+    """Whatever belongs to everybody in this process is afterwards as it was; or when called."""
+    try:
+        settings = adapter.settings()
+    except Unavailable:
+        # Nothing of it will run.
+        settings = ()
+    before = look(settings)
+    restore = partial(put_back, settings, before)
+    try:
+        yield restore
+    finally:
+        restore()
 
 
 def _told(error: BaseException) -> str:

@@ -171,6 +171,18 @@ class AttachesToInput(Ours):
         return super().call(layer, query, key, value, masks, mode)
 
 
+class SeedsEverybody(Ours):
+    def call(self, layer, query, key, value, masks, mode):
+        torch.manual_seed(1234)
+        return super().call(layer, query, key, value, masks, mode)
+
+
+class SetsDefaultDtype(Ours):
+    def call(self, layer, query, key, value, masks, mode):
+        torch.set_default_dtype(torch.float64)
+        return super().call(layer, query, key, value, masks, mode)
+
+
 class RemembersLastCall(Ours):
     def call(self, layer, query, key, value, masks, mode):
         answer = super().call(layer, query, key, value, masks, mode)
@@ -225,6 +237,7 @@ KILLS = {
     "mask.spellings-agree": AdditiveMaskHalved,
     "call.leaves-inputs-unchanged": AttachesToInput,
     "call.repeats": RemembersLastCall,
+    "call.leaves-global-state-alone": SeedsEverybody,
     "observed.fully-masked-row": SaysMeanForMaskedRow,
     "observed.causal-alignment": SaysBottomRight,
     "observed.returned-weights": SaysAveraged,
@@ -250,6 +263,7 @@ ALONE = {
     "gradient.parameters-equal-definition": WeightGradientDoubled,
     "dtype.in-is-out": OutputWidened,
     "call.leaves-inputs-unchanged": AttachesToInput,
+    "call.leaves-global-state-alone": SeedsEverybody,
     "observed.fully-masked-row": SaysMeanForMaskedRow,
     "observed.returned-weights": SaysAveraged,
 }

@@ -187,6 +187,58 @@ def test_losses_in_a_row_come_to_an_end(tmp_path):
     assert record.complete
 
 
+# What belongs to everybody
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("Draws", ["Python's random generator changed", "NumPy's random generator changed"]),
+        ("Reseeds", ["Python's random generator changed", "NumPy's random generator changed"]),
+        (
+            "Rearranges",
+            ["NumPy's error handling: ", "the environment changed", "the current directory: "],
+        ),
+    ],
+)
+@pytest.mark.parametrize("option", ["--isolate", "--no-isolate"])
+def test_who_changes_what_belongs_to_everybody_is_told_and_stays_alone(
+    tmp_path, name, changed, option
+):
+    arguments = [faulty(name), faulty("Fine"), "--case", "mask/key-padding/cross", option]
+    arguments += ["--case", AFTER, "--dtype", "float32", "--record", "r.json"]
+    run(tmp_path, *arguments, expect=ExitCode.OK)
+    record = read(tmp_path / "r.narrowed.json")
+    found = {
+        finding.requirement: finding.detail
+        for result in record.results
+        for finding in result.findings
+        if result.implementation == name and finding.verdict == "deviates"
+    }
+    assert list(found) == ["call.leaves-global-state-alone"]
+    told = found["call.leaves-global-state-alone"]
+    assert all(part in told for part in changed), told
+    assert set(verdicts(record, "Fine").values()) == {"conforms"}
+
+
+def test_generators_settings_and_environment_are_put_back(monkeypatch):
+    import faulty as doubles
+
+    from conformance.cases.catalogue import find_cases
+    from conformance.frameworks.surroundings import PROCESS, look
+    from conformance.session import Session, plan
+
+    monkeypatch.setenv("FAULTY_BEFORE", "1")
+    before = look(PROCESS)
+    cases = [*find_cases("mask/key-padding/cross"), *find_cases("mask/shared/self")]
+    for kind in (doubles.Draws, doubles.Reseeds, doubles.Rearranges):
+        adapter = kind()
+        adapter.name = kind.__name__
+        for item in plan([adapter], cases, ["float32"], "cpu"):
+            Session().examine(item)
+            assert look(PROCESS) == before
+
+
 # Faults of the file itself
 
 

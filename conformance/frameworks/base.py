@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conformance.errors import ConformanceError, Unavailable
+from conformance.frameworks.surroundings import Setting
 
 Natives = dict[str, Any]
 """Native arrays by name."""
@@ -99,6 +100,10 @@ class Framework(ABC):
     @abstractmethod
     def devices(self) -> dict[str, str]:
         """The kinds of device there are, "cpu" and maybe "gpu", with their models."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        """What of the framework belongs to everybody in the process, and can be put back."""
+        return ()
 
     def load(
         self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str

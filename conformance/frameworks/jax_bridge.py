@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from conformance.frameworks.base import Evaluated, Framework, Function, Natives
+from conformance.frameworks.surroundings import Setting
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 """Options for small programs that run a few times each: less optimisation, six times as quick."""
@@ -89,6 +90,23 @@ class Jax(Framework):
         except Exception:
             return False
         return True
+
+    def settings(self) -> tuple[Setting, ...]:
+        return tuple(
+            Setting(
+                f"jax.config.{name}",
+                partial(getattr, jax.config, name),
+                partial(jax.config.update, name),
+            )
+            for name in (
+                "jax_enable_x64",
+                "jax_default_matmul_precision",
+                "jax_default_prng_impl",
+                "jax_numpy_dtype_promotion",
+                "jax_debug_nans",
+                "jax_disable_jit",
+            )
+        )
 
     def einsum(self, axes: str, *operands: Any) -> Any:
         return jnp.einsum(axes, *operands)

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from conformance.frameworks.base import Evaluated, Framework, Function, Natives
+from conformance.frameworks.surroundings import Setting
 
 
 class TensorFlow(Framework):
@@ -61,6 +62,20 @@ class TensorFlow(Framework):
         found = tape.gradient(output, variables, output_gradients=tf.cast(cotangent, output.dtype))
         return Evaluated(
             output, weights, {name: grad for name, grad in found.items() if grad is not None}
+        )
+
+    def settings(self) -> tuple[Setting, ...]:
+        return (
+            Setting(
+                "whether TensorFlow runs functions eagerly",
+                tf.config.functions_run_eagerly,
+                tf.config.run_functions_eagerly,
+            ),
+            Setting(
+                "whether TensorFlow uses TensorFloat-32",
+                tf.config.experimental.tensor_float_32_execution_enabled,
+                tf.config.experimental.enable_tensor_float_32_execution,
+            ),
         )
 
     def einsum(self, axes: str, *operands: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from conformance.errors import WrongDeclaration
 from conformance.frameworks.base import Evaluated, Framework, Function, Natives
+from conformance.frameworks.surroundings import Setting
 
 _DTYPES = {
     "float64": torch.float64,
@@ -88,6 +90,18 @@ class Torch(Framework):
         named = zip(variables, found, strict=True)
         return Evaluated(output, weights, {name: grad for name, grad in named if grad is not None})
 
+    def settings(self) -> tuple[Setting, ...]:
+        return _SETTINGS
+
+    @contextmanager
+    def session(self, dtype: str, device: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if device == "gpu":
+                # Kernels fail later than they are called: this failure belongs to this problem.
+                torch.cuda.synchronize()
+
     def strided(self, native: Any) -> Any:
         return torch.stack([native, native], dim=-1)[..., 0]
 
@@ -99,6 +113,46 @@ class Torch(Framework):
         if torch.cuda.is_available():
             found["gpu"] = torch.cuda.get_device_name()
         return found
+
+
+def _put_generator(state: bytes) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+_SETTINGS = (
+    Setting(
+        "torch's random generator",
+        lambda: torch.get_rng_state().numpy().tobytes(),
+        _put_generator,
+        told=False,
+    ),
+    Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Setting("torch's number of threads", torch.get_num_threads, torch.set_num_threads),
+    Setting("whether torch records gradients", torch.is_grad_enabled, torch.set_grad_enabled),
+    Setting(
+        "torch's float32 matmul precision",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+    ),
+    Setting(
+        "whether torch uses deterministic algorithms",
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    Setting(
+        "torch's kernels of scaled-dot-product attention",
+        lambda: (
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+        ),
+        lambda values: (
+            torch.backends.cuda.enable_flash_sdp(values[0]),
+            torch.backends.cuda.enable_mem_efficient_sdp(values[1]),
+            torch.backends.cuda.enable_math_sdp(values[2]),
+        ),
+    ),
+)
 
 
 def _device(kind: str) -> str:

@@ -9,7 +9,7 @@ NumPy out, and may be anything: another process, another language.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -19,6 +19,7 @@ import numpy as np
 
 from conformance.dtypes import DTYPES
 from conformance.errors import Unsupported
+from conformance.frameworks.surroundings import PROCESS, Setting, changes, look, put_back
 from conformance.interface.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
 from conformance.problem import Answer, Problem, Shape
 
@@ -113,6 +114,8 @@ class SideEffects:
     changed: tuple[str, ...]
     first: Answer
     second: Answer
+    surroundings: tuple[str, ...] = ()
+    """What belongs to everybody in the process, and is not as it was."""
 
 
 class Adapter(ABC):
@@ -193,6 +196,10 @@ class Adapter(ABC):
     def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Import what is needed; raises `Unavailable` where it is not there."""
 
+    def settings(self) -> tuple[Setting, ...]:
+        """What belongs to everybody in the process, and is looked at around calls."""
+        return PROCESS
+
     def check(self, problem: Problem) -> None:
         """Raise `Unsupported` for what the declaration rules out."""
         if problem.dtype not in self.dtypes:
@@ -212,14 +219,36 @@ class Adapter(ABC):
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
         """Call twice on the same objects, and look at the objects."""
         before = _numbers(problem)
-        first = self.run(problem, call)
-        second = self.run(problem, call)
+        first, second, surroundings = twice(lambda: self.run(problem, call), self.settings())
         changed = [
             name
             for name, array in _numbers(problem).items()
             if not np.array_equal(array, before[name], equal_nan=True)
         ]
-        return SideEffects(tuple(changed), first, second)
+        return SideEffects(tuple(changed), first, second, surroundings)
+
+
+def twice(
+    call: Callable[[], Answer], settings: Sequence[Setting]
+) -> tuple[Answer, Answer, tuple[str, ...]]:
+    """Two answers, and what the calls changed around them.
+
+    What a first call may draw to initialise itself is none of it, but a setting is, also if it is
+    changed once only. All is as it was when the second call begins, or a generator that is seeded
+    anew by each call would look untouched.
+    """
+    before = look(settings)
+    first = call()
+    after_first = look(settings)
+    put_back(settings, before)
+    second = call()
+    found = changes(settings, before, look(settings))
+    put_back(settings, before)
+    once = [setting if setting.told else None for setting in settings]
+    for setting, one, other in zip(once, before, after_first, strict=True):
+        if setting is not None:
+            found += [told for told in changes([setting], [one], [other]) if told not in found]
+    return first, second, tuple(found)
 
 
 def _numbers(problem: Problem) -> dict[str, np.ndarray]:

@@ -14,7 +14,8 @@ from conformance.dtypes import Array
 from conformance.errors import Unavailable, Unsupported
 from conformance.frameworks import LACKS, framework
 from conformance.frameworks.base import Evaluated, Framework, Natives, WrongAnswer, package_versions
-from conformance.interface.adapter import Adapter, Call, SideEffects
+from conformance.frameworks.surroundings import Setting
+from conformance.interface.adapter import Adapter, Call, SideEffects, twice
 from conformance.interface.arguments import Spelling
 from conformance.problem import Answer, Problem
 
@@ -54,6 +55,9 @@ class NativeAdapter(Adapter):
     def device_model(self, device: str) -> str:
         self.bridge.check_device(device)
         return self.bridge.devices()[device]
+
+    def settings(self) -> tuple[Setting, ...]:
+        return super().settings() + self.bridge.settings()
 
     def check(self, problem: Problem) -> None:
         if problem.dtype in LACKS.get(self.framework, ()):
@@ -95,14 +99,16 @@ class NativeAdapter(Adapter):
             attached = {name: bridge.attached(array) for name, array in watched.items()}
             # A compiled program cannot touch its inputs, so what compiles is called as it is.
             evaluate = self._call_once if bridge.compiles else self._evaluate
-            answers = [evaluate(problem, call, ready) for _ in range(2)]
+            first, second, surroundings = twice(
+                lambda: evaluate(problem, call, ready), self.settings()
+            )
             changed = []
             for name, array in watched.items():
                 if not np.array_equal(bridge.numpy(array), numbers[name], equal_nan=True):
                     changed.append(f"{name}: its numbers changed")
                 news = set(bridge.attached(array)) - set(attached[name])
                 changed += [f"{name}: got an attribute {attribute!r}" for attribute in sorted(news)]
-        return SideEffects(tuple(changed), answers[0], answers[1])
+        return SideEffects(tuple(changed), first, second, surroundings)
 
     @contextmanager
     def _session(self, problem: Problem, call: Call) -> Iterator[None]:

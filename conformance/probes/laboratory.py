@@ -161,7 +161,10 @@ class Laboratory:
             raise
         except Unsupported as reason:
             return Refused(f"unsupported: {reason}", unsupported=True)
-        except (ConformanceError, Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # Also what ends a program: SystemExit, or an exception of theirs that is no Exception.
             return Refused(_first_line(error))
         return Seen(problem, answer, pattern(problem, answer.output))
 

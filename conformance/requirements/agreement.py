@@ -55,6 +55,16 @@ def unchanged(ex: Examination) -> Finding | None:
     return Finding(UNCHANGED.id, "conforms")
 
 
+def surroundings(ex: Examination) -> Finding | None:
+    """Two calls on the same objects leave generators, settings and environment as they were."""
+    if not ex.calls_eagerly:
+        return None
+    changed = ex.side_effects().surroundings
+    if changed:
+        return Finding(SURROUNDINGS.id, "deviates", detail="; ".join(changed))
+    return Finding(SURROUNDINGS.id, "conforms")
+
+
 def repeats(ex: Examination) -> Finding | None:
     """The second call on the same objects answers as the first."""
     if not ex.calls_eagerly:
@@ -115,4 +125,13 @@ REPEATS = Requirement(
     check=repeats,
 )
 
-REQUIREMENTS = (MODES, SPELLINGS, UNCHANGED, REPEATS)
+SURROUNDINGS = Requirement(
+    id=served.SURROUNDINGS,
+    level="should",
+    sentence="A call leaves alone what belongs to everybody in the process: random generators, "
+    "default dtypes, numbers of threads, precisions, the environment, the current directory.",
+    why="Whoever is called next computes something else, and nobody looks for the reason here.",
+    check=surroundings,
+)
+
+REQUIREMENTS = (MODES, SPELLINGS, UNCHANGED, REPEATS, SURROUNDINGS)

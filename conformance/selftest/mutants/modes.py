@@ -19,6 +19,7 @@ from conformance.selftest.mutant import (
     MODES,
     OUTPUT,
     REPEATS,
+    SURROUNDINGS,
     UNCHANGED,
     Mutant,
     chapter,
@@ -176,6 +177,17 @@ def _first_mask(a: Attention, mask: Array) -> Array:
     return a.given.memory.setdefault(f"{mask.shape}", mask.copy())
 
 
+def _seeded(a: Attention, merged: Array) -> Array:
+    np.random.seed(merged.size)
+    return Attention.finish(a, merged)
+
+
+_add(
+    "generator-seeded",
+    "seeds the random generator that everybody shares, in every call",
+    SURROUNDINGS,
+    finish=_seeded,
+)
 _add(
     "state-drifts",
     "keeps a running scale that every call changes",

@@ -1,0 +1,90 @@
+"""What belongs to everybody in a process: generators, settings of NumPy and the framework, the
+environment and the current directory.
+
+An implementation that changes them changes the answers of whoever comes next. So they are looked at
+around its calls, and put back.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Values = list[Any]
+"""One for each setting, comparable with ==."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Something that everybody shares.
+
+    Attributes:
+        name: for people.
+        get: what it is now.
+        put: back to what it was.
+        told: whether its values are short enough to be told.
+    """
+
+    name: str
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+    told: bool = True
+
+
+def look(settings: Sequence[Setting]) -> Values:
+    """What they are now."""
+    return [setting.get() for setting in settings]
+
+
+def put_back(settings: Sequence[Setting], values: Values) -> None:
+    """What has changed since is as it was."""
+    for setting, value in zip(settings, values, strict=True):
+        if setting.get() != value:
+            setting.put(value)
+
+
+def changes(settings: Sequence[Setting], before: Values, after: Values) -> list[str]:
+    """What has changed, a line each."""
+    return [
+        f"{setting.name}: {one} became {other}" if setting.told else f"{setting.name} changed"
+        for setting, one, other in zip(settings, before, after, strict=True)
+        if one != other
+    ]
+
+
+def _numpy_generator() -> tuple[Any, ...]:
+    state: Any = np.random.get_state()
+    name, keys, *rest = state
+    return (name, keys.tobytes(), *rest)
+
+
+def _put_numpy_generator(state: tuple[Any, ...]) -> None:
+    name, keys, *rest = state
+    np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+
+
+def _put_environment(values: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(values)
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+PROCESS = (
+    Setting("Python's random generator", random.getstate, random.setstate, told=False),
+    Setting("NumPy's random generator", _numpy_generator, _put_numpy_generator, told=False),
+    Setting("NumPy's error handling", np.geterr, lambda values: np.seterr(**values)),
+    Setting("the environment", lambda: dict(os.environ), _put_environment, told=False),
+    Setting("the current directory", _directory, os.chdir),
+)
+"""What every process has."""
