@@ -20,7 +20,7 @@ from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
 from conformance.probes import EXPERIMENTS, experiment
 from conformance.session import Session, inquiries
-from conformance.terminal import printable
+from conformance.terminal import printable, stdout_to_stderr
 
 WIDTH = 100
 
@@ -55,7 +55,8 @@ def probe(
     found: list[CaseResult] = []
     console = Console(width=max(Console().width, WIDTH), highlight=False, soft_wrap=False)
     for adapter in adapters:
-        results = list(_asked(adapter, wanted))
+        with stdout_to_stderr():
+            results = list(_asked(adapter, wanted))
         found += results
         if not as_json:
             _print(console, adapter, results, evidence=evidence, code=code)

@@ -6,6 +6,32 @@ mark could show a line backwards; so what does not print is shown as Python writ
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """What anybody prints goes to stderr, so that stdout holds the answer and nothing else."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            sys.__stdout__.flush()  # type: ignore[union-attr]
+            kept = os.dup(1)
+            os.dup2(2, 1)
+        except (AttributeError, OSError, io.UnsupportedOperation):
+            # There are no such descriptors: nothing can be written past Python either.
+            yield
+            return
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+
 
 def printable(text: str) -> str:
     """The text with every character that does not print, but line feed, as an escape."""

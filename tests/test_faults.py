@@ -160,6 +160,17 @@ def test_what_it_prints_goes_nowhere(faults):
         assert "xxxx" not in str(reasons(record, name))[300:]
 
 
+def test_what_it_prints_does_not_break_the_json_of_probe(tmp_path):
+    arguments = ["probe", faulty("Prints"), "--json", "--experiment", "masks"]
+    options = command() | {"args": [sys.executable, "-m", "conformance", *arguments]}
+    done = subprocess.run(**options, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.OK
+    (result,) = msgspec.json.decode(done.stdout)
+    assert result["case"] == "probe/masks"
+    assert "straight to the descriptor" in done.stderr
+    assert "noise" in done.stderr
+
+
 def test_who_started_a_process_leaves_none_behind(faults):
     record, _ = faults
     (told,) = reasons(record, "LeavesSomebodyBehind")
