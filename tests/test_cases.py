@@ -98,7 +98,7 @@ def test_id_is_chapter_what_and_family(case):
 
 def test_the_catalogue_is_large_and_its_families_are_few():
     assert len(CASES) >= 80
-    assert len(FAMILIES) <= 14
+    assert len(FAMILIES) <= 18
     assert {case.family for case in CASES} == set(FAMILIES)
 
 
@@ -224,7 +224,13 @@ def test_huge_logits_overflow_an_exp_in_float32_that_does_not_subtract_the_maxim
 # Shapes.
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+EQUAL_SIZES = {
+    "longer": "one batch entry, one head: nothing but the number of positions is of interest",
+    "size-one": "as many heads as tokens: a bias for heads must not be taken for one for tokens",
+}
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in EQUAL_SIZES])
 def test_sizes_of_a_family_are_pairwise_different(family):
     """A swapped axis then changes a shape or an answer instead of passing."""
     shape = FAMILIES[family]

@@ -90,7 +90,7 @@ def _build() -> list[Case]:
             *HYGIENE,
         ),
         *make(
-            "one-query one-key long",
+            "one-query one-key long tiles size-one",
             "plain/no-mask",
             "Nothing is masked: projections, scores, softmax, output, and all their gradients.",
         ),
@@ -112,7 +112,7 @@ def _build() -> list[Case]:
             mask=patterns.key_padding,
         ),
         *make(
-            "self gqa one-query long additive",
+            "self gqa one-query long additive decoding",
             "mask/key-padding",
             "A ragged batch: every entry has its own number of keys.",
             BLOCKED,
@@ -123,6 +123,18 @@ def _build() -> list[Case]:
             "mask/key-padding",
             "A ragged batch: every entry has its own number of keys.",
             mask=patterns.key_padding,
+        ),
+        *make(
+            "cross",
+            "mask/first-entry-unpadded",
+            "A batch sorted by length: nothing of the first entry is padding, of the others some.",
+            mask=patterns.first_unpadded,
+        ),
+        *make(
+            "tiles",
+            "mask/blocked-start",
+            "Nobody sees the first half of the keys: whole tiles are skipped, others not.",
+            mask=patterns.blocked_start,
         ),
         *make(
             "self one-query",
@@ -143,14 +155,14 @@ def _build() -> list[Case]:
             mask=patterns.per_batch,
         ),
         *make(
-            "self cross separate value-head gqa mqa additive",
+            "self cross separate value-head gqa mqa additive decoding",
             "mask/per-head",
             "An arbitrary mask for each batch entry and head.",
             BATCH,
             mask=patterns.per_head,
         ),
         *make(
-            "self cross gqa long",
+            "self cross gqa long tiles",
             "mask/block-diagonal",
             "Two packed sequences per entry, which must not see each other.",
             BLOCKED,
@@ -185,6 +197,13 @@ def _build() -> list[Case]:
             causal="top-left",
         ),
         *make(
+            "tiles longer",
+            "causal/square",
+            "Each query sees itself and what came before.",
+            BLOCKED,
+            causal="top-left",
+        ),
+        *make(
             oblong,
             "causal/top-left",
             "Lengths differ; query i sees keys 0 to i.",
@@ -204,6 +223,7 @@ def _build() -> list[Case]:
             "Causal and a ragged batch together.",
             BLOCKED,
             SPELLINGS,
+            UNCHANGED,
             causal="top-left",
             mask=patterns.key_padding,
         ),
@@ -237,15 +257,23 @@ def _build() -> list[Case]:
             mask=patterns.key_padding,
         ),
         *make(
-            "self separate mqa",
+            "self separate mqa decoding",
             "bias/per-head",
             "A bias per head, shared by the batch, as relative position biases are.",
             bias=patterns.bias_per_head,
         ),
         *make(
+            "cross tiles",
+            "bias/over-keys",
+            "A bias for each key, the same for all queries: its gradient is a sum over them.",
+            SPELLINGS,
+            bias=patterns.bias_over_keys,
+        ),
+        *make(
             "self cross narrow",
             "bias/shared",
             "One bias for all batch entries and heads.",
+            SPELLINGS,
             bias=patterns.bias_shared,
         ),
         *make(

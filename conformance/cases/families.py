@@ -56,6 +56,13 @@ FAMILIES: dict[str, Shape] = {
     "one-key": _shape(3, 5, 1, 2, 4),
     "one-head": _shape(2, 4, 6, 1, 5, bias=False),
     "long": _shape(1, 19, 131, 2, 8),
+    # One more than a power of two: the last tile of a kernel holds a single query and key.
+    "tiles": _shape(1, 129, 129, 2, 33, sharing="self"),
+    # More positions than bfloat16 has whole numbers.
+    "longer": _shape(1, 300, 300, 1, 4, bias=False, sharing="self"),
+    "decoding": _shape(3, 1, 20, 12, 4, kv_heads=2, widths=(24, 22, 22, 24), sharing="memory"),
+    # As many tokens as heads of size 1: a bias [heads 1] can be taken for one along the tokens.
+    "size-one": _shape(2, 3, 3, 3, 1, sharing="self"),
     "additive": _shape(2, 4, 6, 3, 5, sharing="memory", score="additive"),
     "additive-self": _shape(3, 6, 6, 2, 5, sharing="self", score="additive"),
 }

@@ -19,6 +19,17 @@ def key_padding(shape: Shape, random: np.random.Generator) -> BoolArray:
     return (np.arange(shape.key_length) < lengths[:, None])[:, None, None, :]
 
 
+def first_unpadded(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """A ragged batch, the longest first: entry 0 sees all its keys, `[batch 1 1 key]`."""
+    lengths = shape.key_length - np.arange(shape.batch) % shape.key_length
+    return (np.arange(shape.key_length) < lengths[:, None])[:, None, None, :]
+
+
+def blocked_start(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Nobody sees the first 54 % of the keys, in whole tiles, `[1 1 1 key]`."""
+    return (np.arange(shape.key_length) >= 0.54 * shape.key_length)[None, None, None]
+
+
 def left_padding(shape: Shape, random: np.random.Generator) -> BoolArray:
     """A ragged batch padded on the left, as for generation, `[batch 1 1 key]`."""
     return key_padding(shape, random)[..., ::-1].copy()
@@ -109,6 +120,11 @@ def bias_far_below_zero(shape: Shape, random: np.random.Generator) -> Array:
 def bias_high_on_padding(shape: Shape, random: np.random.Generator) -> Array:
     """N(0, 1), and 200 more where `key_padding` blocks: exp of a row without that underflows."""
     return random.standard_normal(shape.logits) + 200.0 * ~key_padding(shape, random)
+
+
+def bias_over_keys(shape: Shape, random: np.random.Generator) -> Array:
+    """N(0, 1) for each key, the same for all queries, `[batch heads 1 key]`."""
+    return random.standard_normal((*shape.logits[:2], 1, shape.key_length))
 
 
 def bias_in_full(shape: Shape, random: np.random.Generator) -> Array:
