@@ -58,6 +58,37 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why nothing of it could be run, or ""."""
 
 
+class Plane(msgspec.Struct, frozen=True):
+    """Which keys each query may attend, for some batch entries and heads.
+
+    Attributes:
+        where: which of them: "entry 0, heads 0 and 1"; "" if it is so in all.
+        queries, keys: its size.
+        runs: row by row, lengths of runs of equal elements in turn; the first run is blocked.
+    """
+
+    where: str
+    queries: int
+    keys: int
+    runs: list[int]
+
+
+class CaseInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A case in words and as a picture, so that a record can be read without its catalogue.
+
+    Attributes:
+        why: what it does and what it catches.
+        facts: its sizes and what else it is made of, a phrase each.
+        planes: its mask and causal flag in one; [] if nothing is blocked.
+        more: how many further planes there are.
+    """
+
+    why: str
+    facts: list[str]
+    planes: list[Plane] = []
+    more: int = 0
+
+
 class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where and how a record was made."""
 
@@ -88,6 +119,8 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     planned: int
     """Items (implementation x case x dtype x device x mode) that were to be examined."""
     deselected: int = 0
+    cases: dict[str, CaseInfo] = {}
+    """What each case of the run asks, by id."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):

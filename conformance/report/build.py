@@ -13,11 +13,15 @@ from conformance.report.matrix import matrix
 from conformance.report.model import SCHEMA, Loaded, Report
 from conformance.report.pairwise import apart, exchanged, pairs
 from conformance.report.totals import totals
+from conformance.report.trend import trends
 from conformance.report.unanswered import not_verified, unsupported
 
 
 def build(
-    records: Sequence[Loaded], expected: Sequence[str] = (), problems: Sequence[str] = ()
+    records: Sequence[Loaded],
+    expected: Sequence[str] = (),
+    problems: Sequence[str] = (),
+    earlier: Sequence[Loaded] = (),
 ) -> Report:
     """The report of these records.
 
@@ -25,6 +29,7 @@ def build(
         records: as `load_records` gives them; shown in the order of `expected`, then as given.
         expected: names of records that must be there; those that are not are named.
         problems: lines about records that could not be used.
+        earlier: records of the same implementations that were made before these.
     """
     order = {name: place for place, name in enumerate(expected)}
     records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
@@ -50,4 +55,5 @@ def build(
         unsupported=unsupported(found, seen),
         not_verified=not_verified(found, origins, seen, expected, [*problems, *unfit]),
         sources=origins,
+        trends=trends(records, earlier),
     )

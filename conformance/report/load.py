@@ -1,7 +1,8 @@
 """Records from files: what cannot be used, or does not belong, is named and left out.
 
 A report that mixes records of different catalogues would compare answers to different questions,
-so such records are refused; none of it stops the report.
+so such records are refused; none of it stops the report. Earlier records of the same
+implementations are no part of the tables: they make the trend.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from conformance.errors import BrokenRecord
 from conformance.record import Record, journal_path, read, read_arrays
@@ -35,8 +37,22 @@ def find_records(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def load_records(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], list[str]]:
-    """Records that belong together, and one line about each that is left out.
+class Read(NamedTuple):
+    """What was read.
+
+    Attributes:
+        current: the records that belong together.
+        earlier: records of the same implementations that were made before those.
+        problems: a line about each file that is left out.
+    """
+
+    current: list[Loaded]
+    earlier: list[Loaded]
+    problems: list[str]
+
+
+def load(paths: Iterable[Path], run: str = "") -> Read:
+    """Read records and sort them.
 
     Args:
         paths: files; see `find_records` for folders.
@@ -52,10 +68,17 @@ def load_records(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], li
             problems.append(_without_folder(str(error), path))
     loaded, refused = _of_one_run(loaded, run)
     problems += refused
+    loaded, earlier = _latest(loaded)
     loaded, refused = _of_one_kind(loaded)
     problems += refused
     loaded, refused = _without_twins(loaded)
-    return loaded, problems + refused
+    return Read(loaded, earlier, problems + refused)
+
+
+def load_records(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], list[str]]:
+    """As `load`, for those who do not look back."""
+    found = load(paths, run)
+    return found.current, found.problems
 
 
 def _of_one_run(loaded: Sequence[Loaded], run: str) -> tuple[list[Loaded], list[str]]:
@@ -68,6 +91,38 @@ def _of_one_run(loaded: Sequence[Loaded], run: str) -> tuple[list[Loaded], list[
         else:
             kept.append(item)
     return kept, refused
+
+
+def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:
+    """The records, and apart from them those that whole later ones replace, the oldest first."""
+    latest: dict[tuple[str, str], str] = {}
+    for _, record, _ in loaded:
+        if _whole(record):
+            for key in _contestants(record):
+                latest[key] = max(latest.get(key, ""), _created(record))
+    kept: list[Loaded] = []
+    earlier: list[Loaded] = []
+    for item in loaded:
+        record = item[1]
+        own = _contestants(record)
+        old = own and all(_created(record) < latest.get(key, "") for key in own)
+        (earlier if old and _whole(record) else kept).append(item)
+    return kept, sorted(earlier, key=lambda item: _created(item[1]))
+
+
+def _whole(record: Record) -> bool:
+    """What ended early, or was asked for a part only, neither replaces a record nor is compared."""
+    return record.complete and not record.header.provenance.selection
+
+
+def _created(record: Record) -> str:
+    return record.header.provenance.created
+
+
+def _contestants(record: Record) -> set[tuple[str, str]]:
+    """Who answered, and on which device."""
+    device = record.header.provenance.device
+    return {(told.name, device) for told in record.header.implementations}
 
 
 def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
@@ -99,8 +154,7 @@ def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
     refused = []
     for index in sorted(range(len(loaded)), key=lambda index: not loaded[index][1].complete):
         path, record, _ = loaded[index]
-        device = record.header.provenance.device
-        own = {(told.name, device) for told in record.header.implementations}
+        own = _contestants(record)
         twins = sorted(own & known.keys())
         if twins:
             name, device = twins[0]

@@ -291,6 +291,45 @@ class Deviation(msgspec.Struct, frozen=True):
     command: str
 
 
+class Change(msgspec.Struct, frozen=True):
+    """What became of the findings that two records of one implementation have in common.
+
+    Attributes:
+        worse, better: requirement to how many findings are wrong now and were not, and the reverse.
+        added, removed: how many findings only the later or only the earlier one has.
+    """
+
+    worse: Counts
+    better: Counts
+    added: int
+    removed: int
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One record of an implementation, as a point in time.
+
+    Attributes:
+        worst: dtype to the largest |output error| / σ of any case.
+        change: since the point before; None for the first.
+    """
+
+    record: str
+    created: str
+    suite: str
+    catalogue: str
+    versions: dict[str, str]
+    findings: Counts
+    worst: dict[str, float]
+    change: Change | None
+
+
+class Trend(msgspec.Struct, frozen=True):
+    """One implementation over several records, the oldest first."""
+
+    column: str
+    points: list[Point]
+
+
 class Unsupported(msgspec.Struct, frozen=True):
     """What an implementation cannot express: an answer, and never a pass."""
 
@@ -356,6 +395,7 @@ class Report(msgspec.Struct, frozen=True):
     unsupported: list[Unsupported]
     not_verified: NotVerified
     sources: list[Source]
+    trends: list[Trend] = []
 
     def column(self, key: str) -> Column:
         """The column of this key."""

@@ -17,6 +17,7 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases, matches
+from conformance.cases.told import told
 from conformance.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, UnknownName
 from conformance.explore.casefile import load_case
@@ -455,6 +456,7 @@ class Run:
             implementations=[self._described(adapter, spec) for adapter, spec in self.adapters],
             planned=len(self._planned),
             deselected=len(self.planned) - len(self._planned),
+            cases=told(item.case for item in self.items),
         )
 
     def _described(self, adapter: Adapter, spec: str) -> Implementation:

@@ -1,0 +1,129 @@
+"""A case for people who have only the record: what it asks in words, and its mask as a picture."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.dtypes import BoolArray
+from conformance.problem import Problem
+from conformance.record import CaseInfo, Plane
+
+MOST_PLANES = 4
+MOST_ELEMENTS = 2**17
+"""Larger planes are not drawn: nobody could see anything, and every record would carry them."""
+
+
+def told(cases: Iterable[Case]) -> dict[str, CaseInfo]:
+    """Each case once, by id."""
+    return {case.id: tell(case) for case in dict.fromkeys(cases)}
+
+
+def tell(case: Case) -> CaseInfo:
+    """One case."""
+    problem = case.problem("float64")
+    drawn = planes(problem)
+    return CaseInfo(
+        why=case.why,
+        facts=facts(problem),
+        planes=drawn[:MOST_PLANES],
+        more=max(0, len(drawn) - MOST_PLANES),
+    )
+
+
+def facts(problem: Problem) -> list[str]:
+    """Sizes, and whatever is not as usual."""
+    shape = problem.shape
+    sharing = {
+        "self": "query, key and value are one array",
+        "memory": "key and value are one array",
+        "separate": "query, key and value are three arrays",
+    }
+    heads = _plural(shape.heads, "head")
+    if shape.kv_heads != shape.heads:
+        heads += f" on {_plural(shape.kv_heads, 'key/value head')}"
+    size = f"of size {shape.head_size}"
+    if shape.value_head_size != shape.head_size:
+        size += f", {shape.value_head_size} for values"
+    widths = (shape.query_width, shape.key_width, shape.value_width, shape.output_width)
+    every = [
+        f"batch of {shape.batch}",
+        f"{_plural(shape.query_length, 'query', 'queries')}, {_plural(shape.key_length, 'key')}",
+        f"{heads} {size}",
+        sharing[shape.sharing],
+        f"widths {'/'.join(map(str, widths[:3]))} to {widths[3]}"
+        if len(set(widths)) > 1
+        else f"width {widths[0]}",
+        "with biases" if shape.bias else "without biases",
+    ]
+    if shape.score != "scaled-dot":
+        every.append(f"{shape.score} score")
+    if problem.mask is not None:
+        every.append(f"mask of shape {_shape(problem.mask.shape)}")
+    if problem.causal is not None:
+        every.append(f"causal, aligned {problem.causal}")
+    if problem.attn_bias is not None:
+        every.append(f"additive bias of shape {_shape(problem.attn_bias.shape)}")
+    if problem.scale is not None:
+        every.append(f"scale {problem.scale:g}")
+    return every
+
+
+def planes(problem: Problem) -> list[Plane]:
+    """What may be attended, each pattern once, with the batch entries and heads that have it."""
+    if problem.allowed is None or problem.allowed.shape[-1] * problem.allowed.shape[-2] == 0:
+        return []
+    allowed = problem.allowed_in_full()
+    batch, heads, queries, keys = allowed.shape
+    if queries * keys > MOST_ELEMENTS:
+        return []
+    places: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    patterns: dict[bytes, BoolArray] = {}
+    for entry in range(batch):
+        for head in range(heads):
+            plane = np.ascontiguousarray(allowed[entry, head])
+            places[plane.tobytes()].append((entry, head))
+            patterns[plane.tobytes()] = plane
+    return [
+        Plane(_where(places[key], batch, heads), queries, keys, runs(plane))
+        for key, plane in patterns.items()
+    ]
+
+
+def runs(plane: BoolArray) -> list[int]:
+    """Lengths of runs, row by row; the first, perhaps of length 0, is blocked."""
+    flat = plane.ravel()
+    edges = np.flatnonzero(np.diff(flat)) + 1
+    lengths = np.diff(np.concatenate(([0], edges, [flat.size])))
+    return [*([0] if flat.size and flat[0] else []), *(int(length) for length in lengths)]
+
+
+def _where(found: Sequence[tuple[int, int]], batch: int, heads: int) -> str:
+    if len(found) == batch * heads:
+        return ""
+    entries = sorted({entry for entry, _ in found})
+    own = sorted({head for _, head in found})
+    if len(found) != len(entries) * len(own):
+        return ", ".join(f"entry {entry} head {head}" for entry, head in found[:3]) + (
+            f" and {len(found) - 3} more" if len(found) > 3 else ""
+        )
+    told = [] if len(entries) == batch else [_numbered("entry", "entries", entries)]
+    told += [] if len(own) == heads else [_numbered("head", "heads", own)]
+    return ", ".join(told)
+
+
+def _numbered(one: str, many: str, numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"{one} {numbers[0]}"
+    return f"{many} {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def _plural(value: int, word: str, words: str = "") -> str:
+    return f"{value} {word if value == 1 else words or word + 's'}"
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes))
