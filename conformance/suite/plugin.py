@@ -95,7 +95,7 @@ def _add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--no-isolate", dest="isolate", action="store_false", help="run them in this process"
     )
-    from conformance.cli import LIMITS
+    from conformance.commands.run import LIMITS
 
     for name, (default, told) in LIMITS.items():
         group.addoption(f"--{name}", type=float, default=default, metavar="N", help=told)

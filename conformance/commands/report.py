@@ -1,0 +1,49 @@
+"""`mha-conformance report` and `begin`: records of one run, joined."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from conformance.commands.shared import Commands
+from conformance.errors import ExitCode
+
+
+def add_parser(commands: Commands) -> None:
+    """How they are called."""
+    report = commands.add_parser(
+        "report", help="join records into a report: JSON, Markdown and HTML"
+    )
+    report.add_argument("records", nargs="*", type=Path, help="record files or folders of them")
+    report.add_argument("--output", type=Path, default=Path("reports/compatibility"))
+    report.add_argument(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a record that must be there, by its file's name without .json; repeatable",
+    )
+    report.add_argument(
+        "--run-file", type=Path, help="refuse records of other runs than the one named in this file"
+    )
+    report.set_defaults(action=_report)
+
+    begin = commands.add_parser("begin", help="start a run of several environments")
+    begin.add_argument("--run-file", type=Path, required=True)
+    begin.set_defaults(action=_begin)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from conformance.report import write
+
+    return write(options.records, options.output, options.expect, options.run_file)
+
+
+def _begin(options: argparse.Namespace) -> int:
+    from conformance.provenance import new_run_id
+
+    options.run_file.parent.mkdir(parents=True, exist_ok=True)
+    run = new_run_id()
+    options.run_file.write_text(run + "\n", encoding="utf-8")
+    print(f"run {run}")
+    return ExitCode.OK

@@ -1,0 +1,124 @@
+"""`mha-conformance run`: the suite's own pytest session, without pytest's command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from conformance.commands.shared import Commands, add_device, add_implementation, add_repeatable
+from conformance.errors import ExitCode
+
+LIMITS = {
+    "item-timeout": (60.0, "seconds that an isolated implementation has for one item"),
+    "start-timeout": (120.0, "seconds that it has to import itself and its framework"),
+    "memory-limit": (8192.0, "MiB of memory that it may use"),
+}
+"""Option to default and meaning."""
+
+QUICK = ("-q", "--assert=plain", "--capture=sys", "-p", "no:logging", "-p", "no:warnings")
+"""What pytest does around a test costs as much as a small attention; this leaves some out."""
+
+
+def add_parser(commands: Commands) -> None:
+    """How it is called."""
+    run = commands.add_parser(
+        "run",
+        help="examine implementations and write a record",
+        description="Examine implementations. Options that are not listed go to pytest: -k, -x, "
+        "-n, --junitxml, -v.",
+    )
+    add_implementation(run, several=True)
+    add_repeatable(
+        run,
+        case="only cases with this in their id, or matching it as a pattern",
+        dtype="only this dtype",
+        mode="only this mode",
+    )
+    run.add_argument(
+        "--case-file",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="also the case in this file, as explore writes it; repeatable",
+    )
+    add_device(run)
+    run.add_argument("--record", type=Path, help="write what was found to this JSON file")
+    run.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the unfinished run beside the record, if there is one",
+    )
+    run.add_argument(
+        "--isolate",
+        action=argparse.BooleanOptionalAction,
+        help="give each implementation a process of its own (default: those given by path or "
+        "module)",
+    )
+    for name, (default, told) in LIMITS.items():
+        run.add_argument(f"--{name}", type=float, default=default, metavar="N", help=told)
+    run.add_argument(
+        "--strict", action="store_true", help="exit with 1 if a requirement of level must fails"
+    )
+    run.set_defaults(action=_run, passes_on=True)
+
+
+def _run(options: argparse.Namespace) -> int:
+    # Not TensorFlow's log level: what it says is part of an isolated implementation's last words.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import pytest
+
+    from conformance.explore.casefile import load_case
+    from conformance.suite.plugin import SUITE
+    from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
+
+    _load(options)
+
+    arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
+    arguments += ["--rootdir", str(SUITE.parent), *QUICK]
+    for name in ("implementation", "case", "dtype", "mode"):
+        for value in getattr(options, name):
+            arguments += [f"--{name}", value]
+    for file in options.case_file:
+        load_case(file)
+        arguments += ["--case-file", str(file.absolute())]
+    arguments += ["--device", options.device]
+    for name in LIMITS:
+        arguments += [f"--{name}", str(getattr(options, name.replace("-", "_")))]
+    if options.isolate is not None:
+        arguments.append("--isolate" if options.isolate else "--no-isolate")
+    if options.resume:
+        arguments.append("--resume")
+    if options.record:
+        arguments += ["--record", str(options.record.absolute())]
+    if not options.strict:
+        arguments.append("--survey")
+    code = pytest.main([*arguments, *options.rest])
+    return {
+        int(pytest.ExitCode.OK): ExitCode.OK,
+        # Deviations fail strict runs only; a survey fails where an item got no outcome at all.
+        int(pytest.ExitCode.TESTS_FAILED): ExitCode.DEVIATES
+        if options.strict
+        else ExitCode.INCOMPLETE,
+        int(pytest.ExitCode.INTERRUPTED): ExitCode.INTERRUPTED,
+        int(pytest.ExitCode.USAGE_ERROR): ExitCode.USAGE,
+        int(NOTHING_VERIFIED): ExitCode.NOTHING_VERIFIED,
+        INCOMPLETE: ExitCode.INCOMPLETE,
+    }.get(int(code), ExitCode.INCOMPLETE)
+
+
+def _load(options: argparse.Namespace) -> None:
+    """Find every implementation before anything else: what is wrong with a name is one line."""
+    from conformance.interface.loading import load
+    from conformance.suite.running import isolated
+
+    debugging = bool({"--pdb", "--trace"} & {*options.rest})
+    for spec in options.implementation:
+        if not isolated(spec, options.isolate, debugging=debugging):
+            load(spec)
+            continue
+        from conformance.isolation import Limits, hire
+
+        limits = Limits(options.item_timeout, options.start_timeout, options.memory_limit)
+        hire(spec, options.device, limits).start()

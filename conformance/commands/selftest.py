@@ -1,0 +1,34 @@
+"""`mha-conformance selftest`: the suite, examined."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from conformance.commands.shared import Commands, add_repeatable
+
+
+def add_parser(commands: Commands) -> None:
+    """How it is called."""
+    selftest = commands.add_parser(
+        "selftest",
+        help="does the suite notice defective attentions?",
+        description="Examine the suite: some hundred attentions with one defect each must be "
+        "noticed, and the correct one that they are made of must not.",
+    )
+    add_repeatable(selftest, chapter="only this chapter", mutant="only this mutant")
+    selftest.add_argument(
+        "--matrix",
+        type=Path,
+        help="examine each in the whole catalogue, and write what noticed it to this file",
+    )
+    selftest.add_argument("--json", action="store_true", help="print all of it as JSON")
+    selftest.set_defaults(action=_selftest)
+
+
+def _selftest(options: argparse.Namespace) -> int:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from conformance.selftest.command import selftest
+
+    return selftest(options.chapter, options.mutant, matrix=options.matrix, as_json=options.json)

@@ -1,0 +1,47 @@
+"""What several commands say in the same words."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TypeAlias
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+IMPLEMENTATION = "a built-in name, path/to/file.py:NAME or package.module:NAME"
+
+
+def add_implementation(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Which implementation, or implementations."""
+    if several:
+        parser.add_argument("implementation", nargs="+", help=IMPLEMENTATION)
+    else:
+        parser.add_argument("implementation", help=IMPLEMENTATION)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Where to run."""
+    parser.add_argument(
+        "--device", choices=("cpu", "gpu"), default="cpu", help="where to run (default: cpu)"
+    )
+
+
+def add_repeatable(parser: argparse.ArgumentParser, **told: str) -> None:
+    """Options that narrow, each of which may be given several times."""
+    for option, meaning in told.items():
+        parser.add_argument(
+            f"--{option}",
+            action="append",
+            default=[],
+            metavar=option.upper(),
+            help=f"{meaning}; repeatable",
+        )
+
+
+def be_quiet_and_single_threaded() -> None:
+    """Before a framework is imported.
+
+    Arrays are tiny: more threads only wait for each other, seven times as long on a busy machine.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
