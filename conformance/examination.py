@@ -178,13 +178,28 @@ class Examination:
         }
 
     def ask(
-        self, problem: Problem, *, spelling: Spelling | None = None, mode: Mode | None = None
+        self,
+        problem: Problem,
+        *,
+        spelling: Spelling | None = None,
+        mode: Mode | None = None,
+        **manner: Any,
     ) -> Answer:
-        """Put another problem to the implementation, or the same one otherwise."""
-        call = Call(mode or self.mode, self.device, spelling)
+        """Put another problem to the implementation, or the same one otherwise.
+
+        `manner` holds further fields of `Call`.
+        """
+        call = Call(mode or self.mode, self.device, spelling, **manner)
         with _theirs():
             answer = self.adapter.run(problem, call)
         check_answer(answer, problem)
+        return answer
+
+    def ask_rewritten(self, earlier: Problem) -> Answer:
+        """Its answer to the case, from arrays that held the earlier problem in a call before."""
+        with _theirs():
+            answer = self.adapter.rewritten(self.problem, earlier, Call(self.mode, self.device))
+        check_answer(answer, self.problem)
         return answer
 
     def side_effects(self) -> SideEffects:

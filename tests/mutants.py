@@ -194,6 +194,47 @@ class SaysMeanForMaskedRow(Right):
     fully_masked_row = "mean of values"
 
 
+class KeyNeedsQuery(Right):
+    """A frozen query takes the key's gradient along."""
+
+    def attend(self, query, key, value, masks, **options):
+        key = key if query.requires_grad else key.detach()
+        return super().attend(query, key, value, masks, **options)
+
+
+class OverwritesWhatItKept(Right):
+    """The backward pass writes over what the forward pass kept for it."""
+
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, context):
+            ctx.kept = torch.ones_like(context)
+            return context.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            gradient = ctx.kept * gradient
+            ctx.kept *= 2
+            return gradient
+
+    def finish(self, context, weights, masks):
+        return super().finish(self.Kept.apply(context), weights, masks)
+
+
+class RemembersMasks(Right):
+    """Finds a mask again by identity, whatever has been written into it."""
+
+    known = None
+
+    def attend(self, query, key, value, masks, **options):
+        mask = masks.get("mask")
+        if mask is not None:
+            if self.known is None or self.known[0] is not mask:
+                self.known = mask, mask.clone()
+            masks = {**masks, "mask": self.known[1]}
+        return super().attend(query, key, value, masks, **options)
+
+
 class SaysBottomRight(Right):
     causal_flag = CausalFlag("causal", alignment="bottom-right")
 
@@ -238,6 +279,9 @@ KILLS = {
     "call.leaves-inputs-unchanged": AttachesToInput,
     "call.repeats": RemembersLastCall,
     "call.leaves-global-state-alone": SeedsEverybody,
+    "gradient.does-not-depend-on-what-is-frozen": KeyNeedsQuery,
+    "gradient.asked-for-twice-is-the-same": OverwritesWhatItKept,
+    "call.reads-what-its-arguments-hold-now": RemembersMasks,
     "observed.fully-masked-row": SaysMeanForMaskedRow,
     "observed.causal-alignment": SaysBottomRight,
     "observed.returned-weights": SaysAveraged,

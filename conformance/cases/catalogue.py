@@ -25,7 +25,11 @@ BATCH = "invariance.batch-entries-are-independent"
 SHIFT = "invariance.logit-shift"
 UNCHANGED = "call.leaves-inputs-unchanged"
 SURROUNDINGS = "call.leaves-global-state-alone"
+FROZEN = "gradient.does-not-depend-on-what-is-frozen"
+TWICE = "gradient.asked-for-twice-is-the-same"
+REWRITTEN = "call.reads-what-its-arguments-hold-now"
 HYGIENE = (UNCHANGED, "call.repeats", SURROUNDINGS)
+USAGE = (FROZEN, TWICE, REWRITTEN)
 FULLY_MASKED = "observed.fully-masked-row"
 ALIGNMENT = "observed.causal-alignment"
 RETURNED = "observed.returned-weights"
@@ -119,7 +123,14 @@ def _build() -> list[Case]:
             mask=patterns.key_padding,
         ),
         *make(
-            "separate narrow value-head mqa one-head",
+            "separate",
+            "mask/key-padding",
+            "A ragged batch: every entry has its own number of keys.",
+            *USAGE,
+            mask=patterns.key_padding,
+        ),
+        *make(
+            "narrow value-head mqa one-head",
             "mask/key-padding",
             "A ragged batch: every entry has its own number of keys.",
             mask=patterns.key_padding,
@@ -234,6 +245,7 @@ def _build() -> list[Case]:
             "A bias for every logit; its gradient is one of the answers.",
             SHIFT,
             UNCHANGED,
+            *USAGE,
             bias=patterns.bias_in_full,
         ),
         *make(
@@ -317,6 +329,14 @@ def _build() -> list[Case]:
             "logits/huge",
             "Logits of some hundred: exp overflows unless the row's maximum is subtracted.",
             regime=regimes.huge_logits,
+        ),
+        *make(
+            "cross",
+            "logits/from-large-heads",
+            "Heads 128 times as large and a scale that undoes it: products overflow float16 if the "
+            "scale comes after them.",
+            scale=FAMILIES["cross"].default_scale / 128**2,
+            regime=regimes.large_heads,
         ),
         *make(
             "long",

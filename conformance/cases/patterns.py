@@ -19,6 +19,13 @@ def key_padding(shape: Shape, random: np.random.Generator) -> BoolArray:
     return (np.arange(shape.key_length) < lengths[:, None])[:, None, None, :]
 
 
+def other_mask(mask: BoolArray) -> BoolArray:
+    """Another mask of the same shape, in which every query sees the first key."""
+    other: BoolArray = np.logical_not(mask)
+    other[..., 0] = True
+    return other
+
+
 def first_unpadded(shape: Shape, random: np.random.Generator) -> BoolArray:
     """A ragged batch, the longest first: entry 0 sees all its keys, `[batch 1 1 key]`."""
     lengths = shape.key_length - np.arange(shape.batch) % shape.key_length

@@ -27,6 +27,14 @@ def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
     drawn["query"] *= (110.0 / logits[-1].max()) ** growth
 
 
+def large_heads(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Projected queries and keys 128 times as large: their products overflow float16."""
+    for name in ("query", "key"):
+        drawn[f"weights.{name}"] *= 128.0
+        if f"weights.{name}_bias" in drawn:
+            drawn[f"weights.{name}_bias"] *= 128.0
+
+
 def rising_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """Keys grow along the sequence by a hundred, and queries until logits reach about 110.
 

@@ -7,19 +7,22 @@ once, and imports its framework when it is constructed, never before: see `confo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from conformance.errors import ConformanceError, Unavailable
+from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.frameworks.surroundings import Setting
 
 Natives = dict[str, Any]
 """Native arrays by name."""
+
+Strides = Literal["", "gaps", "window"]
+"""In one piece; with gaps between the numbers; cut out of a larger array, rows in one piece."""
 
 Function = Callable[[Natives, Natives], tuple[Any, Any]]
 """(variables, constants) to (output, weights or None)."""
@@ -78,6 +81,7 @@ class Framework(ABC):
         program: Hashable,
         optimised: bool = False,
         compiled: bool = True,
+        backwards: int = 1,
     ) -> Evaluated:
         """Call the function and, if asked, its vector-Jacobian product by the variables.
 
@@ -91,6 +95,8 @@ class Framework(ABC):
                 framework that compiles can use what it compiled.
             optimised: compile as users do, not as quickly as possible.
             compiled: False to call operation by operation, also where the framework compiles.
+            backwards: how often to go back through the same graph; what is found last counts.
+                Raises `Unsupported` for more than 1 where derivatives are functions.
         """
 
     @abstractmethod
@@ -132,15 +138,35 @@ class Framework(ABC):
         """Versions of the packages behind this bridge."""
         return package_versions(self.packages)
 
-    def strided(self, native: Any) -> Any:
-        """The same numbers with gaps between them, or None where arrays have no strides."""
-        return None
+    def strided(self, native: Any, how: Strides) -> Any:
+        """The same numbers, which lie otherwise in memory; around them NaN.
+
+        Raises `Unsupported` where arrays have no strides.
+        """
+        raise Unsupported(f"arrays of {self.name} have no strides")
+
+    def overwrite(self, native: Any, by: Any) -> None:
+        """Write the numbers of one array into another; raises `Unsupported` if that cannot be."""
+        raise Unsupported(f"arrays of {self.name} cannot be written to")
 
     def attached(self, native: Any) -> dict[str, str]:
         """What hangs on an array besides its numbers: attributes, such as a mask."""
         return {
             name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()
         }
+
+
+def place_within(sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+    """Sizes of a larger array, and where in it an array of these sizes lies as a window.
+
+    The window is one of the axes between the batch and the last one, so that rows are whole.
+    """
+    between = range(1, len(sizes) - 1) or range(len(sizes))
+    larger = tuple(size + 3 * (axis in between) for axis, size in enumerate(sizes))
+    window = tuple(
+        slice(1, 1 + size) if axis in between else slice(None) for axis, size in enumerate(sizes)
+    )
+    return larger, window
 
 
 def package_versions(packages: tuple[str, ...]) -> dict[str, str]:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from conformance.errors import Unsupported
 from conformance.frameworks.base import Evaluated, Framework, Function, Natives
 from conformance.frameworks.surroundings import Setting
 
@@ -65,7 +66,10 @@ class Jax(Framework):
         program: Hashable,
         optimised: bool = False,
         compiled: bool = True,
+        backwards: int = 1,
     ) -> Evaluated:
+        if backwards > 1:
+            raise Unsupported("derivatives of jax are functions, not graphs")
         if not compiled:
             run = _vjp(function) if gradients else _plain(function)
             return Evaluated(*run(variables, constants, cotangent))

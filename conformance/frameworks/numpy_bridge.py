@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from conformance.frameworks.base import Evaluated, Framework, Function, Natives
+from conformance.frameworks.base import (
+    Evaluated,
+    Framework,
+    Function,
+    Natives,
+    Strides,
+    place_within,
+)
 
 
 class NumPy(Framework):
@@ -40,12 +47,22 @@ class NumPy(Framework):
         program: Hashable,
         optimised: bool = False,
         compiled: bool = True,
+        backwards: int = 1,
     ) -> Evaluated:
         output, weights = function(variables, constants)
         return Evaluated(output, weights, {})
 
-    def strided(self, native: Any) -> Any:
-        return np.stack([native, native], axis=-1)[..., 0]
+    def strided(self, native: Any, how: Strides) -> Any:
+        if how == "gaps":
+            return np.stack([native, native], axis=-1)[..., 0]
+        larger, window = place_within(native.shape)
+        floating = np.issubdtype(native.dtype, np.floating)
+        around = np.full(larger, np.nan if floating else 1, native.dtype)
+        around[window] = native
+        return around[window]
+
+    def overwrite(self, native: Any, by: Any) -> None:
+        native[...] = by
 
     def einsum(self, axes: str, *operands: Any) -> Any:
         return np.einsum(axes, *operands)

@@ -51,15 +51,19 @@ class TensorFlow(Framework):
         program: Hashable,
         optimised: bool = False,
         compiled: bool = True,
+        backwards: int = 1,
     ) -> Evaluated:
         if not gradients:
             return Evaluated(*function(variables, constants), {})
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=backwards > 1) as tape:
             tape.watch(variables)
             output, weights = function(variables, constants)
         if not self.is_array(output) or output.shape != cotangent.shape:
             return Evaluated(output, weights, {})
-        found = tape.gradient(output, variables, output_gradients=tf.cast(cotangent, output.dtype))
+        for _ in range(backwards):
+            found = tape.gradient(
+                output, variables, output_gradients=tf.cast(cotangent, output.dtype)
+            )
         return Evaluated(
             output, weights, {name: grad for name, grad in found.items() if grad is not None}
         )

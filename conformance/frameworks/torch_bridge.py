@@ -10,7 +10,14 @@ import numpy as np
 import torch
 
 from conformance.errors import WrongDeclaration
-from conformance.frameworks.base import Evaluated, Framework, Function, Natives
+from conformance.frameworks.base import (
+    Evaluated,
+    Framework,
+    Function,
+    Natives,
+    Strides,
+    place_within,
+)
 from conformance.frameworks.surroundings import Setting
 
 _DTYPES = {
@@ -75,18 +82,26 @@ class Torch(Framework):
         program: Hashable,
         optimised: bool = False,
         compiled: bool = True,
+        backwards: int = 1,
     ) -> Evaluated:
         if not gradients:
             with torch.no_grad():
                 return Evaluated(*function(variables, constants), {})
+        for tensor in constants.values():
+            tensor.requires_grad_(False)
         for tensor in variables.values():
             tensor.requires_grad_()
         output, weights = function(variables, constants)
         if not self.is_array(output) or output.shape != cotangent.shape or not output.requires_grad:
             return Evaluated(output, weights, {})
-        found = torch.autograd.grad(
-            output, list(variables.values()), cotangent.to(output.dtype), allow_unused=True
-        )
+        for left in reversed(range(backwards)):
+            found = torch.autograd.grad(
+                output,
+                list(variables.values()),
+                cotangent.to(output.dtype),
+                allow_unused=True,
+                retain_graph=left > 0,
+            )
         named = zip(variables, found, strict=True)
         return Evaluated(output, weights, {name: grad for name, grad in named if grad is not None})
 
@@ -102,8 +117,17 @@ class Torch(Framework):
                 # Kernels fail later than they are called: this failure belongs to this problem.
                 torch.cuda.synchronize()
 
-    def strided(self, native: Any) -> Any:
-        return torch.stack([native, native], dim=-1)[..., 0]
+    def strided(self, native: Any, how: Strides) -> Any:
+        if how == "gaps":
+            return torch.stack([native, native], dim=-1)[..., 0]
+        larger, window = place_within(native.shape)
+        around = native.new_full(larger, torch.nan if native.is_floating_point() else 1)
+        around[window] = native
+        return around[window]
+
+    def overwrite(self, native: Any, by: Any) -> None:
+        with torch.no_grad():
+            native.copy_(by)
 
     def einsum(self, axes: str, *operands: Any) -> Any:
         return torch.einsum(axes, *operands)

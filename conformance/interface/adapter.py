@@ -19,6 +19,7 @@ import numpy as np
 
 from conformance.dtypes import DTYPES
 from conformance.errors import Unsupported
+from conformance.frameworks.base import Strides
 from conformance.frameworks.surroundings import PROCESS, Setting, changes, look, put_back
 from conformance.interface.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
 from conformance.problem import Answer, Problem, Shape
@@ -91,8 +92,11 @@ class Example:
 class Call:
     """How to put a problem: in which mode, on which device, with which spelling of its masks.
 
-    The rest only the probe asks for: not compiled where the framework would; without the batch
-    axis, for a batch of 1; from arrays with gaps between their numbers.
+    Only the probe asks for what follows: not compiled where the framework would; without the batch
+    axis, for a batch of 1; from arrays that do not lie in memory in one piece.
+
+    `wanted` names what needs a gradient, if not everything does: inputs, "attn_bias", or "weights"
+    for all parameters. `backwards` is how often the gradients are asked for.
     """
 
     mode: Mode = DEFAULT_MODE
@@ -100,7 +104,9 @@ class Call:
     spelling: Spelling | None = None
     compiled: bool = True
     unbatched: bool = False
-    strided: bool = False
+    strided: Strides = ""
+    wanted: frozenset[str] | None = None
+    backwards: int = 1
 
 
 @dataclass(frozen=True)
@@ -215,6 +221,14 @@ class Adapter(ABC):
 
         Called before anything is imported, so it must need nothing but the shape.
         """
+
+    def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
+        """Answer the earlier problem, then this one, whose numbers are written over the earlier's.
+
+        Both have the same shape and kinds of masks. Raises `Unsupported` where arrays cannot be
+        written to.
+        """
+        raise Unsupported("its arrays cannot be written to")
 
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
         """Call twice on the same objects, and look at the objects."""

@@ -63,9 +63,9 @@ class Function(NativeAdapter):
         def project(own: Natives, name: str, values: Any) -> Any:
             heads = bridge.einsum(f"bqe,ehd->{axes}", values, own[name])
             bias = own.get(f"{name}_bias")
-            if bias is None:
-                return heads
-            return heads + (bias if axes == "bqhd" else bias[:, None, :])
+            if bias is not None:
+                heads = heads + (bias if axes == "bqhd" else bias[:, None, :])
+            return self._lying(heads, call)
 
         def invoke(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
             projected = (project(own, "query", query), project(own, "key", key))

@@ -33,6 +33,20 @@ class Prepared:
     spelling: Spelling
     program: Hashable
 
+    def arguments(self) -> Natives:
+        """What a call is given beside its parameters."""
+        given = self.variables | self.constants
+        return {name: array for name, array in given.items() if not name.startswith(_WEIGHT)}
+
+    def split(self, wanted: frozenset[str] | None) -> tuple[Natives, Natives]:
+        """What is differentiated by, and what is not."""
+        if wanted is None:
+            return self.variables, self.constants
+        variables = {n: a for n, a in self.variables.items() if _kind(n) in wanted}
+        return variables, {n: a for n, a in self.variables.items() if n not in variables} | dict(
+            self.constants
+        )
+
 
 class NativeAdapter(Adapter):
     """An adapter of something that runs in a framework of `conformance.frameworks`."""
@@ -71,15 +85,18 @@ class NativeAdapter(Adapter):
             return self._evaluate(problem, call, self._prepare(problem, call))
 
     def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
+        variables, constants = ready.split(call.wanted)
+        differentiable = self.bridge.differentiable and self.differentiable
         found = self.bridge.evaluate(
             ready.function,
-            ready.variables,
-            ready.constants,
+            variables,
+            constants,
             ready.cotangent,
-            gradients=call.mode.gradients and self.bridge.differentiable and self.differentiable,
+            gradients=call.mode.gradients and differentiable and bool(variables),
             program=ready.program,
             optimised=call.mode.optimised,
             compiled=call.compiled,
+            backwards=call.backwards,
         )
         answer = self._answer(problem, ready, found)
         return _batched(answer, problem) if call.unbatched else answer
@@ -110,6 +127,22 @@ class NativeAdapter(Adapter):
                 changed += [f"{name}: got an attribute {attribute!r}" for attribute in sorted(news)]
         return SideEffects(tuple(changed), first, second, surroundings)
 
+    def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
+        """Answer the earlier problem, then this one, whose numbers are written over the earlier's.
+
+        Raises `Unsupported` where arrays cannot be written to, or are not the same in kind.
+        """
+        self.check(problem)
+        with self._session(problem, call):
+            ready, next_one = self._prepare(earlier, call), self._prepare(problem, call)
+            old, new = ready.arguments(), next_one.arguments()
+            if {n: a.shape for n, a in old.items()} != {n: a.shape for n, a in new.items()}:
+                raise Unsupported("its masks are spelled in two ways")
+            self._evaluate(earlier, call, ready)
+            for name, array in old.items():
+                self.bridge.overwrite(array, new[name])
+            return self._evaluate(problem, call, ready)
+
     @contextmanager
     def _session(self, problem: Problem, call: Call) -> Iterator[None]:
         """The framework's session; what is not there is `Unavailable`, not an error."""
@@ -134,18 +167,19 @@ class NativeAdapter(Adapter):
             if isinstance(value, bool):
                 flags[name] = value
                 continue
-            native = bridge.array(value, problem.dtype, call.device)
+            native = self._lying(bridge.array(value, problem.dtype, call.device), call)
             carries_bias = spelling.bias is not None and spelling.bias[0] == name
             (variables if carries_bias else constants)[_MASK + name] = native
         own, invoke, program = self._bind(problem, call)
         variables |= {_WEIGHT + name: array for name, array in own.items()}
 
-        def function(given: Natives, masks: Natives) -> tuple[Any, Any]:
+        def function(variables: Natives, constants: Natives) -> tuple[Any, Any]:
+            given = constants | variables
             parameters = _strip(given, _WEIGHT)
             query = given["query"]
             key = given.get("key", query)
             value = given.get("value", key)
-            arguments = _strip(given, _MASK) | _strip(masks, _MASK) | flags
+            arguments = _strip(given, _MASK) | flags
             result = invoke(parameters, query, key, value, arguments)
             if not isinstance(result, tuple):
                 return result, None
@@ -164,12 +198,11 @@ class NativeAdapter(Adapter):
         native = self.bridge.array(
             values[0] if call.unbatched else values, problem.dtype, call.device
         )
-        if not call.strided:
-            return native
-        spread = self.bridge.strided(native)
-        if spread is None:
-            raise Unsupported(f"arrays of {self.bridge.name} have no strides")
-        return spread
+        return self._lying(native, call)
+
+    def _lying(self, native: Any, call: Call) -> Any:
+        """The array as it shall lie in memory."""
+        return self.bridge.strided(native, call.strided) if call.strided else native
 
     @abstractmethod
     def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
@@ -211,6 +244,13 @@ class NativeAdapter(Adapter):
             gradients,
             dtypes,
         )
+
+
+def _kind(name: str) -> str:
+    """The name of a variable, as in `Call.wanted`."""
+    if name.startswith(_WEIGHT):
+        return "weights"
+    return "attn_bias" if name.startswith(_MASK) else name
 
 
 def _batched(answer: Answer, problem: Problem) -> Answer:

@@ -19,7 +19,8 @@ def repeatability(lab: Laboratory) -> Iterator[Entry]:
     problem = first.problem
     yield _compared(lab, "asked twice", lab.ask(problem), first.applied)
     yield _compared(lab, "alone and inside a batch", lab.ask(_alone(problem)), first.applied[:1])
-    yield _compared(lab, "contiguous and strided", lab.ask(problem, strided=True), first.applied)
+    for subject, strided in (("contiguous and strided", "gaps"), ("whole and cut out", "window")):
+        yield _compared(lab, subject, lab.ask(problem, strided=strided), first.applied)
     if lab.adapter.compiles:
         compiled = lab.ask(problem, compiled=True)
         yield _compared(lab, "eager and compiled", compiled, first.applied)

@@ -11,6 +11,7 @@ from conformance.requirements import (
     observed,
     polarity,
     probed,
+    usage,
     weights,
 )
 from conformance.requirements.requirement import Requirement
@@ -21,6 +22,7 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     *polarity.REQUIREMENTS,
     *invariance.REQUIREMENTS,
     *agreement.REQUIREMENTS,
+    *usage.REQUIREMENTS,
     *observed.REQUIREMENTS,
     *declared.REQUIREMENTS,
     *probed.REQUIREMENTS,

@@ -21,7 +21,7 @@ def modes(ex: Examination) -> Finding | None:
     first = ex.adapter.modes[0]
     if ex.mode.name == first.name:
         return None
-    found = _compare(ex, ex.answer, ex.answer_in(first))
+    found = compare_answers(ex, ex.answer, ex.answer_in(first))
     said = f"{{array}} in mode {ex.mode.name} is not that in mode {first.name}"
     return judge(MODES.id, found, said=said)
 
@@ -39,7 +39,7 @@ def spellings(ex: Examination) -> Finding | None:
     for spelling in every[1:]:
         again = ex.ask(ex.problem, spelling=spelling)
         said = f"{{array}} with {spelling.label} is not that with {every[0].label}"
-        finding = judge(SPELLINGS.id, _compare(ex, again, ex.answer), said=said)
+        finding = judge(SPELLINGS.id, compare_answers(ex, again, ex.answer), said=said)
         if finding.verdict != "conforms":
             return finding
     return finding
@@ -70,11 +70,11 @@ def repeats(ex: Examination) -> Finding | None:
     if not ex.calls_eagerly:
         return None
     effects = ex.side_effects()
-    found = _compare(ex, effects.second, effects.first)
+    found = compare_answers(ex, effects.second, effects.first)
     return judge(REPEATS.id, found, said="{array} of the second call is not that of the first")
 
 
-def _compare(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
+def compare_answers(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
     """Every array that both answers have."""
     ones, others = one.arrays(), other.arrays()
     if ex.answer.weights is None or ones.get("weights") is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.cases import catalogue as served
+from conformance.cases.patterns import other_mask
 from conformance.comparison import Comparison, between, compare
 from conformance.dtypes import Array, BoolArray
 from conformance.errors import Unsupported
@@ -151,8 +152,7 @@ def batch_entries(ex: Examination) -> Finding:
         inputs[name] = values
     changes = {}
     if problem.mask is not None and problem.mask.shape[0] > 1:
-        mask = ~problem.mask
-        mask[..., 0] = True
+        mask = other_mask(problem.mask)
         mask[kept] = problem.mask[kept]
         changes["mask"] = mask
     again = ex.ask(problem.with_inputs(**inputs).replace(**changes)).arrays()

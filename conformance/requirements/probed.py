@@ -27,7 +27,8 @@ DROPOUT = Requirement(
 LAYOUT = Requirement(
     id="call.memory-layout-does-not-matter",
     level="must",
-    sentence="Inputs with gaps between their numbers get the same answer as contiguous ones.",
+    sentence="Inputs with gaps between their numbers, or cut out of a larger array, get the same "
+    "answer as contiguous ones.",
     why="A kernel that ignores strides reads other numbers, and nothing raises.",
     check=of_no_case,
 )
@@ -35,11 +36,11 @@ LAYOUT = Requirement(
 
 @dataclass(frozen=True)
 class Rule:
-    """Which entry of which experiment decides a requirement, and what its values mean."""
+    """Which entries of which experiment decide a requirement, and what its values mean."""
 
     requirement: Requirement
     experiment: str
-    subject: str
+    subjects: tuple[str, ...]
     verdicts: dict[str, Verdict]
 
 
@@ -47,26 +48,33 @@ _RULES = (
     Rule(
         DROPOUT,
         "dropout",
-        "mean over draws",
+        ("mean over draws",),
         {"the weights": "conforms", "not the weights": "deviates"},
     ),
     Rule(
         LAYOUT,
         "repeatability",
-        "contiguous and strided",
+        ("contiguous and strided", "whole and cut out"),
         {"same bits": "conforms", "within noise": "conforms", "apart": "deviates"},
     ),
 )
 
 
+_WORST_FIRST: tuple[Verdict, ...] = ("deviates", "unsupported", "conforms")
+
+
 def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
     """What the entries of an experiment say about requirements of its own."""
     for rule in _RULES:
-        for entry in entries:
-            if (rule.experiment, rule.subject) == (experiment, entry.subject):
-                verdict = rule.verdicts.get(entry.value, "unsupported")
-                detail = f"{entry.subject}: {entry.evidence}" if verdict != "conforms" else ""
-                yield Finding(rule.requirement.id, verdict, detail, entry.value)
+        about = [
+            (rule.verdicts.get(entry.value, "unsupported"), entry)
+            for entry in entries
+            if rule.experiment == experiment and entry.subject in rule.subjects
+        ]
+        if about:
+            verdict, entry = min(about, key=lambda pair: _WORST_FIRST.index(pair[0]))
+            detail = f"{entry.subject}: {entry.evidence}" if verdict != "conforms" else ""
+            yield Finding(rule.requirement.id, verdict, detail, entry.value)
 
 
 REQUIREMENTS = (DROPOUT, LAYOUT)

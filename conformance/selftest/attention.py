@@ -38,6 +38,7 @@ class Given:
         causal: the flag.
         scale: factor of the logits, or None for the default.
         memory: survives the call; a correct attention has no use for it.
+        wanted: what a gradient is wanted for: inputs, "weights.query", "mask.bias" and so on.
     """
 
     shape: Shape
@@ -49,6 +50,7 @@ class Given:
     scale: float | None
     mode: Mode
     memory: dict[str, Any]
+    wanted: frozenset[str] = frozenset()
 
 
 class Attention:

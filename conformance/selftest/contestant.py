@@ -6,7 +6,7 @@ dtype. bfloat16 is float32 that was rounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +64,7 @@ class Contestant(NativeAdapter):
         self._kind = kind
         self._memory: dict[str, Any] = {}
         self._called: Attention | None = None
+        self._wanted: Iterable[str] = ()
 
     @property
     def bridge(self) -> Framework:
@@ -95,6 +96,7 @@ class Contestant(NativeAdapter):
                 problem.scale,
                 call.mode,
                 self._memory,
+                frozenset(self._wanted),
             )
             self._called = self._kind(given)
             return self._called.forward()
@@ -102,13 +104,16 @@ class Contestant(NativeAdapter):
         return natives, invoke, None
 
     def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
+        variables, constants = ready.split(call.wanted)
+        self._wanted = variables if call.mode.gradients else ()
         with np.errstate(all="ignore"):
-            output, weights = ready.function(ready.variables, ready.constants)
+            output, weights = ready.function(variables, constants)
             gradients: Natives = {}
-            if call.mode.gradients:
+            if self._wanted:
                 assert self._called is not None
-                every = self._called.backward(ready.cotangent)
-                gradients = {name: every[name] for name in ready.variables if name in every}
+                for _ in range(call.backwards):
+                    every = self._called.backward(ready.cotangent)
+                gradients = {name: every[name] for name in variables if name in every}
         answer = self._answer(problem, ready, Evaluated(output, weights, gradients))
         if problem.dtype == "bfloat16":
             named = {name: "bfloat16" if d == "float32" else d for name, d in answer.dtypes.items()}

@@ -13,13 +13,16 @@ from conformance.selftest.mutant import (
     DECLARED,
     DROPOUT,
     DTYPE,
+    FROZEN,
     INPUTS,
     KEY_ORDER,
     LAYOUT,
     MODES,
     OUTPUT,
     REPEATS,
+    REWRITTEN,
     SURROUNDINGS,
+    TWICE,
     UNCHANGED,
     Mutant,
     chapter,
@@ -214,6 +217,24 @@ _add(
 )
 
 
+def _mask_by_identity(a: Attention, mask: Array) -> Array:
+    # Holds the mask, so that no other array gets its identity.
+    kept, copy = a.given.memory.get("mask", (None, None))
+    if kept is not mask:
+        kept, copy = a.given.memory["mask"] = mask, mask.copy()
+    return copy
+
+
+_add(
+    "mask-cached-by-identity",
+    "converts a mask once, and finds it again by identity",
+    REWRITTEN,
+    mask=_mask_by_identity,
+    padding=lambda a, mask: Attention.padding(a, _mask_by_identity(a, mask)),
+    case="mask/key-padding/separate",
+)
+
+
 def _in_place(what: str) -> Any:
     def begin(a: Attention) -> None:
         if what == "query":
@@ -251,6 +272,42 @@ _add(
     UNCHANGED,
     biased=_filled,
     case=BIASED,
+)
+
+# What is asked for, and how often.
+
+FROZEN_CASE = "mask/key-padding/separate"
+
+
+def _overwritten(a: Attention, weights: Array, d_weights: Array) -> Array:
+    found = Attention.d_softmax(a, weights, d_weights)
+    if a.weights is not None:
+        a.weights = found
+    return found
+
+
+_add(
+    "key-gradient-with-query-only",
+    "computes the key's gradient only if the query needs one too",
+    FROZEN,
+    gradient=lambda a, name, array: a.stored(
+        0 * array if name == "key" and "query" not in a.given.wanted else array
+    ),
+    case=FROZEN_CASE,
+)
+_add(
+    "bias-forgotten-in-inference",
+    "has a fast path for calls without any gradient, which forgets the bias",
+    FROZEN,
+    bias=lambda a, bias: bias if a.given.wanted or not a.given.mode.gradients else 0 * bias,
+    case=BIASED,
+)
+_add(
+    "weights-overwritten-by-backward",
+    "makes the gradient of the logits in place of the weights that it kept",
+    TWICE,
+    d_softmax=_overwritten,
+    case=FROZEN_CASE,
 )
 
 # Neighbours in the batch, and what stands in memory.
@@ -296,6 +353,26 @@ _add(
     "reads memory in order, whatever the strides are",
     LAYOUT,
     input=_contiguous,
+    case="probe/repeatability",
+)
+
+
+def _rows_only(a: Attention, name: str) -> Array:
+    array = a.given.inputs[name]
+    if array.flags.c_contiguous or array.strides[-1] != array.itemsize:
+        return a.read(array)
+    batch, length, width = array.shape
+    rows = np.lib.stride_tricks.as_strided(
+        array, (batch * length, width), (array.strides[-2], array.strides[-1])
+    )
+    return a.read(rows.reshape(array.shape))
+
+
+_add(
+    "batch-stride-assumed",
+    "takes the stride of the batch for length times that of a row",
+    LAYOUT,
+    input=_rows_only,
     case="probe/repeatability",
 )
 

@@ -164,6 +164,20 @@ _add(
     WEIGHTS,
     softmax=_when(_WIDE, _bfloat16, "softmax"),
 )
+
+
+def _scaled_late(a: Attention, scores: Array) -> Array:
+    return Attention.scaled(a, a.hold(scores))
+
+
+_add(
+    "products-in-float16",
+    "keeps the products of query and key in the tensors' dtype, and scales them after that",
+    OUTPUT,
+    scaled=_scaled_late,
+    case="logits/from-large-heads/cross",
+    dtype="float16",
+)
 _add(
     "softmax-in-float16",
     "takes the softmax in float16",
