@@ -17,10 +17,9 @@ from conformance.probes import EXPERIMENTS
 from conformance.record import SCHEMA, Header, Implementation, Provenance, Record
 from conformance.report import build, render_html, render_markdown
 from conformance.report.glance import glances
-from conformance.report.html import render_card
 from conformance.report.model import Card, Report
 from conformance.report.pattern import pattern
-from conformance.report.views import card_file, disagreeing, families
+from conformance.report.views import families
 
 DECLARED = "adapter.declares-what-is-observed"
 NASTY = "<script>alert('1')</script>"
@@ -113,14 +112,10 @@ def test_a_chapter_has_the_command_that_asks_again():
 def test_an_entry_that_disagrees_is_named_on_the_card_and_counted_in_the_matrix():
     wrong = Entry("mask, bool", "attends", declared="blocks", agrees=False)
     found = report(result("masks", wrong))
-    ((subject, item),) = disagreeing(found.cards[0])
-    assert (subject, item.declared, item.value) == ("mask, bool", "blocks", "attends")
+    (item,) = found.cards[0].chapters[0].subjects[0].observed
+    assert (item.declared, item.value, item.agrees) == ("blocks", "attends", False)
     (row,) = [row for row in found.matrix if row.requirement == DECLARED]
     assert row.cells[0].counts == {"deviates": 1}
-    page = render_card(found, found.cards[0], "report.html")
-    assert "Not as the adapter declares" in page
-    right = report(result("masks", Entry("mask, bool", "blocks", declared="blocks")))
-    assert "Not as the adapter declares" not in render_card(right, right.cards[0], "report.html")
 
 
 def test_the_table_says_for_which_argument_a_meaning_holds():
@@ -249,38 +244,26 @@ def test_what_a_record_says_cannot_become_code():
         ),
         result("same-mask", Entry(f"{NASTY}, {NASTY}", NASTY, NASTY)),
     )
-    for page in (render_html(found), render_card(found, found.cards[0], "report.html")):
-        assert NASTY not in page
-        assert "&lt;script&gt;" in page
+    page = render_html(found)
+    assert NASTY not in page
+    assert "&lt;script&gt;" in page
     assert NASTY not in render_markdown(found)
 
 
-@pytest.mark.parametrize(
-    ("key", "file"),
-    [
-        ("torch-mha", "torch-mha.html"),
-        ("torch-mha (gpu)", "torch-mha-gpu.html"),
-        ("../../etc/passwd", "etc-passwd.html"),
-    ],
-)
-def test_a_card_stays_in_its_folder(key, file):
-    assert card_file(key) == file
-
-
-def test_a_report_leaves_a_page_for_each_card_and_none_of_an_earlier_report(tmp_path, capsys):
+def test_a_report_holds_the_cards_whole(tmp_path, capsys):
     record = tmp_path / "one.json"
     spec = f"{HERE / 'miniatures.py'}:Correct"
     assert main(["run", spec, "--case", "probe/masks", "--record", str(record)]) == ExitCode.OK
     narrowed = tmp_path / "one.narrowed.json"
-    folder = tmp_path / "report-cards"
-    folder.mkdir()
-    (folder / "old.html").write_text("an earlier report's")
-    assert main(["report", str(narrowed), "--output", str(tmp_path / "report")]) == ExitCode.OK
-    assert [file.name for file in folder.iterdir()] == ["Correct.html"]
-    page = (tmp_path / "report.html").read_text()
-    assert 'href="report-cards/Correct.html"' in page
-    assert "mask, bool" in (folder / "Correct.html").read_text()
-    assert 'href="../report.html"' in (folder / "Correct.html").read_text()
+    page = tmp_path / "report.html"
+    assert main(["report", str(narrowed), "--html", str(page)]) == ExitCode.OK
+    assert [file.name for file in tmp_path.glob("report*")] == ["report.html"]
+    (held,) = re.findall(
+        r'<script type="application/json" id="contents">(.*?)</script>', page.read_text()
+    )
+    (card,) = json.loads(held)["cards"]
+    subjects = [own["subject"] for chapter in card["chapters"] for own in chapter["subjects"]]
+    assert "mask, bool" in subjects
     assert "problem" not in capsys.readouterr().out
 
 

@@ -24,7 +24,6 @@ from conformance.cli import main
 from conformance.errors import BrokenRecord, ExitCode
 from conformance.record import Record, read, read_arrays, read_journal
 from conformance.report import build, render_html, render_markdown
-from conformance.report.html import render_card
 from conformance.terminal import printable
 
 HERE = Path(__file__).parent
@@ -79,8 +78,10 @@ def shown(record: Record, path: Path, arrays: dict | None = None) -> str:
     """Everything that a report makes of a record."""
     report = build([(path, record, arrays or {})])
     # In Markdown a command stands in a fence, where markup is text; the renderer escapes it.
-    pages = [render_html(report), MarkdownIt().enable("table").render(render_markdown(report))]
-    pages += [render_card(report, card, "report.html") for card in report.cards]
+    pages = [
+        render_html(report, None, [(path, record, arrays or {})]),
+        MarkdownIt().enable("table").render(render_markdown(report)),
+    ]
     return "\n".join(pages)
 
 

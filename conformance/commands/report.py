@@ -15,7 +15,14 @@ def add_parser(commands: Commands) -> None:
         "report", help="join records into a report: JSON, Markdown and HTML"
     )
     report.add_argument("records", nargs="*", type=Path, help="record files or folders of them")
-    report.add_argument("--output", type=Path, default=Path("reports/compatibility"))
+    report.add_argument(
+        "--output",
+        type=Path,
+        help="path without a suffix for the three files (default: reports/compatibility)",
+    )
+    report.add_argument(
+        "--html", type=Path, metavar="FILE", help="the page in this file; without --output, alone"
+    )
     report.add_argument(
         "--expect",
         action="append",
@@ -36,7 +43,10 @@ def add_parser(commands: Commands) -> None:
 def _report(options: argparse.Namespace) -> int:
     from conformance.report import write
 
-    return write(options.records, options.output, options.expect, options.run_file)
+    output = options.output
+    if output is None and options.html is None:
+        output = Path("reports/compatibility")
+    return write(options.records, output, options.expect, options.run_file, options.html)
 
 
 def _begin(options: argparse.Namespace) -> int:

@@ -1,35 +1,60 @@
 """The report as one HTML page: no network, everything escaped, readable without script or colour.
 
-Style and script are inlined, and a content security policy allows those two and nothing else, so
-that a name in a record cannot become code even if escaping failed.
+The page itself has the summary, the matrix and the deviations; every single finding lies in it as
+data, and is shown when somebody asks for it. Style and script are inlined, and a content security
+policy allows those two and nothing else, so that a name in a record cannot become code even if
+escaping failed.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from conformance.card import TOPICS
 from conformance.findings import NOT_VERIFIED, VERDICTS
 from conformance.report import plot, views, wording
 from conformance.report.cards import cards, polarity
+from conformance.report.contents import contents, embedded
 from conformance.report.figures import Figure
 from conformance.report.glance import glances
-from conformance.report.model import Card, Report
+from conformance.report.model import Loaded, Report
 from conformance.report.pattern import pattern
 
-HERE = Path(__file__).parent
+PAGE = Path(__file__).with_name("page")
+STYLES = ("style.css", "panel.css", "print.css")
+SCRIPTS = (
+    "elements",
+    "findings",
+    "address",
+    "filter",
+    "matrix",
+    "pictures",
+    "finding",
+    "panel",
+    "card",
+    "start",
+)
+"""Parts of the script, in the order in which they build on each other."""
 
 
 def render_html(
-    report: Report, figures: Mapping[str, Figure] | None = None, folder: str = "cards"
+    report: Report,
+    figures: Mapping[str, Figure] | None = None,
+    records: Sequence[Loaded] = (),
 ) -> str:
-    """The page; `figures` are those of deviations, by id; `folder` is where the cards are."""
-    style, script = (_own(name) for name in ("style.css", "script.js"))
+    """The page.
+
+    Args:
+        report: what is shown as it is.
+        figures: drawings of deviations, by their ids.
+        records: what the script shows when somebody looks closer.
+    """
+    style = "".join(map(_own, STYLES))
+    script = _script()
     return (
         _environment()
         .get_template("report.html.j2")
@@ -37,6 +62,7 @@ def render_html(
             report=report,
             style=style,
             script=script,
+            contents=embedded(contents(report, records)),
             policy=_policy(style, script),
             cards=cards(report),
             polarity=polarity,
@@ -44,36 +70,17 @@ def render_html(
             figures=figures or {},
             glances=glances(),
             pattern=pattern,
-            folder=folder,
             measured={(item.column, item.dtype): item for item in report.accuracy},
             rows={row.requirement: row for row in report.matrix},
+            index_of={row.requirement: index for index, row in enumerate(report.matrix)},
             place={column.key: index for index, column in enumerate(report.columns)},
-        )
-    )
-
-
-def render_card(report: Report, card: Card, report_file: str) -> str:
-    """The page of one convention card; `report_file` is the name of the report's page."""
-    style = _own("style.css")
-    return (
-        _environment()
-        .get_template("card.html.j2")
-        .render(
-            report=report,
-            card=card,
-            column=report.column(card.column),
-            topics={topic.name: topic for topic in TOPICS},
-            style=style,
-            policy=_policy(style, ""),
-            report_file=report_file,
-            place={},
         )
     )
 
 
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(HERE),
+        loader=FileSystemLoader(PAGE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -98,8 +105,14 @@ def _environment() -> Environment:
 
 
 def _own(name: str) -> str:
-    """One of the files beside this module."""
-    return (HERE / name).read_text(encoding="utf-8")
+    """One of the files that the page is made of."""
+    return (PAGE / name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    """All of the script as one block, in which nothing is global."""
+    parts = "\n".join(_own(f"script/{name}.js") for name in SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
 
 
 def _policy(style: str, script: str) -> str:

@@ -13,12 +13,12 @@ from conformance.report.model import (
     Column,
     Deviation,
     Handed,
-    Observed,
     Pair,
     Report,
+    Row,
+    Trend,
     Unsupported,
 )
-from conformance.report.model import Card as ConventionCard
 from conformance.report.totals import WRONG
 from conformance.report.wording import listed
 
@@ -122,22 +122,6 @@ def written(report: Report) -> list[str]:
     return list(dict.fromkeys(item.written for item in report.handed))
 
 
-def card_file(key: str) -> str:
-    """File name of a card's page."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-.") + ".html"
-
-
-def disagreeing(card: ConventionCard) -> list[tuple[str, Observed]]:
-    """Entries in which the adapter declares something else than was seen."""
-    return [
-        (subject.subject, item)
-        for chapter in card.chapters
-        for subject in chapter.subjects
-        for item in subject.observed
-        if not item.agrees
-    ]
-
-
 def versions(report: Report) -> dict[str, list[str]]:
     """Every package that stands behind an implementation, in all versions that took part."""
     found: dict[str, list[str]] = {}
@@ -221,3 +205,14 @@ def measured(report: Report, column: Column) -> bool:
 def apart_count(report: Report) -> int:
     """How many pairs, counted once per dtype, can be told apart."""
     return sum(heat_level(pair, report.limit) == 4 for pair in report.pairs)
+
+
+def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
+    """The matrix by chapter; each row with its place in it."""
+    rows = enumerate(report.matrix)
+    return [(name, list(own)) for name, own in groupby(rows, lambda item: item[1].chapter)]
+
+
+def trend_dtypes(trend: Trend) -> list[str]:
+    """Those in which something was measured in any record."""
+    return list(dict.fromkeys(dtype for point in trend.points for dtype in point.worst))

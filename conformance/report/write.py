@@ -1,4 +1,4 @@
-"""From record files to the three files of a report, and what the whole was worth."""
+"""From record files to the files of a report, and what the whole was worth."""
 
 from __future__ import annotations
 
@@ -11,60 +11,62 @@ from conformance.errors import ConformanceError, ExitCode
 from conformance.findings import verified
 from conformance.report.build import build
 from conformance.report.figures import figures
-from conformance.report.html import render_card, render_html
-from conformance.report.load import find_records, load_records
+from conformance.report.html import render_html
+from conformance.report.load import find_records, load
 from conformance.report.markdown import render_markdown
 from conformance.report.model import Report
-from conformance.report.views import card_file
 from conformance.report.wording import told
 from conformance.terminal import printable
 
 
 def write(
-    records: Sequence[Path], output: Path, expected: Sequence[str] = (), run: Path | None = None
+    records: Sequence[Path],
+    output: Path | None,
+    expected: Sequence[str] = (),
+    run: Path | None = None,
+    html: Path | None = None,
 ) -> int:
-    """Write `output` with .json, .md and .html, say in a few lines what is in them.
+    """Write the report, and say in a few lines what is in it.
 
     Args:
         records: record files, or folders of them.
-        output: path of the report without a suffix.
+        output: path without a suffix for .json, .md and .html; None for none of them.
         expected: names of records that must be there.
         run: file with the id of the run that the records must be of.
+        html: file for the page alone.
 
     Returns:
         An exit code: nothing verified, incomplete, or fine. Deviations are findings, not failures.
 
     Raises:
-        ConformanceError: the run's file cannot be read.
+        ConformanceError: the run's file cannot be read, or a file cannot be written.
     """
-    loaded, problems = load_records(find_records(records), _run_id(run))
-    report = build(loaded, expected, problems)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder = output.with_name(output.name + "-cards")
-    encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    for suffix, content in (
-        (".json", encoded + b"\n"),
-        (".md", render_markdown(report).encode()),
-        (".html", render_html(report, figures(report, loaded), folder.name).encode()),
-    ):
-        output.with_name(output.name + suffix).write_bytes(content)
-    _write_cards(report, folder, output.name + ".html")
-    for line in _summary(report, output):
+    found = load(find_records(records), _run_id(run))
+    report = build(found.current, expected, found.problems, found.earlier)
+    page = render_html(report, figures(report, found.current), found.current).encode()
+    files: dict[Path, bytes] = {}
+    if output is not None:
+        encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
+        files = {
+            output.with_name(output.name + ".html"): page,
+            output.with_name(output.name + ".md"): render_markdown(report).encode(),
+            output.with_name(output.name + ".json"): encoded + b"\n",
+        }
+    if html is not None:
+        files[html] = page
+    for path, content in files.items():
+        _write(path, content)
+    for line in [*_summary(report), f"report: {', '.join(map(str, files))}"]:
         print(printable(line))
     return outcome(report)
 
 
-def _write_cards(report: Report, folder: Path, report_file: str) -> None:
-    """A page for each card; pages of an earlier report do not stay."""
-    if not report.cards and not folder.is_dir():
-        return
-    folder.mkdir(exist_ok=True)
-    pages = {card_file(card.column): card for card in report.cards}
-    for old in folder.glob("*.html"):
-        if old.name not in pages:
-            old.unlink()
-    for name, card in pages.items():
-        (folder / name).write_bytes(render_card(report, card, report_file).encode())
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def outcome(report: Report) -> ExitCode:
@@ -84,7 +86,7 @@ def _run_id(file: Path | None) -> str:
         raise ConformanceError(f"{file}: cannot be read ({error.strerror}); {hint}") from error
 
 
-def _summary(report: Report, output: Path) -> list[str]:
+def _summary(report: Report) -> list[str]:
     lines = [f"{column.key}: {told(column.items)}" for column in report.columns]
     open_questions = report.not_verified
     lines += [
@@ -100,4 +102,4 @@ def _summary(report: Report, output: Path) -> list[str]:
         for item in open_questions.open
     ]
     lines += [f"problem: {line}" for line in open_questions.problems]
-    return [*lines, f"items: {told(report.totals.items)}", f"report: {output}.html, .md, .json"]
+    return [*lines, f"items: {told(report.totals.items)}"]

@@ -1,0 +1,138 @@
+// The filter: what it may ask, its panel in the bar, and what it hides all over the page.
+
+const NAMES = { implementation: "Implementation", chapter: "Chapter", verdict: "Verdict",
+  dtype: "dtype", device: "Device" };
+const distinct = (words) => [...new Set(words)];
+const CHOICES = {
+  implementation: data.columns.map((own) => own.key),
+  chapter: distinct(data.requirements.map((own) => own[1])),
+  verdict: VERDICTS.filter((_, kind) => data.verdict.includes(kind)),
+  dtype: data.dtypes,
+  device: distinct(data.columns.map((own) => own.device)),
+};
+
+function toggle(name, value, on = !state.filter[name].has(value)) {
+  const wanted = new Set(state.filter[name]);
+  if (on) wanted.add(value); else wanted.delete(value);
+  go({ filter: { ...state.filter, [name]: wanted } }, false);
+}
+const clear = () => go({ filter: nothing() }, false);
+
+const chosen = el("div", { class: "chosen", role: "group", "aria-label": "Active filters" });
+const outcome = el("output", { class: "outcome", "aria-live": "polite" });
+
+function filterPanel() {
+  const sets = FILTERS.map((name) =>
+    el("fieldset", { class: `choose-${name}` }, el("legend", {}, NAMES[name]),
+      CHOICES[name].map((value) => {
+        const box = el("input", { type: "checkbox", "data-filter": name, value });
+        box.addEventListener("change", () => toggle(name, value, box.checked));
+        return el("label", name === "verdict" ? { class: `v-${value}` } : {}, box,
+          name === "verdict" ? sign(value) : "", el("span", {}, value));
+      })));
+  const done = el("button", { type: "button", class: "plain" }, "Done");
+  const panel = el("div", { class: "choices", id: "choices", hidden: true },
+    el("div", { class: "sets" }, sets),
+    el("p", { class: "ends" },
+      el("span", { class: "muted" }, "Within a group any may hold, between groups all must."),
+      el("button", { type: "button", class: "plain", onclick: clear }, "Clear"), done));
+  const button = el("button", { type: "button", class: "open-filter", "aria-expanded": "false",
+    "aria-controls": "choices" }, "Filter");
+  const unfold = (on) => {
+    panel.hidden = !on;
+    button.setAttribute("aria-expanded", String(on));
+  };
+  button.addEventListener("click", () => unfold(panel.hidden));
+  done.addEventListener("click", () => { unfold(false); button.focus(); });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !panel.hidden) { unfold(false); button.focus(); }
+  });
+  document.addEventListener("pointerdown", (event) => {
+    if (!panel.hidden && !event.target.closest(".bar")) unfold(false);
+  });
+  return [button, panel];
+}
+
+function startFilter() {
+  const tools = document.getElementById("tools");
+  if (!data.columns.length || !FINDINGS) return;
+  const [button, panel] = filterPanel();
+  tools.append(button);
+  const bar = document.querySelector(".bar");
+  bar.append(panel, el("div", { class: "active", hidden: true },
+    outcome, chosen, el("button", { type: "button", class: "plain", onclick: clear }, "Clear all")));
+  tools.hidden = false;
+  each(".legend > [data-verdict]", (entry) => {
+    const verdict = entry.dataset.verdict;
+    if (!CHOICES.verdict.includes(verdict)) return;
+    const term = entry.querySelector("dt");
+    const switched = el("button", { type: "button", "data-legend": verdict, "aria-pressed": "false",
+      title: `Show only what is ${verdict}`, onclick: () => toggle("verdict", verdict) });
+    switched.append(...term.childNodes);
+    term.append(switched);
+  });
+  each("[data-clear]", (own) => own.addEventListener("click", clear));
+}
+
+function chips() {
+  return FILTERS.flatMap((name) => [...state.filter[name]].map((value) =>
+    el("button", { type: "button", class: "chip", onclick: () => toggle(name, value, false),
+      "aria-label": `Remove filter ${NAMES[name]}: ${value}` },
+    name === "verdict" ? sign(value) : el("span", { class: "muted" }, `${NAMES[name]} `), value,
+    el("span", { class: "cross", "aria-hidden": "true" }, " ×"))));
+}
+
+function applyFilter() {
+  const shown = tables(state.filter);
+  const active = filtered();
+  const bar = document.querySelector(".active");
+  if (!bar) return;
+  chosen.replaceChildren(...chips());
+  if (active) {
+    const total = count(state.filter).reduce((sum, times) => sum + times, 0);
+    outcome.textContent = `${number(total)} of ${plural(FINDINGS, "finding")}`;
+  }
+  bar.hidden = !active;
+  // Sticky headings stand below the bar, which grows with what it holds.
+  document.documentElement.style.setProperty("--bar", active ? `${document.querySelector(".bar-in").offsetHeight + bar.offsetHeight}px` : "");
+  each("[data-filter]", (box) => { box.checked = state.filter[box.dataset.filter].has(box.value); });
+  each("[data-legend]", (button) => {
+    button.setAttribute("aria-pressed", String(state.filter.verdict.has(button.dataset.legend)));
+  });
+  each("[data-for]", (element) => {
+    const own = element.dataset.for.trim().split(/\s+/);
+    const left = own.filter((place) => shown.column[place]).length;
+    element.toggleAttribute("data-hidden", left === 0);
+    if (element.matches("th[scope=colgroup]") && left) element.colSpan = left;
+  });
+  // Cells below a heading that spans rows: the heading goes with the first row that is left.
+  each(".compared tbody", (body) => {
+    const left = [...body.rows].filter((row) => !row.hasAttribute("data-hidden"));
+    body.toggleAttribute("data-hidden", left.length === 0);
+    const head = body.querySelector("th");
+    if (left.length && head) {
+      left[0].prepend(head);
+      head.rowSpan = left.length;
+    }
+  });
+  each("[data-dtype]", (element) => {
+    const wanted = state.filter.dtype;
+    element.toggleAttribute("data-hidden", wanted.size > 0 && !wanted.has(element.dataset.dtype));
+  });
+  const fits = (wanted, words) => !wanted.size || words.some((word) => wanted.has(word));
+  each("details.panel", (panel) => {
+    const own = panel.dataset;
+    panel.toggleAttribute("data-hidden", !(fits(state.filter.chapter, [own.chapter]) &&
+      fits(state.filter.verdict, [own.verdict]) && fits(state.filter.dtype, own.dtypes.split(" "))));
+  });
+  for (const outer of [".symptom", "#deviations ~ article"]) {
+    const inner = outer === ".symptom" ? "details.panel" : ".symptom";
+    each(outer, (element) => {
+      const left = [...element.querySelectorAll(inner)].some((own) => !own.hasAttribute("data-hidden"));
+      const place = element.dataset.for;
+      element.toggleAttribute("data-hidden",
+        !left || (place !== undefined && !shown.column[place.trim()]));
+    });
+  }
+  fillMatrix(active);
+}

@@ -1,0 +1,60 @@
+// Without this script everything but the single findings and the cards can be read on the page.
+
+function show() {
+  applyFilter();
+  each("a.open", (own) => { own.href = panelAddress(own.panel); });
+  showPanel();
+}
+
+// A place on the page; what lies in a closed panel is opened.
+function visit(id) {
+  const target = id && document.getElementById(id);
+  if (!target) return;
+  const folded = target.closest("details");
+  if (folded) folded.open = true;
+  target.scrollIntoView();
+}
+
+function arrive() {
+  state = parse(location.hash);
+  show();
+  if (state.at) visit(state.at);
+}
+
+startFilter();
+startMatrix();
+startPanel();
+each("pre.command", (block) => { if (!block.querySelector("button")) copyable(block); });
+each(".scripted", (own) => { if (FINDINGS) own.hidden = false; });
+each("[data-card]", (own) => {
+  own.panel = { card: data.columns[own.dataset.card].key };
+  own.classList.add("open");
+});
+each("[data-open]", (own) => {
+  const [column, row] = own.dataset.open.split(" ").map(Number);
+  own.panel = cellPanel(column, row);
+  own.classList.add("open");
+});
+// A place on the page keeps the filter.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a[href^='#']");
+  if (!link || event.defaultPrevented || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  const target = link.getAttribute("href").slice(1);
+  if (target.includes("=")) return;
+  const id = decodeURIComponent(target);
+  if (filtered() || panelled()) {
+    event.preventDefault();
+    go({ at: id, panel: {} });
+  }
+  visit(id);
+});
+addEventListener("hashchange", arrive);
+arrive();
+
+// Paper has no panels to open: what is folded is printed, and folded again.
+let unfolded = [];
+addEventListener("beforeprint", () => {
+  unfolded = [...document.querySelectorAll("section > details:not([open])")];
+  unfolded.forEach((panel) => { panel.open = true; });
+});
+addEventListener("afterprint", () => unfolded.forEach((panel) => { panel.open = false; }));
