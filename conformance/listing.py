@@ -1,131 +1,205 @@
-"""What there is: implementations, cases, requirements; and what each of them means."""
+"""What there is: implementations, cases, experiments, requirements."""
 
 from __future__ import annotations
 
-import textwrap
+import importlib.util
 from collections.abc import Iterable
+from typing import TypeAlias
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from conformance.card import TOPICS
-from conformance.cases.case import Case
-from conformance.cases.catalogue import catalogue, find_cases
-from conformance.errors import ExitCode, UnknownName
-from conformance.interface.loading import registered
-from conformance.requirements import REQUIREMENTS, find_requirement
+from conformance.cases.catalogue import catalogue
+from conformance.errors import ConformanceError, ExitCode
+from conformance.formats import print_json
+from conformance.interface.loading import load, registered
+from conformance.requirements import REQUIREMENTS
+from conformance.terminal import printable
 
 
-def show(what: str) -> int:
-    """List implementations, cases, experiments or requirements."""
-    {
-        "implementations": _implementations,
-        "cases": _cases,
-        "experiments": _experiments,
-        "requirements": _requirements,
-    }[what]()
-    return ExitCode.OK
+class ListedImplementation(msgspec.Struct, frozen=True):
+    """An implementation that can be named without a path.
 
-
-def explain(name: str) -> int:
-    """Explain a requirement, or the cases or experiments that a name finds.
-
-    Raises:
-        UnknownName: nothing has this name.
+    Attributes:
+        name: what to give to `run`.
+        title: what it is called by its authors.
+        framework: what it runs in.
+        installed: whether that is installed here.
+        documentation: a link, or "".
+        adapter: where its adapter is, "module:NAME".
     """
-    console = Console(highlight=False)
-    try:
-        requirement = find_requirement(name)
-    except UnknownName:
-        topics = [topic for topic in TOPICS if topic.id.startswith(name)]
-        for topic in topics:
-            console.print(f"[bold]{topic.id}[/] {escape(topic.title)}")
-            console.print(textwrap.fill(topic.question, 88), markup=False)
-        if topics:
-            return ExitCode.OK
-        known = [item.id for item in REQUIREMENTS] + [case.id for case in catalogue()]
-        known += [topic.id for topic in TOPICS]
-        try:
-            cases = find_cases(name)
-        except UnknownName:
-            raise UnknownName("case, experiment or requirement", name, known) from None
-        for case in cases:
-            _explain_case(console, case)
-        return ExitCode.OK
-    serving = [case.id for case in catalogue() if requirement.serves(case)]
-    console.print(f"[bold]{requirement.id}[/] ({requirement.level})")
-    console.print(textwrap.fill(requirement.sentence, 88), markup=False)
-    console.print(textwrap.fill(f"Why: {requirement.why}", 88), markup=False)
-    console.print(
-        f"Served by {len(serving)} cases: {', '.join(serving[:8])}" + ", ..." * (len(serving) > 8)
+
+    name: str
+    title: str
+    framework: str
+    installed: bool
+    documentation: str
+    adapter: str
+
+
+class ListedCase(msgspec.Struct, frozen=True):
+    """A case of the catalogue.
+
+    Attributes:
+        id: what to give to `--case`.
+        chapter: the first word of the id.
+        family: its shape.
+        why: what it does and what it catches.
+        defined: False where the field has no agreed answer.
+        serves: the requirements that look at it.
+    """
+
+    id: str
+    chapter: str
+    family: str
+    why: str
+    defined: bool
+    serves: list[str]
+
+
+class ListedExperiment(msgspec.Struct, frozen=True):
+    """An experiment; `id` without "probe/" is what to give to `probe --experiment`."""
+
+    id: str
+    title: str
+    question: str
+
+
+class ListedRequirement(msgspec.Struct, frozen=True):
+    """A requirement; `cases` is how many look at it."""
+
+    id: str
+    level: str
+    sentence: str
+    why: str
+    cases: int
+
+
+class Implementations(msgspec.Struct, frozen=True, tag_field="kind", tag="implementations"):
+    """`list implementations`."""
+
+    entries: list[ListedImplementation]
+
+
+class Cases(msgspec.Struct, frozen=True, tag_field="kind", tag="cases"):
+    """`list cases`."""
+
+    entries: list[ListedCase]
+
+
+class Experiments(msgspec.Struct, frozen=True, tag_field="kind", tag="experiments"):
+    """`list experiments`."""
+
+    entries: list[ListedExperiment]
+
+
+class Requirements(msgspec.Struct, frozen=True, tag_field="kind", tag="requirements"):
+    """`list requirements`."""
+
+    entries: list[ListedRequirement]
+
+
+Listing: TypeAlias = Implementations | Cases | Experiments | Requirements
+
+
+def listing(what: str) -> Listing:
+    """What there is of a kind, in the order of reports."""
+    if what == "implementations":
+        return Implementations([_implementation(name) for name in registered()])
+    if what == "cases":
+        return Cases(
+            [
+                ListedCase(
+                    id=case.id,
+                    chapter=case.chapter,
+                    family=case.family,
+                    why=case.why,
+                    defined=case.defined,
+                    serves=[item.id for item in REQUIREMENTS if item.serves(case)],
+                )
+                for case in catalogue()
+            ]
+        )
+    if what == "experiments":
+        return Experiments(
+            [ListedExperiment(topic.id, topic.title, topic.question) for topic in TOPICS]
+        )
+    cases = catalogue()
+    return Requirements(
+        [
+            ListedRequirement(
+                item.id, item.level, item.sentence, item.why, sum(map(item.serves, cases))
+            )
+            for item in REQUIREMENTS
+        ]
     )
+
+
+def show(what: str, *, as_json: bool = False) -> int:
+    """List implementations, cases, experiments or requirements."""
+    found = listing(what)
+    if as_json:
+        print_json(found)
+    elif isinstance(found, Implementations):
+        rows = (
+            (item.name, item.title, item.framework + ("" if item.installed else " (not installed)"))
+            for item in found.entries
+        )
+        _print("name title framework", rows)
+    elif isinstance(found, Cases):
+        _print("case does", ((item.id, item.why) for item in found.entries))
+    elif isinstance(found, Experiments):
+        _print("experiment asks", ((item.id, item.question) for item in found.entries))
+    else:
+        _print(
+            "requirement level sentence",
+            ((item.id, item.level, item.sentence) for item in found.entries),
+        )
     return ExitCode.OK
 
 
-def _explain_case(console: Console, case: Case) -> None:
-    shape = case.shape
-    console.print(f"[bold]{escape(case.id)}[/]")
-    console.print(textwrap.fill(case.why, 88), markup=False)
-    console.print(
-        f"batch {shape.batch}, query {shape.query_length}, key {shape.key_length}, heads "
-        f"{shape.heads} (key/value {shape.kv_heads}), head {shape.head_size} (value "
-        f"{shape.value_head_size}), widths {shape.query_width}/{shape.key_width}/"
-        f"{shape.value_width} to {shape.output_width}, {'biases' if shape.bias else 'no biases'}, "
-        f"{shape.score}, inputs {shape.sharing}"
+def _implementation(name: str) -> ListedImplementation:
+    """As its adapter says; one that does not import is listed with the reason."""
+    place = registered()[name].value
+    try:
+        adapter = load(name)
+    except ConformanceError as error:
+        return ListedImplementation(name, str(error), "unknown", False, "", place)
+    installed = importlib.util.find_spec(adapter.framework) is not None
+    return ListedImplementation(
+        name, adapter.title, adapter.framework, installed, adapter.documentation, place
     )
-    problem = case.problem("float64")
-    told = []
-    if problem.mask is not None:
-        told.append(f"mask {list(problem.mask.shape)}")
-    if problem.causal is not None:
-        told.append(f"causal {problem.causal}")
-    if problem.attn_bias is not None:
-        told.append(f"bias {list(problem.attn_bias.shape)}")
-    if problem.scale is not None:
-        told.append(f"scale {problem.scale}")
-    console.print("masks: " + (", ".join(told) or "none"), markup=False)
-    allowed = problem.allowed
-    if allowed is not None and allowed.shape[-1] <= 16 and allowed.shape[-2] <= 16:
-        console.print("entry 0, head 0 (rows are queries; # may attend, . may not):")
-        for row in problem.allowed_in_full()[0, 0]:
-            console.print("  " + "".join("#" if seen else "." for seen in row), markup=False)
-    if case.serves:
-        console.print(f"serves, beyond the usual: {', '.join(sorted(case.serves))}")
-    for name, reason in case.idle.items():
-        console.print(f"{name} does not matter here: {reason}", markup=False)
-    console.print()
-
-
-def _implementations() -> None:
-    _print("name adapter", ((name, point.value) for name, point in registered().items()))
-
-
-def _cases() -> None:
-    _print("case does", ((case.id, case.why) for case in catalogue()))
-
-
-def _experiments() -> None:
-    _print("experiment asks", ((topic.id, topic.question) for topic in TOPICS))
-
-
-def _requirements() -> None:
-    rows = ((item.id, item.level, item.sentence) for item in REQUIREMENTS)
-    _print("requirement level sentence", rows)
 
 
 def _print(head: str, rows: Iterable[tuple[str, ...]]) -> None:
     """A table for people; for programs, one line each with tabs, and nothing cut off."""
     console = Console(highlight=False)
+    told = [tuple(printable(" ".join(cell.split())) for cell in row) for row in rows]
     if not console.is_terminal:
-        for row in rows:
+        for row in told:
             print("\t".join(row))
         return
-    table = Table(box=None, header_style="bold")
     first, *others = head.split()
+    widest = max((len(row[0]) for row in told), default=0)
+    if widest > console.width // 2:
+        # Beside names as long as these there is no room for a sentence.
+        for name, *rest in told:
+            console.print(f"[bold]{escape(name)}[/]", soft_wrap=True)
+            console.print(_indented(" · ".join(rest), console.width))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name)
-    for row in rows:
+    for column in others:
+        table.add_column(column)
+    for row in told:
         table.add_row(*map(escape, row))
     console.print(table)
+
+
+def _indented(text: str, width: int) -> str:
+    import textwrap
+
+    return escape(textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    "))

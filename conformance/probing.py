@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,6 +15,7 @@ from rich.text import Text
 from conformance.card import Entry
 from conformance.errors import ExitCode, UnknownName
 from conformance.findings import CaseResult
+from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
 from conformance.probes import EXPERIMENTS, experiment
@@ -23,6 +23,9 @@ from conformance.session import Session, inquiries
 from conformance.terminal import printable, stdout_to_stderr
 
 WIDTH = 100
+
+Results: TypeAlias = list[CaseResult]
+"""What is printed as JSON."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def probe(
         if not as_json:
             _print(console, adapter, results, evidence=evidence, code=code)
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+        print_json(found)
     return _worth(found, strict=strict)
 
 

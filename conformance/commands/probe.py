@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from conformance.commands.shared import Commands, add_device, add_implementation, add_repeatable
+from conformance.commands.shared import (
+    Commands,
+    add_device,
+    add_format,
+    add_implementation,
+    add_repeatable,
+)
 
 
 def add_parser(commands: Commands) -> None:
@@ -27,7 +33,7 @@ def add_parser(commands: Commands) -> None:
     add_device(probe)
     probe.add_argument("--evidence", action="store_true", help="print what was fed and seen")
     probe.add_argument("--code", action="store_true", help="print lines that show it")
-    probe.add_argument("--json", action="store_true", help="print all of it as JSON")
+    add_format(probe, "probe")
     probe.add_argument(
         "--strict",
         action="store_true",
@@ -44,7 +50,7 @@ def _probe(options: argparse.Namespace) -> int:
     return probe(
         options.implementation,
         wanted,
-        as_json=options.json,
+        as_json=options.format == "json",
         evidence=options.evidence,
         code=options.code,
         strict=options.strict,

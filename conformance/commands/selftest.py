@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from conformance.commands.shared import Commands, add_repeatable
+from conformance.commands.shared import Commands, add_format, add_repeatable
 
 
 def add_parser(commands: Commands) -> None:
@@ -23,7 +23,7 @@ def add_parser(commands: Commands) -> None:
         type=Path,
         help="examine each in the whole catalogue, and write what noticed it to this file",
     )
-    selftest.add_argument("--json", action="store_true", help="print all of it as JSON")
+    add_format(selftest, "selftest")
     selftest.set_defaults(action=_selftest)
 
 
@@ -31,4 +31,5 @@ def _selftest(options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from conformance.selftest.command import selftest
 
-    return selftest(options.chapter, options.mutant, matrix=options.matrix, as_json=options.json)
+    as_json = options.format == "json"
+    return selftest(options.chapter, options.mutant, matrix=options.matrix, as_json=as_json)

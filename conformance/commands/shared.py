@@ -45,3 +45,36 @@ def be_quiet_and_single_threaded() -> None:
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+class _Schema(argparse.Action):
+    """Print the schema and end, whatever else is missing on the command line, as --help does."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, *_: object, option_string: str | None = None
+    ) -> None:
+        from conformance.formats import print_schema
+
+        assert isinstance(self.const, str)
+        print_schema(self.const)
+        parser.exit()
+
+
+def add_format(parser: argparse.ArgumentParser, output: str) -> None:
+    """--format and --schema; `output` is a name in `conformance.formats.OUTPUTS`."""
+    parser.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        help="for people or for programs (default: text)",
+    )
+    parser.add_argument(
+        "--json", dest="format", action="store_const", const="json", help="as --format json"
+    )
+    parser.add_argument(
+        "--schema",
+        action=_Schema,
+        nargs=0,
+        const=output,
+        help="print the JSON schema of --format json, and nothing else",
+    )

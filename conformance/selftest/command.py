@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,37 @@ import msgspec
 from rich.console import Console
 
 from conformance.errors import ExitCode
+from conformance.formats import print_json
 from conformance.selftest.mutants import find_mutants
 from conformance.selftest.page import page
 from conformance.selftest.run import Examiner, Outcome, count, survivors
+
+
+class Killed(msgspec.Struct, frozen=True):
+    """How many were noticed, of how many."""
+
+    killed: int
+    total: int
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """A mutant: `killed_by` is the requirement that noticed it, `at` where, both "" if none did."""
+
+    name: str
+    chapter: str
+    did: str
+    expected: list[str]
+    killed_by: str
+    at: str
+
+
+class Selftest(msgspec.Struct, frozen=True):
+    """All of it; `original_deviates` must be empty."""
+
+    chapters: dict[str, Killed]
+    mutants: list[Examined]
+    original_deviates: list[str]
+    seconds: float
 
 
 def selftest(
@@ -65,23 +92,22 @@ def _print(
 
 
 def _print_json(outcomes: Sequence[Outcome], original: Sequence[str], seconds: float) -> None:
-    found = {
-        "chapters": {
-            chapter: {"killed": killed, "total": total}
-            for chapter, (killed, total) in count(outcomes).items()
-        },
-        "mutants": [
-            {
-                "name": outcome.mutant.name,
-                "chapter": outcome.mutant.chapter,
-                "did": outcome.mutant.did,
-                "expected": outcome.mutant.killed_by,
-                "killed_by": outcome.by,
-                "at": outcome.where,
-            }
-            for outcome in outcomes
-        ],
-        "original_deviates": original,
-        "seconds": round(seconds, 1),
-    }
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
+    counted = count(outcomes)
+    print_json(
+        Selftest(
+            chapters={chapter: Killed(*of) for chapter, of in counted.items()},
+            mutants=[
+                Examined(
+                    name=outcome.mutant.name,
+                    chapter=outcome.mutant.chapter,
+                    did=outcome.mutant.did,
+                    expected=list(outcome.mutant.killed_by),
+                    killed_by=outcome.by,
+                    at=outcome.where,
+                )
+                for outcome in outcomes
+            ],
+            original_deviates=list(original),
+            seconds=round(seconds, 1),
+        )
+    )

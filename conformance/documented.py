@@ -1,0 +1,139 @@
+"""What each library says about itself, as its adapter declares it: masks, flags, rows, weights.
+
+An adapter is written from a library's documentation and links to it. Nothing here is believed by
+the suite; it is what experiments are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from conformance.errors import ConformanceError
+from conformance.interface.adapter import Adapter
+from conformance.interface.loading import load, registered
+
+
+class Documented(msgspec.Struct, frozen=True):
+    """What implementations say alike.
+
+    Attributes:
+        implementations: their names.
+        says: in few words.
+        documentation: links, or [].
+    """
+
+    implementations: list[str]
+    says: str
+    documentation: list[str]
+
+
+def adapters() -> Iterator[Adapter]:
+    """Every adapter that is installed and imports."""
+    for name in registered():
+        try:
+            yield load(name)
+        except ConformanceError:
+            continue
+
+
+def grouped(says: Callable[[Adapter], str]) -> list[Documented]:
+    """Implementations by what `says` makes of them."""
+    found: dict[str, list[Adapter]] = {}
+    for adapter in adapters():
+        found.setdefault(says(adapter), []).append(adapter)
+    return [
+        Documented(
+            [adapter.name for adapter in alike],
+            said,
+            list(dict.fromkeys(a.documentation for a in alike if a.documentation)),
+        )
+        for said, alike in found.items()
+    ]
+
+
+def about(requirement: str) -> list[Documented]:
+    """What libraries say about what a requirement asks; [] if they declare nothing of the kind."""
+    says = next((say for start, say in _SAYS.items() if requirement.startswith(start)), None)
+    return grouped(says) if says else []
+
+
+def _masks(adapter: Adapter) -> str:
+    told = []
+    for item in (*adapter.mask_arguments, *adapter.implicit_masks):
+        means = [f"True {item.true}"] if item.true else []
+        if item.number:
+            means.append(_number(item.number))
+        told.append(f"{item.name}: {', '.join(means) or 'not said'}")
+    return "; ".join(told) or "has no mask argument"
+
+
+def _number(meaning: str) -> str:
+    return "a number is added" if meaning == "added" else f"1 {meaning.removesuffix(' if nonzero')}"
+
+
+def _causal(adapter: Adapter) -> str:
+    flag = adapter.causal_flag
+    if flag is None:
+        return "has no causal flag"
+    aligned = f"aligned {flag.alignment}" if flag.alignment else "for equal lengths only"
+    return f"{flag.name}, {aligned}" + (f", beside {flag.needs}" if flag.needs else "")
+
+
+def _rows(adapter: Adapter) -> str:
+    said = adapter.fully_masked_row
+    if not said:
+        return "says nothing"
+    if isinstance(said, Mapping):
+        by_value: dict[str, list[str]] = {}
+        for mode, value in said.items():
+            by_value.setdefault(value, []).append(mode)
+        return "; ".join(f"{value} in {', '.join(modes)}" for value, modes in by_value.items())
+    return str(said)
+
+
+def _weights(adapter: Adapter) -> str:
+    return f"returns them {adapter.returns_weights}" if adapter.returns_weights else "returns none"
+
+
+def _dtypes(adapter: Adapter) -> str:
+    return ", ".join(adapter.dtypes)
+
+
+def _modes(adapter: Adapter) -> str:
+    return ", ".join(mode.name for mode in adapter.modes)
+
+
+def _dropout(adapter: Adapter) -> str:
+    return "active in " + ", ".join(adapter.dropout_modes) if adapter.dropout_modes else "has none"
+
+
+_SAYS: dict[str, Callable[[Adapter], str]] = {
+    "mask.": _masks,
+    "observed.fully-masked-row": _rows,
+    "observed.causal-alignment": _causal,
+    "observed.returned-weights": _weights,
+    "weights.": _weights,
+    "dtype.": _dtypes,
+    "modes.": _modes,
+    "dropout.": _dropout,
+}
+"""Beginning of a requirement's id to what is worth knowing there."""
+
+_TOPICS = {
+    "masks": _masks,
+    "same-mask": _masks,
+    "pairs": _masks,
+    "shapes": _masks,
+    "coinciding-sizes": _masks,
+    "masked-rows": _rows,
+    "causal": _causal,
+    "weights": _weights,
+    "dropout": _dropout,
+}
+
+
+def about_topic(topic: str) -> list[Documented]:
+    """The same for an experiment."""
+    return grouped(_TOPICS[topic]) if topic in _TOPICS else []

@@ -1,0 +1,332 @@
+"""What a case, a requirement or an experiment means: prose, inputs, derivation, and libraries."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from conformance import documented
+from conformance.card import TOPICS, Topic
+from conformance.cases.case import Case
+from conformance.cases.catalogue import catalogue, find_cases
+from conformance.cases.told import tell
+from conformance.documented import Documented
+from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
+from conformance.formats import print_json
+from conformance.interface.adapter import Adapter
+from conformance.problem import Problem
+from conformance.record import CaseInfo, Plane
+from conformance.reference import LIMIT
+from conformance.requirements import REQUIREMENTS, find_requirement
+from conformance.requirements.requirement import Requirement
+from conformance.terminal import printable
+
+WIDTH = 88
+MOST_DRAWN = 32
+"""Wider masks are not drawn in a terminal."""
+
+
+class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
+    """A case.
+
+    Attributes:
+        id: what to give to `--case`.
+        case: prose, inputs and masks.
+        defined: whether there is an agreed answer.
+        derivation: how the expected answer, and what is allowed, follow.
+        idle: inputs that by definition do not move the answer here, with the reason.
+        requirements: what looks at it.
+        put: how each library is told this problem, by its declaration; or why it cannot be.
+        command: runs it.
+    """
+
+    id: str
+    case: CaseInfo
+    defined: bool
+    derivation: list[str]
+    idle: dict[str, str]
+    requirements: list[str]
+    put: list[Documented]
+    command: str
+
+
+class ExplainedRequirement(msgspec.Struct, frozen=True, tag_field="kind", tag="requirement"):
+    """A requirement; `decided` is how, `cases` what serves it, `documented` what libraries say."""
+
+    id: str
+    level: str
+    sentence: str
+    why: str
+    decided: str
+    cases: list[str]
+    documented: list[Documented]
+    command: str
+
+
+class ExplainedExperiment(msgspec.Struct, frozen=True, tag_field="kind", tag="experiment"):
+    """An experiment; `done` is how."""
+
+    id: str
+    title: str
+    question: str
+    done: str
+    documented: list[Documented]
+    command: str
+
+
+Explained: TypeAlias = ExplainedCase | ExplainedRequirement | ExplainedExperiment
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """All that a name finds."""
+
+    entries: list[Explained]
+
+
+def explanation(name: str) -> Explanation:
+    """A requirement, or the experiments or cases that a name finds.
+
+    Raises:
+        UnknownName: nothing has this name.
+    """
+    if any(item.id == name for item in REQUIREMENTS):
+        return Explanation([_requirement(find_requirement(name))])
+    topics = [topic for topic in TOPICS if name and topic.id.startswith(name)]
+    if topics:
+        return Explanation([_experiment(topic) for topic in topics])
+    try:
+        return Explanation([_case(case) for case in find_cases(name)])
+    except UnknownName:
+        known = [item.id for item in REQUIREMENTS] + [case.id for case in catalogue()]
+        known += [topic.id for topic in TOPICS]
+        raise UnknownName("case, experiment or requirement", name, known) from None
+
+
+def explain(name: str, *, as_json: bool = False) -> int:
+    """Print it; raises `UnknownName`."""
+    found = explanation(name)
+    if as_json:
+        print_json(found)
+        return ExitCode.OK
+    console = Console(highlight=False, soft_wrap=True)
+    for index, item in enumerate(found.entries):
+        if index:
+            console.print()
+        if isinstance(item, ExplainedCase):
+            _print_case(console, item, briefly=len(found.entries) > 1)
+        elif isinstance(item, ExplainedRequirement):
+            _print_requirement(console, item)
+        else:
+            _print_experiment(console, item)
+    return ExitCode.OK
+
+
+# What is known
+
+
+def _case(case: Case) -> ExplainedCase:
+    problem = case.problem("float32")
+    return ExplainedCase(
+        id=case.id,
+        case=tell(case),
+        defined=case.defined,
+        derivation=_derivation(case, problem),
+        idle=dict(case.idle),
+        requirements=[item.id for item in REQUIREMENTS if item.serves(case)],
+        put=documented.grouped(lambda adapter: _put(adapter, problem)),
+        command=f"mha-conformance run NAME --case {case.id} --strict",
+    )
+
+
+def _requirement(requirement: Requirement) -> ExplainedRequirement:
+    return ExplainedRequirement(
+        id=requirement.id,
+        level=requirement.level,
+        sentence=requirement.sentence,
+        why=requirement.why,
+        decided=_doc(requirement.check),
+        cases=[case.id for case in catalogue() if requirement.serves(case)],
+        documented=documented.about(requirement.id),
+        command="mha-conformance run NAME --strict",
+    )
+
+
+def _experiment(topic: Topic) -> ExplainedExperiment:
+    from conformance.probes import experiment
+
+    return ExplainedExperiment(
+        id=topic.id,
+        title=topic.title,
+        question=topic.question,
+        done=_doc(experiment(topic.name).make),
+        documented=documented.about_topic(topic.name),
+        command=f"mha-conformance probe NAME --experiment {topic.name} --evidence",
+    )
+
+
+def _doc(thing: Any) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def _derivation(case: Case, problem: Problem) -> list[str]:
+    """The formula with this case's own numbers, and the size of what is allowed."""
+    shape = problem.shape
+    scale = shape.default_scale if problem.scale is None else problem.scale
+    if shape.score == "additive":
+        logits = "logits = Σ_d score_d · tanh(q_d + k_d)"
+    else:
+        logits = f"logits = {scale:.4g} · q kᵀ"
+        logits += " (1/√head)" if problem.scale is None else " (a scale of its own)"
+    told = [logits + (" + bias" if problem.attn_bias is not None else "")]
+    if problem.allowed is not None:
+        allowed = problem.allowed_in_full()
+        blocked = int(allowed.size - np.count_nonzero(allowed))
+        told.append(f"−∞ where blocked: {blocked:,} of {allowed.size:,} pairs of query and key")
+        empty = int(np.count_nonzero(~allowed.any(axis=-1)))
+        if empty:
+            told.append(f"{empty} rows may attend nothing")
+    told.append("weights = softmax of each row; output = weights · v, heads joined and projected")
+    if not case.defined:
+        return [*told, "no definition settles the answer: what is seen is recorded, not judged"]
+    noise = _noise(case)
+    return [
+        *told,
+        f"evaluated in float64; allowed are {LIMIT:g}σ for every element, where σ is the rounding "
+        f"noise of an honest implementation: about {noise['float32']:.1e} in float32 and "
+        f"{noise['bfloat16']:.1e} in bfloat16 for the output",
+    ]
+
+
+@cache
+def _noise(case: Case) -> dict[str, float]:
+    """The median σ of the output, by dtype."""
+    from conformance.reference import expect
+
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        noise = expect(case.problem(dtype)).noise
+        found[dtype] = float(np.median(next(iter(noise.values()))["output"]))
+    return found
+
+
+def _put(adapter: Adapter, problem: Problem) -> str:
+    try:
+        adapter.check(problem)
+        if not adapter.mask_arguments and adapter.causal_flag is None:
+            return "as it is"
+        return adapter.masks.spell(problem).label
+    except Unsupported as reason:
+        return f"unsupported: {reason}"
+    except (ConformanceError, ImportError) as error:
+        return f"not known: {error}"
+
+
+# For people
+
+
+def _print_case(console: Console, item: ExplainedCase, *, briefly: bool) -> None:
+    _title(console, item.id, "" if item.defined else "no agreed answer")
+    _paragraph(console, item.case.why)
+    _heading(console, "Inputs")
+    _paragraph(console, "; ".join(item.case.facts))
+    for plane in item.case.planes:
+        _draw(console, plane)
+    if item.case.more:
+        _paragraph(console, f"and {item.case.more} other masks")
+    for name, reason in item.idle.items():
+        _paragraph(console, f"{name} does not matter here: {reason}")
+    if briefly:
+        return
+    _heading(console, "Derivation")
+    for line in item.derivation:
+        _paragraph(console, line, bullet="· ")
+    _heading(console, "How each library is told")
+    _libraries(console, item.put)
+    _heading(console, "Requirements that look at it")
+    _paragraph(console, ", ".join(item.requirements) or "none")
+    _again(console, item.command)
+
+
+def _print_requirement(console: Console, item: ExplainedRequirement) -> None:
+    _title(console, item.id, item.level)
+    _paragraph(console, item.sentence, indent="")
+    _paragraph(console, f"Why: {item.why}", indent="")
+    if item.decided:
+        _heading(console, "Decided by")
+        _paragraph(console, item.decided)
+    if item.documented:
+        _heading(console, "What each library documents")
+        _libraries(console, item.documented)
+    if item.cases:
+        _heading(console, f"Served by {len(item.cases)} cases")
+        _paragraph(console, _some(item.cases, 8))
+    _again(console, item.command)
+
+
+def _print_experiment(console: Console, item: ExplainedExperiment) -> None:
+    _title(console, item.id, item.title)
+    _paragraph(console, item.question, indent="")
+    if item.done:
+        _heading(console, "Done by")
+        _paragraph(console, item.done)
+    if item.documented:
+        _heading(console, "What each library documents")
+        _libraries(console, item.documented)
+    _again(console, item.command)
+
+
+def _title(console: Console, name: str, beside: str) -> None:
+    console.print(f"[bold]{escape(name)}[/]" + (f" ({escape(beside)})" if beside else ""))
+
+
+def _heading(console: Console, text: str) -> None:
+    console.print(f"\n[bold]{escape(text)}[/]")
+
+
+def _paragraph(console: Console, text: str, *, indent: str = "  ", bullet: str = "") -> None:
+    filled = textwrap.fill(
+        printable(text),
+        min(console.width, WIDTH),
+        initial_indent=indent + bullet,
+        subsequent_indent=indent + " " * len(bullet),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    console.print(filled, markup=False)
+
+
+def _libraries(console: Console, found: Iterable[Documented]) -> None:
+    for item in found:
+        _paragraph(console, ", ".join(item.implementations), bullet="· ")
+        _paragraph(console, item.says, indent="      ")
+        for link in item.documentation:
+            console.print(f"      {printable(link)}", markup=False, style="dim")
+
+
+def _some(names: list[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" * (len(names) > most))
+
+
+def _again(console: Console, command: str) -> None:
+    console.print(f"\n[bold]Ask it[/]  {escape(command)}")
+
+
+def _draw(console: Console, plane: Plane) -> None:
+    """Rows are queries, columns are keys."""
+    where = plane.where or "every entry and head"
+    size = f"{plane.queries} queries × {plane.keys} keys"
+    if plane.keys > MOST_DRAWN or plane.queries > MOST_DRAWN:
+        _paragraph(console, f"{where}: {size}, too large to draw here")
+        return
+    _paragraph(console, f"{where} ({size}; # may attend, . may not):")
+    flat = "".join(".#"[index % 2] * length for index, length in enumerate(plane.runs))
+    for start in range(0, len(flat), plane.keys):
+        console.print("    " + flat[start : start + plane.keys], markup=False)

@@ -1,0 +1,53 @@
+"""What commands print for programs: JSON, and the JSON schema of it.
+
+Every output is a struct of msgspec, so the schema is made of the type and cannot drift from it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import msgspec
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+OUTPUTS = {
+    "record": ("conformance.record:Record", "everything that one run found"),
+    "report": ("conformance.report.model:Report", "records, joined into a report"),
+    "list": ("conformance.listing:Listing", "what mha-conformance list prints"),
+    "explain": ("conformance.explaining:Explanation", "what mha-conformance explain prints"),
+    "run": ("conformance.suite.summary:Summary", "what mha-conformance run prints"),
+    "probe": ("conformance.probing:Results", "what mha-conformance probe prints"),
+    "compare": ("conformance.changes.model:Changes", "what mha-conformance compare prints"),
+    "selftest": ("conformance.selftest.command:Selftest", "what mha-conformance selftest prints"),
+}
+"""Name to type, as "module:NAME", and what it is."""
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON schema of one of `OUTPUTS`."""
+    place, told = OUTPUTS[name]
+    module, _, attribute = place.partition(":")
+    made = msgspec.json.schema(getattr(importlib.import_module(module), attribute))
+    return {"$schema": DIALECT, "title": f"mha-conformance {name}", "description": told, **made}
+
+
+def print_schema(name: str) -> None:
+    """On stdout, ready for a file."""
+    print_json(schema(name))
+
+
+def print_json(found: object) -> None:
+    """On stdout, indented; nothing in it can move a cursor, because JSON escapes it."""
+    encoded = msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
+    # Characters beyond ASCII stand as they are in JSON, C1 controls and bidirectional marks too.
+    sys.stdout.write("".join(_escaped(char) for char in encoded) + "\n")
+
+
+def _escaped(char: str) -> str:
+    if char == "\n" or char.isprintable():
+        return char
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
