@@ -87,7 +87,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one requirement says about one case.
 
     `value` is the observed value of a characteristic; `detail` one line for people; `cause` names
-    the known mistake whose answer this is, where there is one.
+    the known mistake whose answer this is, where there is one, and `where` the part of an array
+    that deviates, if it is not all of it.
     """
 
     requirement: str
@@ -97,6 +98,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     figures: Figures | None = None
     worst: Worst | None = None
     cause: str = ""
+    where: str = ""
 
 
 def gravity(finding: Finding) -> tuple[float, float]:

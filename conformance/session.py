@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from conformance.cases.case import Case
-from conformance.diagnosis import explain
+from conformance.diagnosis import explain, of_entries
 from conformance.dtypes import Array
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import Examination, Raised, Workbench
@@ -155,13 +157,19 @@ class Session:
             verdict = Finding(DECLARED.id, "unavailable", detail=str(reason))
         except NoAnswer as error:
             verdict = Finding(DECLARED.id, "error", detail=str(error))
+        own = [
+            msgspec.structs.replace(finding, cause=of_entries(finding, found.entries))
+            if finding.verdict == "deviates"
+            else finding
+            for finding in (verdict, *decided(experiment.name, found.entries))
+        ]
         result = CaseResult(
             adapter.name,
             experiment.id,
             inquiry.dtype,
             inquiry.device,
             inquiry.mode.name,
-            [verdict, *decided(experiment.name, found.entries)],
+            own,
             found.entries,
         )
         return result, found.arrays

@@ -1,0 +1,269 @@
+"""From an answer that is wrong to a cause, if one is known, and to where it is wrong.
+
+The output first: what made it wrong made everything wrong. If it is right, the weights that are
+returned, and the gradients, each have mistakes of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from conformance.diagnosis import (
+    declared,
+    fits,
+    gradients,
+    location,
+    masks,
+    parts,
+    precision,
+    projections,
+    scale,
+    softmax,
+    weights,
+)
+from conformance.diagnosis.hypothesis import Evidence, Hypothesis, Maker
+from conformance.diagnosis.stages import Stages
+from conformance.dtypes import Array
+from conformance.errors import ConformanceError, Unsupported
+from conformance.examination import Examination, Raised
+from conformance.findings import Finding
+from conformance.interface.adapter import Mode
+from conformance.interface.arguments import Spelling
+from conformance.problem import Answer, Problem
+from conformance.reference import Expectation, expect, solve
+from conformance.requirements.polarity import trials
+
+OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "modes.")
+"""Chapters of requirements for which an answer is searched for a cause."""
+
+LOCATED = ("output.", "gradient.", "weights.equal")
+"""Those that compare with the definition, so that it can be told where they part."""
+
+ELEMENTS = 2**16
+"""Weights of a problem above which only whole answers are tried, not parts of them."""
+
+
+MOST_SPELLINGS = 8
+
+
+@dataclass(frozen=True)
+class Causes:
+    """What is known of an answer: a cause for each of its parts, or ""."""
+
+    output: str = ""
+    weights: str = ""
+    gradients: str = ""
+
+    def of(self, requirement: str) -> str:
+        """The cause that speaks of a requirement."""
+        if requirement.startswith("weights."):
+            return self.output or self.weights
+        # Blocked keys with a little weight have a little gradient.
+        leaks = self.weights if "blocked logits" in self.weights else ""
+        if requirement.startswith(("gradient.", "mask.blocked")):
+            return self.output or leaks or self.gradients
+        return self.output or (
+            self.gradients or self.weights if requirement.startswith("modes.") else ""
+        )
+
+
+def explain(finding: Finding, ex: Examination) -> Finding:
+    """The finding, with its cause and with where it deviates, if these are known."""
+    cause = ""
+    if finding.requirement.startswith(OF_AN_ANSWER):
+        # Who computes something else without any mask is not to be believed about masks.
+        cause = _cause(finding, ex)
+    cause = cause or declared.cause(finding)
+    where = _where(finding, ex) if finding.requirement.startswith(LOCATED) else ""
+    if not cause and not where:
+        return finding
+    return msgspec.structs.replace(finding, cause=cause, where=where)
+
+
+def _cause(finding: Finding, ex: Examination) -> str:
+    with np.errstate(all="ignore"):
+        found = causes(ex, ex.mode).of(finding.requirement)
+        if not found and finding.requirement.startswith("modes."):
+            first = ex.adapter.modes[0]
+            found = causes(ex, first).of(finding.requirement)
+            return f"in mode {first.name}: {found}" if found else ""
+        if not found and finding.requirement.startswith("mask.spellings"):
+            return _of_spellings(ex, ex.problem, ex.expectation, ex.adapter.masks.spellings)
+        if not found and finding.requirement.startswith("mask.polarity"):
+            return _of_arguments(ex, finding)
+    return found
+
+
+def causes(ex: Examination, mode: Mode) -> Causes:
+    """The known defects whose answer this is, in some mode; remembered."""
+    key = ("causes", id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name)
+
+    def look() -> Causes:
+        try:
+            answer = ex.answer_in(mode)
+        except (ConformanceError, Unsupported, Raised):
+            return Causes()
+        return diagnose(ex.problem, ex.expectation, answer, lambda moved: ex.ask(moved, mode=mode))
+
+    return ex.bench.answers.get(key, look)
+
+
+def _of_spellings(
+    ex: Examination,
+    problem: Problem,
+    expectation: Expectation,
+    spellings: Callable[[Problem], Iterable[Spelling]],
+) -> str:
+    """The first spelling whose answer is wrong in a known way."""
+    for spelling in itertools.islice(spellings(problem), MOST_SPELLINGS):
+        try:
+            answer = ex.ask(problem, spelling=spelling)
+        except (ConformanceError, Unsupported, Raised):
+            continue
+
+        def ask(moved: Problem, said: Spelling = spelling) -> Answer:
+            return ex.ask(moved, spelling=said)
+
+        found = diagnose(problem, expectation, answer, ask)
+        told = found.output or found.gradients
+        if told:
+            return f"with {spelling.label}: {told}"
+    return ""
+
+
+def _of_arguments(ex: Examination, finding: Finding) -> str:
+    """What becomes of a mask in an argument that does not mean what it is declared to mean."""
+    for argument in ex.adapter.mask_arguments:
+        if f"declared {argument.name}[" not in finding.detail:
+            continue
+        for trial in trials(ex.problem, argument, ex.case.random("polarity")):
+            said = Spelling(f"{argument.name} [{trial.form}]", {argument.name: trial.native})
+            if trial.declared == "added":
+                bias = trial.marked[:, None].astype(np.float64)
+                problem = ex.problem.replace(attn_bias=bias)
+            elif trial.marked.shape[-1] == 1:
+                continue
+            else:
+                seen = trial.marked if trial.declared == "attends" else ~trial.marked
+                problem = ex.problem.replace(mask=seen[:, None])
+            told = _of_spellings(ex, problem, expect(problem), lambda _, one=said: [one])  # type: ignore[misc]
+            if told:
+                return told
+    return ""
+
+
+def diagnose(
+    problem: Problem,
+    expectation: Expectation,
+    answer: Answer,
+    ask: Callable[[Problem], Answer],
+) -> Causes:
+    """The known defects whose answer this is; `ask` puts a problem next to this one."""
+    evidence = {
+        name: Evidence(array, want, expectation.loosest[name], expectation.underflow)
+        for name, array in answer.arrays().items()
+        if (want := expectation.arrays.get(name)) is not None and want.shape == array.shape
+    }
+    output = evidence.get("output")
+    if output is None:
+        return Causes()
+    maker = Maker(problem)
+    known: dict[int, dict[str, Array]] = {}
+
+    def again(bits: int) -> Mapping[str, Array]:
+        if bits not in known:
+            known[bits] = _errors_beside(problem, ask, bits)
+        return known[bits]
+
+    if output.wrong.any():
+        return Causes(output=_of_output(maker, output, again))
+    of_weights, own = "", evidence.get("weights")
+    if own is not None and own.wrong.any():
+        of_weights = weights.cause(maker, own, again)
+    derived = {
+        name.removeprefix("gradient."): one
+        for name, one in evidence.items()
+        if name.startswith("gradient.")
+    }
+    return Causes("", of_weights, gradients.cause(maker, derived, again))
+
+
+def _errors_beside(
+    problem: Problem, ask: Callable[[Problem], Answer], bits: int
+) -> dict[str, Array]:
+    """The errors where every input is moved by about a rounding error of so many bits."""
+    random = np.random.Generator(np.random.PCG64(bits))
+    moved = {}
+    for name in problem.shape.distinct_inputs():
+        values = getattr(problem, name)
+        step = 2.0 ** (1 - bits) * random.standard_normal(values.shape)
+        moved[name] = problem.format.round(values * (1 + step))
+    beside = problem.with_inputs(**moved)
+    try:
+        arrays = ask(beside).arrays()
+    except (ConformanceError, Unsupported, Raised):
+        return {}
+    want = solve(beside).arrays()
+    return {n: a - want[n] for n, a in arrays.items() if n in want and a.shape == want[n].shape}
+
+
+def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
+    """Whole hypotheses about the output, the simplest first."""
+    yield from masks.hypotheses(maker)
+    yield from scale.hypotheses(maker)
+    yield from projections.hypotheses(maker)
+    yield from softmax.hypotheses(maker)
+
+
+def _of_output(maker: Maker, evidence: Evidence, again: precision.Again) -> str:
+    computed: list[tuple[str, Stages]] = []
+    breaking: list[str] = []
+    for hypothesis in hypotheses(maker):
+        stages = hypothesis.make()
+        if evidence.explained(stages.output):
+            if not hypothesis.breaks:
+                return f"equals the answer {hypothesis.told}"
+            breaking.append(hypothesis.told)
+        if hypothesis.in_parts:
+            computed.append((hypothesis.told, stages))
+    if breaking:
+        others = ", or with another number than that" if len(breaking) > 1 else ""
+        told = f"is wrong in just the rows in which exp leaves its range {breaking[0]}{others}"
+        return told
+    if np.prod(maker.problem.shape.logits) <= ELEMENTS:
+        found = parts.cause(maker, evidence, computed) or fits.fitted(maker, evidence)
+        if found:
+            return found
+        for hypothesis in precision.rounded_at_a_stage(maker):
+            if evidence.explained(hypothesis.make().output):
+                return f"equals the answer {hypothesis.told}"
+    return precision.coarse("output", evidence, maker.problem.dtype, again)
+
+
+def _where(finding: Finding, ex: Examination) -> str:
+    """In which part of the array the deviation is; or which gradients have it."""
+    if finding.figures is None:
+        return ""
+    name = finding.figures.array
+    told = _part(ex.suited_expectation, ex.answer, name)
+    if name == "output" and not told:
+        told = location.rows(
+            ex.problem, np.asarray(_wrong(ex.expectation, ex.answer, name).any(axis=-1))
+        )
+    return told
+
+
+def _part(expectation: Expectation, answer: Answer, name: str) -> str:
+    if name not in answer.arrays():
+        return ""
+    return location.located(name, _wrong(expectation, answer, name))
+
+
+def _wrong(expectation: Expectation, answer: Answer, name: str) -> np.ndarray:
+    got, want = answer.arrays()[name], expectation.arrays[name]
+    return Evidence(got, want, expectation.loosest[name], expectation.underflow).wrong

@@ -1,0 +1,92 @@
+"""Defects with a number that only the answer tells: a factor on the scale or on the output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from conformance.diagnosis.hypothesis import Evidence, Maker
+from conformance.diagnosis.stages import Stages
+from conformance.dtypes import Array
+
+STEPS = 33
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def fitted(maker: Maker, evidence: Evidence) -> str:
+    """The cause, with its number, or ""."""
+    problem = maker.problem
+    if not np.isfinite(evidence.got).all():
+        return ""
+    bias = problem.weights.output_bias
+    for told, offset in (
+        ("the output", 0.0),
+        ("the output without its bias", 0.0 if bias is None else bias),
+    ):
+        factor = best_factor(evidence.got - offset, evidence.want - offset)
+        if evidence.explained(factor * (evidence.want - offset) + offset):
+            return f"{told} is {factor:.4g} times what it should be"
+
+    def shared(**changes: object) -> Array:
+        found = Stages(problem.replace(**changes))
+        for name in ("projected", "scores", "values"):
+            found.__dict__[name] = getattr(maker.right, name)
+        return found.output
+
+    def scaled(factor: float) -> Array:
+        return shared(scale=problem.logit_scale * factor)
+
+    families: list[tuple[str, Callable[[float], Array]]] = [("the scale", scaled)]
+    if problem.attn_bias is not None:
+        attn_bias = problem.attn_bias
+        families.append(("the additive bias", lambda f: shared(attn_bias=f * attn_bias)))
+    for told, answer in families:
+        found = _search(answer, evidence)
+        if found is not None and evidence.explained(answer(found)):
+            return f"{told} is {found:.4g} times what it should be"
+    return ""
+
+
+def best_factor(got: Array, want: Array) -> float:
+    """Least squares."""
+    size = float((want * want).sum())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float((got * want).sum()) / size if size > 0 else 1.0
+
+
+def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | None:
+    """The factor with which the answer comes nearest: a grid, then golden sections."""
+
+    def misfit(exponent: float) -> float:
+        found = answer(2.0**exponent)
+        left = (evidence.got - found)[np.isfinite(found)]
+        return float(left @ left)
+
+    grid = np.linspace(-4, 4, STEPS)
+    sizes = [misfit(float(exponent)) for exponent in grid]
+    at = int(np.argmin(sizes))
+    # Near a minimum so sharp that the grid sees little of it, half is a lot already.
+    right = misfit(0.0)
+    if not sizes[at] <= right:
+        return None
+    low, high = float(grid[max(at - 1, 0)]), float(grid[min(at + 1, STEPS - 1)])
+    for exponent in _sections(misfit, low, high):
+        best = exponent
+    return 2.0**best
+
+
+def _sections(misfit: Callable[[float], float], low: float, high: float) -> Iterator[float]:
+    one, other = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    first, second = misfit(one), misfit(other)
+    for _ in range(44):
+        if first < second:
+            high, other, second = other, one, first
+            one = high - GOLDEN * (high - low)
+            first = misfit(one)
+        else:
+            low, one, first = one, other, second
+            other = low + GOLDEN * (high - low)
+            second = misfit(other)
+        yield (low + high) / 2

@@ -1,0 +1,151 @@
+"""A Hypothesis: a known defect in words and what it would answer; and when that explains one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from conformance.comparison import ratios
+from conformance.diagnosis.stages import Change, Stages
+from conformance.dtypes import Array, BoolArray
+from conformance.problem import Problem
+from conformance.reference import LIMIT
+
+BETTER = 0.5
+"""A hypothesis leaves at most this share of the error: else it explains no more than noise does."""
+
+_SHARED = frozenset({"mask", "causal", "attn_bias", "scale"})
+"""What may change of a problem without a change to projections and scores."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One defect.
+
+    Attributes:
+        told: in words that follow "equals the answer", such as "with the mask inverted".
+        make: the computation that has it.
+        in_parts: whether some heads or rows alone may have it.
+        breaks: whether it only tells which rows cannot be right, so that others may as well.
+    """
+
+    told: str
+    make: Callable[[], Stages]
+    in_parts: bool = False
+    breaks: bool = False
+
+
+class Maker:
+    """Makes hypotheses about one problem; what they share with the right computation is shared."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.right = Stages(problem)
+
+    def asked(self, told: str, *, in_parts: bool = True, **changes: Any) -> Hypothesis:
+        """The right answer to another problem."""
+
+        def make() -> Stages:
+            found = Stages(self.problem.replace(**changes))
+            if changes.keys() <= _SHARED:
+                self._share(found)
+            return found
+
+        return Hypothesis(told, make, in_parts)
+
+    def weighed(self, told: str, **weights: Any) -> Hypothesis:
+        """The right answer with other weights."""
+        return Hypothesis(told, lambda: Stages(self.problem.with_weights(**weights)))
+
+    def staged(
+        self, told: str, *, in_parts: bool = False, breaks: bool = False, **stages: Change
+    ) -> Hypothesis:
+        """The answer with some stages done otherwise."""
+
+        def make() -> Stages:
+            found = Stages(self.problem, **stages)
+            if stages.keys() <= {"scaled", "biased", "hide", "softmax", "mix", "merge", "finish"}:
+                self._share(found)
+            return found
+
+        return Hypothesis(told, make, in_parts, breaks)
+
+    def masked(self, told: str, allowed: BoolArray) -> Hypothesis:
+        """The right answer under another mask."""
+        return self.asked(told, mask=allowed, causal=None)
+
+    def _share(self, found: Stages) -> None:
+        for name in ("projected", "scores", "values"):
+            found.__dict__[name] = getattr(self.right, name)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One array as it came, as it should be, and the noise of both."""
+
+    got: Array
+    want: Array
+    noise: Array
+    underflow: float
+
+    @cached_property
+    def wrong(self) -> BoolArray:
+        """Elements that are beyond their limit."""
+        off: BoolArray = np.abs(ratios(self.got, self.want, self.noise, self.underflow)) > LIMIT
+        return off
+
+    @cached_property
+    def _size(self) -> float:
+        return float(np.sqrt(np.mean(self.want**2)))
+
+    @cached_property
+    def _spread(self) -> float:
+        return float(np.sqrt(np.mean(self.noise**2)))
+
+    def tolerance(self, found: Array) -> Array:
+        """How far an honest computation of `found` may be off, with room.
+
+        A hypothesis has noise of its own, and more of it if it is larger than the right answer.
+        """
+        told = found[np.isfinite(found)]
+        size = float(np.sqrt(np.mean(told**2))) if told.size else 0.0
+        gain = max(1.0, size / self._size) if self._size > 0 else 1.0
+        tolerance: Array = LIMIT * (self.noise + 2 * gain * self._spread) + self.underflow
+        # What nothing was computed for is exact, here as there.
+        return np.where((self.noise == 0) & (found == 0), self.underflow, tolerance)
+
+    def near(self, found: Array) -> BoolArray:
+        """Where the array is `found`, to the noise."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            near: BoolArray = np.abs(self.got - found) <= self.tolerance(found)
+        return near
+
+    def explained(self, found: Array) -> bool:
+        """Whether `found` is what came, everywhere.
+
+        Where it is NaN anything goes, and where it is infinite what came is wrong in that row; but
+        something that is wrong must be explained, and by more than a little.
+        """
+        if found.shape != self.got.shape:
+            return False
+        told, broken = ~np.isnan(found), np.isinf(found)
+        if not told.any():
+            return bool(np.isnan(self.got).all())
+        plain = told & ~broken
+        rows = np.asarray(self.wrong.any(axis=-1))
+        if not plain.any() or not rows[np.asarray(broken.any(axis=-1))].all():
+            return False
+        if not (self.wrong & told).any() and not rows[~told.any(axis=-1)].all():
+            return False
+        if not self.near(np.where(plain, found, 0.0))[plain].all():
+            return False
+        if not (self.wrong & plain).any():
+            return True
+        with np.errstate(over="ignore"):
+            left = np.mean((self.got - found)[plain] ** 2)
+            before = np.mean((self.got - self.want)[plain] ** 2)
+        return bool(left <= BETTER**2 * before)

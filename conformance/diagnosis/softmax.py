@@ -1,0 +1,270 @@
+"""What becomes of the softmax: its axis, its maximum, its exponential, its tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from conformance.diagnosis.hypothesis import Hypothesis, Maker
+from conformance.diagnosis.stages import Stages
+from conformance.dtypes import Array, BoolArray
+
+TILES = (8, 16, 32, 64, 128)
+
+
+def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
+    """The simplest first."""
+    for axis, told in (
+        (-2, "over the queries"),
+        (-3, "over the heads"),
+        (0, "over the batch"),
+        ((-2, -1), "over queries and keys together"),
+    ):
+        # Where all is blocked, libraries give NaN, and the careful 0.
+        for empty in (np.nan, 0.0):
+            yield maker.staged(f"with the softmax {told}", softmax=_over(axis, empty))
+    yield maker.staged(
+        "with a sigmoid in place of the softmax", softmax=lambda a, x: 1 / (1 + np.exp(-x))
+    )
+    yield maker.staged("without the softmax", softmax=lambda a, x: np.where(np.isfinite(x), x, 0.0))
+    yield from _keys(maker)
+    yield from _exponential(maker)
+    yield from _maximum(maker)
+    yield from _tiles(maker)
+
+
+def _over(axis: int | tuple[int, ...], empty: float) -> Any:
+    def softmax(a: Stages, logits: Array) -> Array:
+        with np.errstate(invalid="ignore"):
+            peak = logits.max(axis=axis, keepdims=True)
+            powers = np.exp(logits - np.where(np.isfinite(peak), peak, 0.0))
+            total = powers.sum(axis=axis, keepdims=True)
+            return np.where(total > 0, powers / total, empty)
+
+    return softmax
+
+
+def _keys(maker: Maker) -> Iterator[Hypothesis]:
+    """Keys that are left out or counted twice."""
+    shape = maker.problem.shape
+    keys, full = shape.key_length, maker.right.allowed
+    ends = {keys - 1, shape.query_length, *range(16, keys, 16)}
+    at = np.arange(keys)
+    for end in sorted(ends):
+        if 0 < end < keys:
+            yield maker.masked(f"with {_from(end, keys)} ignored", full & (at < end))
+    if keys > 1:
+        yield maker.masked("with key 0 ignored", full & (at > 0))
+    for size in TILES:
+        if size < keys:
+            last = keys // size * size if keys % size else keys - size
+            edges = (at % size == size - 1) & (at < keys - 1)
+            every = f"of each tile of {size}"
+            yield maker.asked(
+                f"with {_from(last, keys)} counted twice", attn_bias=_twice(maker, at >= last)
+            )
+            yield maker.asked(
+                f"with the last key {every} counted twice", attn_bias=_twice(maker, edges)
+            )
+            yield maker.masked(f"with the last key {every} left out", full & ~edges)
+            ends_too = edges | (at == keys - 1)
+            yield maker.masked(f"with the last key {every} left out", full & ~ends_too)
+
+
+def _from(first: int, count: int) -> str:
+    return f"keys {first} and later" if first < count - 1 else f"key {first} (the last)"
+
+
+def _twice(maker: Maker, chosen: BoolArray) -> Array:
+    bias = maker.problem.attn_bias
+    plus = np.where(chosen, np.log(2.0), 0.0)[None, None, None, :]
+    return plus if bias is None else bias + plus
+
+
+def _peak(logits: Array) -> Array:
+    peak = logits.max(axis=-1, keepdims=True)
+    return np.where(np.isfinite(peak), peak, 0.0)
+
+
+def _powers(change: Any) -> Any:
+    """The softmax with something else for exp(logit − maximum)."""
+
+    def softmax(a: Stages, logits: Array) -> Array:
+        with np.errstate(all="ignore"):
+            powers = change(logits - _peak(logits))
+            total = powers.sum(axis=-1, keepdims=True)
+            return powers / np.where(total > 0, total, 1.0)
+
+    return softmax
+
+
+def _exponential(maker: Maker) -> Iterator[Hypothesis]:
+    yield maker.staged("with 2^x for e^x in the softmax", softmax=_powers(np.exp2))
+    yield maker.staged(
+        "with 1/(1 + x²) for e^x in the softmax", softmax=_powers(lambda x: 1 / (1 + np.square(x)))
+    )
+    for power in (256, 1024, 4096, 65536):
+        yield maker.staged(
+            f"with (1 + x/{power})^{power} for e^x in the softmax",
+            softmax=_powers(lambda x, n=power: np.maximum(1 + x / n, 0.0) ** n),
+        )
+    for digits in (3, 5, 6, 8, 9, 10, 12):
+        yield maker.staged(
+            f"with 1e-{digits} added to the softmax's normaliser",
+            softmax=_plus(10.0**-digits),
+        )
+    for digits in (2, 3, 4, 5, 6):
+        yield maker.staged(f"with weights below 1e-{digits} dropped", softmax=_cut(10.0**-digits))
+    for cap in (5, 10, 15, 20, 30, 50, 100):
+        yield maker.staged(
+            f"with the logits capped softly at {cap}: {cap}·tanh(x/{cap})",
+            scaled=lambda a, s, c=cap: c * np.tanh(Stages.scaled(a, s) / c),
+        )
+    for cap in (5, 10, 15, 20, 30, 50):
+        yield maker.staged(
+            f"with logits cut at {cap} below the row's maximum",
+            softmax=_powers(
+                lambda x, c=cap: np.where(x == -np.inf, 0.0, np.exp(np.maximum(x, -c)))
+            ),
+        )
+        if maker.problem.allowed is not None:
+            yield maker.staged(
+                f"with logits, blocked ones too, cut at {cap} below the row's maximum",
+                softmax=_powers(lambda x, c=cap: np.exp(np.maximum(x, -c))),
+            )
+    for cap in (10, 20, 30, 50, 80):
+        if np.abs(maker.right.biased(maker.right.scaled(maker.right.scores))).max() > cap:
+            yield maker.staged(f"with the logits cut at ±{cap}", softmax=_clipped(cap))
+
+
+def _plus(amount: float) -> Any:
+    def softmax(a: Stages, logits: Array) -> Array:
+        powers = np.exp(logits - _peak(logits))
+        return powers / (powers.sum(axis=-1, keepdims=True) + amount)
+
+    return softmax
+
+
+def _cut(limit: float) -> Any:
+    def softmax(a: Stages, logits: Array) -> Array:
+        weights = Stages.softmax(a, logits)
+        return np.where(weights < limit, 0.0, weights)
+
+    return softmax
+
+
+def _clipped(cap: float) -> Any:
+    def softmax(a: Stages, logits: Array) -> Array:
+        return Stages.softmax(a, np.where(logits == -np.inf, logits, np.clip(logits, -cap, cap)))
+
+    return softmax
+
+
+def _maximum(maker: Maker) -> Iterator[Hypothesis]:
+    """Exponentials that leave the range: infinite stands for a row that cannot be right."""
+    shown = maker.right.biased(maker.right.scaled(maker.right.scores))
+    if np.abs(shown).max() < 10:
+        return
+    logits = maker.right.logits
+    yield maker.staged("without the row's maximum subtracted", breaks=True, softmax=_range(0.0))
+    yield maker.staged(
+        "with the maximum taken before the mask",
+        breaks=True,
+        softmax=_range(shown.max(-1, keepdims=True)),
+    )
+    yield maker.staged(
+        "with the maximum starting at 0",
+        breaks=True,
+        softmax=_range(np.maximum(_peak(logits), 0.0)),
+    )
+    yield maker.staged(
+        "with the maximum of the whole matrix subtracted instead of the row's",
+        breaks=True,
+        softmax=_range(logits.max()),
+    )
+    for axes, told in (((-2, -1), "each head's matrix"), ((-3, -2, -1), "each entry's matrices")):
+        yield maker.staged(
+            f"with the maximum of {told} subtracted instead of the row's",
+            breaks=True,
+            softmax=_range(logits.max(axis=axes, keepdims=True)),
+        )
+    yield maker.staged(
+        "with the first row's maximum subtracted for all",
+        breaks=True,
+        softmax=_range(_peak(logits)[:, :, :1]),
+    )
+    for size in TILES:
+        if size < logits.shape[-1]:
+            yield maker.staged(
+                f"with the maximum of the first tile of {size} keys for all",
+                breaks=True,
+                softmax=_range(_peak(logits[..., :size])),
+            )
+
+
+def _range(peak: Any) -> Any:
+    """The softmax with another maximum, in the range in which sums are made."""
+
+    def softmax(a: Stages, logits: Array) -> Array:
+        kind = np.float64 if a.problem.dtype == "float64" else np.float32
+        with np.errstate(all="ignore"):
+            powers = np.exp((logits - peak).astype(kind)).astype(np.float64)
+            # What is left of the smallest numbers has too few digits.
+            tiny = np.finfo(kind).tiny
+            total = powers.sum(axis=-1, keepdims=True).astype(kind).astype(np.float64)
+            found = np.where(total > tiny / np.finfo(kind).eps, powers / total, np.nan)
+            found = np.where(np.isfinite(total) & (total > 0), found, np.inf)
+            return np.where((logits == -np.inf).all(axis=-1, keepdims=True), 0.0, found)
+
+    return softmax
+
+
+def _tiles(maker: Maker) -> Iterator[Hypothesis]:
+    """Mistakes of a softmax that goes over the keys in tiles."""
+    logits = maker.right.logits
+    keys = logits.shape[-1]
+    for start in sorted({(keys - 1) // size * size for size in TILES if size < keys}):
+        yield maker.staged(
+            f"with the normaliser of {_from(start, keys)} only", softmax=_last_normaliser(start)
+        )
+    for size in TILES:
+        if size >= keys:
+            continue
+        of = f"(tiles of {size} keys)"
+        yield maker.staged(
+            f"with sums not rescaled when the running maximum grows {of}",
+            softmax=_rescaled(size, 1.0),
+        )
+        yield maker.staged(
+            f"with sums rescaled the wrong way when the running maximum grows {of}",
+            softmax=_rescaled(size, 2.0),
+        )
+
+
+def _running(logits: Array, size: int) -> Array:
+    """For each key, the running maximum after its tile."""
+    keys = logits.shape[-1]
+    starts = np.arange(0, keys, size)
+    highest = np.maximum.accumulate(np.maximum.reduceat(logits, starts, axis=-1), axis=-1)
+    return np.repeat(highest, size, axis=-1)[..., :keys]
+
+
+def _rescaled(size: int, times: float) -> Any:
+    def softmax(a: Stages, logits: Array) -> Array:
+        running = _running(logits, size)
+        running = np.where(np.isfinite(running), running, 0.0)
+        grown = _peak(logits) - running
+        return Stages.softmax(a, logits + times * grown)
+
+    return softmax
+
+
+def _last_normaliser(start: int) -> Any:
+    def softmax(a: Stages, logits: Array) -> Array:
+        powers = np.exp(logits - _peak(logits))
+        with np.errstate(all="ignore"):
+            return powers / powers[..., start:].sum(axis=-1, keepdims=True)
+
+    return softmax

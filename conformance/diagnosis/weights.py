@@ -1,0 +1,103 @@
+"""Causes of attention weights that are wrong while the output is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.diagnosis.fits import best_factor
+from conformance.diagnosis.hypothesis import Evidence, Maker
+from conformance.diagnosis.masks import hidden_by
+from conformance.diagnosis.precision import Again, coarse
+from conformance.diagnosis.stages import Stages
+from conformance.dtypes import BFLOAT16, FLOAT16, Array
+
+
+def cause(maker: Maker, evidence: Evidence, again: Again) -> str:
+    """What the returned weights are instead, or ""."""
+    if evidence.got.ndim != 4:
+        return ""
+    for told, found in _instead(maker):
+        if evidence.explained(found):
+            return f"the returned weights are {told}"
+    right, got = maker.right, evidence.got
+    if np.isfinite(got).all():
+        told = hidden_by(_shown(right), got, right.allowed)
+        if told:
+            return told
+        factor = best_factor(got, right.weights)
+        if evidence.explained(factor * right.weights):
+            return f"the returned weights are {factor:.4g} times those of the softmax"
+        plus = float(np.median(got - right.weights))
+        if plus and evidence.explained(right.weights + plus):
+            return f"the returned weights have {plus:.3g} added"
+        cut = _cut(evidence, right.weights)
+        if cut:
+            return cut
+    return coarse("weights", evidence, maker.problem.dtype, again)
+
+
+def _shown(right: Stages) -> Array:
+    return right.biased(right.scaled(right.scores))
+
+
+def _instead(maker: Maker) -> Iterator[tuple[str, Array]]:
+    right, shape = maker.right, maker.problem.shape
+    w = right.weights
+    if shape.heads > 1:
+        mean = w.mean(axis=1, keepdims=True)
+        yield "the average over heads, repeated for each head", np.broadcast_to(mean, w.shape)
+        yield "those of the first head, for all", np.broadcast_to(w[:, :1], w.shape)
+        yield "those of the last head, for all", np.broadcast_to(w[:, -1:], w.shape)
+        yield "those of the heads in reverse order", w[:, ::-1]
+        if shape.group > 1:
+            first = np.repeat(w[:, :: shape.group], shape.group, axis=1)
+            yield "those of one head for each head of its group", first
+    if shape.batch > 1:
+        yield "those of the first batch entry, for all", np.broadcast_to(w[:1], w.shape)
+    logits = right.logits
+    if maker.problem.allowed is not None:
+        yield "those from before the mask", Stages.softmax(right, _shown(right))
+    # Infinite where blocked: whatever is there is wrong.
+    yield "the logits", np.where(np.isfinite(logits), logits, np.nan)
+    yield "the logits from before the mask", _shown(right)
+    yield "the scores, before scale and mask", right.scores
+    with np.errstate(all="ignore"):
+        peak = logits.max(axis=-1, keepdims=True)
+        yield "the exponentials, not normalised", np.exp(logits - peak)
+        yield "the exponentials, not normalised", np.exp(logits)
+        yield "the logarithms of the weights", np.where(w > 0, np.log(w), np.nan)
+        over = w.sum(axis=2, keepdims=True)
+        yield "normalised over the queries", w / np.maximum(over, 1e-30)
+        peak = logits.max(axis=2, keepdims=True)
+        powers = np.exp(logits - np.where(np.isfinite(peak), peak, 0.0))
+        total = powers.sum(axis=2, keepdims=True)
+        yield "those of a softmax over the queries", powers / np.where(total > 0, total, 1.0)
+    if shape.query_length == shape.key_length:
+        yield "transposed: [key query]", w.swapaxes(-1, -2)
+    yield (
+        "1 for the key that is attended most, and 0 for the others",
+        (w == w.max(axis=-1, keepdims=True)).astype(np.float64),
+    )
+    bits = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}[maker.problem.dtype]
+    for name, own, rounding in (("float16", 11, FLOAT16), ("bfloat16", 8, BFLOAT16)):
+        if own < bits:
+            yield f"rounded to {name}", rounding.round(w)
+
+
+def _cut(evidence: Evidence, right: Array) -> str:
+    """Small weights are 0, and no others are wrong."""
+    dropped = evidence.wrong & (evidence.got == 0)
+    if not dropped.any() or (evidence.wrong & ~dropped).any():
+        return ""
+    largest = float(right[dropped].max())
+    kept = right[evidence.got != 0]
+    if kept.size and kept.min() < largest:
+        return ""
+    return f"returned weights below {_round_up(largest):.0e} are 0"
+
+
+def _round_up(value: float) -> float:
+    """To the next power of ten."""
+    return float(10.0 ** np.ceil(np.log10(value)))
