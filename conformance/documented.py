@@ -6,7 +6,9 @@ the suite; it is what experiments are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
 
 import msgspec
 
@@ -29,13 +31,14 @@ class Documented(msgspec.Struct, frozen=True):
     documentation: list[str]
 
 
-def adapters() -> Iterator[Adapter]:
+@cache
+def adapters() -> tuple[Adapter, ...]:
     """Every adapter that is installed and imports."""
+    found = []
     for name in registered():
-        try:
-            yield load(name)
-        except ConformanceError:
-            continue
+        with suppress(ConformanceError):
+            found.append(load(name))
+    return tuple(found)
 
 
 def grouped(says: Callable[[Adapter], str]) -> list[Documented]:
