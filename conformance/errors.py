@@ -80,6 +80,10 @@ class BrokenRecord(ConformanceError):
     """A record that cannot be read: truncated, foreign or from another suite."""
 
 
+class BrokenBaseline(ConformanceError):
+    """A baseline that cannot be read, or an entry of it that cannot be meant."""
+
+
 class BrokenCase(ConformanceError):
     """A case file that cannot be read: truncated, foreign, or beyond what one may hold."""
 

@@ -1,0 +1,213 @@
+"""The baseline file: which deviations are known, and why. TOML, written by people.
+
+    [[known]]
+    requirement = "output.*"
+    case = ["mask/*", "!*/long"]
+    when = 'dtype == "float64" and torch_version < "2.9"'
+    verdict = "deviates"
+    cause = "is only as accurate as float32"
+    reason = "The kernel's softmax is in float32."
+    link = "https://example.org/issues/1"
+
+The first keys say of which findings an entry speaks; `verdict`, with `cause` or `raises`, what each
+of them must be. Patterns are those of the shell; one that begins with "!" takes away.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import translate
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from conformance.errors import BrokenBaseline
+from conformance.gate.condition import Condition, parse
+
+PLACES = ("implementation", "requirement", "case", "mode")
+"""Keys whose values are patterns: what an entry is about."""
+
+VERDICTS = ("deviates", "error")
+"""Verdicts that may be known. That something died, hung or is not there says nothing about what it
+would have answered."""
+
+TODO = "TODO: say why this is known, and until when"
+"""Written in place of a reason that nobody gave; the gate takes no such reason."""
+
+MOST_BYTES = 2**22
+
+_TEXTS = ("verdict", "reason", "link", "when", "cause", "raises")
+_KEYS = (*PLACES, *_TEXTS, "strict")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One known deviation.
+
+    Attributes:
+        number: 1 for the first of the file.
+        line: where it begins, or 0 if that cannot be said.
+        cause: text that the cause of each finding contains.
+        raises: text that each error contains.
+        strict: whether all findings must deviate; otherwise, any.
+    """
+
+    number: int
+    line: int
+    verdict: str
+    implementation: tuple[str, ...] = ()
+    requirement: tuple[str, ...] = ()
+    case: tuple[str, ...] = ()
+    mode: tuple[str, ...] = ()
+    condition: Condition | None = None
+    cause: str = ""
+    raises: str = ""
+    reason: str = ""
+    link: str = ""
+    strict: bool = True
+
+    @property
+    def has_reason(self) -> bool:
+        """Whether somebody said why."""
+        return bool(self.reason.strip()) and not self.reason.lstrip().upper().startswith("TODO")
+
+    @property
+    def says(self) -> tuple[str, str, str, str, bool]:
+        """What it says of its findings: two entries that say the same are one too many."""
+        return self.verdict, self.cause, self.raises, self.reason.strip(), self.strict
+
+    @property
+    def place(self) -> str:
+        """Where it is, and what it is about, in one line."""
+        told = [f"{name} {' '.join(getattr(self, name))}" for name in PLACES if getattr(self, name)]
+        told += [f"when {self.condition.text}"] if self.condition else []
+        return f"{f'line {self.line}' if self.line else f'entry {self.number}'}: {', '.join(told)}"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A file of entries."""
+
+    path: Path
+    text: str
+    entries: tuple[Entry, ...]
+
+
+@lru_cache(maxsize=4096)
+def fits(patterns: tuple[str, ...], name: str) -> bool:
+    """Whether patterns find a name: none of them is all of them, and "!" takes away."""
+    wanted, unwanted = _compiled(patterns)
+    return (not wanted or any(item.match(name) for item in wanted)) and not any(
+        item.match(name) for item in unwanted
+    )
+
+
+@lru_cache(maxsize=1024)
+def _compiled(patterns: tuple[str, ...]) -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
+    wanted = [re.compile(translate(item)) for item in patterns if not item.startswith("!")]
+    unwanted = [re.compile(translate(item[1:])) for item in patterns if item.startswith("!")]
+    return wanted, unwanted
+
+
+def read_baseline(path: Path) -> Baseline:
+    """The entries of a file; none, if there is no such file yet.
+
+    Raises:
+        BrokenBaseline: it is there, and cannot be meant.
+    """
+    try:
+        if not path.exists():
+            return Baseline(path, "", ())
+        if path.stat().st_size > MOST_BYTES:
+            raise BrokenBaseline(f"{path}: {MOST_BYTES} bytes are the most a baseline can have")
+        # Line ends as they are: what is written again must not differ in them.
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise BrokenBaseline(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise BrokenBaseline(f"{path}: not TOML (not UTF-8)") from error
+    return baseline_of(path, text)
+
+
+def baseline_of(path: Path, text: str) -> Baseline:
+    """The entries of a file's text; raises `BrokenBaseline`."""
+    try:
+        content = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BrokenBaseline(f"{path}: not TOML ({error})") from error
+    for name in content:
+        if name != "known":
+            raise BrokenBaseline(
+                f"{path}: {name!r} means nothing here; entries begin with [[known]]"
+            )
+    tables = content.get("known", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise BrokenBaseline(f"{path}: each entry begins with [[known]]")
+    lines = _lines(text, len(tables))
+    entries = []
+    for number, (table, line) in enumerate(zip(tables, lines, strict=True), 1):
+        try:
+            entries.append(_entry(table, number, line))
+        except BrokenBaseline as error:
+            place = f"line {line}" if line else f"entry {number}"
+            raise BrokenBaseline(f"{path}, {place}: {error}") from error
+    return Baseline(path, text, tuple(entries))
+
+
+def _lines(text: str, count: int) -> list[int]:
+    heads = re.finditer(r"^[ \t]*\[\[[ \t]*known[ \t]*\]\]", text, re.MULTILINE)
+    found = [text.count("\n", 0, head.start()) + 1 for head in heads]
+    return found if len(found) == count else [0] * count
+
+
+def _entry(table: dict[str, Any], number: int, line: int) -> Entry:
+    for key in table:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, _KEYS, n=1) or [", ".join(_KEYS)]
+            raise BrokenBaseline(f"unknown key {key!r}; did you mean {near[0]}?")
+    texts: dict[str, Any] = {key: _text(table, key) for key in _TEXTS}
+    places: dict[str, Any] = {key: _patterns(table, key) for key in PLACES}
+    verdict, when = texts.pop("verdict"), texts.pop("when")
+    if verdict not in VERDICTS:
+        told = f"verdict {verdict!r}" if verdict else "no verdict"
+        raise BrokenBaseline(f"{told}; what may be known is {' or '.join(VERDICTS)}")
+    if not places["requirement"] and not places["case"]:
+        raise BrokenBaseline('say a requirement or a case; a pattern such as "mask/*" will do')
+    if verdict == "error" and not texts["raises"].strip():
+        raise BrokenBaseline(
+            'say with raises = "..." a part of the error\'s text; otherwise any error is excused'
+        )
+    if verdict != "error" and texts["raises"]:
+        raise BrokenBaseline('raises is for verdict = "error"; of a deviation, say its cause')
+    if verdict == "error" and texts["cause"]:
+        raise BrokenBaseline('cause is for verdict = "deviates"; of an error, say raises')
+    strict = table.get("strict", True)
+    if not isinstance(strict, bool):
+        raise BrokenBaseline("strict is true or false")
+    condition = parse(when) if when.strip() else None
+    return Entry(number, line, verdict, **places, **texts, condition=condition, strict=strict)
+
+
+def _text(table: dict[str, Any], key: str) -> str:
+    found = table.get(key, "")
+    if not isinstance(found, str):
+        raise BrokenBaseline(f"{key} is text")
+    return found
+
+
+def _patterns(table: dict[str, Any], key: str) -> tuple[str, ...]:
+    found = table.get(key)
+    if found is None:
+        return ()
+    several = [found] if isinstance(found, str) else found
+    if not isinstance(several, list) or not several or not _all_texts(several):
+        raise BrokenBaseline(f"{key} is a pattern or a list of patterns, each of them text")
+    return tuple(several)
+
+
+def _all_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) and value.strip("! ") for value in values)

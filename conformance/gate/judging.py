@@ -1,0 +1,281 @@
+"""Judging: the findings of a run, held against a baseline.
+
+What is matched is a finding: one requirement at one case, in one dtype, device and mode. An entry
+*claims* every finding that its patterns and its condition find, whatever the verdict is; each of
+these must then be as the entry says. So an entry cannot excuse more than it was written for, and
+two entries that claim the same finding cannot both be right.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from conformance.dtypes import DTYPES
+from conformance.errors import BrokenBaseline, ExitCode
+from conformance.findings import NOT_VERIFIED, RUN, VERIFIED, CaseResult, Finding, count, gravity
+from conformance.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
+from conformance.record import Implementation, Record
+
+LOST = ("crashed", "timed-out")
+"""Left open, and by the implementation: a change for the worse."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A finding, and where it was found."""
+
+    result: CaseResult
+    finding: Finding
+
+    @property
+    def requirement(self) -> str:
+        """Its requirement."""
+        return self.finding.requirement
+
+    @property
+    def wrong(self) -> bool:
+        """Whether somebody has to know of it."""
+        return self.finding.verdict in VERDICTS
+
+    def part(self, place: str) -> str:
+        """What patterns under this key are matched with."""
+        return self.requirement if place == "requirement" else getattr(self.result, place)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of every finding, and of every entry.
+
+    Attributes:
+        known: deviations that are as their entry says.
+        new: deviations that no entry claims, or that are otherwise than the entry says.
+        expected: of those in `new` that an entry claims, that entry.
+        fixed: entries with what they claim that does not deviate.
+        open: findings that say nothing about the implementation: it died, or was not there.
+        missing: planned items of which the record has nothing.
+        ambiguous: pairs of entries that claim the same findings and say something else of them.
+        duplicates: pairs that claim the same, and say the same.
+        inactive: entries about other implementations, versions or devices than those of the run.
+        claimed: what each entry claims, by its number.
+        decided: every finding that an entry may claim.
+    """
+
+    baseline: Baseline
+    record: Record
+    counts: Mapping[str, int] = field(default_factory=dict)
+    known: tuple[Cell, ...] = ()
+    new: tuple[Cell, ...] = ()
+    expected: Mapping[Cell, Entry] = field(default_factory=dict)
+    fixed: tuple[tuple[Entry, tuple[Cell, ...]], ...] = ()
+    open: tuple[Cell, ...] = ()
+    missing: int = 0
+    unmatched: tuple[Entry, ...] = ()
+    ambiguous: tuple[tuple[Entry, Entry, tuple[Cell, ...]], ...] = ()
+    duplicates: tuple[tuple[Entry, Entry], ...] = ()
+    reasonless: tuple[Entry, ...] = ()
+    inactive: tuple[Entry, ...] = ()
+    claimed: Mapping[int, tuple[Cell, ...]] = field(default_factory=dict)
+    decided: tuple[Cell, ...] = ()
+
+    @property
+    def lost(self) -> tuple[Cell, ...]:
+        """Where the implementation died or hung."""
+        return tuple(cell for cell in self.open if cell.finding.verdict in LOST)
+
+    @property
+    def worse(self) -> bool:
+        """Whether something is wrong of which nobody knew."""
+        return bool(self.new or self.lost)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the baseline has to be edited, apart from that."""
+        return bool(
+            self.fixed or self.unmatched or self.ambiguous or self.duplicates or self.reasonless
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether all was asked and answered; otherwise an entry may be right that matches none."""
+        narrowed = self.record.header.provenance.selection or self.record.header.deselected
+        return not (narrowed or self.open or self.missing)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of the gate."""
+        if not any(self.counts.get(verdict) for verdict in VERIFIED):
+            return ExitCode.NOTHING_VERIFIED
+        if self.worse or self.stale:
+            return ExitCode.DEVIATES
+        return ExitCode.INCOMPLETE if self.open or self.missing else ExitCode.OK
+
+    @property
+    def holds(self) -> bool:
+        """Whether all is as recorded."""
+        return self.exit_code == ExitCode.OK
+
+
+class Claims:
+    """Which entries claim a finding, in the surroundings of one run.
+
+    Raises:
+        BrokenBaseline: a condition asks for what the run does not know.
+    """
+
+    def __init__(self, baseline: Baseline, record: Record) -> None:
+        self._variables = {
+            told.name: _variables(told, record) for told in record.header.implementations
+        }
+        self.active: list[Entry] = []
+        self.inactive: list[Entry] = []
+        for entry in baseline.entries:
+            told = [one for one in record.header.implementations if self._asks(entry, one)]
+            (self.active if told else self.inactive).append(entry)
+
+    def of(self, result: CaseResult, finding: Finding) -> list[Entry]:
+        """The entries that claim it; more than one is a fault of the baseline."""
+        cell = Cell(result, finding)
+        return [entry for entry in self.active if self._claims(entry, cell)]
+
+    def knows(self, result: CaseResult, finding: Finding) -> Entry | None:
+        """The entry by which a deviation is known, or None."""
+        found = self.of(result, finding) if finding.requirement != RUN else []
+        return next((entry for entry in found if agrees(entry, finding)), None)
+
+    def _claims(self, entry: Entry, cell: Cell) -> bool:
+        if not all(fits(getattr(entry, place), cell.part(place)) for place in PLACES):
+            return False
+        if entry.condition is None:
+            return True
+        result = cell.result
+        own = {"dtype": result.dtype, "device": result.device}
+        return entry.condition.holds(self._variables.get(result.implementation, {}) | own)
+
+    def _asks(self, entry: Entry, told: Implementation) -> bool:
+        """Whether the entry speaks of this implementation, in its versions, on this device."""
+        if not fits(entry.implementation, told.name):
+            return False
+        if entry.condition is None:
+            return True
+        if told.unavailable and not told.versions:
+            return False
+        variables = self._variables[told.name]
+        for name in sorted(entry.condition.names):
+            if name != "dtype" and name not in variables:
+                known = ", ".join(sorted([*variables, "dtype"]))
+                raise BrokenBaseline(
+                    f"{entry.place}: nothing of {told.name} is called {name!r}; known: {known}"
+                )
+        return any(entry.condition.holds(variables | {"dtype": dtype}) for dtype in DTYPES)
+
+
+def agrees(entry: Entry, finding: Finding) -> bool:
+    """Whether a finding is what an entry says."""
+    return (
+        finding.verdict == entry.verdict
+        and entry.cause in finding.cause
+        and entry.raises in finding.detail
+    )
+
+
+def judge(baseline: Baseline, record: Record) -> Judgement:
+    """Hold a record against a baseline.
+
+    Raises:
+        BrokenBaseline: a condition asks for what the run does not know.
+    """
+    claims = Claims(baseline, record)
+    known, new, left, decided = [], [], [], []
+    expected: dict[Cell, Entry] = {}
+    claimed: dict[int, list[Cell]] = {entry.number: [] for entry in claims.active}
+    shared: dict[tuple[int, int], list[Cell]] = defaultdict(list)
+    for cell in _cells(record):
+        if cell.requirement == RUN or cell.finding.verdict in NOT_VERIFIED:
+            left.append(cell)
+            continue
+        if cell.finding.verdict == "unsupported":
+            continue
+        decided.append(cell)
+        claiming = claims.of(cell.result, cell.finding)
+        for index, entry in enumerate(claiming):
+            claimed[entry.number].append(cell)
+            for other in claiming[index + 1 :]:
+                shared[entry.number, other.number].append(cell)
+        if not cell.wrong:
+            continue
+        if any(agrees(entry, cell.finding) for entry in claiming):
+            known.append(cell)
+        else:
+            new.append(cell)
+            if claiming:
+                expected[cell] = claiming[0]
+    header = record.header
+    found = Judgement(
+        baseline,
+        record,
+        count(cell.finding.verdict for cell in _cells(record)),
+        tuple(known),
+        tuple(sorted(new, key=lambda cell: gravity(cell.finding), reverse=True)),
+        expected,
+        open=tuple(left),
+        missing=max(0, header.planned - len(record.results)),
+        reasonless=tuple(entry for entry in baseline.entries if not entry.has_reason),
+        inactive=tuple(claims.inactive),
+        claimed={number: tuple(cells) for number, cells in claimed.items()},
+        decided=tuple(decided),
+    )
+    return _with_entries(found, claims.active, shared)
+
+
+def _with_entries(
+    found: Judgement, active: list[Entry], shared: Mapping[tuple[int, int], list[Cell]]
+) -> Judgement:
+    entries = {entry.number: entry for entry in active}
+    pairs = [(entries[one], entries[two], tuple(cells)) for (one, two), cells in shared.items()]
+    twins = [(one, two) for one, two, _ in pairs if one.says == two.says]
+    # Nothing is claimed by both, because nothing is claimed by either.
+    asked = {(one.number, two.number) for one, two in twins}
+    for index, one in enumerate(active):
+        for two in active[index + 1 :]:
+            if replace(two, number=one.number, line=one.line) == one:
+                twins += [(one, two)] if (one.number, two.number) not in asked else []
+    fixed = []
+    for entry in active:
+        claimed = found.claimed[entry.number]
+        well = tuple(cell for cell in claimed if not cell.wrong)
+        if well and (entry.strict or (found.whole and len(well) == len(claimed))):
+            fixed.append((entry, well))
+    unmatched = [entry for entry in active if not found.claimed[entry.number]]
+    return replace(
+        found,
+        fixed=tuple(fixed),
+        unmatched=tuple(unmatched) if found.whole else (),
+        ambiguous=tuple(pair for pair in pairs if pair[0].says != pair[1].says),
+        duplicates=tuple(twins),
+    )
+
+
+def _cells(record: Record) -> Iterator[Cell]:
+    for result in record.results:
+        for finding in result.findings:
+            yield Cell(result, finding)
+
+
+def _variables(told: Implementation, record: Record) -> dict[str, str]:
+    made = record.header.provenance
+    system, _, machine = made.platform.partition(" ")
+    packages = made.packages | told.versions
+    named = {
+        f"{name.lower().replace('-', '_').replace('.', '_')}_version": version
+        for name, version in packages.items()
+    }
+    return named | {
+        "device": made.device,
+        "device_model": made.device_model,
+        "platform_system": system,
+        "platform_machine": machine,
+        "python_version": ".".join(made.python.split(".")[:2]),
+        "python_full_version": made.python,
+    }

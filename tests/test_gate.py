@@ -1,0 +1,713 @@
+"""The gate: each of its rules, on records made by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from conformance.errors import BrokenBaseline, ExitCode
+from conformance.findings import RUN, CaseResult, Figures, Finding, Worst
+from conformance.gate.baseline import read_baseline
+from conformance.gate.condition import parse
+from conformance.gate.judging import judge
+from conformance.gate.telling import tell
+from conformance.gate.updating import propose
+from conformance.record import Header, Implementation, Provenance, Record
+
+OUTPUT, KEYS, GRADIENT = (
+    "output.equals-definition",
+    "invariance.key-order",
+    "gradient.inputs-equal-definition",
+)
+SELF, CROSS, ONE = "plain/no-mask/self", "mask/shared/cross", "plain/no-mask/one-key"
+PRECISION = "is only as accurate as float32"
+
+KNOWN = """
+[[known]]
+requirement = "output.equals-definition"
+verdict = "deviates"
+reason = "its softmax is in float32"
+"""
+
+
+class Made:
+    """A record of an implementation in which everything conforms, until it is told otherwise."""
+
+    def __init__(self, name="mine", *, modes=("eval",), dtypes=("float32", "float64"), **header):
+        self.found = {}
+        self.name, self.modes, self.dtypes, self.header = name, modes, dtypes, header
+        for case, dtype, mode in itertools.product((SELF, CROSS, ONE), dtypes, modes):
+            for requirement in (OUTPUT, KEYS, GRADIENT):
+                self.found[requirement, case, dtype, mode] = Finding(requirement, "conforms")
+
+    def say(self, verdict, *, requirement=None, case=None, dtype=None, mode=None, **finding):
+        wanted = (requirement, case, dtype, mode)
+        for key in self.found:
+            if all(wish in (None, part) for wish, part in zip(wanted, key, strict=True)):
+                self.found[key] = Finding(key[0], verdict, **finding)
+        return self
+
+    @property
+    def results(self):
+        items = dict.fromkeys(key[1:] for key in self.found)
+        return [
+            CaseResult(
+                self.name,
+                case,
+                dtype,
+                "cpu",
+                mode,
+                [self.found[key] for key in self.found if key[1:] == (case, dtype, mode)],
+            )
+            for case, dtype, mode in items
+        ]
+
+    def record(self, *more, **provenance):
+        made = (self, *more)
+        results = [result for one in made for result in one.results]
+        header = Header(
+            "",
+            "made",
+            Provenance(
+                **{
+                    "suite": "0.1.0",
+                    "catalogue": "x",
+                    "created": "2026-01-01T00:00:00+00:00",
+                    "run": "r",
+                    "python": "3.11.4",
+                    "platform": "Linux x86_64",
+                    "device": "cpu",
+                    "device_model": "a processor",
+                    "packages": {"numpy": "2.4.6"},
+                    "command": "",
+                }
+                | provenance
+            ),
+            [
+                Implementation(
+                    one.name,
+                    "",
+                    "",
+                    "torch",
+                    f"mine.py:{one.name}",
+                    {"torch": "2.13.0+cpu"},
+                    list(one.modes),
+                    list(one.dtypes),
+                    [],
+                    **one.header,
+                )
+                for one in made
+            ],
+            len(results),
+        )
+        return Record(header, True, results)
+
+
+def baseline(folder, text):
+    file = folder / "conformance.toml"
+    file.write_text(text, encoding="utf-8")
+    return read_baseline(file)
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Judge a record by a baseline."""
+
+    def run(text, made, **provenance):
+        record = made if isinstance(made, Record) else made.record(**provenance)
+        return judge(baseline(tmp_path, text), record)
+
+    return run
+
+
+def addresses(cells):
+    return {(cell.requirement, cell.result.case, cell.result.dtype) for cell in cells}
+
+
+# What holds
+
+
+def test_without_deviations_an_empty_baseline_holds(judged):
+    found = judged("", Made())
+    assert found.exit_code == ExitCode.OK
+    assert not found.known
+
+
+def test_a_baseline_that_is_not_there_yet_is_an_empty_one(tmp_path):
+    assert judge(read_baseline(tmp_path / "none.toml"), Made().record()).holds
+
+
+def test_a_known_deviation_holds(judged):
+    found = judged(KNOWN, Made().say("deviates", requirement=OUTPUT))
+    assert found.exit_code == ExitCode.OK
+    assert len(found.known) == 6
+    assert not found.new
+
+
+def test_should_requirements_are_judged_as_must_is(judged):
+    assert judged("", Made().say("deviates", requirement=KEYS)).exit_code == ExitCode.DEVIATES
+
+
+@pytest.mark.parametrize(
+    ("key", "pattern", "where"),
+    [
+        ("requirement", '"output.*"', {"requirement": OUTPUT}),
+        ("requirement", '["output.*", "invariance.key-order"]', {"requirement": KEYS}),
+        ("case", '"*/cross"', {"case": CROSS}),
+        ("case", '["plain/*", "!*/one-key"]', {"case": SELF}),
+        ("case", '["!plain/*"]', {"case": CROSS}),
+        ("mode", '"train*"', {"mode": "train"}),
+        ("implementation", '"mine"', {}),
+    ],
+)
+def test_patterns_say_where(judged, key, pattern, where):
+    made = Made(modes=("eval", "train"))
+    if key == "requirement" and "[" in pattern:
+        made.say("deviates", requirement=OUTPUT)
+    made.say("deviates", **where)
+    also = "" if key in ("requirement", "case") else 'case = "*"\n'
+    found = judged(f'[[known]]\n{key} = {pattern}\n{also}verdict="deviates"\nreason="so"', made)
+    assert found.holds, [*found.new, *found.fixed, *found.unmatched]
+
+
+# What changed for the worse
+
+
+def test_a_new_deviation_fails(judged):
+    found = judged(KNOWN, Made().say("deviates", requirement=OUTPUT).say("deviates", case=SELF))
+    assert found.exit_code == ExitCode.DEVIATES
+    assert {requirement for requirement, *_ in addresses(found.new)} == {KEYS, GRADIENT}
+
+
+def test_an_error_is_no_known_deviation(judged):
+    made = Made().say("deviates", requirement=OUTPUT)
+    made.say("error", requirement=OUTPUT, case=SELF, dtype="float32", detail="ValueError: no")
+    found = judged(KNOWN, made)
+    assert addresses(found.new) == {(OUTPUT, SELF, "float32")}
+    assert found.exit_code == ExitCode.DEVIATES
+
+
+def test_another_cause_is_another_deviation(judged):
+    text = KNOWN + f'cause = "{PRECISION}"\n'
+    made = Made().say("deviates", requirement=OUTPUT, cause=PRECISION)
+    assert judged(text, made).holds
+    made.say("deviates", requirement=OUTPUT, case=SELF, cause="equals the answer inverted")
+    assert addresses(judged(text, made).new) == {
+        (OUTPUT, SELF, "float32"),
+        (OUTPUT, SELF, "float64"),
+    }
+
+
+def test_an_error_may_be_known_by_what_is_raised(judged):
+    text = KNOWN.replace("deviates", "error") + 'raises = "not on CPU"\n'
+    made = Made().say("error", requirement=OUTPUT, detail="ValueError: [F16] not on CPU (at a:1)")
+    assert judged(text, made).holds
+    made.say("error", requirement=OUTPUT, case=SELF, detail="ImportError: no such module")
+    assert len(judged(text, made).new) == 2
+
+
+def test_an_error_that_does_not_say_what_is_raised_is_refused(tmp_path):
+    with pytest.raises(BrokenBaseline, match="raises"):
+        baseline(tmp_path, KNOWN.replace("deviates", "error"))
+
+
+@pytest.mark.parametrize("verdict", ["crashed", "timed-out", "unavailable", "not-run", "conforms"])
+def test_nothing_else_may_be_known(tmp_path, verdict):
+    with pytest.raises(BrokenBaseline, match=verdict):
+        baseline(tmp_path, KNOWN.replace("deviates", verdict))
+
+
+ALL = '[[known]]\ncase = "*"\nrequirement = "*"\nverdict = "deviates"\nreason = "all wrong"\n'
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [
+        ("crashed", ExitCode.DEVIATES),
+        ("timed-out", ExitCode.DEVIATES),
+        ("unavailable", ExitCode.INCOMPLETE),
+        ("not-run", ExitCode.INCOMPLETE),
+    ],
+)
+def test_errors_of_the_infrastructure_are_never_excused(judged, verdict, code):
+    record = Made().say("deviates").record()
+    lost = CaseResult("mine", "mask/lost", "float32", "cpu", "eval", [Finding(RUN, verdict, "why")])
+    record = msgspec.structs.replace(record, results=[*record.results, lost])
+    found = judged(ALL, record)
+    assert found.exit_code == code
+    assert [cell.result.case for cell in found.open] == ["mask/lost"]
+
+
+def test_an_error_of_the_suite_itself_is_never_excused(judged):
+    record = Made().say("error", detail="ValueError: no").record()
+    own = Finding(RUN, "error", "ValueError: no")
+    lost = CaseResult("mine", "mask/lost", "float32", "cpu", "eval", [own])
+    record = msgspec.structs.replace(record, results=[*record.results, lost])
+    text = ALL.replace("deviates", "error") + 'raises = "no"\n'
+    found = judged(text, record)
+    assert [cell.result.case for cell in found.open] == ["mask/lost"]
+    assert found.exit_code == ExitCode.INCOMPLETE
+
+
+def test_items_without_an_outcome_are_counted(judged):
+    record = Made().record()
+    record = msgspec.structs.replace(record, complete=False, results=record.results[:-2])
+    found = judged("", record)
+    assert found.missing == 2
+    assert found.exit_code == ExitCode.INCOMPLETE
+
+
+def test_a_requirement_that_could_not_be_decided_is_left_open(judged):
+    found = judged("", Made().say("unavailable", requirement=KEYS, dtype="float64"))
+    assert found.exit_code == ExitCode.INCOMPLETE
+    assert len(found.open) == 3
+
+
+@pytest.mark.parametrize("verdict", ["unavailable", "unsupported", "crashed"])
+def test_nothing_verified_is_no_gate_that_holds(judged, verdict):
+    found = judged("", Made().say(verdict))
+    assert found.exit_code == ExitCode.NOTHING_VERIFIED
+
+
+def test_an_empty_run_verifies_nothing(judged):
+    empty = msgspec.structs.replace(Made().record(), results=[])
+    assert judged("", empty).exit_code == ExitCode.NOTHING_VERIFIED
+
+
+# What is stale
+
+
+def test_fixed(judged):
+    found = judged(KNOWN, Made())
+    assert [entry.reason for entry, _ in found.fixed] == ["its softmax is in float32"]
+    assert found.exit_code == ExitCode.DEVIATES
+
+
+def test_fixed_in_part(judged):
+    made = Made().say("deviates", requirement=OUTPUT).say("conforms", case=SELF)
+    found = judged(KNOWN, made)
+    ((_, cells),) = found.fixed
+    assert {case for _, case, _ in addresses(cells)} == {SELF}
+    assert not found.holds
+
+
+def test_what_rounding_decides_need_not_always_deviate(judged):
+    text = KNOWN + "strict = false\n"
+    made = Made().say("deviates", requirement=OUTPUT).say("conforms", case=SELF)
+    assert judged(text, made).holds
+    assert judged(text, Made()).fixed
+
+
+@pytest.mark.parametrize(
+    "line", ['requirement = "outptu.*"', 'case = "mask/nowhere/*"', 'mode = "trian"']
+)
+def test_an_entry_that_nothing_matches_fails(judged, line):
+    found = judged(
+        KNOWN
+        + f'\n[[known]]\ncase="*"\n{line}\nverdict="deviates"\nreason="so"'.replace(
+            'case="*"\ncase', "case"
+        ),
+        Made().say("deviates", requirement=OUTPUT),
+    )
+    assert [entry.number for entry in found.unmatched] == [2]
+    assert found.exit_code == ExitCode.DEVIATES
+
+
+def test_an_entry_of_which_all_is_unsupported_is_unmatched(judged):
+    found = judged(KNOWN, Made().say("unsupported", requirement=OUTPUT))
+    assert len(found.unmatched) == 1
+
+
+def test_unsupported_cells_do_not_matter_beside_others(judged):
+    made = Made().say("deviates", requirement=OUTPUT).say("unsupported", case=SELF)
+    assert judged(KNOWN, made).holds
+
+
+def test_entries_of_other_implementations_are_not_asked(judged):
+    text = KNOWN + '\n[[known]]\nimplementation="theirs"\ncase="*"\nverdict="deviates"\nreason="so"'
+    found = judged(text, Made().say("deviates", requirement=OUTPUT))
+    assert found.holds
+    assert len(found.inactive) == 1
+
+
+def test_a_narrowed_run_leaves_unmatched_entries_alone(judged):
+    text = KNOWN + '\n[[known]]\ncase="logits/*"\nverdict="deviates"\nreason="so"'
+    made = Made().say("deviates", requirement=OUTPUT)
+    assert not judged(text, made).holds
+    assert judged(text, made, selection="--case plain").holds
+
+
+# What is not clear
+
+
+def test_duplicates(judged):
+    found = judged(KNOWN + KNOWN, Made().say("deviates", requirement=OUTPUT))
+    assert len(found.duplicates) == 1
+    assert found.exit_code == ExitCode.DEVIATES
+
+
+def test_entries_that_overlap_with_the_same_to_say_are_duplicates(judged):
+    found = judged(
+        KNOWN + KNOWN.replace("output.", "out*."), Made().say("deviates", requirement=OUTPUT)
+    )
+    assert len(found.duplicates) == 1
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('"deviates"', '"error"\nraises = "x"'),
+        ("in float32", "wrong"),
+        ("its", f'its"\ncause="{PRECISION}"#'),
+    ],
+)
+def test_two_that_claim_the_same_with_something_else_to_say_are_ambiguous(judged, was, becomes):
+    other = KNOWN.replace(was, becomes)
+    found = judged(KNOWN + other, Made().say("deviates", requirement=OUTPUT, cause=PRECISION))
+    ((one, two, cells),) = found.ambiguous
+    assert (one.number, two.number, len(cells)) == (1, 2, 6)
+    assert found.exit_code == ExitCode.DEVIATES
+
+
+@pytest.mark.parametrize("line", ["", 'reason = ""', 'reason = "  "', 'reason = "TODO: say why"'])
+def test_an_entry_without_a_reason_fails(judged, line):
+    text = KNOWN.replace('reason = "its softmax is in float32"', line)
+    found = judged(text, Made().say("deviates", requirement=OUTPUT))
+    assert len(found.reasonless) == 1
+    assert found.exit_code == ExitCode.DEVIATES
+
+
+# Conditions
+
+
+VARIABLES = {
+    "dtype": "float32",
+    "device": "cpu",
+    "torch_version": "2.13.0+cpu",
+    "python_version": "3.11",
+    "platform_machine": "x86_64",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ('dtype == "float32"', True),
+        ("dtype != 'float32'", False),
+        ('dtype in ("float16", "float32")', True),
+        ('dtype in ["bfloat16"]', False),
+        ('dtype not in ("bfloat16", "float16")', True),
+        ('torch_version >= "2.9"', True),
+        ('torch_version < "2.9"', False),
+        ('torch_version == "2.13.0"', True),
+        ('torch_version == "2.13.*"', True),
+        ('torch_version != "2.13.*"', False),
+        ('python_version in ("3.11", "3.12")', True),
+        ('dtype == "float32" and (device == "gpu" or torch_version > "2.12")', True),
+        ('not dtype == "float32"', False),
+        ('"float32" == dtype', True),
+        ('"2.9" < torch_version', True),
+        ('"2.9" <= torch_version < "2.14"', True),
+    ],
+)
+def test_a_condition_is_like_a_marker(text, holds):
+    assert parse(text).holds(VARIABLES) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("dtype ==", "cannot be read"),
+        ("dtype", "compare"),
+        ('print("x")', "compare"),
+        ('dtype == "flaot64"', "float64"),
+        ('device == "tpu"', "gpu"),
+        ('"flo" in dtype', "list"),
+        ('dtype in "bfloat16"', "list"),
+        ('torch_version >= "new"', "version"),
+        ("torch_version >= 2", "text"),
+        ('dtype < "float64"', "=="),
+        ("__import__('os').system('x') == 'x'", "compare"),
+    ],
+)
+def test_a_condition_that_cannot_be_meant_is_refused(text, told):
+    with pytest.raises(BrokenBaseline, match=told):
+        parse(text)
+
+
+def test_a_condition_narrows_an_entry(judged):
+    text = KNOWN + "when = 'dtype == \"float64\"'\n"
+    assert judged(text, Made().say("deviates", requirement=OUTPUT, dtype="float64")).holds
+    assert len(judged(text, Made().say("deviates", requirement=OUTPUT)).new) == 3
+
+
+def test_an_entry_of_other_versions_is_not_asked(judged):
+    text = KNOWN + "when = 'torch_version < \"2.9\"'\n"
+    found = judged(text, Made())
+    assert found.holds
+    assert len(found.inactive) == 1
+    assert not judged(text, Made().say("deviates", requirement=OUTPUT)).holds
+
+
+def test_an_unknown_version_is_refused(judged):
+    with pytest.raises(BrokenBaseline, match="toch_version"):
+        judged(KNOWN + "when = 'toch_version < \"2.9\"'\n", Made())
+
+
+def test_an_implementation_that_is_unavailable_has_no_versions_to_ask(judged):
+    made = Made(unavailable="torch is not installed").say("unavailable")
+    record = made.record()
+    told = msgspec.structs.replace(record.header.implementations[0], versions={})
+    header = msgspec.structs.replace(record.header, implementations=[told])
+    record = msgspec.structs.replace(record, header=header)
+    found = judged(KNOWN + "when = 'torch_version < \"2.9\"'\n", record)
+    assert found.exit_code == ExitCode.NOTHING_VERIFIED
+
+
+# Files that are no baseline
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[known]", "not TOML"),
+        ('[[knwon]]\nx = "1"', "known"),
+        ("known = 3", "known"),
+        (KNOWN + 'reqirement = "x"', "requirement"),
+        (KNOWN + "case = 3", "case"),
+        (KNOWN + "case = []", "case"),
+        ('[[known]]\nverdict="deviates"\nreason="x"', "requirement or a case"),
+        ('[[known]]\ncase="*"\nreason="x"', "verdict"),
+        (KNOWN + "link = 3", "link"),
+        (KNOWN + 'raises = "x"', "raises"),
+        (KNOWN + "\n[[known]]\ncase = 1", "line 7"),
+    ],
+)
+def test_what_is_no_baseline_is_one_line(tmp_path, text, told):
+    with pytest.raises(BrokenBaseline, match=told) as raised:
+        baseline(tmp_path, text)
+    assert "\n" not in str(raised.value)
+    assert "conformance.toml" in str(raised.value)
+
+
+def test_a_folder_is_no_baseline(tmp_path):
+    with pytest.raises(BrokenBaseline):
+        read_baseline(tmp_path)
+
+
+# The edit
+
+
+@pytest.fixture
+def mended(tmp_path):
+    """The baseline after the proposed edit, and what the gate says of it."""
+
+    def run(text, made, reason="because", **provenance):
+        record = made if isinstance(made, Record) else made.record(**provenance)
+        before = baseline(tmp_path, text)
+        edited = propose(before, judge(before, record), reason=reason)
+        return edited, judge(baseline(tmp_path, edited), record)
+
+    return run
+
+
+def test_an_update_makes_the_gate_hold(mended):
+    made = Made().say("deviates", requirement=OUTPUT, dtype="float64", cause=PRECISION)
+    made.say("error", requirement=KEYS, case=SELF, detail="ValueError: [x] no (at a.py:3)")
+    edited, found = mended("", made)
+    assert found.holds, edited
+    assert edited.count("[[known]]") == 2
+    assert f'cause = "{PRECISION}"' in edited
+    assert """when = 'dtype == "float64"'""" in edited
+
+
+def test_an_update_without_a_reason_leaves_it_to_be_filled_in(mended):
+    edited, found = mended("", Made().say("deviates", requirement=OUTPUT), reason="")
+    assert "TODO" in edited
+    assert len(found.reasonless) == 1
+    assert not found.holds
+
+
+def test_an_update_with_a_reason_fills_it_in(mended):
+    text = KNOWN.replace("its softmax is in float32", "TODO")
+    edited, found = mended(text, Made().say("deviates", requirement=OUTPUT))
+    assert found.holds
+    assert 'reason = "because"' in edited
+
+
+def test_an_update_with_nothing_to_do_changes_nothing(mended):
+    text = "# mine\n\n" + KNOWN.replace("verdict =", "verdict   =  ") + "# end\n"
+    assert mended(text, Made().say("deviates", requirement=OUTPUT))[0] == text
+
+
+def test_an_update_keeps_comments_and_order(mended):
+    lasting = KNOWN.replace("[[known]]", "[[known]] # lasting").replace("output", "gradient", 1)
+    lasting = lasting.replace("gradient.equals", "gradient.inputs-equal")
+    text = "# The kernel of 2019.\n" + KNOWN + "\n# This one stays.\n" + lasting
+    edited, found = mended(text, Made().say("deviates", requirement=GRADIENT))
+    assert found.holds, edited
+    assert edited.count("[[known]]") == 1
+    assert "# This one stays." in edited
+    assert "# lasting" in edited
+    assert edited.startswith("# The kernel of 2019.")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"case": ONE},
+        {"dtype": "float64"},
+        {"mode": "train"},
+        {"requirement": KEYS},
+        {"case": ONE, "dtype": "float64"},
+        {"case": ONE, "dtype": "float64", "requirement": KEYS, "mode": "eval"},
+    ],
+)
+def test_an_update_narrows_what_is_fixed_in_part(mended, part):
+    made = Made(modes=("eval", "train")).say("deviates").say("conforms", **part)
+    text = ALL + "link = 'https://example.org'  # where it is discussed\n"
+    edited, found = mended(text, made)
+    assert found.holds, edited
+    assert "# where it is discussed" in edited
+    assert edited.count('reason = "all wrong"') == edited.count("[[known]]")
+    if len(part) == 1:
+        assert edited.count("[[known]]") == 1, edited
+
+
+def test_an_update_takes_out_what_deviates_otherwise(mended):
+    made = Made().say("deviates", requirement=OUTPUT, cause=PRECISION)
+    made.say("deviates", requirement=OUTPUT, case=SELF, cause="equals the answer inverted")
+    edited, found = mended(KNOWN + f'cause = "{PRECISION}"\n', made)
+    assert found.holds, edited
+    assert 'cause = "equals the answer inverted"' in edited
+
+
+@pytest.mark.parametrize("text", [KNOWN + KNOWN, KNOWN + KNOWN.replace("output.", "out*.")])
+def test_an_update_removes_duplicates(mended, text):
+    edited, found = mended(text, Made().say("deviates", requirement=OUTPUT))
+    assert found.holds
+    assert edited.count("[[known]]") == 1
+
+
+def test_an_update_of_a_part_removes_nothing(mended):
+    text = KNOWN + '\n[[known]]\ncase="logits/*"\nverdict="deviates"\nreason="so"\n'
+    made = Made().say("deviates", requirement=KEYS)
+    edited, _ = mended(text, made, selection="--case plain")
+    assert edited.startswith(text)
+    assert KEYS in edited
+
+
+def test_an_update_of_a_run_with_open_ends_removes_nothing(mended):
+    record = Made().record()
+    record = msgspec.structs.replace(record, complete=False, results=record.results[:-2])
+    assert mended(KNOWN, record)[0] == KNOWN
+
+
+def test_an_update_keeps_what_only_somebody_can_decide(mended):
+    text = KNOWN + KNOWN.replace("in float32", "wrong")
+    edited, found = mended(text, Made().say("deviates", requirement=OUTPUT))
+    assert edited == text
+    assert found.ambiguous
+
+
+def test_entries_for_several_implementations_name_them(mended):
+    record = Made().record(Made("theirs").say("deviates", requirement=OUTPUT))
+    edited, found = mended("", record)
+    assert found.holds, edited
+    assert 'implementation = "theirs"' in edited
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_deviates_an_update_makes_the_gate_hold_exactly(mended, seed):
+    import random
+
+    dice = random.Random(seed)
+    made = Made(modes=("eval", "train"))
+    for key in made.found:
+        if dice.random() < 0.4:
+            verdict = dice.choice(["deviates", "deviates", "error", "unsupported"])
+            cause = dice.choice(["", PRECISION]) if verdict == "deviates" else ""
+            detail = "ValueError: é \"quoted\" 'twice' \\ [3]" if verdict == "error" else ""
+            made.found[key] = Finding(key[0], verdict, detail, cause=cause)
+    edited, found = mended("", made)
+    assert found.holds, edited
+    for key, finding in made.found.items():
+        if finding.verdict == "conforms":
+            made.found[key] = Finding(key[0], "deviates")
+            break
+    assert not judge(found.baseline, made.record()).holds
+
+
+def test_what_is_of_strangers_stays_text(mended):
+    made = Made().say("error", requirement=OUTPUT, detail='E: "\n[[known]]\ncase="*"\x1b[2J')
+    edited, found = mended("", made)
+    assert found.holds
+    assert edited.count("\n[[known]]\n") + edited.startswith("[[known]]\n") == 1
+    assert "\x1b" not in edited
+
+
+# What is printed
+
+
+def lines(judgement, **options):
+    return list(tell(judgement, **options).plain.splitlines())
+
+
+def test_a_gate_that_holds_is_one_line(judged):
+    printed = lines(judged(KNOWN, Made().say("deviates", requirement=OUTPUT)))
+    assert len(printed) == 1
+    assert "holds" in printed[0]
+    assert "6 known" in printed[0]
+
+
+def test_the_worst_comes_first_and_explains_itself(judged):
+    figures = Figures("output", 1e7, 1e6, 0.0, 8.0)
+    worst = Worst("output", (0, 1), "1.5", "2.5", "1e-7")
+    made = Made().say("deviates", requirement=KEYS)
+    made.say("deviates", requirement=GRADIENT, figures=figures, worst=worst, cause=PRECISION)
+    printed = lines(judged(KNOWN, made))
+    assert "changed for the worse" in printed[0]
+    text = "\n".join(printed)
+    assert text.index(GRADIENT) < text.index(OUTPUT)
+    for told in (
+        "1e+07σ, allowed 8σ",
+        PRECISION,
+        "mha-conformance run mine.py:mine --case",
+        "fixed",
+    ):
+        assert told in text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (KNOWN, "fixed"),
+        (KNOWN.replace("output.", "outptu."), "did you mean output.equals-definition"),
+        (KNOWN.replace("its softmax is in float32", ""), "reason"),
+    ],
+)
+def test_every_failure_prints_the_edit(judged, text, told):
+    made = Made() if told == "fixed" else Made().say("deviates", requirement=OUTPUT)
+    printed = "\n".join(lines(judged(text, made)))
+    assert told in printed
+    assert "line 2" in printed
+    assert "baseline update" in printed
+    assert "@@" in printed
+    assert "-[[known]]" in printed or "+reason" in printed or '-reason = ""' in printed
+
+
+def test_it_is_short_unless_asked(judged):
+    made = Made(modes=[f"mode-{number}" for number in range(12)])
+    for number, (key, _) in enumerate(list(made.found.items())):
+        made.found[key] = Finding(key[0], "deviates", cause=f"cause {number}")
+    found = judged("", made)
+    assert len(lines(found)) <= 60
+    assert len(lines(found, verbose=True)) > 200
+    assert any("-v" in line for line in lines(found))
+
+
+def test_control_sequences_are_printed_as_text(judged):
+    made = Made().say("error", requirement=OUTPUT, detail="\x1b[2J\u202eboo")
+    assert "\x1b" not in "\n".join(lines(judged("", made), verbose=True))
