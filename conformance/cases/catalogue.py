@@ -208,11 +208,18 @@ def _build() -> list[Case]:
             causal="top-left",
         ),
         *make(
-            "tiles longer",
+            "tiles",
             "causal/square",
             "Each query sees itself and what came before.",
             BLOCKED,
             causal="top-left",
+        ),
+        *make(
+            "longer",
+            "causal/next-key-attracts",
+            "Each query is like the key after its own: seen once, that key would outweigh others.",
+            causal="top-left",
+            regime=regimes.next_key_attracts,
         ),
         *make(
             oblong,

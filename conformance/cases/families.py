@@ -59,7 +59,7 @@ FAMILIES: dict[str, Shape] = {
     # One more than a power of two: the last tile of a kernel holds a single query and key.
     "tiles": _shape(1, 129, 129, 2, 33, sharing="self"),
     # More positions than bfloat16 has whole numbers.
-    "longer": _shape(1, 300, 300, 1, 4, bias=False, sharing="self"),
+    "longer": _shape(1, 300, 300, 1, 4, bias=False, sharing="separate"),
     "decoding": _shape(3, 1, 20, 12, 4, kv_heads=2, widths=(24, 22, 22, 24), sharing="memory"),
     # As many tokens as heads of size 1: a bias [heads 1] can be taken for one along the tokens.
     "size-one": _shape(2, 3, 3, 3, 1, sharing="self"),

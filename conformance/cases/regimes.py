@@ -35,6 +35,15 @@ def large_heads(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
             drawn[f"weights.{name}_bias"] *= 128.0
 
 
+def next_key_attracts(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Each query is like the key after its own, so that a triangle too wide by one shows.
+
+    Among hundreds of keys, one more would be lost in the noise of half precision.
+    """
+    drawn["weights.query"] = drawn["weights.key"].copy()
+    drawn["query"][:, :-1] = 4.0 * drawn["key"][:, 1:]
+
+
 def rising_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """Keys grow along the sequence by a hundred, and queries until logits reach about 110.
 

@@ -6,6 +6,8 @@ and arrays are never written to.
 
 from __future__ import annotations
 
+from typing import Any
+
 from conformance.cases import catalogue as served
 from conformance.cases.patterns import other_mask
 from conformance.errors import Unsupported
@@ -62,7 +64,7 @@ def _other(ex: Examination) -> Problem:
         name: problem.format.round(random.standard_normal(getattr(problem, name).shape))
         for name in problem.shape.distinct_inputs()
     }
-    changes = {}
+    changes: dict[str, Any] = {}
     if problem.mask is not None:
         changes["mask"] = other_mask(problem.mask)
     if problem.attn_bias is not None:

@@ -327,3 +327,20 @@ _add(
         else Attention.row(a, weights, d)
     ),
 )
+
+
+def _last_tile_only(a: Attention, d_logits: Array, shape: tuple[int, ...]) -> Array:
+    if shape[2] == 1:
+        d_logits = d_logits[:, :, (a.queries - 1) // a.tile * a.tile :]
+        shape = (shape[0], shape[1], 1 if d_logits.shape[2] > 1 else d_logits.shape[2], shape[3])
+    return Attention.d_added(a, d_logits, shape)
+
+
+_add(
+    "bias-gradient-of-last-tile",
+    "writes the gradient of a bias for all queries once per tile, instead of adding to it",
+    BIAS,
+    SPELLINGS,
+    d_added=_last_tile_only,
+    case="bias/over-keys/tiles",
+)

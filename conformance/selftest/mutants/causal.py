@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.dtypes import BFLOAT16
 from conformance.selftest.attention import Array, Attention
 from conformance.selftest.mutant import ALIGNMENT, OUTPUT, SPELLINGS, Mutant, chapter
 
@@ -145,4 +146,21 @@ _add(
         _tri(a, a.offset()) | (np.arange(a.queries)[:, None] // 2 == np.arange(a.keys) // 2)
     ),
     case=SQUARE,
+)
+
+
+def _half_positions(a: Attention) -> Array:
+    if a.given.dtype.name != "bfloat16":
+        return Attention.triangle(a)
+    queries = BFLOAT16.round(np.arange(a.queries, dtype=np.float64) + Attention.offset(a))
+    return BFLOAT16.round(np.arange(a.keys, dtype=np.float64)) <= queries[:, None]
+
+
+_add(
+    "positions-in-bfloat16",
+    "compares positions in the dtype of the tensors, which has no 257",
+    OUTPUT,
+    triangle=_half_positions,
+    case="causal/next-key-attracts/longer",
+    dtype="bfloat16",
 )

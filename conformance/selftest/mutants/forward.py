@@ -451,3 +451,19 @@ _add(
     default_factor=lambda a: 1.0 if a.queries == 1 else Attention.default_factor(a),
     case="plain/no-mask/one-query",
 )
+
+
+def _bias_over_tokens(a: Attention, name: str, projected: Array) -> Array:
+    bias = a.own.get(f"{name}_bias")
+    if bias is None or bias.shape[1] != 1 or projected.shape[1] != bias.shape[0]:
+        return Attention.shifted(a, name, projected)
+    return projected + bias[:, :, None]
+
+
+_add(
+    "bias-over-tokens-for-heads-of-1",
+    "squeezes the bias of heads of size 1, so that it is added along as many tokens",
+    OUTPUT,
+    shifted=_bias_over_tokens,
+    case="plain/no-mask/size-one",
+)

@@ -12,6 +12,7 @@ from conformance.selftest.mutant import (
     BLOCKED_KEY,
     BLOCKED_WEIGHTS,
     FULLY_MASKED,
+    MODES,
     OUTPUT,
     POLARITY,
     SPELLINGS,
@@ -469,4 +470,50 @@ _add(
     SPELLINGS,
     visible=_either,
     case="causal/with-left-aligned-padding/self",
+)
+
+
+def _spares_unpadded(a: Attention, mask: Array) -> Array:
+    return Attention.padding(a, _true(mask) if mask[0].all() else mask)
+
+
+_add(
+    "padding-dropped-if-first-entry-has-none",
+    "skips the padding where the first batch entry has none",
+    OUTPUT,
+    padding=_spares_unpadded,
+    case="mask/first-entry-unpadded/cross",
+)
+
+
+def _stops_at_blocked_tile(a: Attention) -> Iterator[tuple[int, int]]:
+    for start, stop in Attention.tiles(a):
+        if np.isneginf(a.logits[..., start:stop]).all():
+            return
+        yield start, stop
+
+
+_add(
+    "stops-at-blocked-tile",
+    "ends the loop over tiles at one that is wholly blocked, instead of going on with the next",
+    OUTPUT,
+    MODES,
+    tiles=_stops_at_blocked_tile,
+    case="mask/blocked-start/tiles",
+)
+
+
+def _split_for_one_query(a: Attention, mask: Array) -> Array:
+    if a.queries > 1 or a.group == 1 or mask.shape[1] == 1:
+        return mask
+    grouped = mask.reshape(len(mask), a.group, -1, *mask.shape[2:])
+    return grouped.swapaxes(1, 2).reshape(mask.shape)
+
+
+_add(
+    "mask-split-otherwise-for-one-query",
+    "splits a mask's heads into groups the other way where there is a single query",
+    OUTPUT,
+    mask=_split_for_one_query,
+    case="mask/per-head/decoding",
 )

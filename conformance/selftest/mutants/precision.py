@@ -394,3 +394,12 @@ _add(
     ),
     case=LONG,
 )
+
+_add(
+    "single-key-tile-dropped",
+    "counts the tiles so that a last one of a single key is left out",
+    OUTPUT,
+    MODES,
+    tiles=_tiles(lambda tiles: [tile for tile in tiles if tile[1] - tile[0] > 1] or tiles),
+    case="plain/no-mask/tiles",
+)
