@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from conformance import attention_function
 from conformance.errors import Unsupported, WrongDeclaration
 from conformance.interface.arguments import AXES, CausalFlag, MaskArgument, MaskTable, Spelling
 from conformance.problem import Problem, Shape, Weights
@@ -465,3 +466,13 @@ def test_only_a_bias_has_a_gradient():
     assert MaskTable((ATTENDS,)).spell(ask(mask=pattern(1, 1, 4, 5))).bias is None
     with pytest.raises(AssertionError):
         Spelling("none", {}).bias_gradient(np.zeros(1), ask())
+
+
+def test_a_function_takes_its_mask_arguments_one_by_one_or_together():
+    one = MaskArgument("mask", "batch key", true="attends")
+    other = MaskArgument("bias", FULL, number="added")
+    together = [
+        attention_function("numpy", *given)(lambda query, key, value: value).mask_arguments
+        for given in ((one, other), ((one, other),), ([one], other), ())
+    ]
+    assert together == [(one, other)] * 3 + [()]

@@ -7,6 +7,7 @@ layers stand in one table.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Literal
 
@@ -118,14 +119,14 @@ class _Decorated(Function):
 
 def attention_function(
     framework: str,
-    masks: MaskArgument | Iterable[MaskArgument] = (),
+    *masks: MaskArgument | Iterable[MaskArgument],
     **declaration: Any,
 ) -> Callable[[Callable[..., Any]], _Decorated]:
     """Make an adapter of `function(query, key, value, **mask arguments)`.
 
     Args:
         framework: "torch", "jax", "tensorflow" or "numpy".
-        masks: its mask arguments.
+        masks: its mask arguments, one by one or together.
         declaration: further attributes of `Function` and `Adapter`, such as `layout`, `grouped`,
             `causal_flag`, `dtypes`, `returns_weights`. A parameter `scale` is found by itself.
 
@@ -136,7 +137,8 @@ def attention_function(
     Raises:
         WrongDeclaration: for an attribute that adapters do not have.
     """
-    arguments = (masks,) if isinstance(masks, MaskArgument) else tuple(masks)
+    groups = ([given] if isinstance(given, MaskArgument) else given for given in masks)
+    arguments = tuple(itertools.chain.from_iterable(groups))
     unknown = [name for name in declaration if not hasattr(Function, name) or name.startswith("_")]
     if unknown:
         raise WrongDeclaration(f"adapters have no attribute {', '.join(map(repr, unknown))}")
