@@ -7,17 +7,29 @@ import os
 import sys
 from collections.abc import Sequence
 
-from conformance.commands import convert, explore, heads, listing, probe, report, run, selftest
+from conformance.commands import (
+    compare,
+    convert,
+    explore,
+    gate,
+    heads,
+    listing,
+    probe,
+    report,
+    run,
+    selftest,
+)
 from conformance.errors import ConformanceError, ExitCode
 from conformance.terminal import printable
 
-COMMANDS = (run, probe, report, heads, convert, selftest, explore, listing)
+COMMANDS = (run, gate, probe, report, compare, heads, convert, selftest, explore, listing)
 """In the order of --help."""
 
 EXIT_CODES = {
     ExitCode.OK: "everything that was to be verified was verified (deviations are findings, "
     "not failures)",
-    ExitCode.DEVIATES: "run --strict: an implementation deviates from a requirement of level must",
+    ExitCode.DEVIATES: "run --strict: an implementation deviates from a requirement of level must; "
+    "gate: something is worse than the baseline says, or the baseline is out of date",
     ExitCode.USAGE: "wrong usage, an unknown name, a file that is no adapter or no record; "
     "convert: refused, and nothing is written",
     ExitCode.NOTHING_VERIFIED: "nothing was verified at all",

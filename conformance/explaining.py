@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import textwrap
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, TypeAlias
@@ -22,14 +21,13 @@ from conformance.documented import Documented
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
+from conformance.paragraphs import heading, line, paragraph, some
 from conformance.problem import Problem
 from conformance.record import CaseInfo, Plane
 from conformance.reference import LIMIT
 from conformance.requirements import REQUIREMENTS, find_requirement
 from conformance.requirements.requirement import Requirement
-from conformance.terminal import printable
 
-WIDTH = 88
 MOST_DRAWN = 32
 """Wider masks are not drawn in a terminal."""
 
@@ -234,51 +232,51 @@ def _put(adapter: Adapter, problem: Problem) -> str:
 
 def _print_case(console: Console, item: ExplainedCase, *, briefly: bool) -> None:
     _title(console, item.id, "" if item.defined else "no agreed answer")
-    _paragraph(console, item.case.why)
-    _heading(console, "Inputs")
-    _paragraph(console, "; ".join(item.case.facts))
+    paragraph(console, item.case.why)
+    heading(console, "Inputs")
+    paragraph(console, "; ".join(item.case.facts))
     for plane in item.case.planes:
         _draw(console, plane)
     if item.case.more:
-        _paragraph(console, f"and {item.case.more} other masks")
+        paragraph(console, f"and {item.case.more} other masks")
     for name, reason in item.idle.items():
-        _paragraph(console, f"{name} does not matter here: {reason}")
+        paragraph(console, f"{name} does not matter here: {reason}")
     if briefly:
         return
-    _heading(console, "Derivation")
-    for line in item.derivation:
-        _paragraph(console, line, bullet="· ")
-    _heading(console, "How each library is told")
+    heading(console, "Derivation")
+    for step in item.derivation:
+        paragraph(console, step, bullet="· ")
+    heading(console, "How each library is told")
     _libraries(console, item.put)
-    _heading(console, "Requirements that look at it")
-    _paragraph(console, ", ".join(item.requirements) or "none")
+    heading(console, "Requirements that look at it")
+    paragraph(console, ", ".join(item.requirements) or "none")
     _again(console, item.command)
 
 
 def _print_requirement(console: Console, item: ExplainedRequirement) -> None:
     _title(console, item.id, item.level)
-    _paragraph(console, item.sentence, indent="")
-    _paragraph(console, f"Why: {item.why}", indent="")
+    paragraph(console, item.sentence, indent=0)
+    paragraph(console, f"Why: {item.why}", indent=0)
     if item.decided:
-        _heading(console, "Decided by")
-        _paragraph(console, item.decided)
+        heading(console, "Decided by")
+        paragraph(console, item.decided)
     if item.documented:
-        _heading(console, "What each library documents")
+        heading(console, "What each library documents")
         _libraries(console, item.documented)
     if item.cases:
-        _heading(console, f"Served by {len(item.cases)} cases")
-        _paragraph(console, _some(item.cases, 8))
+        heading(console, f"Served by {len(item.cases)} cases")
+        paragraph(console, some(item.cases, 8))
     _again(console, item.command)
 
 
 def _print_experiment(console: Console, item: ExplainedExperiment) -> None:
     _title(console, item.id, item.title)
-    _paragraph(console, item.question, indent="")
+    paragraph(console, item.question, indent=0)
     if item.done:
-        _heading(console, "Done by")
-        _paragraph(console, item.done)
+        heading(console, "Done by")
+        paragraph(console, item.done)
     if item.documented:
-        _heading(console, "What each library documents")
+        heading(console, "What each library documents")
         _libraries(console, item.documented)
     _again(console, item.command)
 
@@ -287,36 +285,17 @@ def _title(console: Console, name: str, beside: str) -> None:
     console.print(f"[bold]{escape(name)}[/]" + (f" ({escape(beside)})" if beside else ""))
 
 
-def _heading(console: Console, text: str) -> None:
-    console.print(f"\n[bold]{escape(text)}[/]")
-
-
-def _paragraph(console: Console, text: str, *, indent: str = "  ", bullet: str = "") -> None:
-    filled = textwrap.fill(
-        printable(text),
-        min(console.width, WIDTH),
-        initial_indent=indent + bullet,
-        subsequent_indent=indent + " " * len(bullet),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-    console.print(filled, markup=False)
-
-
 def _libraries(console: Console, found: Iterable[Documented]) -> None:
     for item in found:
-        _paragraph(console, ", ".join(item.implementations), bullet="· ")
-        _paragraph(console, item.says, indent="      ")
+        paragraph(console, ", ".join(item.implementations), bullet="· ")
+        paragraph(console, item.says, indent=6)
         for link in item.documentation:
-            console.print(f"      {printable(link)}", markup=False, style="dim")
-
-
-def _some(names: list[str], most: int) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" * (len(names) > most))
+            line(console, link, indent=6, style="dim")
 
 
 def _again(console: Console, command: str) -> None:
-    console.print(f"\n[bold]Ask it[/]  {escape(command)}")
+    heading(console, "Ask it")
+    line(console, command, indent=2)
 
 
 def _draw(console: Console, plane: Plane) -> None:
@@ -324,9 +303,9 @@ def _draw(console: Console, plane: Plane) -> None:
     where = plane.where or "every entry and head"
     size = f"{plane.queries} queries × {plane.keys} keys"
     if plane.keys > MOST_DRAWN or plane.queries > MOST_DRAWN:
-        _paragraph(console, f"{where}: {size}, too large to draw here")
+        paragraph(console, f"{where}: {size}, too large to draw here")
         return
-    _paragraph(console, f"{where} ({size}; # may attend, . may not):")
+    paragraph(console, f"{where} ({size}; # may attend, . may not):")
     flat = "".join(".#"[index % 2] * length for index, length in enumerate(plane.runs))
     for start in range(0, len(flat), plane.keys):
-        console.print("    " + flat[start : start + plane.keys], markup=False)
+        line(console, flat[start : start + plane.keys], indent=4)

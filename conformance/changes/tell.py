@@ -1,0 +1,139 @@
+"""What changed, for people: regressions first, and one line for what is as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from conformance.changes.model import Change, Changes, Convention, Members
+from conformance.findings import VERDICTS
+from conformance.paragraphs import heading, line, paragraph, plural, some
+from conformance.suite.message import measured
+
+MOST_NAMES = 3
+MOST_CHANGES = 12
+"""Of one kind; --format json has them all."""
+
+
+def show(console: Console, changes: Changes) -> None:
+    """Print all of it."""
+    before, after = changes.before, changes.after
+    line(console, f"{before.file} ({before.created[:10]}) → {after.file} ({after.created[:10]})")
+    for note in changes.notes:
+        paragraph(console, note, bullet="· ", style="dim")
+    for symbol, kind, style, found in (
+        ("✗", "worse", "bold red", changes.worse),
+        ("?", "no longer answered", "bold yellow", changes.lost),
+        ("~", "otherwise", "bold", changes.otherwise),
+        ("✓", "fixed", "bold green", changes.fixed),
+        ("+", "answered now", "bold green", changes.gained),
+        ("✗", "new, and deviating from the start", "bold yellow", changes.added.wrong),
+    ):
+        _kind(console, f"{symbol} {kind}", style, found)
+    if changes.conventions:
+        heading(console, f"~ conventions, by experiment: {len(changes.conventions)}")
+        for convention in changes.conventions[:MOST_CHANGES]:
+            paragraph(console, convention_told(convention))
+        _rest(console, len(changes.conventions))
+    for symbol, kind, members in (
+        ("+", "added", changes.added),
+        ("-", "removed", changes.removed),
+    ):
+        told = list(members_told(members))
+        if told:
+            heading(console, f"{symbol} {kind}")
+            for text in told:
+                paragraph(console, text)
+    console.print()
+    for name, counts in deltas(changes).items():
+        line(console, f"{name}: {counts}")
+    line(console, summary(changes), style="bold")
+
+
+def summary(changes: Changes) -> str:
+    """One line: what it comes to."""
+    kinds = (
+        ("worse", changes.worse),
+        ("no longer answered", changes.lost),
+        ("otherwise", changes.otherwise),
+        ("fixed", changes.fixed),
+        ("answered now", changes.gained),
+    )
+    told = [f"{sum(one.times for one in found)} {kind}" for kind, found in kinds if found]
+    told.append(f"{changes.same} of {changes.common} findings as they were")
+    return ", ".join(told)
+
+
+def deltas(changes: Changes) -> dict[str, str]:
+    """Implementation to its count vector, with what was added or taken away."""
+    found = {}
+    for name, counts in changes.after.implementations.items():
+        before = changes.before.implementations.get(name)
+        found[name] = vector(counts, before)
+    return found
+
+
+def vector(counts: dict[str, int], before: dict[str, int] | None) -> str:
+    """ "12 conforms (+2), 3 deviates"."""
+    told = []
+    for verdict in VERDICTS:
+        now, then = counts.get(verdict, 0), (before or {}).get(verdict, 0)
+        if now or (before is not None and then):
+            differs = before is not None and now != then
+            told.append(f"{now} {verdict}" + (f" ({now - then:+d})" if differs else ""))
+    return ", ".join(told) + (" (new)" if before is None else "")
+
+
+def convention_told(found: Convention) -> str:
+    """One line."""
+    before, after = found.before or "not asked", found.after or "not asked"
+    where = f"{found.implementation}, {found.experiment}: {found.subject}"
+    return f"{where}: {before} → {after} ({', '.join(found.modes)})"
+
+
+def members_told(members: Members) -> Iterator[str]:
+    """A line for each kind of what came, or went."""
+    if members.implementations:
+        yield f"implementations: {', '.join(members.implementations)}"
+    if members.cases:
+        yield f"{plural(len(members.cases), 'case')}: {some(members.cases, 6)}"
+    if members.items:
+        yield f"{plural(members.items, 'item')} (case × dtype × mode)"
+    if members.findings:
+        yield f"{plural(members.findings, 'finding')} of items that both have"
+
+
+def _kind(console: Console, told: str, style: str, found: list[Change]) -> None:
+    if not found:
+        return
+    heading(console, f"{told}: {sum(change.times for change in found)}", style)
+    for change in found[:MOST_CHANGES]:
+        _change(console, change)
+    _rest(console, len(found))
+
+
+def _change(console: Console, change: Change) -> None:
+    device = "" if change.device == "cpu" else f" on {change.device}"
+    line(console, f"  {change.implementation}{device}: {change.requirement}", style="bold")
+    states = f"{change.before or 'not asked'} → {change.after}"
+    times, cases = plural(change.times, "finding"), plural(len(change.cases), "case")
+    told = [
+        f"{states}, {times} in {cases}: {some(change.cases, MOST_NAMES)}",
+        f"{', '.join(change.dtypes)}; {', '.join(change.modes)}",
+    ]
+    if change.figures is not None:
+        told.append(f"measured {measured(change.figures)}")
+    elif change.told:
+        told.append(change.told)
+    if change.cause:
+        told.append(f"likely cause: {change.cause}")
+    for text in told:
+        paragraph(console, text, indent=4)
+    if change.after not in ("conforms", "observed"):
+        line(console, f"again: {change.command}", indent=4, style="dim")
+
+
+def _rest(console: Console, number: int) -> None:
+    if number > MOST_CHANGES:
+        line(console, f"  and {number - MOST_CHANGES} more; --format json has them all")
