@@ -15,9 +15,11 @@ class ExitCode(IntEnum):
     """Exit codes of `mha-conformance`."""
 
     OK = 0
-    """Everything that was to be verified was verified (`run`, `report`)."""
+    """Everything that was to be verified was verified (`run`, `report`), and is as the baseline
+    says (`gate`)."""
     DEVIATES = 1
-    """`run --strict`: an implementation deviates from a requirement of level must."""
+    """`run --strict`: an implementation deviates from a requirement of level must. `gate`:
+    something is worse than the baseline says, or the baseline is out of date."""
     USAGE = 2
     """The command line, a name or a file was wrong; nothing was run."""
     NOTHING_VERIFIED = 3

@@ -8,6 +8,7 @@ two entries that claim the same finding cannot both be right.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,9 @@ from conformance.errors import BrokenBaseline, ExitCode
 from conformance.findings import NOT_VERIFIED, RUN, VERIFIED, CaseResult, Finding, count, gravity
 from conformance.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
 from conformance.record import Implementation, Record
+
+NARROWS = re.compile(r"(^| )(--case|--dtype|--mode|-k) ")
+"""Of what a run was told, that which takes away; case files add."""
 
 LOST = ("crashed", "timed-out")
 """Left open, and by the implementation: a change for the worse."""
@@ -99,7 +103,8 @@ class Judgement:
     @property
     def whole(self) -> bool:
         """Whether all was asked and answered; otherwise an entry may be right that matches none."""
-        narrowed = self.record.header.provenance.selection or self.record.header.deselected
+        header = self.record.header
+        narrowed = header.deselected or NARROWS.search(header.provenance.selection)
         return not (narrowed or self.open or self.missing)
 
     @property

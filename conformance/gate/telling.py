@@ -216,8 +216,7 @@ class _More:
         shown = lines if self.verbose else lines[:EDIT]
         if shown:
             yield "the edit to make:", "bold"
-        for line in shown:
-            yield line, {"+": GOOD, "-": BAD}.get(line[:1], DIM)
+        yield from map(coloured, shown)
         if len(lines) > len(shown):
             self.hidden = True
             yield f"and {len(lines) - len(shown)} more lines", DIM
@@ -242,6 +241,11 @@ class _More:
             else:
                 yield f"known: {entry.place}: {_many(len(cells), 'finding')}", ""
                 yield f"  {' '.join(filter(None, (entry.reason.strip(), entry.link)))}", DIM
+
+
+def coloured(line: str) -> Line:
+    """A line of a diff with its style."""
+    return line, {"+": GOOD, "-": BAD}.get(line[:1], DIM)
 
 
 def _why_unmatched(entry: Entry, found: Judgement) -> str:

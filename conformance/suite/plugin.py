@@ -104,6 +104,17 @@ def _add_options(parser: pytest.Parser) -> None:
         action="store_true",
         help="deviations are findings to report, not failures",
     )
+    group.addoption(
+        "--conformance-baseline",
+        default=None,
+        metavar="FILE",
+        help="pass exactly if what deviates is what this file knows of",
+    )
+    group.addoption(
+        "--conformance-verbose",
+        action="store_true",
+        help="tell all that the gate found, not the first of each kind",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -33,7 +33,7 @@ from conformance.findings import (
 from conformance.interface.adapter import Adapter, Mode
 from conformance.interface.loading import load, registered
 from conformance.probes import EXPERIMENTS, Experiment, find_experiments
-from conformance.provenance import describe, provenance, run_id
+from conformance.provenance import describe, new_run_id, provenance, run_id
 from conformance.record import (
     PICTURED,
     SCHEMA,
@@ -50,6 +50,7 @@ from conformance.requirements import REQUIREMENTS, find_requirement
 from conformance.session import Inquiry, Item, inquiries, modes_of, plan
 from conformance.suite import continuing, pictured
 from conformance.suite.examiner import Examiner
+from conformance.suite.gated import Gated
 from conformance.suite.message import failure
 from conformance.terminal import printable
 
@@ -103,6 +104,12 @@ class Run:
         self._unfinished: continuing.Unfinished | None = None
         self._put_aside: Path | None = None
         self._done = self._continue()
+        baseline = config.getoption("--conformance-baseline")
+        self._gated: Gated | None = None
+        if baseline is not None and not config.option.collectonly:
+            path = Path(config.invocation_params.dir, baseline)
+            verbose = config.getoption("--conformance-verbose")
+            self._gated = Gated(path, self._header(), verbose=verbose)
 
     # What is examined
 
@@ -161,9 +168,16 @@ class Run:
         gravest = [finding for finding in result.findings if finding.verdict == verdict]
         if verdict in ("deviates", "error", "crashed", "timed-out"):
             stored = self.files.get(result.case)
-            text = failure(result, self._spec(item.adapter), stored.path if stored else "")
+            place = (self._spec(item.adapter), stored.path if stored else "")
+            text = failure(result, *place)
             if self.survey:
                 pytest.xfail(text.splitlines()[0])
+            if self._gated is not None:
+                known = self._gated.excuse(result)
+                if known:
+                    pytest.xfail(known)
+                new = self._gated.unknown(result)
+                pytest.fail(failure(new, *place), pytrace=False)
             if verdict != "deviates" or any(_is_must(finding) for finding in gravest):
                 pytest.fail(text, pytrace=False)
         elif verdict in ("unsupported", "unavailable", "not-run"):
@@ -363,14 +377,22 @@ class Run:
             return
         planned = self._planned
         missing = [name for name in planned if name not in self.results]
+        unanswered = [without_outcome(name, "not-run", continuing.ENDED) for name in missing]
         if self._record is not None and planned:
             if self._journal is None:
                 self._journal = self._journal_of(self._record)
             self._journal.close()
-            unanswered = [without_outcome(name, "not-run", continuing.ENDED) for name in missing]
             finish(self._record, unanswered, [item.id for item in self.planned], self._keep())
             self._written = self._record
-        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        fine = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        if self._gated is not None:
+            results = [self.results[name] for name in planned if name in self.results]
+            code = self._gated.judge(self._header(), results, unanswered)
+            # In a survey no test fails but by a fault of the suite, and then an item is missing.
+            if fine or (self.survey and exitstatus == pytest.ExitCode.TESTS_FAILED):
+                session.exitstatus = code
+            return
+        if not fine:
             return
         counts: Counter[str] = Counter(result.verdict for result in self.results.values())
         if not any(counts[verdict] for verdict in VERIFIED):
@@ -387,6 +409,11 @@ class Run:
             terminalreporter.write_line(printable(line))
 
         terminalreporter.section("conformance")
+        if self._gated is not None:
+            self._gated.summary(terminalreporter)
+            if self._written is not None:
+                write(f"record: {self._written}")
+            return
         for adapter, _ in self.adapters:
             own = [r for r in self.results.values() if r.implementation == adapter.name]
             write(
@@ -445,14 +472,12 @@ class Run:
         return hasattr(self.config, "workerinput")
 
     def _header(self) -> Header:
-        assert self._record is not None
         adapters = [adapter for adapter, _ in self.adapters]
+        run = run_id(self._record.parent) if self._record is not None else new_run_id()
         return Header(
             schema=SCHEMA,
-            name=Path(self.config.getoption("--record")).stem,
-            provenance=provenance(
-                adapters, self.device, _command(), run_id(self._record.parent), self.selection
-            ),
+            name=self._given.stem if self._given is not None else "",
+            provenance=provenance(adapters, self.device, _command(), run, self.selection),
             implementations=[self._described(adapter, spec) for adapter, spec in self.adapters],
             planned=len(self._planned),
             deselected=len(self.planned) - len(self._planned),

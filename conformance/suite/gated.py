@@ -1,0 +1,81 @@
+"""A run held against a baseline: which deviations are known, and what is told at the end."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from conformance.findings import CaseResult
+from conformance.gate.baseline import VERDICTS, read_baseline
+from conformance.gate.judging import Claims, Judgement, judge
+from conformance.gate.telling import tell
+from conformance.record import Header, Record
+from conformance.terminal import printable
+
+
+class Gated:
+    """The baseline of this run.
+
+    Raises:
+        BrokenBaseline: it cannot be read, or asks for what the run does not know.
+    """
+
+    def __init__(self, path: Path, header: Header, *, verbose: bool) -> None:
+        self.baseline = read_baseline(path)
+        self.verbose = verbose
+        self._claims = Claims(self.baseline, Record(header, True, []))
+        self.judgement: Judgement | None = None
+
+    def unknown(self, result: CaseResult) -> CaseResult:
+        """The result without the deviations that are known."""
+        left = [
+            finding
+            for finding in result.findings
+            if finding.verdict not in VERDICTS or self._claims.knows(result, finding) is None
+        ]
+        return msgspec.structs.replace(result, findings=left)
+
+    def excuse(self, result: CaseResult) -> str:
+        """Why the deviations of an item are known; "" if one of them is not."""
+        wrong = [finding for finding in result.findings if finding.verdict in VERDICTS]
+        found = [self._claims.knows(result, finding) for finding in wrong]
+        reasons = {entry.reason.strip() for entry in found if entry is not None}
+        if None in found or result.verdict not in VERDICTS:
+            return ""
+        return printable(f"known: {'; '.join(sorted(reasons))}")
+
+    def judge(
+        self, header: Header, results: Sequence[CaseResult], missing: Sequence[CaseResult]
+    ) -> int:
+        """Judge what was found; the exit code of pytest."""
+        from conformance.errors import ExitCode
+        from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
+
+        self.judgement = judge(self.baseline, Record(header, not missing, [*results, *missing]))
+        return {
+            ExitCode.OK: pytest.ExitCode.OK,
+            ExitCode.NOTHING_VERIFIED: NOTHING_VERIFIED,
+            ExitCode.INCOMPLETE: INCOMPLETE,
+        }.get(self.judgement.exit_code, pytest.ExitCode.TESTS_FAILED)
+
+    def summary(self, terminal: Any) -> None:
+        """Print it as pytest prints."""
+        if self.judgement is None:
+            return
+        writer = terminal._tw
+        file = io.StringIO()
+        console = Console(
+            file=file,
+            force_terminal=writer.hasmarkup,
+            no_color=not writer.hasmarkup,
+            highlight=False,
+            width=writer.fullwidth,
+        )
+        console.print(tell(self.judgement, verbose=self.verbose), soft_wrap=True)
+        terminal.write(file.getvalue(), flush=True)
