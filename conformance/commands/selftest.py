@@ -23,13 +23,20 @@ def add_parser(commands: Commands) -> None:
         type=Path,
         help="examine each in the whole catalogue, and write what noticed it to this file",
     )
+    selftest.add_argument(
+        "--causes",
+        action="store_true",
+        help="instead, count how often the message names the mutant's mistake",
+    )
     add_format(selftest, "selftest")
     selftest.set_defaults(action=_selftest)
 
 
 def _selftest(options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from conformance.selftest.command import selftest
+    from conformance.selftest.command import causes, selftest
 
+    if options.causes:
+        return causes(options.chapter, options.mutant, as_json=options.format == "json")
     as_json = options.format == "json"
     return selftest(options.chapter, options.mutant, matrix=options.matrix, as_json=as_json)

@@ -44,7 +44,7 @@ OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "mod
 LOCATED = ("output.", "gradient.", "weights.equal")
 """Those that compare with the definition, so that it can be told where they part."""
 
-ELEMENTS = 2**16
+ELEMENTS = 2**14
 """Weights of a problem above which only whole answers are tried, not parts of them."""
 
 
@@ -221,6 +221,9 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _of_output(maker: Maker, evidence: Evidence, again: precision.Again) -> str:
+    multiple = fits.of_output(maker, evidence)
+    if multiple:
+        return multiple
     computed: list[tuple[str, Stages]] = []
     breaking: list[str] = []
     for hypothesis in hypotheses(maker):
@@ -236,7 +239,7 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again) -> str:
         told = f"is wrong in just the rows in which exp leaves its range {breaking[0]}{others}"
         return told
     if np.prod(maker.problem.shape.logits) <= ELEMENTS:
-        found = parts.cause(maker, evidence, computed) or fits.fitted(maker, evidence)
+        found = parts.cause(maker, evidence, computed) or fits.of_logits(maker, evidence)
         if found:
             return found
         for hypothesis in precision.rounded_at_a_stage(maker):

@@ -12,22 +12,31 @@ from conformance.diagnosis.stages import Stages
 from conformance.dtypes import Array
 
 STEPS = 33
+LEAST = 1e-3
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def fitted(maker: Maker, evidence: Evidence) -> str:
-    """The cause, with its number, or ""."""
-    problem = maker.problem
+def of_output(maker: Maker, evidence: Evidence) -> str:
+    """The output is a multiple of what it should be."""
     if not np.isfinite(evidence.got).all():
         return ""
-    bias = problem.weights.output_bias
+    bias = maker.problem.weights.output_bias
     for told, offset in (
         ("the output", 0.0),
         ("the output without its bias", 0.0 if bias is None else bias),
     ):
         factor = best_factor(evidence.got - offset, evidence.want - offset)
-        if evidence.explained(factor * (evidence.want - offset) + offset):
+        # 0 and 1 say nothing: of these, other causes speak.
+        if abs(factor) > LEAST and evidence.explained(factor * (evidence.want - offset) + offset):
             return f"{told} is {factor:.4g} times what it should be"
+    return ""
+
+
+def of_logits(maker: Maker, evidence: Evidence) -> str:
+    """Scale or bias are a multiple of what they should be."""
+    if not np.isfinite(evidence.got).all():
+        return ""
+    problem = maker.problem
 
     def shared(**changes: object) -> Array:
         found = Stages(problem.replace(**changes))

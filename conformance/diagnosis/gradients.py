@@ -23,6 +23,11 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again) -> str:
     wrong = {name: one for name, one in evidence.items() if one.wrong.any()}
     if not wrong:
         return ""
+    if len(wrong) == 1:
+        ((name, one),) = wrong.items()
+        told = _of_one(maker, name, one)
+        if told:
+            return f"the gradient of {words(name)} {told}"
     for told, stages in _backward(maker):
         found = stages.gradients
         if all(name in found for name in evidence) and _all_explained(evidence, found):
@@ -63,13 +68,11 @@ def _number(told: str, count: int) -> str:
 
 
 def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array]) -> bool:
-    for name, one in evidence.items():
-        if one.wrong.any():
-            if not one.explained(found[name]):
-                return False
-        elif not one.near(found[name]).all():
-            return False
-    return True
+    gain = max(one.gain(found[name]) for name, one in evidence.items())
+    return all(
+        one.explained(found[name], gain) if one.wrong.any() else one.near(found[name], gain).all()
+        for name, one in evidence.items()
+    )
 
 
 def _of_all(maker: Maker, wrong: Mapping[str, Evidence]) -> str:
@@ -260,6 +263,14 @@ def _of_bias(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[str
         yield (
             "with the first batch entry's gradient of the additive bias for all",
             changed(d_bias=of_first),
+        )
+
+    queries = maker.problem.shape.query_length
+    for start in sorted({(queries - 1) // size * size for size in TILES if size < queries}):
+        kept = (np.arange(queries) >= start)[:, None]
+        yield (
+            f"with the gradient of the additive bias of queries {start} and later only",
+            changed(d_bias=lambda a, d, shape, k=kept: Stages.d_bias(a, d * k, shape)),
         )
 
     def mean(a: Stages, d: Array, shape: tuple[int, ...]) -> Array:

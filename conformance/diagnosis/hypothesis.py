@@ -106,25 +106,48 @@ class Evidence:
     def _spread(self) -> float:
         return float(np.sqrt(np.mean(self.noise**2)))
 
-    def tolerance(self, found: Array) -> Array:
-        """How far an honest computation of `found` may be off, with room.
-
-        A hypothesis has noise of its own, and more of it if it is larger than the right answer.
-        """
+    def gain(self, found: Array) -> float:
+        """How many times larger than the right answer it is; at least 1."""
+        if self._is_noise:
+            return 1.0
         told = found[np.isfinite(found)]
         size = float(np.sqrt(np.mean(told**2))) if told.size else 0.0
-        gain = max(1.0, size / self._size) if self._size > 0 else 1.0
+        return max(1.0, size / self._size)
+
+    def tolerance(self, found: Array, gain: float = 1.0) -> Array:
+        """How far an honest computation of `found` may be off, with room.
+
+        A hypothesis has noise of its own, and more of it if it is larger than the right answer, or
+        made of what is (`gain`).
+        """
+        gain = max(gain, self.gain(found))
         tolerance: Array = LIMIT * (self.noise + 2 * gain * self._spread) + self.underflow
         # What nothing was computed for is exact, here as there.
         return np.where((self.noise == 0) & (found == 0), self.underflow, tolerance)
 
-    def near(self, found: Array) -> BoolArray:
+    def _is_far_from(self, found: Array, gain: float) -> bool:
+        """A first look, which most hypotheses do not survive: the element that is furthest off."""
+        off = float(np.abs(self.got - found).max())
+        size = float(np.abs(found).max())
+        gain = gain if self._is_noise else max(gain, size / self._size)
+        return off > LIMIT * (self._most + 2 * gain * self._spread) + self.underflow
+
+    @cached_property
+    def _is_noise(self) -> bool:
+        """As the gradient of the key's bias in a dot product: 0, but for rounding."""
+        return self._size <= 10 * self._spread
+
+    @cached_property
+    def _most(self) -> float:
+        return float(self.noise.max())
+
+    def near(self, found: Array, gain: float = 1.0) -> BoolArray:
         """Where the array is `found`, to the noise."""
         with np.errstate(invalid="ignore", over="ignore"):
-            near: BoolArray = np.abs(self.got - found) <= self.tolerance(found)
+            near: BoolArray = np.abs(self.got - found) <= self.tolerance(found, gain)
         return near
 
-    def explained(self, found: Array) -> bool:
+    def explained(self, found: Array, gain: float = 1.0) -> bool:
         """Whether `found` is what came, everywhere.
 
         Where it is NaN anything goes, and where it is infinite what came is wrong in that row; but
@@ -132,16 +155,19 @@ class Evidence:
         """
         if found.shape != self.got.shape:
             return False
+        if self._is_far_from(found, gain):
+            return False
         told, broken = ~np.isnan(found), np.isinf(found)
-        if not told.any():
-            return bool(np.isnan(self.got).all())
         plain = told & ~broken
         rows = np.asarray(self.wrong.any(axis=-1))
         if not plain.any() or not rows[np.asarray(broken.any(axis=-1))].all():
             return False
         if not (self.wrong & told).any() and not rows[~told.any(axis=-1)].all():
             return False
-        if not self.near(np.where(plain, found, 0.0))[plain].all():
+        if not plain.all():
+            if not self.near(np.where(plain, found, 0.0), gain)[plain].all():
+                return False
+        elif not self.near(found, gain).all():
             return False
         if not (self.wrong & plain).any():
             return True

@@ -39,6 +39,12 @@ def located(array: str, wrong: BoolArray) -> str:
     return ", ".join(told)
 
 
+def heads(chosen: BoolArray) -> str:
+    """Such as "head 1 (the last)" or "heads 1 and later"."""
+    at = np.nonzero(chosen)[0]
+    return f"{_PLURAL['head'][at.size > 1]} {_indices(at, chosen.size) or 'in part'}"
+
+
 def _indices(at: Sequence[int] | np.ndarray, size: int) -> str:
     first, last, count = int(at[0]), int(at[-1]), len(at)
     if count == 1:

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.diagnosis.hypothesis import Hypothesis, Maker
 from conformance.diagnosis.stages import Stages
-from conformance.dtypes import Array, BoolArray
+from conformance.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 
 FINITE = (1, 5, 10, 20, 30, 50, 100, 1e3, 1e4, 1e9)
 """Numbers that programmers write for infinity."""
@@ -110,6 +110,11 @@ def _axes(maker: Maker) -> Iterator[Hypothesis]:
     yield maker.masked("with the mask reversed along the keys", full[..., ::-1])
     turned = full.reshape(heads, batch, *full.shape[2:]).swapaxes(0, 1)
     yield maker.masked("with the mask read as (heads batch) instead of (batch heads)", turned)
+    if shape.group > 1:
+        split = full.reshape(batch, shape.group, -1, *full.shape[2:]).swapaxes(1, 2)
+        yield maker.masked(
+            "with the mask's heads split into groups the other way", split.reshape(full.shape)
+        )
     tiled = np.tile(full[:, 0], (heads, 1, 1)).reshape(full.shape)
     yield maker.masked("with the batch's masks tiled over the heads instead of repeated", tiled)
 
@@ -183,6 +188,13 @@ def _causal(maker: Maker) -> Iterator[Hypothesis]:
         "with the causal mask reversed: the upper triangle is kept",
         seen(~np.tri(queries, keys, own - 1, dtype=np.bool_)),
     )
+    if max(queries, keys) > 256:
+        for kind in (BFLOAT16, FLOAT16):
+            row, column = kind.round(np.arange(queries) + own), kind.round(np.arange(keys))
+            yield maker.masked(
+                f"with positions of the causal mask rounded to {kind.name}",
+                seen(column <= row[:, None]),
+            )
     for size in WINDOWS:
         if size < keys:
             yield maker.masked(

@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from conformance.diagnosis.hypothesis import Evidence, Maker
-from conformance.diagnosis.location import located
+from conformance.diagnosis.location import heads, located
 from conformance.diagnosis.stages import Stages
 from conformance.dtypes import Array
+
+CLEAR = 0.05
+"""How far a head's share may be from 0 or 1, in the least squares that tell it."""
 
 
 def cause(maker: Maker, evidence: Evidence, found: Sequence[tuple[str, Stages]]) -> str:
     """The first hypothesis, of those that were computed, that explains the answer in part."""
+    wrong = np.asarray(evidence.wrong.any(axis=-1))
+    # Where nothing is wrong the defect is not, or does not show.
+    rows = "" if wrong.all() else located("output", np.repeat(wrong[..., None], 2, axis=-1))
     for told, stages in found:
-        for where, output in _mixed(maker, evidence, stages):
-            if evidence.explained(output):
-                return f"equals the answer {told}, in {where} only"
+        other = stages.output
+        if other.shape != maker.right.output.shape:
+            continue
+        if rows and evidence.explained(np.where(wrong[..., None], other, maker.right.output)):
+            return f"equals the answer {told}, in {rows} only"
+        which = _heads(maker, evidence, stages)
+        if which:
+            return f"equals the answer {told}, in {which} only"
     return ""
 
 
-def _mixed(maker: Maker, evidence: Evidence, stages: Stages) -> Iterator[tuple[str, Array]]:
-    right, other = maker.right, stages.output
-    if other.shape != right.output.shape or np.isnan(other).all():
-        return
-    wrong = np.asarray(evidence.wrong.any(axis=-1))
-    if not wrong.all():
-        # Where nothing is wrong the defect is not, or does not show.
-        rows = located("output", np.broadcast_to(wrong[..., None], other.shape))
-        if rows:
-            yield rows, np.where(wrong[..., None], other, right.output)
-    heads = maker.problem.shape.heads
-    if heads < 2 or stages.context.shape != right.context.shape:
-        return
-    at = np.arange(heads)
-    for chosen, told in (
-        (at > 0, "heads 1 and later" if heads > 2 else "head 1"),
-        (at == 0, "head 0"),
-        (at == heads - 1, "the last head"),
-        (at < heads - 1, "all heads but the last"),
-    ):
-        with np.errstate(invalid="ignore"):
-            mixed = np.where(chosen[:, None, None], stages.context, right.context)
-            yield told, stages.finished(mixed)
+def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> str:
+    """Which heads have the defect: the output is a sum over heads, so least squares tells."""
+    right, count = maker.right, maker.problem.shape.heads
+    if count < 2 or stages.context.shape != right.context.shape:
+        return ""
+    moved: Array = np.einsum(
+        "bhqd,hde->hbqe", stages.context - right.context, maker.problem.weights.output
+    )
+    known = np.isfinite(evidence.got) & np.isfinite(moved).all(axis=0)
+    if not known.any():
+        return ""
+    share, *_ = np.linalg.lstsq(moved[:, known].T, (evidence.got - right.output)[known], rcond=None)
+    has = share > 0.5
+    if has.all() or not has.any() or np.abs(share - has).max() > CLEAR:
+        return ""
+    with np.errstate(invalid="ignore"):
+        mixed = np.where(has[:, None, None], stages.context, right.context)
+        return heads(has) if evidence.explained(stages.finished(mixed)) else ""

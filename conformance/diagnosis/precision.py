@@ -27,6 +27,11 @@ KINDS = {24: "float32", 11: "float16 or TF32", 8: "bfloat16"}
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
     """One kind of intermediate is rounded, and nothing else."""
     own = DTYPES[maker.problem.dtype].significand_bits
+    if maker.problem.dtype == "float16":
+        yield maker.staged(
+            "with the products of query and key kept in float16, and scaled after that",
+            scaled=_late,
+        )
     for name, bits, rounding in (
         ("float32", 24, FLOAT32.round),
         ("float16 or TF32", 11, lambda x: _significant(x, 11)),
@@ -51,6 +56,12 @@ def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
             finish=_finished(rounding),
             biased=_biased(rounding),
         )
+
+
+def _late(a: Stages, scores: Array) -> Array:
+    kept = FLOAT16.round(scores)
+    # Rows in which they overflow are anything.
+    return np.where(np.isfinite(kept), kept, np.nan) * a.problem.logit_scale
 
 
 def _significant(values: Array, bits: int) -> Array:

@@ -29,6 +29,9 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         "with a sigmoid in place of the softmax", softmax=lambda a, x: 1 / (1 + np.exp(-x))
     )
     yield maker.staged("without the softmax", softmax=lambda a, x: np.where(np.isfinite(x), x, 0.0))
+    yield maker.staged(
+        "with nothing attended: the weights are 0", softmax=lambda a, x: np.zeros_like(x)
+    )
     yield from _keys(maker)
     yield from _exponential(maker)
     yield from _maximum(maker)

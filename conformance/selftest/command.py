@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +33,16 @@ class Examined(msgspec.Struct, frozen=True):
     expected: list[str]
     killed_by: str
     at: str
+
+
+class NamedCause(msgspec.Struct, frozen=True):
+    """What was said of a mutant; `kind` is one of `conformance.selftest.causes.KINDS`."""
+
+    name: str
+    chapter: str
+    kind: str
+    expected: str
+    cause: str
 
 
 class Selftest(msgspec.Struct, frozen=True):
@@ -73,6 +84,45 @@ def selftest(
     else:
         _print(outcomes, original, seconds, one_by_one=bool(names))
     return ExitCode.DEVIATES if original or survivors(outcomes) else ExitCode.OK
+
+
+def causes(chapters: list[str], names: list[str], *, as_json: bool = False) -> int:
+    """How often the message names the mistake; exit code 1 if one is named wrongly.
+
+    Raises:
+        UnknownName: for a chapter or a mutant that is not there.
+    """
+    from conformance.selftest import causes as table
+
+    mutants = find_mutants(chapters, names)
+    examiner, console = Examiner(), Console(stderr=True, highlight=False)
+    found = []
+    with console.status("causes") as status:
+        for number, mutant in enumerate(mutants, 1):
+            status.update(f"{number}/{len(mutants)} {mutant.chapter}: {mutant.name}")
+            found.append(table.name(examiner, mutant))
+    if as_json:
+        print_json(
+            [
+                NamedCause(one.mutant.name, one.mutant.chapter, one.kind, one.expected, one.cause)
+                for one in found
+            ]
+        )
+    else:
+        _print_causes(table.count(found), table.KINDS)
+        for one in found:
+            if names or one.kind in ("named wrongly", "not named"):
+                print(f"{one.kind}: {one.mutant.name}: {one.cause or one.mutant.did}")
+    return ExitCode.DEVIATES if any(one.kind == "named wrongly" for one in found) else ExitCode.OK
+
+
+def _print_causes(counted: dict[str, Counter[str]], kinds: Sequence[str]) -> None:
+    total: Counter[str] = Counter()
+    print("".join((f"{'':<12s}", *(f"{kind:>15s}" for kind in kinds))))
+    for chapter, own in counted.items():
+        total += own
+        print("".join((f"{chapter:<12s}", *(f"{own[kind]:>15d}" for kind in kinds))))
+    print("".join((f"{'all':<12s}", *(f"{total[kind]:>15d}" for kind in kinds))))
 
 
 def _print(

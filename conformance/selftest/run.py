@@ -62,7 +62,7 @@ class Examiner:
         """Look for it until an expected requirement notices it."""
         adapter, session = mutant.adapter(), self._session()
         noticed: Counter[str] = Counter()
-        for row in self._likeliest_first(mutant, adapter):
+        for row in self.likeliest_first(mutant, adapter):
             found = deviations(session, row)
             noticed.update(found)
             for requirement in found:
@@ -95,7 +95,8 @@ class Examiner:
     def _session(self) -> Session:
         return Session(Workbench(expectations=self.expectations), explains=False)
 
-    def _likeliest_first(self, mutant: Mutant, adapter: Adapter) -> Iterator[Row]:
+    def likeliest_first(self, mutant: Mutant, adapter: Adapter) -> Iterator[Row]:
+        """Every row, beginning where it is expected to show."""
         if mutant.case.startswith("probe/"):
             yield from inquiries([adapter], [experiment(mutant.case)], "cpu")
         else:
