@@ -93,7 +93,8 @@ def _update(options: argparse.Namespace) -> int:
         )
     with tempfile.TemporaryDirectory() as folder:
         options.record = options.record or Path(folder) / "record.json"
-        code = examine(options, survey=True)
+        # What it found is told below, and the record is gone afterwards.
+        code = examine(options, "--no-summary", survey=True)
         if code in (ExitCode.USAGE, ExitCode.INTERRUPTED):
             return code
         record = written(options.record)

@@ -83,7 +83,7 @@ class Entry:
     @property
     def place(self) -> str:
         """Where it is, and what it is about, in one line."""
-        told = [f"{name} {' '.join(getattr(self, name))}" for name in PLACES if getattr(self, name)]
+        told = [f"{name} {_some(getattr(self, name))}" for name in PLACES if getattr(self, name)]
         told += [f"when {self.condition.text}"] if self.condition else []
         return f"{f'line {self.line}' if self.line else f'entry {self.number}'}: {', '.join(told)}"
 
@@ -95,6 +95,11 @@ class Baseline:
     path: Path
     text: str
     entries: tuple[Entry, ...]
+
+
+def _some(patterns: tuple[str, ...]) -> str:
+    more = f" and {len(patterns) - 2} more" if len(patterns) > 2 else ""
+    return " ".join(patterns[:2]) + more
 
 
 @lru_cache(maxsize=4096)

@@ -170,7 +170,7 @@ class _Around:
             others = self._seen(axes, axis) - names
             if name == "dtype":
                 dtype = condition_on(names, others) if others or exact else ""
-            elif exact or (name == "implementation" and named):
+            elif named if name == "implementation" else exact:
                 patterns[name] = tuple(sorted(escape(one) for one in names))
                 continue
             else:

@@ -18,6 +18,13 @@ from conformance.gate.telling import tell
 from conformance.record import Header, Record
 from conformance.terminal import printable
 
+KNOWN = "known: "
+
+
+def is_known(report: pytest.TestReport) -> bool:
+    """Whether an item was excused."""
+    return getattr(report, "wasxfail", "").removeprefix("reason: ").startswith(KNOWN)
+
 
 class Gated:
     """The baseline of this run.
@@ -48,7 +55,7 @@ class Gated:
         reasons = {entry.reason.strip() for entry in found if entry is not None}
         if None in found or result.verdict not in VERDICTS:
             return ""
-        return printable(f"known: {'; '.join(sorted(reasons))}")
+        return printable(f"{KNOWN}{'; '.join(sorted(reasons))}")
 
     def judge(
         self, header: Header, results: Sequence[CaseResult], missing: Sequence[CaseResult]

@@ -48,7 +48,7 @@ from conformance.record import (
 )
 from conformance.requirements import REQUIREMENTS, find_requirement
 from conformance.session import Inquiry, Item, inquiries, modes_of, plan
-from conformance.suite import continuing, pictured
+from conformance.suite import continuing, gated, pictured
 from conformance.suite.examiner import Examiner
 from conformance.suite.gated import Gated
 from conformance.suite.message import failure
@@ -360,6 +360,8 @@ class Run:
         verdict = decode_line(line)[0].verdict
         if verdict in ("unsupported", "unavailable", "not-run"):
             return verdict, verdict[0] if verdict == "unsupported" else "n", verdict.upper()
+        if gated.is_known(report):
+            return "known", "k", ("KNOWN", {"yellow": True})
         if report.outcome == "skipped" or (verdict == "deviates" and report.outcome == "passed"):
             # pytest prints a traceback for each of its own category "error".
             category = "in error" if verdict == "error" else verdict

@@ -1,0 +1,234 @@
+"""The gate, as programs and people meet it: the commands, and the plugin's options."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from test_cli import MINIATURES, mha, mini
+from test_suite_plugin import conformance
+
+from conformance.errors import ExitCode
+from conformance.gate.baseline import read_baseline
+from conformance.record import read
+
+NARROW = ("--dtype", "float32", "--case", "mask/shared/self", "--case", "plain/no-mask/self")
+QUICK = ("--no-isolate", *NARROW)
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Records of what is right, and of what inverts its mask."""
+    folder = tmp_path_factory.mktemp("records")
+    for name in ("Correct", "Inverted"):
+        mha("run", mini(name), *QUICK, "--record", f"{name}.json", cwd=folder)
+    return {name: folder / f"{name}.narrowed.json" for name in ("Correct", "Inverted")}
+
+
+@pytest.fixture
+def known(records, tmp_path):
+    """A folder with the baseline of what inverts its mask."""
+    options = ["--from-record", records["Inverted"], "--reason", "It was published so."]
+    mha("baseline", "update", *options, cwd=tmp_path, expect=ExitCode.OK)
+    return tmp_path
+
+
+def test_a_kernel_is_right_then_wrong_then_known_then_fixed(tmp_path):
+    kernel = tmp_path / "mine.py"
+    source = MINIATURES.read_text(encoding="utf-8")
+    spec = "mine.py:Correct"
+
+    def gate(expect, *more):
+        return mha("gate", spec, *QUICK, *more, cwd=tmp_path, expect=expect).stdout
+
+    kernel.write_text(source, encoding="utf-8")
+    assert "gate: Correct: holds (nothing deviates" in gate(ExitCode.OK)
+
+    wrong = "np.where(mask, logits, -np.inf)"
+    assert source.count(wrong) == 1
+    kernel.write_text(source.replace(wrong, "np.where(~mask, logits, -np.inf)"), encoding="utf-8")
+    told = gate(ExitCode.DEVIATES)
+    assert "changed for the worse" in told
+    assert "equals the answer with the mask inverted" in told
+    assert "mha-conformance run mine.py:Correct --case mask/shared/" in told
+
+    update = ["baseline", "update", spec, *QUICK]
+    told = mha(*update, cwd=tmp_path, expect=ExitCode.OK).stdout
+    assert "the gate holds once these say why" in told
+    mha(*update, "--reason", "Mine is the other way round.", cwd=tmp_path, expect=ExitCode.OK)
+    assert "Mine is the other way round." in gate(ExitCode.OK, "-v")
+
+    kernel.write_text(source, encoding="utf-8")
+    told = gate(ExitCode.DEVIATES)
+    assert "out of date" in told
+    assert "fixed: line 1" in told
+
+
+def test_a_record_is_judged_without_running(records, known):
+    def gate(name, expect):
+        return mha("gate", "--from-record", records[name], cwd=known, expect=expect).stdout
+
+    assert "known deviations" in gate("Inverted", ExitCode.OK)
+    assert "fixed" in gate("Correct", ExitCode.DEVIATES)
+
+
+def test_a_part_of_a_record_may_be_judged(records, tmp_path):
+    told = mha("gate", "Correct", "--from-record", records["Correct"], cwd=tmp_path)
+    assert told.returncode == ExitCode.OK
+    told = mha("gate", "Corect", "--from-record", records["Correct"], cwd=tmp_path)
+    assert told.returncode == ExitCode.USAGE
+    assert "did you mean Correct" in told.stderr
+
+
+def test_a_journal_is_judged_and_is_incomplete(records, tmp_path):
+    found = read(records["Correct"])
+    journal = tmp_path / "r.json.journal"
+    import msgspec
+
+    from conformance.record import encode_line
+
+    lines = [msgspec.json.encode(found.header), *(encode_line(r, {}) for r in found.results[:-1])]
+    journal.write_bytes(b"".join(line + b"\n" for line in lines))
+    told = mha("gate", "--from-record", journal, cwd=tmp_path, expect=ExitCode.INCOMPLETE).stdout
+    assert "1 not verified" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "which implementation"),
+        (("nobody",), "nobody"),
+        (("--from-record", "none.json"), "none.json"),
+        (("x", "--from-record", "{record}", "-x"), "-x"),
+    ],
+)
+@pytest.mark.parametrize("command", [("gate",), ("baseline", "update")])
+def test_wrong_usage_is_one_line(records, tmp_path, command, arguments, told):
+    arguments = [part.format(record=records["Correct"]) for part in arguments]
+    done = mha(*command, *arguments, cwd=tmp_path, expect=ExitCode.USAGE)
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "conformance.toml").exists()
+
+
+def test_baseline_asks_what_to_do(tmp_path):
+    assert "update" in mha("baseline", cwd=tmp_path, expect=ExitCode.USAGE).stderr
+
+
+def test_a_broken_baseline_is_told_before_anything_is_run(tmp_path):
+    (tmp_path / "conformance.toml").write_text("[[known]]\nverdict = 'wrong'\n", encoding="utf-8")
+    done = mha("gate", mini("Hanging"), cwd=tmp_path, expect=ExitCode.USAGE)
+    assert "line 1" in done.stderr
+
+
+def test_a_version_that_there_is_not_is_told_before_anything_is_run(tmp_path):
+    entry = "case = '*'\nverdict = 'deviates'\nreason = 'x'\nwhen = 'torch_version > \"2\"'\n"
+    (tmp_path / "conformance.toml").write_text(f"[[known]]\n{entry}", encoding="utf-8")
+    done = mha("gate", mini("Correct"), *QUICK, cwd=tmp_path, expect=ExitCode.USAGE)
+    assert "torch_version" in done.stdout + done.stderr
+    assert "numpy_version" in done.stdout + done.stderr
+
+
+def test_the_record_is_written_although_the_gate_is_red(tmp_path):
+    options = ["--record", "r.json", *QUICK]
+    mha("gate", mini("Inverted"), *options, cwd=tmp_path, expect=ExitCode.DEVIATES)
+    assert read(tmp_path / "r.narrowed.json").complete
+
+
+def test_what_is_not_there_verifies_nothing(tmp_path):
+    done = mha("gate", mini("Unready"), *QUICK, cwd=tmp_path, expect=ExitCode.NOTHING_VERIFIED)
+    assert "nothing was verified" in done.stdout
+
+
+def test_who_dies_is_not_excused(tmp_path):
+    text = "[[known]]\ncase = '*'\nverdict = 'deviates'\nreason = 'x'\nstrict = false\n"
+    (tmp_path / "conformance.toml").write_text(text, encoding="utf-8")
+    options = ("--case", "mask/shared/self", "--case", "plain/no-mask/self", "--dtype", "float32")
+    told = mha("gate", mini("Dies"), *options, cwd=tmp_path, expect=ExitCode.DEVIATES).stdout
+    assert "not verified, 1 item: crashed" in told
+
+
+def test_several_processes_judge_as_one_does(known):
+    done = mha("gate", mini("Inverted"), *QUICK, "-n", "2", cwd=known, expect=ExitCode.OK)
+    assert "holds" in done.stdout
+
+
+# In pytest
+
+
+def test_pytest_passes_with_what_is_known(known):
+    options = ("--implementation", mini("Inverted"), *QUICK, "--junitxml", "junit.xml")
+    done = conformance(known, *options, "--conformance-baseline", "conformance.toml", expect=0)
+    assert " known" in done.stdout.splitlines()[-1]
+    assert "known: It was published so." in (known / "junit.xml").read_text(encoding="utf-8")
+    assert "gate: Inverted: holds" in done.stdout
+
+
+def test_pytest_fails_what_is_new_and_only_that(known, records):
+    text = (known / "conformance.toml").read_text(encoding="utf-8")
+    assert '"output.equals-definition", ' in text
+    text = text.replace('"output.equals-definition", ', "")
+    (known / "conformance.toml").write_text(text, encoding="utf-8")
+    options = ["--implementation", mini("Inverted"), *QUICK, "--junitxml", "junit.xml"]
+    done = conformance(known, *options, "--conformance-baseline", "conformance.toml", expect=1)
+    failures = done.stdout.partition("= FAILURES =")[2].partition("= conformance =")[0]
+    assert "output.equals-definition (must)" in failures
+    assert "weights.equal-definition (must)" not in failures
+    suite = ElementTree.parse(known / "junit.xml").getroot()[0]
+    assert int(suite.get("failures")) > 0
+    assert int(suite.get("failures")) < int(suite.get("tests"))
+
+
+def test_pytest_fails_at_the_end_if_the_baseline_is_out_of_date(known):
+    options = ("--implementation", mini("Correct"), *QUICK)
+    done = conformance(known, *options, "--conformance-baseline", "conformance.toml", expect=1)
+    assert "fixed" in done.stdout
+
+
+def test_pytest_says_what_is_wrong_with_a_baseline(tmp_path):
+    (tmp_path / "b.toml").write_text("known = 1", encoding="utf-8")
+    options = ("--implementation", mini("Correct"), *QUICK)
+    done = conformance(tmp_path, *options, "--conformance-baseline", "b.toml", expect=4)
+    assert "b.toml" in done.stderr
+
+
+# Writing
+
+
+def test_a_baseline_is_written_in_the_folder_that_is_named(records, tmp_path):
+    file = tmp_path / "new" / "b.toml"
+    options = ["--from-record", records["Inverted"], "--baseline", file, "--reason", "so"]
+    mha("baseline", "update", *options, expect=ExitCode.OK)
+    assert read_baseline(file).entries
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_link_and_permissions_stay(known, records, tmp_path):
+    real = tmp_path / "real.toml"
+    shutil.move(known / "conformance.toml", real)
+    real.chmod(0o600)
+    (known / "conformance.toml").symlink_to(real)
+    options = ["--from-record", records["Correct"], "--reason", "so"]
+    mha("baseline", "update", *options, cwd=known)
+    assert (known / "conformance.toml").is_symlink()
+    assert stat.S_IMODE(real.stat().st_mode) == 0o600
+
+
+def test_a_baseline_that_cannot_be_written_is_one_line(records, tmp_path):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    options = ["--from-record", records["Inverted"], "--baseline", tmp_path / "file" / "b.toml"]
+    done = mha("baseline", "update", *options, expect=ExitCode.USAGE)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_is_quick():
+    import subprocess
+
+    program = "import sys\nfrom conformance.cli import main\n"
+    program += "try: main(['gate', '--help'])\nexcept SystemExit: pass\n"
+    program += "print({'tomlkit', 'rich', 'numpy', 'pytest', 'packaging'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "set()"
