@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import itertools
 import json
 import re
 from collections import Counter
-from html.parser import HTMLParser
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from markdown_it import MarkdownIt
+from records import (
+    GRADIENT,
+    MASKED,
+    NASTY,
+    OUTPUT,
+    POLARITY,
+    REPORTS,
+    backends,
+    bad,
+    full_report,
+    good,
+    implementation,
+    loaded,
+    observed,
+    record,
+    report,
+    result,
+    save,
+)
 
 from conformance.errors import ConformanceError, ExitCode
 from conformance.findings import (
     INFINITE,
     VERDICTS,
-    CaseResult,
     Figures,
     Finding,
-    Worst,
     item_id,
 )
 from conformance.record import (
-    SCHEMA,
-    Header,
-    Implementation,
     Journal,
     MaskInfo,
-    Provenance,
-    Record,
     encode_line,
     finish,
     journal_path,
@@ -49,114 +57,10 @@ from conformance.report import (
 from conformance.report import model as data
 from conformance.report.cards import cards, polarity, pooled
 from conformance.report.deviations import normalised
-from conformance.report.html import PAGE
 from conformance.report.plot import position
 from conformance.report.totals import gravest
 from conformance.report.views import symptoms
 from conformance.report.wording import ratio, shape
-
-OUTPUT = "output.equals-definition"
-GRADIENT = "gradient.inputs-equal-definition"
-POLARITY = "mask.polarity-is-as-declared"
-MASKED = "observed.fully-masked-row"
-NASTY = "<script>alert('1')</script>|`a`*b*_c_[d](e)&#64;"
-
-
-# A small factory of records
-
-
-def implementation(name: str = "mine", **changes: object) -> Implementation:
-    fields: dict = {
-        "name": name,
-        "title": name.title(),
-        "documentation": "https://example.org/docs",
-        "framework": "torch",
-        "spec": f"path/to/{name}.py:Attention",
-        "versions": {"torch": "2.9"},
-        "modes": ["train", "eval"],
-        "dtypes": ["float64", "float32"],
-        "masks": [MaskInfo("mask", ["batch heads query key"], "attends", None)],
-    }
-    return Implementation(**fields | changes)
-
-
-def figures(size: float, accuracy: str = "A0", limit: float = 8.0) -> Figures:
-    return Figures("output", size, size / 4, 0.0, limit, accuracy)
-
-
-def result(
-    *findings: Finding,
-    name: str = "mine",
-    case: str = "plain/no-mask/self",
-    dtype: str = "float32",
-    mode: str = "train",
-) -> CaseResult:
-    return CaseResult(name, case, dtype, "cpu", mode, list(findings))
-
-
-def good(requirement: str = OUTPUT, size: float = 2.0) -> Finding:
-    return Finding(requirement, "conforms", figures=figures(size))
-
-
-def bad(requirement: str = OUTPUT, size: float = 99.0, **changes: object) -> Finding:
-    fields: dict = {
-        "detail": "the output is not the definition's",
-        "figures": figures(size, ""),
-        "worst": Worst("output", (0, 1), "0.5", "0.25", "0.001"),
-    }
-    return Finding(requirement, "deviates", **fields | changes)
-
-
-def provenance(**changes: object) -> Provenance:
-    fields: dict = {
-        "suite": "1.0",
-        "catalogue": "abc",
-        "created": "2026-01-02T03:04:05+00:00",
-        "run": "run-1",
-        "python": "3.11.0",
-        "platform": "Linux x86_64",
-        "device": "cpu",
-        "device_model": "a CPU",
-        "packages": {"numpy": "2.0"},
-        "command": "mha-conformance run mine",
-    }
-    return Provenance(**fields | changes)
-
-
-def record(
-    *results: CaseResult,
-    name: str = "env",
-    implementations: list[Implementation] | None = None,
-    complete: bool = True,
-    planned: int | None = None,
-    **changes: object,
-) -> Record:
-    if implementations is None:
-        names = dict.fromkeys(item.implementation for item in results) or ["mine"]
-        implementations = [implementation(own) for own in names]
-    header = Header(
-        SCHEMA,
-        name,
-        provenance(**changes),
-        implementations,
-        len(results) if planned is None else planned,
-    )
-    return Record(header, complete, list(results))
-
-
-def loaded(own: Record, arrays: dict | None = None) -> data.Loaded:
-    return Path(f"{own.header.name}.json"), own, arrays or {}
-
-
-def report(*results: CaseResult, **changes: object) -> data.Report:
-    return build([loaded(record(*results, **changes))])
-
-
-def save(folder: Path, own: Record, file: str = "") -> Path:
-    path = folder / (file or f"{own.header.name}.json")
-    path.write_bytes(msgspec.json.encode(own))
-    return path
-
 
 # Counting
 
@@ -403,10 +307,6 @@ def test_a_finished_record_goes_before_a_journal_beside_it(tmp_path):
 # Conventions
 
 
-def observed(requirement: str, value: str, **where: str) -> CaseResult:
-    return result(Finding(requirement, "conforms", value=value), **where)
-
-
 def test_what_a_mask_means_is_what_was_observed():
     found = report(observed(POLARITY, "mask[bool]=blocks other[0/1]=attends"))
     (card,) = cards(found)
@@ -467,20 +367,6 @@ def test_fully_masked_rows_and_their_gradients_are_told_apart():
     assert (nan.row.value, nan.row.where) == ("nan", "modes train, fast")
     assert [item.value for item in nan.consequences] == ["NaN in gradients of query, key"]
     assert (bias.row.value, bias.row.where) == ("output bias", "mode eval")
-
-
-def backends(*values: str) -> data.Report:
-    names = [f"keras-{backend}" for backend in ("tensorflow", "jax", "torch")[: len(values)]]
-    return report(
-        *(
-            observed(POLARITY, f"mask[bool]={value}", name=name)
-            for name, value in zip(names, values, strict=True)
-        ),
-        implementations=[
-            implementation(name, title=f"keras.Attention ({name.partition('-')[2]})")
-            for name in names
-        ],
-    )
 
 
 def test_a_layer_on_several_backends_is_one_block():
@@ -690,215 +576,12 @@ def test_a_crash_leads_to_its_reason():
     assert "signal 11" in page
 
 
-# Pages
-
-
-class Page(HTMLParser):
-    """Structure of a page: elements, links, tables as grids."""
-
-    VOID = frozenset({"meta", "link", "br", "input", "wbr", "img", "hr"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-        self.tags: Counter[str] = Counter()
-        self.attributes: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: list[list[list[tuple[int, int]]]] = []
-        self.feed(text)
-        self.close()
-        assert self.stack == [], self.stack
-
-    def handle_starttag(self, tag, attrs):
-        self.tags[tag] += 1
-        own = dict(attrs)
-        self.attributes.append((tag, own))
-        if tag not in self.VOID and not (self.get_starttag_text() or "").endswith("/>"):
-            self.stack.append(tag)
-        if tag == "table":
-            self.rows.append([])
-        elif tag == "tr":
-            self.rows[-1].append([])
-        elif tag in ("td", "th"):
-            span = int(own.get("colspan") or 1), int(own.get("rowspan") or 1)
-            self.rows[-1][-1].append(span)
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID and tag in self.stack[-1:]:
-            self.stack.pop()
-        elif tag not in self.VOID and (self.get_starttag_text() or "").endswith("/>") is False:
-            raise AssertionError(f"</{tag}> closes nothing: {self.stack[-3:]}")
-
-    def widths(self) -> list[set[int]]:
-        """Widths of the rows of each table, with spans."""
-        found = []
-        for rows in self.rows:
-            open_spans: Counter[int] = Counter()
-            own = set()
-            for index, row in enumerate(rows):
-                own.add(sum(columns for columns, _ in row) + open_spans[index])
-                for columns, span in row:
-                    for below in range(index + 1, index + span):
-                        open_spans[below] += columns
-            found.append(own)
-        return found
-
-
-def full_report() -> data.Report:
-    """A report with something in every section, and a nasty name in every place."""
-    names = ["plain", NASTY]
-    results, arrays = [], {}
-    for name in names:
-        results += [
-            result(good(), bad(GRADIENT, detail=NASTY, cause=NASTY), name=name),
-            result(Finding(OUTPUT, "error", detail=NASTY), name=name, case=f"a/{NASTY}/self"),
-            result(Finding(OUTPUT, "crashed", detail=NASTY), name=name, dtype="float64"),
-            result(Finding(OUTPUT, "unsupported", detail=NASTY), name=name, case="a/b/self"),
-            observed(POLARITY, f"mask[bool]={NASTY}", name=name, case="a/c/self"),
-            observed(MASKED, f"nan; {NASTY}", name=name, case="edge/a/self"),
-            observed("observed.causal-alignment", NASTY, name=name, case="a/d/self"),
-            observed("observed.returned-weights", NASTY, name=name, case="a/e/self"),
-        ]
-        item = results[-8]
-        for part in ("output", "want", "noise"):
-            arrays[f"{item.id}|{part}"] = np.ones(3)
-    own = record(
-        *results,
-        implementations=[
-            implementation(
-                name,
-                title=f"{NASTY} ({name})",
-                documentation=f"javascript:{NASTY}",
-                versions={NASTY: NASTY},
-                causal=f"{NASTY} (top-left)",
-                masks=[MaskInfo(NASTY, ["batch key"], "attends", NASTY)],
-                unavailable=NASTY if name == NASTY else "",
-            )
-            for name in names
-        ],
-        selection=NASTY,
-        command=f"{NASTY}\n```\nmore",
-        device_model=NASTY,
-        packages={NASTY: NASTY},
-        complete=False,
-        planned=99,
-    )
-    return build([loaded(own, arrays)], [NASTY], [NASTY])
-
-
-REPORTS = {
-    "empty": lambda: build([]),
-    "small": lambda: report(result(good())),
-    "backends": lambda: backends("attends", "attends", "blocks"),
-    "full": full_report,
-}
+# Markdown
 
 
 @pytest.fixture(params=sorted(REPORTS))
 def any_report(request):
     return REPORTS[request.param]()
-
-
-def test_the_page_is_well_formed_and_its_tables_are_rectangular(any_report):
-    page = Page(render_html(any_report))
-    for widths in page.widths():
-        assert len(widths) == 1
-    assert page.tags["caption"] == page.tags["table"]
-    for tag, attributes in page.attributes:
-        if tag == "th":
-            assert attributes.get("scope") in ("col", "row", "colgroup", "rowgroup")
-
-
-def test_links_lead_somewhere_and_ids_are_unique(any_report):
-    page = Page(render_html(any_report))
-    ids = [own["id"] for _, own in page.attributes if "id" in own]
-    assert len(set(ids)) == len(ids)
-    targets = [own["href"] for tag, own in page.attributes if tag == "a"]
-    assert targets
-    for target in targets:
-        assert target is not None
-        if target.startswith("#"):
-            assert target[1:] in ids
-        else:
-            assert target.startswith("https://")
-
-
-def test_nothing_breaks_out_of_the_page():
-    text = render_html(full_report())
-    page = Page(text)
-    assert page.tags["script"] == 2
-    assert page.tags["style"] == 1
-    assert "<script>alert" not in text
-    for tag, own in page.attributes:
-        assert not any(name.startswith("on") for name in own)
-        assert "style" not in own
-        assert not any((value or "").startswith("javascript:") for value in own.values()), tag
-
-
-def test_the_page_needs_no_network_and_runs_only_its_own_script():
-    text = render_html(full_report())
-    page = Page(text)
-    assert not {"link", "img", "iframe", "object"} & page.tags.keys()
-    assert not any("src" in own for _, own in page.attributes)
-    (policy,) = (own["content"] for _, own in page.attributes if own.get("http-equiv"))
-    assert policy is not None
-    assert "default-src 'none'" in policy
-    for tag in ("script", "style"):
-        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", content)
-        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy
-
-
-def test_verdicts_are_never_colour_alone():
-    text = render_html(full_report())
-    for verdict in ("conforms", "deviates", "error", "crashed", "unsupported"):
-        assert re.search(rf'class="count v-{verdict}"[^>]*>\s*<span class="sign"[^>]*>\S', text)
-        assert f'<span class="unseen"> {verdict}</span>' in text
-
-
-def test_the_summary_says_what_was_compared():
-    text = render_html(report(result(good()), result(bad(), case="a/b/self")))
-    for told in (
-        "2026-01-02",
-        "torch 2.9",
-        "cpu on Linux x86_64, Python 3.11.0",
-        "a CPU",
-        "2 items",
-    ):
-        assert told in text
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_enough_contrast(scheme):
-    style = (PAGE / "style.css").read_text()
-    light, dark = (block for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2])
-    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", light))
-    if scheme == "dark":
-        colours |= dict(re.findall(r"--([\w-]+): (#\w{6})", dark))
-
-    def luminance(name: str) -> float:
-        parts = [int(colours[name][i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-
-    def contrast(one: str, other: str) -> float:
-        low, high = sorted((luminance(one), luminance(other)))
-        return (high + 0.05) / (low + 0.05)
-
-    verdicts = ["conforms", "deviates", "observed", "unsupported", "error", "gone", "open"]
-    for ground in ("paper", "panel"):
-        for ink in ("ink", "soft", "link", *verdicts):
-            assert contrast(ink, ground) >= 4.5, (ink, ground)
-    for ground in ("deviates-wash", "error-wash", "open-wash"):
-        for ink in verdicts:
-            assert contrast(ink, ground) >= 4.5, (ink, ground)
-    assert contrast("panel", "observed") >= 4.5
-    assert contrast("heat-4-ink", "heat-4") >= 4.5
-    for ground in ("heat-1", "heat-2", "heat-3"):
-        assert contrast("heat-ink", ground) >= 4.5
-
-
-# Markdown
 
 
 def parsed(text: str) -> list:

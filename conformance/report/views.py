@@ -14,6 +14,7 @@ from conformance.report.model import (
     Deviation,
     Handed,
     Pair,
+    Point,
     Report,
     Row,
     Trend,
@@ -208,11 +209,28 @@ def apart_count(report: Report) -> int:
 
 
 def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
-    """The matrix by chapter; each row with its place in it."""
-    rows = enumerate(report.matrix)
-    return [(name, list(own)) for name, own in groupby(rows, lambda item: item[1].chapter)]
+    """The matrix by chapter, in the order of their first rows; each row with its place in it."""
+    found: dict[str, list[tuple[int, Row]]] = defaultdict(list)
+    for index, row in enumerate(report.matrix):
+        found[row.chapter].append((index, row))
+    return list(found.items())
 
 
 def trend_dtypes(trend: Trend) -> list[str]:
     """Those in which something was measured in any record."""
     return list(dict.fromkeys(dtype for point in trend.points for dtype in point.worst))
+
+
+def changed(point: Point) -> str:
+    """What changed since the point before, in one line."""
+    change = point.change
+    if change is None:
+        return "the first"
+    told = [
+        f"{sum(counts.values()):,} {word}: {', '.join(counts)}"
+        for word, counts in (("worse", change.worse), ("mended", change.better))
+        if counts
+    ]
+    told += [f"{change.added:,} asked for the first time"] if change.added else []
+    told += [f"{change.removed:,} no longer asked"] if change.removed else []
+    return "; ".join(told) or "no change"

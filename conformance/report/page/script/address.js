@@ -1,12 +1,14 @@
 // What is shown stands in the address, behind the #, so that it can be linked to:
 //   #dtype=float32&verdict=deviates            a filter
 //   #of=torch-mha&requirement=modes.agree      the findings of a cell, of a column or of a row
-//   #of=…&requirement=…&case=…&in=float32&mode=eval     one finding
+//   #of=…&requirement=…&case=…&in=float32&mode=eval     one finding, in the list of its cell
+//   …&by=requirement, …&by=implementation               in the list of its row, of its column
+//   #by=all&verdict=error                      all findings that fit a filter
 //   #card=torch-mha                            a convention card
 //   #at=accuracy&dtype=float32                 a place on the page, with a filter
 
 const FILTERS = ["implementation", "chapter", "verdict", "dtype", "device"];
-const PANEL = ["of", "requirement", "case", "in", "mode", "card"];
+const PANEL = ["of", "requirement", "case", "in", "mode", "by", "card"];
 
 const nothing = () => Object.fromEntries(FILTERS.map((name) => [name, new Set()]));
 
@@ -48,8 +50,8 @@ const cellPanel = (column, row, more = {}) => ({
   ...(row < 0 ? {} : { requirement: data.requirements[row][0] }),
   ...more,
 });
-const findingPanel = (own) => cellPanel(own.column, own.requirement,
-  { case: own.case, in: own.dtype, mode: own.mode });
+const findingPanel = (own, by) => cellPanel(own.column, own.requirement,
+  { case: own.case, in: own.dtype, mode: own.mode, by });
 
 // Change what is shown. A step that a reader may want to take back is one in the history.
 function go(changes, step = true) {

@@ -61,5 +61,11 @@ function copyable(block) {
     setTimeout(() => { button.textContent = "Copy"; }, 1600);
   });
   block.append(button);
+  const code = block.querySelector("code");
+  if (!code.textContent.includes("\n")) {
+    // Options are not broken after their dashes.
+    const words = code.textContent.split(" ").flatMap((word) => [" ", el("span", { class: "word" }, word)]);
+    code.replaceChildren(...words.slice(1));
+  }
   return block;
 }

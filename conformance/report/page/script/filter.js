@@ -59,8 +59,8 @@ function startFilter() {
   const [button, panel] = filterPanel();
   tools.append(button);
   const bar = document.querySelector(".bar");
-  bar.append(panel, el("div", { class: "active", hidden: true },
-    outcome, chosen, el("button", { type: "button", class: "plain", onclick: clear }, "Clear all")));
+  bar.append(el("div", { class: "active", hidden: true },
+    outcome, chosen, el("button", { type: "button", class: "plain", onclick: clear }, "Clear all")), panel);
   tools.hidden = false;
   each(".legend > [data-verdict]", (entry) => {
     const verdict = entry.dataset.verdict;
@@ -90,11 +90,12 @@ function applyFilter() {
   chosen.replaceChildren(...chips());
   if (active) {
     const total = count(state.filter).reduce((sum, times) => sum + times, 0);
-    outcome.textContent = `${number(total)} of ${plural(FINDINGS, "finding")}`;
+    const words = `${number(total)} of ${plural(FINDINGS, "finding")}`;
+    outcome.replaceChildren(total ? el("a", { href: panelAddress({ by: "all" }) }, words) : words);
   }
   bar.hidden = !active;
   // Sticky headings stand below the bar, which grows with what it holds.
-  document.documentElement.style.setProperty("--bar", active ? `${document.querySelector(".bar-in").offsetHeight + bar.offsetHeight}px` : "");
+  document.documentElement.style.setProperty("--top", active ? `${document.querySelector(".bar-in").offsetHeight + bar.offsetHeight}px` : "");
   each("[data-filter]", (box) => { box.checked = state.filter[box.dataset.filter].has(box.value); });
   each("[data-legend]", (button) => {
     button.setAttribute("aria-pressed", String(state.filter.verdict.has(button.dataset.legend)));

@@ -11,7 +11,7 @@ function findingArticle(own) {
     el("h3", { id: "finding-title", tabindex: "-1" }, verdictWord(own.verdict), " ", el("code", {}, breakable(own.case))),
     foundPart(own),
     casePart(own, told),
-    state.panel.requirement ? "" : el("section", {}, el("h4", {}, "The requirement"),
+    state.panel.requirement && state.panel.by !== "implementation" ? "" : el("section", {}, el("h4", {}, "The requirement"),
       el("p", {}, el("code", {}, name), level ? el("span", { class: "level" }, level) : "", " ", sentence)),
     againPart(own, column),
     restPart(own));
@@ -74,7 +74,7 @@ function casePart(own, told) {
       draw("svg", { class: "mask", width: 14, height: 14, "aria-hidden": "true" }, draw("rect", { class: "ground", x: 0, y: 0, width: 14, height: 14 }), draw("path", { class: "no", d: "M5 5l4 4m0-4l-4 4" })), "blocked",
       el("span", { class: "muted" }, "queries downwards, keys to the right")),
     el("div", { class: "planes" }, planes.map((plane) => maskPicture(plane, own.case))),
-    told.more ? el("p", { class: "muted" }, `and ${plural(told.more, "more pattern")} for other batch entries and heads`) : "");
+    told.more ? el("p", { class: "muted small" }, `and ${plural(told.more, "more pattern")} for other batch entries and heads`) : "");
   } else {
     part.append(el("p", { class: "muted" }, "No mask: every query may attend every key."));
   }

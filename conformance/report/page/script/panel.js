@@ -48,19 +48,23 @@ function unknownPanel() {
     el("p", {}, el("button", { type: "button", class: "plain", onclick: closePanel }, "To the report"))) };
 }
 
-function findingsPanel(column, row) {
+// What is listed: a cell, or the whole row or column that it was chosen from.
+function findingsPanel(ofColumn, ofRow) {
+  const { by } = state.panel;
+  const column = by === "all" || by === "requirement" ? -1 : ofColumn;
+  const row = by === "all" || by === "implementation" ? -1 : ofRow;
   const key = `${column} ${row}`;
   if (listed.of !== key) listed = { of: key, many: PAGEFUL, was: listed.was };
   const found = select(state.filter, column, row);
   const counts = new Uint32Array(VERDICTS.length);
   found.forEach((place) => { counts[data.verdict[place]] += 1; });
   const wanted = state.panel;
-  const at = wanted.case === undefined ? -1 : located(column, row, wanted);
+  const at = wanted.case === undefined ? -1 : located(ofColumn, ofRow, wanted);
   const shown = at >= 0 ? at : wanted.case === undefined ? found[0] : undefined;
   const body = el("div", { class: `panel-body split${wanted.case === undefined ? "" : " one"}` },
     el("div", { class: "list" }, list(found, shown, column, row)),
     el("div", { class: "detail-pane", tabindex: "0", role: "region", "aria-label": "Finding" },
-      el("p", { class: "back" }, el("a", { href: panelAddress(cellPanel(column, row)) }, "← All findings")),
+      el("p", { class: "back" }, el("a", { href: panelAddress(column < 0 && row < 0 ? { by: "all" } : cellPanel(column, row)) }, "← All findings")),
       shown === undefined ? emptyDetail(found) : findingArticle(finding(shown))));
   return { kind: "wide", key, head: panelHead(column, row, vector(counts)), body };
 }
@@ -77,7 +81,7 @@ function panelHead(column, row, counts) {
   const kicker = [own ? own.title : "All implementations", row < 0 ? "all requirements" : chapter];
   return [
     el("p", { class: "kicker" }, kicker.join(" · ")),
-    el("h2", { id: "panel-title", tabindex: "-1" }, row < 0 ? own.key : el("code", {}, breakable(name)),
+    el("h2", { id: "panel-title", tabindex: "-1" }, row < 0 ? own?.key ?? "All findings" : el("code", {}, breakable(name)),
       level ? el("span", { class: "level" }, level) : "",
       row >= 0 && own ? el("span", { class: "whose" }, ` on ${own.key}`) : ""),
     sentence ? el("p", { class: "sentence-full" }, sentence, why ? el("span", { class: "muted" }, ` ${why}`) : "") : "",
@@ -115,7 +119,8 @@ function list(found, shown, column, row) {
 }
 
 function listLine(own, current, column, row) {
-  return el("li", {}, el("a", { href: panelAddress(findingPanel(own)), "aria-current": current ? "true" : undefined },
+  const by = column < 0 ? (row < 0 ? "all" : "requirement") : row < 0 ? "implementation" : undefined;
+  return el("li", {}, el("a", { href: panelAddress(findingPanel(own, by)), "aria-current": current ? "true" : undefined },
     el("span", { class: `mark v-${own.verdict}` }, sign(own.verdict), unseen(`${own.verdict}: `)),
     el("span", { class: "what" },
       column < 0 ? el("span", { class: "who" }, data.columns[own.column].key) : "",

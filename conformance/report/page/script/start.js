@@ -35,6 +35,17 @@ each("[data-open]", (own) => {
   own.panel = cellPanel(column, row);
   own.classList.add("open");
 });
+// What is wider than its box is scrolled by keys too.
+const boxes = new ResizeObserver((entries) => entries.forEach(({ target }) => {
+  if (target.id || target.classList.contains("tall")) return;
+  const wide = target.scrollWidth > target.clientWidth + 1;
+  const title = target.querySelector("caption")?.textContent.trim();
+  for (const [name, value] of [["tabindex", "0"], ["role", "region"], ["aria-label", title || "Table"]]) {
+    if (wide) target.setAttribute(name, value); else target.removeAttribute(name);
+  }
+}));
+each(".scroll, .heads .drawn", (box) => boxes.observe(box));
+
 // A place on the page keeps the filter.
 document.addEventListener("click", (event) => {
   const link = event.target.closest("a[href^='#']");

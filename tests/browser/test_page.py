@@ -1,0 +1,404 @@
+"""The page of a report as a reader uses it: filters, drill-down, links, keys; axe looks on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote_plus
+
+import msgspec
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+from records import (
+    GRADIENT,
+    NASTY,
+    OUTPUT,
+    bad,
+    full,
+    good,
+    implementation,
+    loaded,
+    record,
+    result,
+)
+
+from conformance.card import Entry
+from conformance.cases.catalogue import find_cases
+from conformance.cases.told import told
+from conformance.findings import CaseResult, Finding
+from conformance.record import Record
+from conformance.report import build, render_html
+
+CASE = "mask/per-head/cross"
+CELL = f"#of=right&requirement={OUTPUT}"
+
+
+def with_cases(own: Record) -> Record:
+    cases = told(find_cases("mask/per-head") + find_cases("causal/square"))
+    return msgspec.structs.replace(own, header=msgspec.structs.replace(own.header, cases=cases))
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory) -> dict[str, Path]:
+    """Reports: "two" implementations, a "nasty" one, an "empty" one."""
+    folder = tmp_path_factory.mktemp("pages")
+    results: list[CaseResult] = []
+    for dtype in ("float64", "float32"):
+        for mode in ("train", "eval"):
+            place = {"dtype": dtype, "mode": mode}
+            results += [
+                result(good(), good(GRADIENT), name="right", case=CASE, **place),
+                result(good(), good(GRADIENT), name="right", case="causal/square/self", **place),
+                result(bad(size=1e7), good(GRADIENT), name="wrong", case=CASE, **place),
+                result(good(), bad(GRADIENT, cause="the gradient is negated"), name="wrong",
+                       case="causal/square/self", **place),
+            ]  # fmt: skip
+    entry = Entry("mask, bool", "blocks", "fed [1 0]", "attends", False, "print(1)")
+    found = [Finding("adapter.declares-what-is-observed", "deviates")]
+    results.append(CaseResult("wrong", "probe/masks", "float32", "cpu", "train", found, [entry]))
+    today = with_cases(record(*results, name="today", created="2026-02-02"))
+    before = loaded(record(*results[:-2], name="before", created="2026-01-01"))
+    own, expected, problems = full()
+    reports = {
+        "two": (build([loaded(today)], earlier=[before]), [loaded(today)]),
+        "nasty": (build([own], expected, problems), [own]),
+        "empty": (build([]), []),
+    }
+    made = {}
+    for name, (report, records) in reports.items():
+        made[name] = folder / f"{name}.html"
+        made[name].write_text(render_html(report, None, records), encoding="utf-8")
+    return made
+
+
+def address(page: Page) -> str:
+    return unquote_plus(page.evaluate("location.hash"))
+
+
+def panel(page: Page):
+    return page.locator("dialog[open]")
+
+
+# Filters
+
+
+def test_a_filter_changes_the_matrix_and_the_address(visit, files):
+    page = visit(files["two"])
+    cell = page.locator(f"tr[data-requirement='{OUTPUT}'] td[data-for='1']")
+    expect(cell).to_contain_text("4 deviates")
+    page.locator(".open-filter").click()
+    page.get_by_role("checkbox", name="float32").check()
+    assert address(page) == "#dtype=float32"
+    expect(cell).to_contain_text("2 deviates")
+    page.get_by_role("checkbox", name="deviates").check()
+    expect(cell).to_have_text(re.compile(r"^✗2 deviates\s*$"))
+    expect(page.locator("tr[data-requirement='modes.agree']")).to_be_hidden()
+    expect(page.locator(".outcome")).to_have_text("5 of 33 findings")
+    page.get_by_role("button", name="Remove filter dtype: float32").click()
+    assert address(page) == "#verdict=deviates"
+    page.get_by_role("button", name="Clear all").click()
+    expect(page.locator("tr[data-requirement='modes.agree']")).to_be_visible()
+    expect(cell).to_contain_text("4 deviates")
+    assert address(page) == ""
+
+
+def test_implementations_and_chapters_are_hidden_everywhere(visit, files):
+    page = visit(files["two"], "#implementation=right&chapter=output")
+    expect(page.locator("#the-matrix th[data-column='1']")).to_be_hidden()
+    expect(page.locator("#the-matrix th[data-column='0']")).to_be_visible()
+    expect(page.locator("#the-matrix tbody[data-chapter=gradient]")).to_be_hidden()
+    expect(page.locator("#deviations ~ article")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#the-matrix th[data-column='1']")).to_be_hidden()
+
+
+def test_the_device_is_a_filter(visit, files):
+    page = visit(files["two"], "#device=gpu")
+    expect(page.locator("#matrix-nothing")).to_be_visible()
+    page.locator("#matrix-nothing button").click()
+    expect(page.locator("#the-matrix")).to_be_visible()
+
+
+def test_the_legend_filters_by_verdict(visit, files):
+    page = visit(files["two"])
+    page.locator("[data-legend=deviates]").click()
+    assert address(page) == "#verdict=deviates"
+    expect(page.locator("[data-legend=deviates]")).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_link_inside_the_page_keeps_the_filter(visit, files):
+    page = visit(files["two"], "#dtype=float64")
+    page.locator(".bar nav a", has_text="Accuracy").click()
+    assert address(page) == "#dtype=float64&at=accuracy"
+    expect(page.locator("#accuracy")).to_be_in_viewport()
+    expect(page.locator("th[data-dtype=float32]").first).to_be_hidden()
+
+
+# Down to one finding
+
+
+def test_a_cell_opens_its_findings_and_one_of_them_in_full(visit, files):
+    page = visit(files["two"])
+    page.locator(f"tr[data-requirement='{OUTPUT}'] td[data-for='1'] a").click()
+    opened = panel(page)
+    expect(opened.locator("#panel-title")).to_contain_text(OUTPUT)
+    expect(opened.locator(".findings li")).to_have_count(8)
+    # The gravest is shown at once.
+    expect(opened.locator(".findings [aria-current]")).to_contain_text(CASE)
+    detail = opened.locator(".finding")
+    for text in (
+        "An arbitrary mask for each batch entry and head.",
+        "4 queries, 6 keys",
+        "1.0×10⁷σ",
+        "the output is not the definition's",
+        f"mha-conformance reproduce {CASE} path/to/wrong.py:Attention --dtype float64 --mode train",
+        f"mha-conformance run path/to/wrong.py:Attention --case {CASE}",
+    ):
+        expect(detail).to_contain_text(text)
+    rows = detail.locator(".worst-element tr")
+    assert [own.inner_text().split("\t") for own in rows.all()] == [
+        ["got", "0.5"],
+        ["want", "0.25"],
+        ["difference", "0.25"],
+        ["noise σ", "0.001"],
+        ["difference / σ", "250"],
+    ]
+    mask = detail.get_by_role("img", name=re.compile("entry 0, head 0: 4 queries by 6 keys"))
+    expect(mask).to_be_visible()
+    detail.locator("figcaption summary").first.click()
+    expect(detail.locator("figcaption li").first).to_contain_text("query 0 may attend keys")
+
+
+def test_every_cell_can_be_opened(visit, files):
+    page = visit(files["two"])
+    links = page.locator("#the-matrix tbody td a.open")
+    assert links.count() == page.locator("#the-matrix tbody td .vector").count() > 3
+    for link in links.all():
+        page.evaluate("(href) => { location.hash = href; }", link.get_attribute("href"))
+        expect(panel(page).locator(".finding")).to_be_visible()
+
+
+def test_findings_are_chosen_from_the_list_and_the_way_back_leads_there(visit, files):
+    page = visit(files["two"], f"#requirement={OUTPUT}")
+    expect(panel(page).locator(".findings li")).to_have_count(16)
+    panel(page).locator(".findings a", has_text="right").first.click()
+    assert f"of=right&requirement={OUTPUT}" in address(page)
+    expect(panel(page).locator(".findings li")).to_have_count(16)
+    expect(panel(page).locator(".finding")).to_contain_text("conforms")
+    page.go_back()
+    assert address(page) == f"#requirement={OUTPUT}"
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog")).to_be_hidden()
+    assert address(page) == ""
+
+
+def test_the_filter_holds_in_the_panel(visit, files):
+    page = visit(files["two"], f"#dtype=float32&of=wrong&requirement={OUTPUT}")
+    expect(panel(page).locator(".findings li")).to_have_count(4)
+    panel(page).get_by_role("button", name="Remove filter dtype: float32").click()
+    expect(panel(page).locator(".findings li")).to_have_count(8)
+
+
+def test_a_deep_link_shows_one_finding(visit, files):
+    place = f"#of=right&requirement={OUTPUT}&case={CASE}&in=float32&mode=eval"
+    page = visit(files["two"], place)
+    expect(panel(page).locator("#finding-title")).to_contain_text(CASE)
+    expect(panel(page).locator(".finding .kicker")).to_have_text(
+        "right · float32 · mode eval · cpu"
+    )
+    assert address(page) == place
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("#of=nobody&requirement=no.such", "Not in this report"),
+        (f"{CELL}&case=no/such/case&in=float32&mode=eval", "that this report does not have"),
+        ("#card=nobody", "Not in this report"),
+        ("#card=right", "Not in this report"),
+        ("#case=x", "that this report does not have"),
+        ("#%", ""),
+        ("#of=%E0%A4%A", "Not in this report"),
+    ],
+)
+def test_an_address_that_leads_nowhere_says_so(visit, files, place, said):
+    page = visit(files["two"], place)
+    if said:
+        expect(panel(page)).to_contain_text(said)
+        page.keyboard.press("Escape")
+    expect(page.locator("dialog")).to_be_hidden()
+
+
+def test_a_card_has_what_was_seen_and_declared(visit, files):
+    page = visit(files["two"])
+    page.locator(".glance a", has_text="wrong").click()
+    assert address(page) == "#card=wrong"
+    for text in ("Not as the adapter declares", "fed [1 0]", "print(1)", "probe path/to/wrong.py"):
+        expect(panel(page)).to_contain_text(text)
+
+
+# Keys
+
+
+def test_arrow_keys_go_from_cell_to_cell(visit, files):
+    page = visit(files["two"])
+    first = page.locator(f"tr[data-requirement='{OUTPUT}'] a.open")
+    first.nth(1).focus()
+    page.keyboard.press("ArrowRight")
+    expect(first.nth(2)).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(f"tr[data-requirement='{GRADIENT}'] a.open").nth(2)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(panel(page).locator("#panel-title")).to_be_focused()
+    expect(panel(page).locator("#panel-title")).to_contain_text(GRADIENT)
+    page.keyboard.press("Escape")
+    expect(page.locator(f"tr[data-requirement='{GRADIENT}'] a.open").nth(2)).to_be_focused()
+    # The matrix is one stop on the way through the page.
+    assert page.locator("#the-matrix a.open[tabindex='0']").count() == 1
+
+
+def test_arrow_keys_go_through_the_list(visit, files):
+    page = visit(files["two"], CELL)
+    page.locator(".findings a").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(panel(page).locator("#finding-title")).to_be_focused()
+    expect(page.locator(".findings a").nth(1)).to_have_attribute("aria-current", "true")
+
+
+def test_the_filter_is_reached_and_left_by_keys(visit, files):
+    page = visit(files["two"])
+    button = page.locator(".open-filter")
+    button.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#choices")).to_be_visible()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    assert address(page) == "#implementation=right"
+    page.keyboard.press("Escape")
+    expect(page.locator("#choices")).to_be_hidden()
+    expect(button).to_be_focused()
+
+
+# Whatever a record says
+
+
+def test_a_name_that_looks_like_a_script_is_text(visit, files):
+    page = visit(files["nasty"])
+    dialogs = []
+    page.on("dialog", lambda shown: (dialogs.append(shown.message), shown.dismiss()))
+    page.locator("#the-matrix thead a.open").last.click()
+    expect(panel(page).locator("#panel-title")).to_have_text(NASTY)
+    for link in panel(page).locator(".findings a").all():
+        page.evaluate("(href) => { location.hash = href; }", link.get_attribute("href"))
+        expect(panel(page).locator(".finding")).to_be_visible()
+    expect(panel(page)).to_contain_text("<script>alert")
+    assert page.locator("script:not([type])").count() == 1
+    assert dialogs == []
+
+
+def test_without_a_script_there_are_summary_matrix_and_deviations(visit, files):
+    page = visit(files["two"], java_script_enabled=False)
+    expect(page.locator("#tools")).to_be_hidden()
+    expect(page.locator("#the-matrix")).to_contain_text("4 deviates")
+    expect(page.locator(".standings")).to_contain_text("wrong")
+    page.locator("#deviations ~ article summary").first.click()
+    expect(page.locator("#deviations ~ article details[open]")).to_contain_text(
+        "mha-conformance run"
+    )
+
+
+def test_nothing_to_report_is_said(visit, files):
+    page = visit(files["empty"])
+    expect(page.locator("header.page")).to_contain_text("There is no record to report on")
+    expect(page.locator("#tools")).to_be_hidden()
+
+
+# Looks
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["two", "nasty", "empty"])
+def test_axe_finds_no_serious_fault_on_the_page(visit, files, name, scheme):
+    page = visit(files[name], color_scheme=scheme, reduced_motion="reduce")
+    page.evaluate("document.querySelectorAll('details').forEach((own) => { own.open = true; })")
+    assert serious(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        f"#of=wrong&requirement={OUTPUT}",
+        "#card=wrong",
+        "#of=wrong&by=implementation&verdict=deviates",
+        "#of=nobody",
+    ],
+)
+def test_axe_finds_no_serious_fault_in_a_panel(visit, files, place, scheme):
+    page = visit(files["two"], place, color_scheme=scheme, reduced_motion="reduce")
+    expect(panel(page)).to_be_visible()
+    assert serious(page) == []
+
+
+def serious(page: Page) -> list[str]:
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{own['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+        for own in found
+        if own["impact"] in ("serious", "critical")
+        for node in own["nodes"][:3]
+    ]
+
+
+@pytest.mark.parametrize("width", [320, 375, 768, 1400])
+@pytest.mark.parametrize("place", ["", "#verdict=deviates&dtype=float32", CELL, "#card=wrong"])
+def test_nothing_is_wider_than_the_screen(visit, files, width, place):
+    page = visit(files["two"], place, viewport={"width": width, "height": 700})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if place in (CELL, "#card=wrong"):
+        wide = "(own) => own.scrollWidth - own.clientWidth"
+        for pane in page.locator("dialog .panel-body, dialog .list, dialog .detail-pane").all():
+            assert pane.evaluate(wide) <= 0
+
+
+def test_headings_of_the_matrix_stay_in_sight(visit, files):
+    page = visit(files["two"], viewport={"width": 1400, "height": 600})
+    last = page.locator("#the-matrix tbody tr[data-row] th").last
+    last.scroll_into_view_if_needed()
+    expect(page.locator("#the-matrix thead .corner")).to_be_in_viewport()
+    page.set_viewport_size({"width": 375, "height": 600})
+    last.scroll_into_view_if_needed()
+    page.locator("#the-matrix").evaluate(
+        "(own) => { own.parentElement.scrollIntoView(); own.parentElement.scrollLeft = 60; }"
+    )
+    expect(last).to_be_in_viewport(ratio=0.9)
+    expect(page.locator("#the-matrix thead .corner")).to_be_in_viewport()
+
+
+def test_paper_has_the_open_panel_alone(visit, files):
+    page = visit(files["two"], CELL)
+    page.emulate_media(media="print")
+    expect(page.locator("header.page")).to_be_hidden()
+    expect(page.locator(".finding")).to_be_visible()
+    page.emulate_media(media="screen")
+    page.keyboard.press("Escape")
+    page.emulate_media(media="print")
+    expect(page.locator(".bar")).to_be_hidden()
+    expect(page.locator("#the-matrix")).to_be_visible()
+
+
+def test_a_long_list_is_shown_in_parts(visit, tmp_path):
+    asked = [bad() if n % 9 == 0 else good() for n in range(300)]
+    results = [result(one, case=f"many/{n}/self", name="long") for n, one in enumerate(asked)]
+    own = loaded(record(*results, implementations=[implementation("long")]))
+    file = tmp_path / "long.html"
+    file.write_text(render_html(build([own]), None, [own]), encoding="utf-8")
+    page = visit(file, f"#of=long&requirement={OUTPUT}")
+    expect(panel(page).locator(".findings li")).to_have_count(80)
+    panel(page).get_by_role("button", name=re.compile("Show more")).click()
+    expect(panel(page).locator(".findings li")).to_have_count(300)
+    expect(panel(page).locator(".findings a").nth(80)).to_be_focused()
+    verdicts = panel(page).locator(".findings .mark").all_inner_texts()
+    assert [own.split()[0] for own in verdicts] == ["✗"] * 34 + ["✓"] * 266

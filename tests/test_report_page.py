@@ -1,0 +1,380 @@
+"""The page: well formed, nothing breaks out of it, nothing leaves it, and what its script reads."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections import Counter
+from html.parser import HTMLParser
+
+import msgspec
+import numpy as np
+import pytest
+from records import (
+    GRADIENT,
+    NASTY,
+    OUTPUT,
+    REPORTS,
+    bad,
+    full,
+    full_report,
+    good,
+    loaded,
+    record,
+    report,
+    result,
+    save,
+)
+
+from conformance.cases import told as telling
+from conformance.cases.catalogue import find_cases
+from conformance.errors import ConformanceError, ExitCode
+from conformance.findings import CaseResult, Finding
+from conformance.report import build, find_records, load, render_html, render_markdown, write
+from conformance.report import model as data
+from conformance.report.html import PAGE
+
+
+class Page(HTMLParser):
+    """Structure of a page: elements, links, tables as grids."""
+
+    VOID = frozenset({"meta", "link", "br", "input", "wbr", "img", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[list[tuple[int, int]]]] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == [], self.stack
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        own = dict(attrs)
+        self.attributes.append((tag, own))
+        if tag not in self.VOID and not (self.get_starttag_text() or "").endswith("/>"):
+            self.stack.append(tag)
+        if tag == "table":
+            self.rows.append([])
+        elif tag == "tr":
+            self.rows[-1].append([])
+        elif tag in ("td", "th"):
+            span = int(own.get("colspan") or 1), int(own.get("rowspan") or 1)
+            self.rows[-1][-1].append(span)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID and tag in self.stack[-1:]:
+            self.stack.pop()
+        elif tag not in self.VOID and (self.get_starttag_text() or "").endswith("/>") is False:
+            raise AssertionError(f"</{tag}> closes nothing: {self.stack[-3:]}")
+
+    def widths(self) -> list[set[int]]:
+        """Widths of the rows of each table, with spans."""
+        found = []
+        for rows in self.rows:
+            open_spans: Counter[int] = Counter()
+            own = set()
+            for index, row in enumerate(rows):
+                own.add(sum(columns for columns, _ in row) + open_spans[index])
+                for columns, span in row:
+                    for below in range(index + 1, index + span):
+                        open_spans[below] += columns
+            found.append(own)
+        return found
+
+
+@pytest.fixture(params=sorted(REPORTS))
+def any_report(request):
+    return REPORTS[request.param]()
+
+
+def test_the_page_is_well_formed_and_its_tables_are_rectangular(any_report):
+    page = Page(render_html(any_report))
+    for widths in page.widths():
+        assert len(widths) == 1
+    assert page.tags["caption"] == page.tags["table"]
+    for tag, attributes in page.attributes:
+        if tag == "th":
+            assert attributes.get("scope") in ("col", "row", "colgroup", "rowgroup")
+
+
+def test_links_lead_somewhere_and_ids_are_unique(any_report):
+    page = Page(render_html(any_report))
+    ids = [own["id"] for _, own in page.attributes if "id" in own]
+    assert len(set(ids)) == len(ids)
+    targets = [own["href"] for tag, own in page.attributes if tag == "a"]
+    assert targets
+    for target in targets:
+        assert target is not None
+        if target.startswith("#"):
+            assert target[1:] in ids
+        else:
+            assert target.startswith("https://")
+
+
+def test_nothing_breaks_out_of_the_page():
+    text = render_html(full_report())
+    page = Page(text)
+    assert page.tags["script"] == 2
+    assert page.tags["style"] == 1
+    assert "<script>alert" not in text
+    for tag, own in page.attributes:
+        assert not any(name.startswith("on") for name in own)
+        assert "style" not in own
+        assert not any((value or "").startswith("javascript:") for value in own.values()), tag
+
+
+def test_the_page_needs_no_network_and_runs_only_its_own_script():
+    text = render_html(full_report())
+    page = Page(text)
+    assert not {"link", "img", "iframe", "object"} & page.tags.keys()
+    assert not any("src" in own for _, own in page.attributes)
+    (policy,) = (own["content"] for _, own in page.attributes if own.get("http-equiv"))
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    for tag in ("script", "style"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", content)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_verdicts_are_never_colour_alone():
+    text = render_html(full_report())
+    for verdict in ("conforms", "deviates", "error", "crashed", "unsupported"):
+        assert re.search(rf'class="count v-{verdict}"[^>]*>\s*<span class="sign"[^>]*>\S', text)
+        assert f'<span class="unseen"> {verdict}</span>' in text
+
+
+def test_the_summary_says_what_was_compared():
+    text = render_html(report(result(good()), result(bad(), case="a/b/self")))
+    for told in (
+        "2026-01-02",
+        "torch 2.9",
+        "cpu on Linux x86_64, Python 3.11.0",
+        "a CPU",
+        "2 items",
+    ):
+        assert told in text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_enough_contrast(scheme):
+    style = (PAGE / "style.css").read_text()
+    light, dark = (block for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2])
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", light))
+    if scheme == "dark":
+        colours |= dict(re.findall(r"--([\w-]+): (#\w{6})", dark))
+
+    def luminance(name: str) -> float:
+        parts = [int(colours[name][i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    def contrast(one: str, other: str) -> float:
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    verdicts = ["conforms", "deviates", "observed", "unsupported", "error", "gone", "open"]
+    for ground in ("paper", "panel"):
+        for ink in ("ink", "soft", "link", *verdicts):
+            assert contrast(ink, ground) >= 4.5, (ink, ground)
+    for ground in ("deviates-wash", "error-wash", "open-wash"):
+        for ink in verdicts:
+            assert contrast(ink, ground) >= 4.5, (ink, ground)
+    assert contrast("panel", "observed") >= 4.5
+    assert contrast("heat-4-ink", "heat-4") >= 4.5
+    for ground in ("heat-1", "heat-2", "heat-3"):
+        assert contrast("heat-ink", ground) >= 4.5
+
+
+# What the page holds for its script
+
+
+def held(text: str) -> dict:
+    """The data in the page, as its script reads it."""
+    pattern = r'<script type="application/json" id="contents">(.*?)</script>'
+    (found,) = re.findall(pattern, text, re.DOTALL)
+    return json.loads(found)
+
+
+def sparse(steps: list[int], entries: list) -> dict[int, object]:
+    """Place of a finding to its entry."""
+    return dict(zip(np.cumsum(steps).tolist(), entries, strict=True))
+
+
+def findings_of(text: str) -> list[tuple]:
+    """Every finding in the page, as tuples."""
+    page = held(text)
+    items, figures = page["items"], page["figures"]
+    maxima = sparse(figures["at"], figures["max"])
+    worst = sparse(page["worst"]["at"], page["worst"]["worst"])
+    details = sparse(page["detail"]["at"], page["detail"]["word"])
+    found, place = [], 0
+    for item, times in enumerate(items["findings"]):
+        for _ in range(times):
+            found.append(
+                (
+                    page["columns"][items["column"][item]]["key"],
+                    page["case_words"][items["case"][item]],
+                    page["dtypes"][items["dtype"][item]],
+                    page["modes"][items["mode"][item]],
+                    page["requirements"][page["requirement"][place]][0],
+                    page["verdicts"][page["verdict"][place]],
+                    maxima.get(place),
+                    tuple(worst[place][2:]) if place in worst else None,
+                    page["details"][details[place]] if place in details else "",
+                )
+            )
+            place += 1
+    return found
+
+
+def test_every_finding_of_every_record_is_in_the_page():
+    own = []
+    for name in ("one", "two"):
+        results = [
+            result(good(), bad(GRADIENT), name=name),
+            result(bad(), name=name, dtype="float64"),
+            result(Finding(OUTPUT, "error", detail="raised"), name=name, mode="eval"),
+        ]
+        own.append(loaded(record(*results, name=name)))
+    found = findings_of(render_html(build(own), None, own))
+    for name in ("one", "two"):
+        case = (name, "plain/no-mask/self")
+        off = ("0.5", "0.25", "0.001")
+        told = "the output is not the definition's"
+        assert [entry for entry in found if entry[0] == name] == [
+            (*case, "float32", "train", OUTPUT, "conforms", 2.0, None, ""),
+            (*case, "float32", "train", GRADIENT, "deviates", 99.0, off, told),
+            (*case, "float64", "train", OUTPUT, "deviates", 99.0, off, told),
+            (*case, "float32", "eval", OUTPUT, "error", None, None, "raised"),
+        ]
+
+
+def test_the_data_is_text_to_the_page_whatever_a_record_says():
+    own, expected, problems = full()
+    text = render_html(build([own], expected, problems), None, [own])
+    assert "<script>alert" not in text
+    page = held(text)
+    assert NASTY in [column["key"] for column in page["columns"]]
+    assert NASTY in page["details"]
+    assert Page(text).tags["script"] == 2
+
+
+def test_words_are_written_once():
+    """A hundred thousand findings must fit into ten million bytes."""
+    findings = [bad() if i % 12 == 0 else good(size=1 + i % 7) for i in range(10)]
+    own = loaded(record(*(result(*findings, case=f"a/{n}/self") for n in range(400))))
+    empty = len(render_html(build([own])))
+    assert len(render_html(build([own]), None, [own])) - empty < 4000 * 80
+
+
+def test_a_record_that_has_its_cases_shows_them_in_words():
+    own = record(result(good(), case="mask/per-head/cross"))
+    cases = telling.told(find_cases("mask/per-head/cross"))
+    own = msgspec.structs.replace(own, header=msgspec.structs.replace(own.header, cases=cases))
+    page = held(render_html(build([loaded(own)]), None, [loaded(own)]))
+    (case,) = page["cases"].values()
+    assert case["why"] == "An arbitrary mask for each batch entry and head."
+    assert "4 queries, 6 keys" in case["facts"]
+    assert case["planes"][0]["queries"] == 4
+
+
+def test_without_its_script_the_page_has_summary_matrix_and_deviations():
+    text = render_html(report(result(good(), bad(GRADIENT))))
+    text = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    for told in (
+        "What 1 item came to",
+        "output.<wbr>equals-<wbr>definition",
+        "mha-conformance run path/to/mine.py:Attention",
+        "got <b>0.5</b>",
+    ):
+        assert told in text
+    # Nothing is hidden that only a script would show, but what only a script can do.
+    for tag, own in Page(text).attributes:
+        if "hidden" in own:
+            assert "scripted" in (own.get("class") or "") or own.get("id") in (
+                "tools",
+                "matrix-nothing",
+            ), tag
+
+
+def test_the_filter_finds_what_it_filters():
+    """Elements say what they speak of by numbers that the script knows."""
+    own = [
+        loaded(record(result(good(), bad(GRADIENT), name=name), name=name)) for name in ("a", "b")
+    ]
+    page = Page(render_html(build(own), None, own))
+    said: dict[str, set] = {
+        name: set() for name in ("data-for", "data-row", "data-dtype", "data-chapter")
+    }
+    for _, attributes in page.attributes:
+        for name in said.keys() & attributes.keys():
+            said[name] |= set((attributes[name] or "").split())
+    assert said["data-for"] == {"0", "1"}
+    assert said["data-dtype"] == {"float32"}
+    assert {"output", "gradient", "mask"} <= said["data-chapter"]
+    assert len(said["data-row"]) == len(build(own).matrix)
+
+
+# Trend
+
+
+def dated(created: str, *results: CaseResult, **changes: object) -> data.Loaded:
+    return loaded(record(*results, name=f"of-{created}", created=created, **changes))
+
+
+def test_earlier_records_make_a_trend_and_are_in_no_table(tmp_path):
+    for created, own in (
+        ("2026-01-01", [result(good(), good(GRADIENT))]),
+        ("2026-02-01", [result(bad(size=50.0), good(GRADIENT)), result(good(), dtype="float64")]),
+        ("2026-03-01", [result(good(), bad(GRADIENT)), result(good(), dtype="float64")]),
+    ):
+        save(tmp_path, dated(created, *own)[1])
+    found = load(find_records([tmp_path]))
+    assert found.problems == []
+    made = build(found.current, earlier=found.earlier)
+    assert made.totals.findings == {"conforms": 2, "deviates": 1}
+    (trend,) = made.trends
+    first, second, third = trend.points
+    assert [point.created for point in trend.points] == ["2026-01-01", "2026-02-01", "2026-03-01"]
+    assert first.change is None
+    assert second.change == data.Change({OUTPUT: 1}, {}, 1, 0)
+    assert third.change == data.Change({GRADIENT: 1}, {OUTPUT: 1}, 0, 0)
+    assert second.worst == {"float32": 50.0, "float64": 2.0}
+    for page in (render_html(made), render_markdown(made)):
+        assert "2026-02-01" in page
+        assert "1 worse" in page
+    Page(render_html(made))
+
+
+def test_an_earlier_record_of_another_catalogue_is_no_problem(tmp_path):
+    save(tmp_path, dated("2026-01-01", result(good()), catalogue="old")[1])
+    save(tmp_path, dated("2026-02-01", result(good()))[1])
+    found = load(find_records([tmp_path]))
+    assert found.problems == []
+    assert "other catalogue" in render_html(build(found.current, earlier=found.earlier))
+
+
+@pytest.mark.parametrize("changes", [{"selection": "--dtype float32"}, {"complete": False}])
+def test_a_part_is_no_point_of_a_trend(tmp_path, changes):
+    save(tmp_path, dated("2026-01-01", result(good()))[1])
+    save(tmp_path, dated("2026-02-01", result(good()), **changes)[1])
+    found = load(find_records([tmp_path]))
+    assert found.earlier == []
+    assert "is already in" in found.problems[0]
+
+
+def test_the_page_alone(tmp_path, capsys):
+    record_file = save(tmp_path, record(result(good())))
+    page = tmp_path / "new" / "page.html"
+    assert write([record_file], None, html=page) == ExitCode.OK
+    assert [file.name for file in page.parent.iterdir()] == ["page.html"]
+    assert str(page) in capsys.readouterr().out
+    with pytest.raises(ConformanceError, match="cannot be written"):
+        write([record_file], None, html=tmp_path / "env.json" / "page.html")
