@@ -2,5 +2,16 @@
 
 import os
 
+import pytest
+
 # Arrays are tiny: more threads only wait for each other, the more so under xdist.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_record_is_as_its_schema_says(tmp_path_factory):
+    """Whatever the tests made the suite write, in this process or in another."""
+    yield
+    from schemas import record_faults
+
+    assert not record_faults(tmp_path_factory.getbasetemp())

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from conformance.changes.model import SCHEMA, Change, Changes, Convention, Members, Side
-from conformance.errors import BrokenRecord, UnknownName
+from conformance.errors import BrokenRecord
 from conformance.findings import RUN, CaseResult, Finding, count, gravity
 from conformance.paragraphs import some
 from conformance.record import CaseInfo, Record, read
 from conformance.report.load import find_records
-from conformance.requirements import find_requirement
-from conformance.suite.message import again
+from conformance.suite.message import again, known
 
 Kind = Literal["same", "worse", "lost", "otherwise", "fixed", "gained"]
 
@@ -41,8 +40,8 @@ class Loaded:
 
 
 @dataclass
-class _One:
-    """One finding that changed, before it is grouped with others."""
+class One:
+    """One finding with its two states, before it is grouped with others."""
 
     result: CaseResult
     requirement: str
@@ -51,22 +50,23 @@ class _One:
     finding: Finding | None
 
 
-def load_side(path: Path) -> Loaded:
-    """A record, or all records in a folder.
+def load_side(*paths: Path) -> Loaded:
+    """A record, several, or all records in a folder.
 
     Raises:
         BrokenRecord: one of them cannot be read, there is none, or two are of one implementation.
     """
-    files = find_records([path])
+    files = find_records(paths)
+    where = ", ".join(map(str, paths))
     if not files:
-        raise BrokenRecord(f"{path}: there is no record in this folder")
+        raise BrokenRecord(f"{where}: there is no record in this folder")
     records = [read(file) for file in files]
-    found = Loaded(_side(path, records))
+    found = Loaded(_side(where, records))
     for file, record in zip(files, records, strict=True):
         device = record.header.provenance.device
         for own in record.header.implementations:
             if (own.name, device) in found.specs:
-                raise BrokenRecord(f"{file}: {own.name} is in two records of {path}; remove one")
+                raise BrokenRecord(f"{file}: {own.name} is in two records of {where}; remove one")
             found.specs[own.name, device] = own.spec
         found.cases |= record.header.cases
         found.results |= {_key(result): result for result in record.results}
@@ -75,27 +75,27 @@ def load_side(path: Path) -> Loaded:
 
 def compare(before: Loaded, after: Loaded) -> Changes:
     """What changed from the first to the second."""
-    kinds: dict[Kind, list[_One]] = defaultdict(list)
+    kinds: dict[Kind, list[One]] = defaultdict(list)
     both = [key for key in before.results if key in after.results]
     common = same = added = removed = 0
-    wrong_added: list[_One] = []
+    wrong_added: list[One] = []
     for key in both:
         one, other = before.results[key], after.results[key]
         for requirement, first, second in _paired(one, other):
             if first is None or second is None:
                 added, removed = added + (first is None), removed + (second is None)
                 if first is None and second is not None and second.verdict in BAD:
-                    wrong_added.append(_One(other, requirement, "", second.verdict, second))
+                    wrong_added.append(One(other, requirement, "", second.verdict, second))
                 continue
             common += 1
             kind, told_before, told_after = _classified(requirement, first, second)
             if kind == "same":
                 same += 1
             else:
-                kinds[kind].append(_One(other, requirement, told_before, told_after, second))
+                kinds[kind].append(One(other, requirement, told_before, told_after, second))
     shared = before.specs.keys() & after.specs.keys()
     wrong_added += [
-        _One(after.results[key], finding.requirement, "", finding.verdict, finding)
+        One(after.results[key], finding.requirement, "", finding.verdict, finding)
         for key in after.results
         if key not in before.results and _whose(key) in shared
         for finding in after.results[key].findings
@@ -103,7 +103,7 @@ def compare(before: Loaded, after: Loaded) -> Changes:
     ]
 
     def grouped(kind: Kind) -> list[Change]:
-        return _grouped(kinds[kind], after.specs)
+        return grouped_changes(kinds[kind], after.specs)
 
     return Changes(
         schema=SCHEMA,
@@ -115,7 +115,7 @@ def compare(before: Loaded, after: Loaded) -> Changes:
         fixed=grouped("fixed"),
         gained=grouped("gained"),
         conventions=list(_conventions(both, before, after)),
-        added=_members(after, before, shared, added, _grouped(wrong_added, after.specs)),
+        added=_members(after, before, shared, added, grouped_changes(wrong_added, after.specs)),
         removed=_members(before, after, shared, removed, []),
         notes=list(_notes(before, after)),
         common=common,
@@ -123,7 +123,7 @@ def compare(before: Loaded, after: Loaded) -> Changes:
     )
 
 
-def _side(path: Path, records: Sequence[Record]) -> Side:
+def _side(where: str, records: Sequence[Record]) -> Side:
     made = [record.header.provenance for record in records]
     packages: dict[str, str] = {}
     for provenance in made:
@@ -134,7 +134,7 @@ def _side(path: Path, records: Sequence[Record]) -> Side:
         for result in record.results:
             counted[result.implementation].append(result.verdict)
     return Side(
-        file=str(path),
+        file=where,
         created=max(provenance.created for provenance in made),
         suite=", ".join(sorted({provenance.suite for provenance in made})),
         catalogue=", ".join(sorted({provenance.catalogue for provenance in made})),
@@ -209,16 +209,14 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
     return None
 
 
-def _level(requirement: str) -> str:
-    try:
-        return find_requirement(requirement).level
-    except UnknownName:
-        # Of another version of the suite, or no requirement.
-        return ""
+def _level(name: str) -> str:
+    requirement = known(name)
+    return requirement.level if requirement else ""
 
 
-def _grouped(found: Iterable[_One], specs: Mapping[_Whose, str]) -> list[Change]:
-    groups: dict[tuple[str, ...], list[_One]] = defaultdict(list)
+def grouped_changes(found: Iterable[One], specs: Mapping[_Whose, str]) -> list[Change]:
+    """Those of one implementation and requirement that changed alike are one."""
+    groups: dict[tuple[str, ...], list[One]] = defaultdict(list)
     for one in found:
         cause = one.finding.cause if one.finding else ""
         result = one.result
@@ -235,7 +233,7 @@ def _order(change: Change) -> tuple[bool, int, int]:
     return change.level == "observed", -grave, -change.times
 
 
-def _change(group: Sequence[_One], specs: Mapping[_Whose, str]) -> Change:
+def _change(group: Sequence[One], specs: Mapping[_Whose, str]) -> Change:
     worst = max(group, key=lambda one: gravity(one.finding) if one.finding else (0.0, 0.0))
     result, finding = worst.result, worst.finding
 

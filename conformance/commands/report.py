@@ -33,6 +33,32 @@ def add_parser(commands: Commands) -> None:
     report.add_argument(
         "--run-file", type=Path, help="refuse records of other runs than the one named in this file"
     )
+    outputs = report.add_argument_group(
+        "for a build", "without --output and --html, only what is named here is written"
+    )
+    outputs.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
+    outputs.add_argument(
+        "--summary",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="append a summary in Markdown (default: $GITHUB_STEP_SUMMARY)",
+    )
+    outputs.add_argument(
+        "--annotations", action="store_true", help="print annotations for GitHub Actions"
+    )
+    outputs.add_argument(
+        "--badge", type=Path, metavar="FILE", help="write a badge for shields.io (endpoint)"
+    )
+    outputs.add_argument(
+        "--previous",
+        type=Path,
+        metavar="RECORD",
+        help="an earlier record, or a folder of them: the summary tells what changed",
+    )
+    outputs.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="known deviations, as gate takes them"
+    )
     report.set_defaults(action=_report)
 
     begin = commands.add_parser("begin", help="start a run of several environments")
@@ -41,12 +67,24 @@ def add_parser(commands: Commands) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
+    code = int(ExitCode.OK)
+    asked = ("junit", "badge", "summary", "annotations")
+    if any(getattr(options, name) not in (None, False) for name in asked):
+        from conformance.outputs.write import Wanted
+        from conformance.outputs.write import write as write_outputs
+
+        names = (*asked, "previous", "baseline")
+        wanted = Wanted(**{name: getattr(options, name) for name in names})
+        code = write_outputs(options.records, wanted)
+        if options.output is None and options.html is None:
+            return code
     from conformance.report import write
 
     output = options.output
     if output is None and options.html is None:
         output = Path("reports/compatibility")
-    return write(options.records, output, options.expect, options.run_file, options.html)
+    report = write(options.records, output, options.expect, options.run_file, options.html)
+    return report or code
 
 
 def _begin(options: argparse.Namespace) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 
-from conformance.findings import INFINITE, RUN, CaseResult, Figures, Finding
+from conformance.errors import UnknownName
+from conformance.findings import INFINITE, CaseResult, Figures, Finding
 from conformance.requirements import find_requirement
+from conformance.requirements.requirement import Requirement
 from conformance.terminal import printable
 
 
@@ -53,10 +55,18 @@ def measured(figures: Figures) -> str:
     return f"{figures.array}: {ratio(figures.max_ratio)}σ, allowed {figures.limit:.3g}σ"
 
 
+def known(name: str) -> Requirement | None:
+    """The requirement; None where the process was lost, or if another version's record has it."""
+    try:
+        return find_requirement(name)
+    except UnknownName:
+        return None
+
+
 def _paragraph(finding: Finding) -> list[str]:
     lines = ["", finding.requirement]
-    if finding.requirement != RUN:
-        requirement = find_requirement(finding.requirement)
+    requirement = known(finding.requirement)
+    if requirement is not None:
         lines = ["", f"{finding.requirement} ({requirement.level})", f"  {requirement.sentence}"]
     if finding.detail:
         lines.append(f"  {finding.verdict}: {finding.detail}")

@@ -1,0 +1,181 @@
+"""What there is to tell: records, what is known of them, and what was before."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.changes import Changes, compare, load_side
+from conformance.changes.compare import BAD, One, grouped_changes
+from conformance.changes.model import Change
+from conformance.errors import BrokenRecord, ExitCode
+from conformance.findings import NOT_VERIFIED, CaseResult, Finding, count, verified
+from conformance.gate.baseline import read_baseline
+from conformance.gate.judging import Claims, Judgement, judge
+from conformance.record import Implementation, Record, read
+from conformance.report.load import find_records
+from conformance.suite.message import known as requirement_of
+
+KNOWN = "known"
+"""In place of a verdict: deviates, as the baseline says."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """An item of a record, and which of its findings are as the baseline says."""
+
+    record: Record
+    result: CaseResult
+    known: tuple[Finding, ...]
+
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        """What is wrong and not known."""
+        return tuple(
+            finding
+            for finding in self.result.findings
+            if finding.verdict in BAD and finding not in self.known
+        )
+
+    @property
+    def worth_telling(self) -> tuple[Finding, ...]:
+        """Those of `wrong`, with an error once that many requirements met."""
+        errors = {f.detail: f for f in reversed(self.wrong) if f.verdict == "error"}
+        return tuple(
+            finding
+            for finding in self.wrong
+            if finding.verdict != "error" or errors[finding.detail] is finding
+        )
+
+    @property
+    def verdict(self) -> str:
+        """The item's, or "known" if all that is wrong with it is."""
+        verdict = self.result.verdict
+        return KNOWN if verdict in BAD and not self.wrong else verdict
+
+    @property
+    def fails(self) -> bool:
+        """Whether `run --strict` would: something wrong that a requirement forbids."""
+        return any(
+            finding.verdict != "deviates" or must(finding.requirement) for finding in self.wrong
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything that is told."""
+
+    records: Sequence[Record]
+    items: Sequence[Told]
+    judgements: Sequence[Judgement]
+    """One for each record, if there is a baseline."""
+    changes: Changes | None
+    """Since the previous record, if there is one."""
+
+    @property
+    def implementations(self) -> list[tuple[Record, Implementation]]:
+        """Each with its record."""
+        return [(record, own) for record in self.records for own in record.header.implementations]
+
+    def counts(self, implementation: str, device: str) -> dict[str, int]:
+        """Verdicts of the items of one, with "known" apart."""
+        return counted(
+            item.verdict
+            for item in self.items
+            if (item.result.implementation, item.record.header.provenance.device)
+            == (implementation, device)
+        )
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Verdicts of all items."""
+        return counted(item.verdict for item in self.items)
+
+    @property
+    def wrong(self) -> list[Change]:
+        """What is wrong and not known; what is alike is one, the gravest first."""
+        specs = {
+            (own.name, record.header.provenance.device): own.spec
+            for record, own in self.implementations
+        }
+        return grouped_changes(
+            (
+                One(item.result, finding.requirement, "", finding.verdict, finding)
+                for item in self.items
+                for finding in item.worth_telling
+            ),
+            specs,
+        )
+
+    @property
+    def open(self) -> dict[tuple[str, str, str], int]:
+        """What was not found out: implementation, verdict and reason, to the number of items."""
+        found: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        for item in self.items:
+            if item.result.verdict in ("unavailable", "not-run"):
+                reason = next((f.detail for f in item.result.findings if f.detail), "")
+                found[item.result.implementation, item.result.verdict, reason] += 1
+        return dict(found)
+
+    @property
+    def outcome(self) -> ExitCode:
+        """What the records are worth, as an exit code; what deviates is for run and gate to say."""
+        counts = count(item.result.verdict for item in self.items)
+        if not verified(counts):
+            return ExitCode.NOTHING_VERIFIED
+        whole = all(record.complete for record in self.records)
+        open_questions = any(counts.get(verdict) for verdict in NOT_VERIFIED)
+        return ExitCode.OK if whole and not open_questions else ExitCode.INCOMPLETE
+
+
+def load(
+    paths: Sequence[Path], previous: Path | None = None, baseline: Path | None = None
+) -> Source:
+    """Read everything.
+
+    Raises:
+        ConformanceError: a file cannot be read, or there is none.
+    """
+    files = find_records(paths)
+    if not files:
+        raise BrokenRecord("there is no record; name a file that run --record has written")
+    records = [read(file) for file in files]
+    items: list[Told] = []
+    judgements = []
+    known = read_baseline(baseline) if baseline is not None else None
+    for record in records:
+        claims = None
+        if known is not None:
+            claims = Claims(known, record)
+            judgements.append(judge(known, record))
+        items += [
+            Told(
+                record,
+                result,
+                tuple(f for f in result.findings if claims is not None and claims.knows(result, f)),
+            )
+            for result in record.results
+        ]
+    changes = None
+    if previous is not None:
+        changes = compare(load_side(previous), load_side(*files))
+    return Source(records, items, judgements, changes)
+
+
+def must(name: str) -> bool:
+    """Whether to depart from it is a failure; an unknown one is taken for one that counts."""
+    requirement = requirement_of(name)
+    return requirement is None or requirement.level == "must"
+
+
+def counted(verdicts: Iterable[str]) -> dict[str, int]:
+    """As `count`, with "known" behind what conforms."""
+    verdicts = list(verdicts)
+    known = verdicts.count(KNOWN)
+    counts = count(verdict for verdict in verdicts if verdict != KNOWN)
+    if not known:
+        return counts
+    before = {name: counts.pop(name) for name in ("conforms",) if name in counts}
+    return before | {KNOWN: known} | counts

@@ -1,0 +1,48 @@
+"""Outputs held against their published schemas."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+
+from conformance.errors import BrokenRecord
+from conformance.formats import schema
+from conformance.record import read
+
+RECORD = Path(__file__).parent.parent / "docs" / "record.schema.json"
+
+
+@cache
+def validator(name: str) -> Any:
+    """For one of `conformance.formats.OUTPUTS`; records are held against the committed file."""
+    found = json.loads(RECORD.read_bytes()) if name == "record" else schema(name)
+    kind = jsonschema.validators.validator_for(found)
+    kind.check_schema(found)
+    return kind(found)
+
+
+def faults(name: str, document: Any) -> list[str]:
+    """What is not as the schema says."""
+    return [
+        f"{error.json_path}: {error.message[:200]}"
+        for error in validator(name).iter_errors(document)
+    ]
+
+
+def record_faults(folder: Path) -> dict[str, list[str]]:
+    """Every record under a folder that the suite takes for one and its schema does not."""
+    found = {}
+    for path in folder.rglob("*.json"):
+        try:
+            read(path)
+        except (BrokenRecord, OSError):
+            continue
+        told = faults("record", msgspec.json.decode(path.read_bytes()))
+        if told:
+            found[str(path)] = told[:3]
+    return found

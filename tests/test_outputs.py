@@ -1,0 +1,336 @@
+"""Where results go: schema, JUnit, annotations, badge, summary; all made of records."""
+
+from __future__ import annotations
+
+import json
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+from markdown_it import MarkdownIt
+from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, full, good, record, result, save
+from schemas import RECORD, faults
+
+from conformance.cli import main
+from conformance.errors import ExitCode
+from conformance.findings import RUN, Finding
+from conformance.formats import schema
+from conformance.outputs.annotations import MOST, annotated, command
+from conformance.outputs.badge import badge
+from conformance.outputs.junit import junit
+from conformance.outputs.source import load
+from conformance.outputs.summary import markdown
+
+UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no head size 1")
+ERROR = Finding(OUTPUT, "error", detail="ValueError: no")
+CRASHED = Finding(RUN, "crashed", detail="the process died with SIGSEGV")
+NOT_RUN = Finding(RUN, "not-run", detail="the run ended")
+OBSERVED = Finding(MASKED, "deviates", detail="declared nan, observed zeros")
+EVERYTHING = [
+    result(good(), case="plain/a/self"),
+    result(bad(cause="equals the answer with the mask inverted"), case="mask/b/self"),
+    result(UNSUPPORTED, case="plain/c/self"),
+    result(ERROR, Finding(GRADIENT, "error", detail="ValueError: no"), case="plain/d/self"),
+    result(CRASHED, case="plain/e/self"),
+    result(good(), OBSERVED, case="edge/f/self"),
+    result(NOT_RUN, case="plain/g/self"),
+]
+
+BASELINE = """
+[[known]]
+requirement = "output.*"
+case = "mask/b/*"
+verdict = "deviates"
+reason = "The mask is inverted until the next release."
+"""
+
+
+@pytest.fixture
+def source(tmp_path):
+    """What there is to tell of one record of these results."""
+
+    def make(*results, previous=None, baseline=None, **header):
+        path = save(tmp_path, record(*results, **header), "now.json")
+        before = save(tmp_path, record(*previous), "before.json") if previous else None
+        known = None
+        if baseline is not None:
+            known = tmp_path / "conformance.toml"
+            known.write_text(baseline)
+        return load([path], before, known)
+
+    return make
+
+
+# JSON schema
+
+
+def test_the_published_schema_is_that_of_records():
+    told = "regenerate it: mha-conformance schema record > docs/record.schema.json"
+    assert json.loads(RECORD.read_bytes()) == schema("record"), told
+
+
+def test_a_record_with_something_everywhere_is_as_the_schema_says():
+    import msgspec
+
+    own = full()[0][1]
+    document = msgspec.json.decode(msgspec.json.encode(own))
+    assert not faults("record", document)
+    del document["header"]["planned"]
+    document["results"][0]["findings"][0]["verdict"] = "passes"
+    told = faults("record", document)
+    assert len(told) == 2, told
+
+
+# JUnit
+
+
+def cases(source):
+    root = ET.fromstring(junit(source))
+    return root, {case.get("name"): case for case in root.iter("testcase")}
+
+
+def test_junit_counts_and_kinds(source):
+    root, found = cases(source(*EVERYTHING))
+    (suite,) = root
+    assert suite.get("name") == "mine"
+    for element in (root, suite):
+        counts = [element.get(name) for name in ("tests", "failures", "errors", "skipped")]
+        assert counts == ["7", "1", "2", "2"]
+    kinds = {name.partition("[")[0]: [child.tag for child in case] for name, case in found.items()}
+    assert kinds == {
+        "plain/a/self": [],
+        "mask/b/self": ["failure"],
+        "plain/c/self": ["skipped"],
+        "plain/d/self": ["error"],
+        "plain/e/self": ["error"],
+        # No definition settles it, so it fails nothing; it is told all the same.
+        "edge/f/self": ["system-out"],
+        "plain/g/self": ["skipped"],
+    }
+
+
+def test_a_junit_failure_stands_on_its_own(source):
+    _, found = cases(source(*EVERYTHING))
+    failure = found["mask/b/self[float32-cpu-train]"][0]
+    assert failure.get("message") == (
+        "deviates: output.equals-definition; equals the answer with the mask inverted"
+    )
+    assert failure.text.rstrip().splitlines()[-1].startswith("again: mha-conformance run ")
+    assert found["plain/c/self[float32-cpu-train]"][0].get("message") == (
+        "unsupported: no head size 1"
+    )
+
+
+def test_junit_is_well_formed_whatever_a_record_says(source):
+    nasty = f"\x00\x1b[2J]]>{NASTY}&amp;"
+    own = result(bad(cause=nasty, detail=nasty), name=f"a\x01{NASTY}", case=f"{NASTY}\x07")
+    root, found = cases(source(own))
+    assert NASTY in next(iter(found))
+    assert NASTY in next(root.iter("failure")).text
+    assert not list(root.iter("script"))
+
+
+def test_a_requirement_of_another_version_counts(source):
+    _, found = cases(source(result(bad("new.idea"))))
+    assert [case[0].tag for case in found.values()] == ["failure"]
+
+
+# Annotations
+
+
+def parsed(line):
+    """Level, properties and message, as GitHub reads them."""
+    level, properties, message = re.fullmatch(r"::(\w+) (.*?)::(.*)", line).groups()
+    unescape = {"%0A": "\n", "%0D": "\r", "%3A": ":", "%2C": ",", "%25": "%"}
+
+    def plain(text):
+        return re.sub("%0A|%0D|%3A|%2C|%25", lambda found: unescape[found[0]], text)
+
+    pairs = (pair.split("=", 1) for pair in properties.split(","))
+    return level, {name: plain(value) for name, value in pairs}, plain(message)
+
+
+@pytest.mark.parametrize("text", ["plain", "a::error::b", "50%", "a,b:c\nd", "%0A", "%25", NASTY])
+def test_an_annotation_says_what_it_was_given(text):
+    line = command("error", text, title=text, file=text)
+    assert "\n" not in line
+    assert parsed(line) == ("error", {"title": text, "file": text}, text)
+
+
+def test_annotations_say_what_where_and_how_to_see_it_again(source):
+    found = [parsed(line) for line in annotated(source(*EVERYTHING))]
+    told = {(level, properties["title"]) for level, properties, _ in found}
+    assert told == {
+        ("error", f"mine: {RUN}"),
+        # Many requirements met the same error; it is told once.
+        ("error", f"mine: {OUTPUT}"),
+        ("warning", f"mine: {MASKED}"),
+        ("warning", "mine: not-run"),
+    }
+    assert {properties.get("file") for _, properties, _ in found} == {None, "path/to/mine.py"}
+    messages = [message for level, _, message in found if level == "error"]
+    assert all("\nagain: mha-conformance run " in message for message in messages)
+    assert any("likely cause: equals the answer with the mask inverted" in m for m in messages)
+
+
+def test_more_than_github_shows_is_counted(source):
+    found = annotated(source(result(*(bad(f"new.idea-{index}") for index in range(30)))))
+    assert len(found) == MOST
+    assert parsed(found[-1])[1]["title"] == f"and {30 - MOST + 1} more"
+
+
+def test_a_file_outside_of_the_repository_is_not_named(source):
+    from records import implementation
+
+    for spec in ("/elsewhere/mine.py:A", "../mine.py:A", "torch-mha", "package.module:A"):
+        own = source(result(bad()), implementations=[implementation("mine", spec=spec)])
+        (line,) = annotated(own)
+        assert "file" not in parsed(line)[1]
+
+
+# Badge
+
+
+@pytest.mark.parametrize(
+    ("results", "message", "color"),
+    [
+        ([result(good())], "1 conforms", "brightgreen"),
+        ([result(good()), result(UNSUPPORTED, mode="eval")], "1 conforms, 1 unsupported",
+         "brightgreen"),
+        ([result(good()), result(bad(), mode="eval")], "1 conforms, 1 deviates", "red"),
+        ([result(good()), result(OBSERVED, mode="eval")], "1 conforms, 1 deviates", "brightgreen"),
+        ([result(good()), result(NOT_RUN, mode="eval")], "1 conforms, 1 not-run", "yellow"),
+        ([result(UNSUPPORTED)], "1 unsupported", "lightgrey"),
+        ([], "nothing verified", "lightgrey"),
+    ],
+)  # fmt: skip
+def test_badge(source, results, message, color):
+    found = badge(source(*results))
+    assert (found.message, found.color, found.schemaVersion) == (message, color, 1)
+    assert "%" not in found.message
+
+
+# Summary
+
+
+def test_the_summary_counts_and_names_what_deviates(source):
+    text = markdown(source(*EVERYTHING))
+    assert "| `mine` | 1 | 2 | 1 | 1 | 1 | 1 |" in text
+    assert "equals the answer with the mask inverted" in text
+    assert "### Not verified" in text
+    assert "%" not in text.replace("%20", "")
+
+
+def test_the_summary_tells_the_delta_with_regressions_first(source):
+    previous = [result(good(), case=own.case) for own in EVERYTHING]
+    text = markdown(source(*EVERYTHING, previous=previous))
+    assert "| `mine` | 1 (-6) | 2 (+2) |" in text
+    places = [text.index(word) for word in ("### Since", "**✗ Worse**", "**? No longer answered**",
+                                            "### What deviates")]  # fmt: skip
+    assert places == sorted(places)
+
+
+def test_what_a_baseline_knows_is_not_news(source):
+    known = source(*EVERYTHING, baseline=BASELINE)
+    assert known.totals["known"] == 1
+    text = markdown(known)
+    assert "### What deviates and is not known (1 item known)" in text
+    assert "mask/b/self" not in text
+    _, found = cases(known)
+    told = found["mask/b/self[float32-cpu-train]"][0]
+    assert (told.tag, told.get("message")) == ("skipped", f"known: {OUTPUT}")
+    assert badge(source(EVERYTHING[0], EVERYTHING[1], baseline=BASELINE)).color == "brightgreen"
+    assert not [line for line in annotated(known) if "mask/b/self" in line]
+
+
+def test_a_baseline_that_is_out_of_date_is_told(source):
+    own = source(result(good(), case="mask/b/self"), baseline=BASELINE)
+    assert "### The baseline is out of date" in markdown(own)
+    (line,) = annotated(own)
+    level, properties, message = parsed(line)
+    assert (level, properties["title"]) == ("error", "the baseline is out of date")
+    assert properties["line"] == "2"
+    assert message.startswith("line 2: requirement output.*")
+
+
+def test_nothing_breaks_out_of_the_summary(source):
+    previous = [result(good(), name=NASTY, case=NASTY)]
+    own = result(bad(cause=NASTY, detail=NASTY), name=NASTY, case=NASTY)
+    html = (
+        MarkdownIt("commonmark", {"html": True})
+        .enable("table")
+        .render(markdown(source(own, previous=previous)))
+    )
+    assert "<script" not in html
+    assert "alert" in html
+    rows = [row.count("<td") for row in re.findall(r"<tr>.*?</tr>", html, re.DOTALL)]
+    assert set(rows) <= {0, 2, 3, 5}
+
+
+def test_a_summary_stays_below_what_github_takes(source):
+    results = [
+        result(bad(f"new.idea-{index}", cause="x" * 500), case=f"plain/{index}/self")
+        for index in range(2000)
+    ]
+    assert len(markdown(source(*results)).encode()) < 2**20 / 8
+
+
+# The command
+
+
+def test_all_of_it_by_the_command(tmp_path, capsys, monkeypatch):
+    now = save(tmp_path, record(*EVERYTHING), "now.json")
+    before = save(tmp_path, record(result(good(), case="mask/b/self")), "before.json")
+    step = tmp_path / "step.md"
+    step.write_text("of an earlier step\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(step))
+    monkeypatch.chdir(tmp_path)
+    arguments = ["report", str(now), "--junit", "out/junit.xml", "--badge", "out/badge.json"]
+    arguments += ["--summary", "--annotations", "--previous", str(before)]
+    assert main(arguments) == ExitCode.INCOMPLETE
+    assert ET.parse("out/junit.xml").getroot().tag == "testsuites"
+    badge = json.loads((tmp_path / "out/badge.json").read_text())
+    assert badge.keys() == {"schemaVersion", "label", "message", "color"}
+    text = step.read_text()
+    assert text.startswith("of an earlier step\n## Attention conformance\n")
+    assert "before.json" in text
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("::error ")
+    assert printed[-1].startswith("written: out/junit.xml, out/badge.json, ")
+    # Only what was asked for.
+    assert not (tmp_path / "reports").exists()
+    assert main([*arguments, "--output", "out/report"]) == ExitCode.INCOMPLETE
+    assert (tmp_path / "out/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        ([result(good())], ExitCode.OK),
+        ([result(bad())], ExitCode.OK),
+        ([result(UNSUPPORTED)], ExitCode.NOTHING_VERIFIED),
+        ([result(good()), result(NOT_RUN, mode="eval")], ExitCode.INCOMPLETE),
+    ],
+)
+def test_exit_codes(tmp_path, results, code):
+    path = save(tmp_path, record(*results))
+    assert main(["report", str(path), "--badge", str(tmp_path / "b")]) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--summary"], "there is no GITHUB_STEP_SUMMARY here; name a file"),
+        (["--junit", "env.json/j.xml"], "env.json/j.xml: cannot be written ("),
+        (["--badge", "b", "--previous", "none.json"], "none.json: cannot be read ("),
+        (["--badge", "b", "--baseline", "wrong.toml"], "wrong.toml"),
+    ],
+)
+def test_one_line_for_what_cannot_be_done(tmp_path, capsys, monkeypatch, arguments, told):
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path, record(result(good())))
+    (tmp_path / "wrong.toml").write_text("[[known")
+    assert main(["report", "env.json", *arguments]) == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
