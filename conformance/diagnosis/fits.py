@@ -12,7 +12,7 @@ from conformance.diagnosis.stages import Stages
 from conformance.dtypes import Array
 
 STEPS = 33
-LEAST = 1e-3
+LEAST = 1e-4
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -26,8 +26,10 @@ def of_output(maker: Maker, evidence: Evidence) -> str:
         ("the output without its bias", 0.0 if bias is None else bias),
     ):
         factor = best_factor(evidence.got - offset, evidence.want - offset)
-        # 0 and 1 say nothing: of these, other causes speak.
-        if abs(factor) > LEAST and evidence.explained(factor * (evidence.want - offset) + offset):
+        # Of 0 and 1 other causes speak.
+        if min(abs(factor), abs(factor - 1)) > LEAST and evidence.explained(
+            factor * (evidence.want - offset) + offset
+        ):
             return f"{told} is {factor:.4g} times what it should be"
     return ""
 
@@ -53,7 +55,7 @@ def of_logits(maker: Maker, evidence: Evidence) -> str:
         families.append(("the additive bias", lambda f: shared(attn_bias=f * attn_bias)))
     for told, answer in families:
         found = _search(answer, evidence)
-        if found is not None and evidence.explained(answer(found)):
+        if found is not None and abs(found - 1) > LEAST and evidence.explained(answer(found)):
             return f"{told} is {found:.4g} times what it should be"
     return ""
 

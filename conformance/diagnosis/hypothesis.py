@@ -18,6 +18,9 @@ from conformance.reference import LIMIT
 BETTER = 0.5
 """A hypothesis leaves at most this share of the error: else it explains no more than noise does."""
 
+FAILS = 0.05
+"""Of the size of the right answer: an error of a row that left the range of its numbers."""
+
 _SHARED = frozenset({"mask", "causal", "attn_bias", "scale"})
 """What may change of a problem without a change to projections and scores."""
 
@@ -125,6 +128,11 @@ class Evidence:
         # What nothing was computed for is exact, here as there.
         return np.where((self.noise == 0) & (found == 0), self.underflow, tolerance)
 
+    def _fails(self, broken: BoolArray) -> bool:
+        """Whether what came in these rows is nothing that rounding could have made."""
+        off = np.where(np.isfinite(self.got), np.abs(self.got - self.want), np.inf).max(axis=-1)
+        return bool((off > FAILS * self._size)[np.asarray(broken.any(axis=-1))].all())
+
     def _is_far_from(self, found: Array, gain: float) -> bool:
         """A first look, which most hypotheses do not survive: the element that is furthest off."""
         off = float(np.abs(self.got - found).max())
@@ -160,7 +168,7 @@ class Evidence:
         told, broken = ~np.isnan(found), np.isinf(found)
         plain = told & ~broken
         rows = np.asarray(self.wrong.any(axis=-1))
-        if not plain.any() or not rows[np.asarray(broken.any(axis=-1))].all():
+        if not plain.any() or (broken.any() and not self._fails(broken)):
             return False
         if not (self.wrong & told).any() and not rows[~told.any(axis=-1)].all():
             return False

@@ -39,14 +39,16 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 def _whole(maker: Maker) -> Iterator[Hypothesis]:
     problem = maker.problem
     assert problem.allowed is not None
-    yield maker.masked("with the mask inverted", ~problem.allowed)
     if problem.mask is not None and problem.causal is not None:
         yield maker.asked("with the mask ignored beside the causal flag", mask=None)
         yield maker.asked("with the causal flag ignored", causal=None)
         inverted = ~problem.mask
         yield maker.asked("with the mask inverted beside the causal flag", mask=inverted)
-    told = "mask" if problem.causal is None or problem.mask is not None else "causal flag"
+    told = "mask" if problem.mask is not None else "causal flag"
+    if problem.mask is not None and problem.causal is not None:
+        told = "mask and the causal flag"
     yield maker.asked(f"with the {told} ignored", mask=None, causal=None)
+    yield maker.masked(f"with the {told} inverted", ~problem.allowed)
     for sign, where in ((1.0, "where it may attend"), (-1.0, "where it may not")):
         plus = (problem.allowed if sign > 0 else ~problem.allowed).astype(np.float64)
         if problem.attn_bias is not None:

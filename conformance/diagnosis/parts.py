@@ -24,7 +24,8 @@ def cause(maker: Maker, evidence: Evidence, found: Sequence[tuple[str, Stages]])
         other = stages.output
         if other.shape != maker.right.output.shape:
             continue
-        if rows and evidence.explained(np.where(wrong[..., None], other, maker.right.output)):
+        mixed = np.where(wrong[..., None], other, maker.right.output)
+        if rows and not np.isnan(other[wrong]).any() and evidence.explained(mixed):
             return f"equals the answer {told}, in {rows} only"
         which = _heads(maker, evidence, stages)
         if which:

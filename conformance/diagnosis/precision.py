@@ -20,7 +20,11 @@ SPREAD = 0.5
 LEAST = 0.05
 """rms(error / σ), in σ of the narrower dtype; less are errors of another kind."""
 
-KINDS = {24: "float32", 11: "float16 or TF32", 8: "bfloat16"}
+KINDS = {
+    24: "float32",
+    11: "float16 or TF32, or as a few roundings to bfloat16 leave it",
+    8: "bfloat16",
+}
 """Significand bits to who has them."""
 
 

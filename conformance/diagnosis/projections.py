@@ -43,7 +43,11 @@ def _biases(maker: Maker) -> Iterator[Hypothesis]:
     yield maker.weighed("with all biases forgotten", **without)
     kept = {name: bias for name, bias in without.items() if name != "output_bias"}
     yield maker.weighed("with the biases of query, key and value forgotten", **kept)
-    shape = maker.problem.shape
+    shape, factor = maker.problem.shape, maker.problem.logit_scale
+    if own.query_bias is not None and factor and own.score is None:
+        yield maker.weighed(
+            "with the query scaled before its bias is added", query_bias=own.query_bias / factor
+        )
     bias = own.output_bias
     assert bias is not None
     yield maker.weighed(

@@ -39,8 +39,3 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         if not any(math.isclose(other, known) for known in seen):
             seen.append(other)
             yield maker.asked(told, scale=other)
-    bias = problem.weights.query_bias
-    if bias is not None and scale and not additive:
-        yield maker.weighed(
-            "with the query scaled before its bias is added", query_bias=bias / scale
-        )
