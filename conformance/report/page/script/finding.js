@@ -42,7 +42,7 @@ function foundPart(own) {
 function worstPart(own) {
   const { array, index, got, want, noise } = own.worst;
   const difference = Number(got) - Number(want);
-  const apart = Number.isFinite(difference) ? Number(difference.toPrecision(10)) : "not a number";
+  const apart = Number.isFinite(difference) ? Number(difference.toPrecision(4)) : "not a number";
   const sigma = Math.abs(difference) / Number(noise);
   const line = (head, value, kind = "") =>
     el("tr", kind ? { class: kind } : {}, el("th", { scope: "row" }, head), el("td", {}, String(value)));
