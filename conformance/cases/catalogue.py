@@ -116,7 +116,15 @@ def _build() -> list[Case]:
             mask=patterns.key_padding,
         ),
         *make(
-            "self gqa one-query long additive decoding",
+            "self",
+            "mask/key-padding",
+            "A ragged batch: every entry has its own number of keys.",
+            BLOCKED,
+            *USAGE,
+            mask=patterns.key_padding,
+        ),
+        *make(
+            "gqa one-query long additive decoding",
             "mask/key-padding",
             "A ragged batch: every entry has its own number of keys.",
             BLOCKED,

@@ -87,8 +87,7 @@ class Torch(Framework):
         if not gradients:
             with torch.no_grad():
                 return Evaluated(*function(variables, constants), {})
-        for tensor in constants.values():
-            tensor.requires_grad_(False)
+        constants = {name: _frozen(tensor) for name, tensor in constants.items()}
         for tensor in variables.values():
             tensor.requires_grad_()
         output, weights = function(variables, constants)
@@ -137,6 +136,11 @@ class Torch(Framework):
         if torch.cuda.is_available():
             found["gpu"] = torch.cuda.get_device_name()
         return found
+
+
+def _frozen(tensor: Any) -> Any:
+    """The same tensor without a gradient; another only where it is computed from something."""
+    return tensor.requires_grad_(False) if tensor.is_leaf else tensor.detach()
 
 
 def _put_generator(state: bytes) -> None:
