@@ -593,7 +593,7 @@ def test_an_update_removes_duplicates(mended, text):
 
 def test_an_update_of_a_part_removes_nothing(mended):
     text = KNOWN + '\n[[known]]\ncase="logits/*"\nverdict="deviates"\nreason="so"\n'
-    made = Made().say("deviates", requirement=KEYS)
+    made = Made().say("deviates", requirement=KEYS).say("deviates", requirement=OUTPUT)
     edited, _ = mended(text, made, selection="--case plain")
     assert edited.startswith(text)
     assert KEYS in edited

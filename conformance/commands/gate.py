@@ -72,7 +72,7 @@ def _gate(options: argparse.Namespace) -> int:
     # A mistake in it is told before anything is run.
     baseline = read_baseline(options.baseline)
     if options.from_record is None:
-        more = ["--conformance-baseline", str(options.baseline.absolute())]
+        more = ["--conformance-baseline", str(options.baseline)]
         more += ["--conformance-verbose"] if options.verbose else []
         return examine(options, *more, survey=True)
     from conformance.gate.command import gate, part_of

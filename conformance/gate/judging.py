@@ -101,11 +101,16 @@ class Judgement:
         )
 
     @property
+    def answered(self) -> bool:
+        """Whether everything that was asked has an answer."""
+        return not (self.open or self.missing)
+
+    @property
     def whole(self) -> bool:
         """Whether all was asked and answered; otherwise an entry may be right that matches none."""
         header = self.record.header
         narrowed = header.deselected or NARROWS.search(header.provenance.selection)
-        return not (narrowed or self.open or self.missing)
+        return self.answered and not narrowed
 
     @property
     def exit_code(self) -> ExitCode:
@@ -114,7 +119,7 @@ class Judgement:
             return ExitCode.NOTHING_VERIFIED
         if self.worse or self.stale:
             return ExitCode.DEVIATES
-        return ExitCode.INCOMPLETE if self.open or self.missing else ExitCode.OK
+        return ExitCode.OK if self.answered else ExitCode.INCOMPLETE
 
     @property
     def holds(self) -> bool:

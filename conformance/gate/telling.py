@@ -113,6 +113,7 @@ class _More:
         cell = max(group.cells, key=lambda cell: gravity(cell.finding))
         finding, result = cell.finding, cell.result
         names = sorted({one.requirement for one in group.cells})
+        who = sorted({one.result.implementation for one in group.cells})
         yield "", ""
         where = [
             f"{key} {' '.join(group.patterns[key])}"
@@ -121,7 +122,7 @@ class _More:
         ]
         where += [group.dtype] if group.dtype else []
         yield (
-            f"new: {result.implementation} {_does(finding.verdict)} at "
+            f"new: {_listed(who)} {_does(finding.verdict)} at "
             f"{_many(len(group.cells), 'finding')}: {_listed(names)}",
             BAD,
         )
@@ -184,8 +185,9 @@ class _More:
         found = self.found
         for entry, cells in found.fixed:
             of = len(found.claimed[entry.number])
-            some = f"all {of}" if len(cells) == of else f"{len(cells)} of {of}"
-            yield f"fixed: {entry.place}: {some} findings conform now", BAD
+            some = f"{len(cells)} of " if len(cells) < of else ""
+            told = f"{some}{_many(of, 'finding')} no longer deviate"
+            yield f"fixed: {entry.place}: {told}", BAD
         for entry in found.unmatched:
             yield f"unmatched: {entry.place}: {_why_unmatched(entry, found)}", BAD
         for one, two, cells in found.ambiguous:

@@ -28,8 +28,8 @@ WIDTH = 100
 def propose(baseline: Baseline, found: Judgement, reason: str = "", *, adds: bool = True) -> str:
     """The text of the baseline by which the gate would hold, as far as that can be decided.
 
-    Of a run that was narrowed, or that left something open, nothing is removed. Of entries that
-    contradict each other, only people can say which is right.
+    What a narrowed run did not ask stays, and if anything was left open, nothing is removed. Of
+    entries that contradict each other, only people can say which is right.
 
     Args:
         reason: for entries that have none.
@@ -39,7 +39,7 @@ def propose(baseline: Baseline, found: Judgement, reason: str = "", *, adds: boo
         BrokenBaseline: the file cannot be edited.
     """
     edit = _Edit(baseline, found, reason)
-    if found.whole:
+    if found.answered:
         edit.remove()
         edit.narrow()
     if adds:
@@ -117,7 +117,7 @@ class _Edit:
                 for cell in claimed
                 if not agrees(entry, cell.finding) and (cell.wrong or entry.strict)
             ]
-            if not rest:
+            if claimed and not rest:
                 self.removed.add(entry.number)
             elif off:
                 self._narrow(entry, rest, off)
@@ -145,14 +145,13 @@ class _Edit:
 
     def add(self) -> None:
         """What is new."""
-        whole = self.found.whole
         left = [
             cell
             for cell in self.found.new
             if (entry := self.found.expected.get(cell)) is None
-            or (whole and entry.number not in self.unclear)
+            or (self.found.answered and entry.number not in self.unclear)
         ]
-        for group in groups(left, self.found.decided, named=self.named, exact=not whole):
+        for group in groups(left, self.found.decided, named=self.named, exact=not self.found.whole):
             document = tomlkit.parse("[[known]]\n")
             _place(document, group, group.dtype)
             for key in ("verdict", "cause", "raises"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,8 +34,9 @@ class Gated:
         BrokenBaseline: it cannot be read, or asks for what the run does not know.
     """
 
-    def __init__(self, path: Path, header: Header, *, verbose: bool) -> None:
-        self.baseline = read_baseline(path)
+    def __init__(self, path: Path, folder: Path, header: Header, *, verbose: bool) -> None:
+        # Told as it was given.
+        self.baseline = dataclasses.replace(read_baseline(folder / path), path=path)
         self.verbose = verbose
         self._claims = Claims(self.baseline, Record(header, True, []))
         self.judgement: Judgement | None = None

@@ -100,16 +100,19 @@ class Run:
         self._lines: dict[str, bytes] = {}
         self._collected: list[str] | None = None
         self._journal: Journal | None = None
-        self._written: Path | None = None
+        self.written: Path | None = None
         self._unfinished: continuing.Unfinished | None = None
         self._put_aside: Path | None = None
         self._done = self._continue()
         baseline = config.getoption("--conformance-baseline")
         self._gated: Gated | None = None
         if baseline is not None and not config.option.collectonly:
-            path = Path(config.invocation_params.dir, baseline)
-            verbose = config.getoption("--conformance-verbose")
-            self._gated = Gated(path, self._header(), verbose=verbose)
+            self._gated = Gated(
+                Path(baseline),
+                config.invocation_params.dir,
+                self._header(),
+                verbose=config.getoption("--conformance-verbose"),
+            )
 
     # What is examined
 
@@ -377,7 +380,7 @@ class Run:
             return
         if exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
-        planned = self._planned
+        planned = self.chosen
         missing = [name for name in planned if name not in self.results]
         unanswered = [without_outcome(name, "not-run", continuing.ENDED) for name in missing]
         if self._record is not None and planned:
@@ -385,7 +388,7 @@ class Run:
                 self._journal = self._journal_of(self._record)
             self._journal.close()
             finish(self._record, unanswered, [item.id for item in self.planned], self._keep())
-            self._written = self._record
+            self.written = self._record
         fine = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         if self._gated is not None:
             results = [self.results[name] for name in planned if name in self.results]
@@ -413,8 +416,8 @@ class Run:
         terminalreporter.section("conformance")
         if self._gated is not None:
             self._gated.summary(terminalreporter)
-            if self._written is not None:
-                write(f"record: {self._written}")
+            if self.written is not None:
+                write(f"record: {self.written}")
             return
         for adapter, _ in self.adapters:
             own = [r for r in self.results.values() if r.implementation == adapter.name]
@@ -439,20 +442,21 @@ class Run:
                     reasons[result.findings[0].detail if result.findings else ""] += 1
             for reason, times in reasons.items():
                 write(f"  not verified, {times} items: {reason}")
-        missing = sum(name not in self.results for name in self._planned)
+        missing = sum(name not in self.results for name in self.chosen)
         if missing:
-            write(f"not run: {missing} of {len(self._planned)} planned items")
+            write(f"not run: {missing} of {len(self.chosen)} planned items")
         if self._done:
             count_done = len(self._done)
-            write(f"resumed: {count_done} of {len(self._planned)} items are of the unfinished run")
+            write(f"resumed: {count_done} of {len(self.chosen)} items are of the unfinished run")
         if self._put_aside is not None:
             told = "of an unfinished run, which --resume would have continued"
             write(f"put aside: {self._put_aside} {told}")
-        if self._written is not None:
-            write(f"record: {self._written}")
+        if self.written is not None:
+            write(f"record: {self.written}")
 
     @property
-    def _planned(self) -> list[str]:
+    def chosen(self) -> list[str]:
+        """Ids of what is to be examined, after -k and the like."""
         if self._collected is not None:
             return self._collected
         return [item.id for item in self.planned]
@@ -461,7 +465,7 @@ class Run:
     def _record(self) -> Path | None:
         """Where the record goes; a narrowed run never overwrites a whole one."""
         given = self._given
-        narrowed = self.selection or len(self._planned) < len(self.planned)
+        narrowed = self.selection or len(self.chosen) < len(self.planned)
         return given.with_suffix(".narrowed.json") if given is not None and narrowed else given
 
     @property
@@ -481,8 +485,8 @@ class Run:
             name=self._given.stem if self._given is not None else "",
             provenance=provenance(adapters, self.device, _command(), run, self.selection),
             implementations=[self._described(adapter, spec) for adapter, spec in self.adapters],
-            planned=len(self._planned),
-            deselected=len(self.planned) - len(self._planned),
+            planned=len(self.chosen),
+            deselected=len(self.planned) - len(self.chosen),
             cases=told(item.case for item in self.items),
         )
 
