@@ -32,7 +32,7 @@ from conformance.cases import told as telling
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, ExitCode
 from conformance.findings import CaseResult, Finding
-from conformance.report import build, find_records, load, render_html, render_markdown, write
+from conformance.report import build, find_records, load, plot, render_html, render_markdown, write
 from conformance.report import model as data
 from conformance.report.html import PAGE
 
@@ -378,3 +378,15 @@ def test_the_page_alone(tmp_path, capsys):
     assert str(page) in capsys.readouterr().out
     with pytest.raises(ConformanceError, match="cannot be written"):
         write([record_file], None, html=tmp_path / "env.json" / "page.html")
+
+
+def test_the_course_of_a_trend_is_drawn_with_its_limit():
+    points = [
+        data.Point("r", f"2026-0{month}-01", "0", "c", {}, {"conforms": 1}, worst, None)
+        for month, worst in ((1, {"float64": 0.1}), (2, {"float64": 1000.0, "float32": 1.0}))
+    ]
+    float64, float32 = plot.lines(data.Trend("mine", points))
+    (left, low, _), (right, high, _) = float64.points
+    assert left < right == float32.points[0][0]
+    assert low > float32.points[0][1] > plot.height(8.0) > high >= 0
+    assert float64.mark != float32.mark

@@ -40,11 +40,11 @@ const boxes = new ResizeObserver((entries) => entries.forEach(({ target }) => {
   if (target.id || target.classList.contains("tall")) return;
   const wide = target.scrollWidth > target.clientWidth + 1;
   const title = target.querySelector("caption")?.textContent.trim();
-  for (const [name, value] of [["tabindex", "0"], ["role", "region"], ["aria-label", title || "Table"]]) {
+  for (const [name, value] of [["tabindex", "0"], ["role", "region"], ["aria-label", title || "Figure"]]) {
     if (wide) target.setAttribute(name, value); else target.removeAttribute(name);
   }
 }));
-each(".scroll, .heads .drawn", (box) => boxes.observe(box));
+each(".scroll, .heads .drawn, .over-time figure", (box) => boxes.observe(box));
 
 // A place on the page keeps the filter.
 document.addEventListener("click", (event) => {
