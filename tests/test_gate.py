@@ -213,6 +213,21 @@ def test_an_error_that_does_not_say_what_is_raised_is_refused(tmp_path):
         baseline(tmp_path, KNOWN.replace("deviates", "error"))
 
 
+def off(ratio):
+    return Figures("output", ratio, ratio, 0.0, 8.0)
+
+
+def test_a_deviation_that_grows_is_another_deviation(judged):
+    text = KNOWN + "within = 1e9\n"
+    made = Made().say("deviates", requirement=OUTPUT, figures=off(5e8))
+    assert judged(text, made).holds
+    made.say("deviates", requirement=OUTPUT, case=SELF, figures=off(2e15))
+    found = judged(text, made)
+    assert len(found.new) == 2
+    assert "says otherwise: deviates, within 1e+09σ" in tell(found).plain
+    assert not judged(text, Made().say("deviates", requirement=OUTPUT)).holds
+
+
 @pytest.mark.parametrize("verdict", ["crashed", "timed-out", "unavailable", "not-run", "conforms"])
 def test_nothing_else_may_be_known(tmp_path, verdict):
     with pytest.raises(BrokenBaseline, match=verdict):
@@ -360,6 +375,7 @@ def test_entries_that_overlap_with_the_same_to_say_are_duplicates(judged):
     [
         ('"deviates"', '"error"\nraises = "x"'),
         ("in float32", "wrong"),
+        ("reason", "within = 1e9\nreason"),
         ("its", f'its"\ncause="{PRECISION}"#'),
     ],
 )
@@ -482,6 +498,10 @@ def test_an_implementation_that_is_unavailable_has_no_versions_to_ask(judged):
         ('[[known]]\ncase="*"\nreason="x"', "verdict"),
         (KNOWN + "link = 3", "link"),
         (KNOWN + 'raises = "x"', "raises"),
+        (KNOWN + 'within = "8"', "within"),
+        (KNOWN + "within = true", "within"),
+        (KNOWN + "within = nan", "within"),
+        (KNOWN + "within = -1", "within"),
         (KNOWN + "\n[[known]]\ncase = 1", "line 7"),
     ],
 )

@@ -16,6 +16,7 @@ of them must be. Patterns are those of the shell; one that begins with "!" takes
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterable
@@ -41,7 +42,7 @@ TODO = "TODO: say why this is known, and until when"
 MOST_BYTES = 2**22
 
 _TEXTS = ("verdict", "reason", "link", "when", "cause", "raises")
-_KEYS = (*PLACES, *_TEXTS, "strict")
+_KEYS = (*PLACES, *_TEXTS, "within", "strict")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Entry:
         line: where it begins, or 0 if that cannot be said.
         cause: text that the cause of each finding contains.
         raises: text that each error contains.
+        within: how many σ each may be off; infinite if nothing is said.
         strict: whether all findings must deviate; otherwise, any.
     """
 
@@ -66,6 +68,7 @@ class Entry:
     condition: Condition | None = None
     cause: str = ""
     raises: str = ""
+    within: float = math.inf
     reason: str = ""
     link: str = ""
     strict: bool = True
@@ -76,9 +79,10 @@ class Entry:
         return bool(self.reason.strip()) and not self.reason.lstrip().upper().startswith("TODO")
 
     @property
-    def says(self) -> tuple[str, str, str, str, bool]:
+    def says(self) -> tuple[object, ...]:
         """What it says of its findings: two entries that say the same are one too many."""
-        return self.verdict, self.cause, self.raises, self.reason.strip(), self.strict
+        own = (self.verdict, self.cause, self.raises, self.within, self.strict)
+        return *own, self.reason.strip()
 
     @property
     def place(self) -> str:
@@ -193,8 +197,14 @@ def _entry(table: dict[str, Any], number: int, line: int) -> Entry:
     strict = table.get("strict", True)
     if not isinstance(strict, bool):
         raise BrokenBaseline("strict is true or false")
+    within = table.get("within", math.inf)
+    if isinstance(within, bool) or not isinstance(within, int | float) or not within > 0:
+        raise BrokenBaseline("within is a number of σ, such as 1e9")
+    if verdict == "error" and "within" in table:
+        raise BrokenBaseline('within is for verdict = "deviates"; of an error, say raises')
     condition = parse(when) if when.strip() else None
-    return Entry(number, line, verdict, **places, **texts, condition=condition, strict=strict)
+    texts |= {"condition": condition, "within": float(within), "strict": strict}
+    return Entry(number, line, verdict, **places, **texts)
 
 
 def _text(table: dict[str, Any], key: str) -> str:

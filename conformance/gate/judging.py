@@ -8,6 +8,7 @@ two entries that claim the same finding cannot both be right.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -183,6 +184,10 @@ class Claims:
 
 def agrees(entry: Entry, finding: Finding) -> bool:
     """Whether a finding is what an entry says."""
+    if entry.within < math.inf:
+        figures = finding.figures
+        if figures is None or figures.max_ratio > entry.within:
+            return False
     return (
         finding.verdict == entry.verdict
         and entry.cause in finding.cause

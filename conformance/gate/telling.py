@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -131,7 +132,8 @@ class _More:
         expected = self.found.expected.get(cell)
         if expected is not None:
             known = expected.cause or expected.raises
-            told = f"{expected.verdict}{f', {known}' if known else ''}"
+            known += f" within {expected.within:.3g}σ" if expected.within < math.inf else ""
+            told = f"{expected.verdict}{f', {known.strip()}' if known else ''}"
             yield f"  the entry at {expected.place} says otherwise: {told}", ""
         spec = next(
             (
