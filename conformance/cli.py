@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from conformance.commands import (
     compare,
+    completion,
     convert,
     explore,
     gate,
@@ -22,7 +23,19 @@ from conformance.commands import (
 from conformance.errors import ConformanceError, ExitCode
 from conformance.terminal import printable
 
-COMMANDS = (run, gate, probe, report, compare, heads, convert, selftest, explore, listing)
+COMMANDS = (
+    run,
+    gate,
+    probe,
+    report,
+    compare,
+    heads,
+    convert,
+    selftest,
+    explore,
+    listing,
+    completion,
+)
 """In the order of --help."""
 
 EXIT_CODES = {
@@ -45,10 +58,19 @@ EPILOG = "exit codes:\n" + "".join(f"  {code:<4d} {told}\n" for code, told in EX
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
     parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:
+        # The shell asks what may come next; nothing else imports this.
+        from conformance.commands.completion import complete
+
+        complete(parser)
     options, rest = parser.parse_known_args(arguments)
     if rest and not getattr(options, "passes_on", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
+    if getattr(options, "quiet", False):
+        from conformance.progress import silence
+
+        silence()
     try:
         return options.action(options)
     except ConformanceError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
 from conformance.probes import EXPERIMENTS, experiment
+from conformance.progress import progress
 from conformance.session import Session, inquiries
 from conformance.terminal import printable, stdout_to_stderr
 
@@ -59,7 +60,7 @@ def probe(
     console = Console(width=max(Console().width, WIDTH), highlight=False, soft_wrap=False)
     for adapter in adapters:
         with stdout_to_stderr():
-            results = list(_asked(adapter, wanted))
+            results = _asked(adapter, wanted)
         found += results
         if not as_json:
             _print(console, adapter, results, evidence=evidence, code=code)
@@ -86,12 +87,21 @@ def _check(adapters: Sequence[Adapter], wanted: Wanted) -> None:
                 raise UnknownName(kind, name, known)
 
 
-def _asked(adapter: Adapter, wanted: Wanted) -> Iterator[CaseResult]:
+def _asked(adapter: Adapter, wanted: Wanted) -> list[CaseResult]:
     experiments = [experiment(name) for name in wanted.experiments] or list(EXPERIMENTS)
     session = Session(only=tuple(wanted.arguments))
-    for inquiry in inquiries([adapter], experiments, wanted.device):
-        if not wanted.modes or inquiry.mode.name in wanted.modes:
-            yield session.inquire(inquiry)[0]
+    asked = [
+        inquiry
+        for inquiry in inquiries([adapter], experiments, wanted.device)
+        if not wanted.modes or inquiry.mode.name in wanted.modes
+    ]
+    found = []
+    with progress(adapter.name, len(asked)) as advance:
+        for inquiry in asked:
+            advance(f"{adapter.name}: {inquiry.experiment.name}", 0)
+            found.append(session.inquire(inquiry)[0])
+            advance()
+    return found
 
 
 def _worth(found: Sequence[CaseResult], *, strict: bool) -> ExitCode:

@@ -10,6 +10,7 @@ from conformance.commands.shared import (
     Commands,
     add_device,
     add_implementation,
+    add_quiet,
     add_repeatable,
     be_quiet_and_single_threaded,
 )
@@ -50,6 +51,7 @@ def add_parser(commands: Commands) -> None:
         command.add_argument("--no-shrink", action="store_true", help="keep the problem as it is")
         add_repeatable(command, dtype="only this dtype", mode="only this mode")
         add_device(command)
+        add_quiet(command)
 
 
 def _explore(options: argparse.Namespace) -> int:

@@ -35,7 +35,9 @@ def add_parser(commands: Commands) -> None:
     schema = commands.add_parser(
         "schema", help="print the JSON schema of records and of what commands print"
     )
-    schema.add_argument("output", choices=OUTPUTS)
+    schema.add_argument(
+        "output", choices=OUTPUTS, metavar="OUTPUT", help=f"one of {', '.join(OUTPUTS)}"
+    )
     schema.set_defaults(action=_schema)
 
 

@@ -10,6 +10,7 @@ from conformance.commands.shared import (
     add_device,
     add_format,
     add_implementation,
+    add_quiet,
     add_repeatable,
 )
 
@@ -34,6 +35,7 @@ def add_parser(commands: Commands) -> None:
     probe.add_argument("--evidence", action="store_true", help="print what was fed and seen")
     probe.add_argument("--code", action="store_true", help="print lines that show it")
     add_format(probe, "probe")
+    add_quiet(probe)
     probe.add_argument(
         "--strict",
         action="store_true",

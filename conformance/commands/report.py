@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from conformance.commands.shared import Commands
+from conformance.commands.shared import Commands, add_quiet
 from conformance.errors import ExitCode
 
 
@@ -59,6 +59,7 @@ def add_parser(commands: Commands) -> None:
     outputs.add_argument(
         "--baseline", type=Path, metavar="FILE", help="known deviations, as gate takes them"
     )
+    add_quiet(report)
     report.set_defaults(action=_report)
 
     begin = commands.add_parser("begin", help="start a run of several environments")

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
-from conformance.commands.shared import Commands, add_device, add_implementation, add_repeatable
+from conformance.commands.shared import (
+    Commands,
+    add_device,
+    add_format,
+    add_implementation,
+    add_quiet,
+    add_repeatable,
+)
 from conformance.errors import ExitCode
 
 LIMITS = {
@@ -26,13 +35,17 @@ def add_parser(commands: Commands) -> None:
         "run",
         help="examine implementations and write a record",
         description="Examine implementations. Options that are not listed go to pytest: -k, -x, "
-        "-n, --junitxml, -v.",
+        "-n, --junitxml.",
     )
     add_implementation(run, several=True)
     add_examination(run)
     run.add_argument(
         "--strict", action="store_true", help="exit with 1 if a requirement of level must fails"
     )
+    run.add_argument(
+        "-v", "--verbose", action="count", default=0, help="a line for each item; -vv for more"
+    )
+    add_format(run, "run")
     run.set_defaults(action=_run, passes_on=True)
 
 
@@ -67,6 +80,8 @@ def add_examination(run: argparse.ArgumentParser) -> None:
     )
     for name, (default, told) in LIMITS.items():
         run.add_argument(f"--{name}", type=float, default=default, metavar="N", help=told)
+    add_quiet(run)
+    run.set_defaults(tell_help=run.format_help)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -86,8 +101,10 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
     import pytest
 
     from conformance.explore.casefile import load_case
+    from conformance.progress import wanted
     from conformance.suite.plugin import SUITE
-    from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
+    from conformance.suite.watching import Bar, Refusals
+    from conformance.terminal import stdout_to_stderr
 
     _load(options)
 
@@ -111,7 +128,36 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
     if survey:
         arguments.append("--survey")
     gated = "--conformance-baseline" in more
-    code = pytest.main([*arguments, *more, *options.rest])
+    verbose = getattr(options, "verbose", 0)
+    # Of the gate -v is an option of its own.
+    if not gated:
+        arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
+    refusals = Refusals()
+    plugins: list[object] = [refusals]
+    bar = wanted() and not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}
+    if bar or options.quiet:
+        plugins.append(Bar(shown=bar))
+        arguments += ["-o", "console_output_style=classic"]
+    as_json = getattr(options, "format", "text") == "json"
+    with stdout_to_stderr() if as_json else nullcontext(), refusals.listening():
+        code = pytest.main([*arguments, *more, *options.rest], plugins=plugins)
+    if code == pytest.ExitCode.USAGE_ERROR:
+        raise refusals.error(re.findall(r"--[\w-]+", options.tell_help()))
+    refusals.echo()
+    worth = _worth(int(code), survey=survey, gated=gated)
+    if as_json and refusals.run is not None:
+        from conformance.formats import print_json
+        from conformance.suite.summary import summary
+
+        print_json(summary(refusals.run, worth))
+    return worth
+
+
+def _worth(code: int, *, survey: bool, gated: bool) -> ExitCode:
+    import pytest
+
+    from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
+
     return {
         int(pytest.ExitCode.OK): ExitCode.OK,
         # Of a survey only a gate fails, or an item that got no outcome at all.
@@ -122,7 +168,7 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
         int(pytest.ExitCode.USAGE_ERROR): ExitCode.USAGE,
         int(NOTHING_VERIFIED): ExitCode.NOTHING_VERIFIED,
         INCOMPLETE: ExitCode.INCOMPLETE,
-    }.get(int(code), ExitCode.INCOMPLETE)
+    }.get(code, ExitCode.INCOMPLETE)
 
 
 def _load(options: argparse.Namespace) -> None:

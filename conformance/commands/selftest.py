@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from conformance.commands.shared import Commands, add_format, add_repeatable
+from conformance.commands.shared import Commands, add_format, add_quiet, add_repeatable
 
 
 def add_parser(commands: Commands) -> None:
@@ -29,6 +29,7 @@ def add_parser(commands: Commands) -> None:
         help="instead, count how often the message names the mutant's mistake",
     )
     add_format(selftest, "selftest")
+    add_quiet(selftest)
     selftest.set_defaults(action=_selftest)
 
 

@@ -13,10 +13,8 @@ IMPLEMENTATION = "a built-in name, path/to/file.py:NAME or package.module:NAME"
 
 def add_implementation(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Which implementation, or implementations."""
-    if several:
-        parser.add_argument("implementation", nargs="+", help=IMPLEMENTATION)
-    else:
-        parser.add_argument("implementation", help=IMPLEMENTATION)
+    nargs = {"nargs": "+"} if several else {}
+    parser.add_argument("implementation", help=IMPLEMENTATION, **nargs)  # type: ignore[arg-type]
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +34,13 @@ def add_repeatable(parser: argparse.ArgumentParser, **told: str) -> None:
             metavar=option.upper(),
             help=f"{meaning}; repeatable",
         )
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """--quiet."""
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="no progress, only what was found"
+    )
 
 
 def be_quiet_and_single_threaded() -> None:

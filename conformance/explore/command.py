@@ -25,6 +25,7 @@ from conformance.explore.trial import Deviation, Trial, examined
 from conformance.heads.write import replace
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
+from conformance.progress import progress
 from conformance.reference import LIMIT
 from conformance.suite.message import ratio
 from conformance.terminal import printable
@@ -66,7 +67,8 @@ def explore(spec: str, options: Options, folder: Path) -> int:
     )
     end = time.monotonic() + options.seconds
     try:
-        seen = search(adapter, wanted, end, lambda: time.monotonic() + options.seconds / 2)
+        with progress(f"searching {adapter.name}"):
+            seen = search(adapter, wanted, end, lambda: time.monotonic() + options.seconds / 2)
     except Unsupported as reason:
         print(f"{adapter.name}: nothing to search: {printable(str(reason))}")
         return ExitCode.NOTHING_VERIFIED
@@ -184,7 +186,8 @@ def _shrunk(adapter: Adapter, best: list, seconds: float) -> bool:
         best[:] = [trial, deviation]
 
     try:
-        return shrink(adapter, best[0], best[1], time.monotonic() + seconds, watch).finished
+        with progress("making it smaller"):
+            return shrink(adapter, best[0], best[1], time.monotonic() + seconds, watch).finished
     except KeyboardInterrupt:
         return False
 

@@ -9,6 +9,7 @@ import msgspec
 
 from conformance.errors import ConformanceError, ExitCode
 from conformance.findings import verified
+from conformance.progress import progress
 from conformance.report.build import build
 from conformance.report.figures import figures
 from conformance.report.html import render_html
@@ -41,9 +42,11 @@ def write(
     Raises:
         ConformanceError: the run's file cannot be read, or a file cannot be written.
     """
-    found = load(find_records(records), _run_id(run))
-    report = build(found.current, expected, found.problems, found.earlier)
-    page = render_html(report, figures(report, found.current), found.current).encode()
+    with progress("reading records") as advance:
+        found = load(find_records(records), _run_id(run))
+        advance("making the report")
+        report = build(found.current, expected, found.problems, found.earlier)
+        page = render_html(report, figures(report, found.current), found.current).encode()
     files: dict[Path, bytes] = {}
     if output is not None:
         encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)

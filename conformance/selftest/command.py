@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from conformance.errors import ExitCode
 from conformance.formats import print_json
+from conformance.progress import progress
 from conformance.selftest.mutants import find_mutants
 from conformance.selftest.page import page
 from conformance.selftest.run import Examiner, Outcome, count, survivors
@@ -67,15 +67,16 @@ def selftest(
         UnknownName: for a chapter or a mutant that is not there; before anything is examined.
     """
     mutants = find_mutants(chapters, names)
-    examiner, console = Examiner(), Console(stderr=True, highlight=False)
+    examiner = Examiner()
     begun = time.monotonic()
     outcomes = []
-    with console.status("the original") as status:
+    with progress("the original", len(mutants)) as advance:
         original = [] if chapters or names else examiner.original()
-        for number, mutant in enumerate(mutants, 1):
-            status.update(f"{number}/{len(mutants)} {mutant.chapter}: {mutant.name}")
+        for mutant in mutants:
+            advance(f"{mutant.chapter}: {mutant.name}", 0)
             look = examiner.look_everywhere if matrix else examiner.kill
             outcomes.append(look(mutant))
+            advance()
     seconds = time.monotonic() - begun
     if matrix:
         matrix.write_text(page(outcomes), encoding="utf-8")
@@ -95,12 +96,13 @@ def causes(chapters: list[str], names: list[str], *, as_json: bool = False) -> i
     from conformance.selftest import causes as table
 
     mutants = find_mutants(chapters, names)
-    examiner, console = Examiner(), Console(stderr=True, highlight=False)
+    examiner = Examiner()
     found = []
-    with console.status("causes") as status:
-        for number, mutant in enumerate(mutants, 1):
-            status.update(f"{number}/{len(mutants)} {mutant.chapter}: {mutant.name}")
+    with progress("causes", len(mutants)) as advance:
+        for mutant in mutants:
+            advance(f"{mutant.chapter}: {mutant.name}", 0)
             found.append(table.name(examiner, mutant))
+            advance()
     if as_json:
         print_json(
             [

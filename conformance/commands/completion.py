@@ -1,0 +1,101 @@
+"""`mha-conformance completion`: what a shell needs to complete commands, options and names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from conformance.commands.shared import Commands
+from conformance.errors import ConformanceError, ExitCode
+
+SHELLS = ("bash", "zsh", "fish")
+MISSING = "completion needs argcomplete; pip install 'mha-conformance[completion]'"
+
+
+def add_parser(commands: Commands) -> None:
+    """How it is called."""
+    completion = commands.add_parser(
+        "completion",
+        help="print what a shell needs to complete commands, options and names",
+        description='Put this into ~/.bashrc: eval "$(mha-conformance completion bash)". Into '
+        '~/.zshrc, after compinit: eval "$(mha-conformance completion zsh)". For fish: '
+        "mha-conformance completion fish > ~/.config/fish/completions/mha-conformance.fish",
+    )
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(action=_completion)
+
+
+def _completion(options: argparse.Namespace) -> int:
+    try:
+        import argcomplete
+    except ImportError as error:
+        raise ConformanceError(MISSING) from error
+    print(argcomplete.shellcode(["mha-conformance"], shell=options.shell).rstrip())
+    return ExitCode.OK
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell, and end; does nothing where argcomplete is not installed."""
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    for action in _actions(parser):
+        completer = _COMPLETERS.get(action.dest)
+        if completer is not None and not action.choices:
+            action.completer = completer  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Of the parser and its commands."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)
+        else:
+            yield action
+
+
+def _implementations(prefix: str, **_: object) -> list[str]:
+    """Built-in names; paths are completed where no name fits."""
+    from argcomplete.completers import FilesCompleter
+
+    from conformance.interface.loading import registered
+
+    return [*registered(), *FilesCompleter(("py",))(prefix)]
+
+
+def _cases(**_: object) -> list[str]:
+    from conformance.cases.catalogue import catalogue
+
+    return [case.id for case in catalogue()]
+
+
+def _dtypes(**_: object) -> list[str]:
+    from conformance.dtypes import DTYPES
+
+    return list(DTYPES)
+
+
+def _experiments(**_: object) -> list[str]:
+    from conformance.card import TOPICS
+
+    return [topic.name for topic in TOPICS]
+
+
+def _names(**_: object) -> list[str]:
+    from conformance.card import TOPICS
+    from conformance.requirements import REQUIREMENTS
+
+    return [*(item.id for item in REQUIREMENTS), *(topic.id for topic in TOPICS), *_cases()]
+
+
+_COMPLETERS = {
+    "implementation": _implementations,
+    "case": _cases,
+    "dtype": _dtypes,
+    "experiment": _experiments,
+    "name": _names,
+}
+"""By the destination of an option."""

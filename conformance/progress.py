@@ -1,0 +1,74 @@
+"""Progress bars, for whoever waits at a terminal, and nobody else.
+
+They go to stderr and vanish. In CI, in a pipe and with --quiet there are none, so that a log holds
+results only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Advance = Callable[..., None]
+"""`advance(told="", steps=1)`: so much is done, and what comes next."""
+
+_silenced = False
+
+
+def silence() -> None:
+    """No bars from here on: --quiet."""
+    global _silenced
+    _silenced = True
+
+
+def wanted() -> bool:
+    """Whether somebody looks on."""
+    dumb = os.environ.get("TERM") in ("dumb", "unknown")
+    return bool(
+        not (_silenced or dumb or os.environ.get("CI"))
+        # Not sys.stderr, which may be captured while a bar is shown beside it.
+        and sys.__stderr__ is not None
+        and sys.__stderr__.isatty()
+    )
+
+
+@contextmanager
+def progress(told: str, total: int | None = None) -> Iterator[Advance]:
+    """A bar while the body runs; without a total, a sign that something is going on."""
+    if not wanted():
+        yield lambda told="", steps=1: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from conformance.terminal import printable
+
+    count = (MofNCompleteColumn(),) if total is not None else ()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        *count,
+        TimeElapsedColumn(),
+        console=Console(file=sys.__stderr__),
+        transient=True,
+        refresh_per_second=4,
+        # What implementations print stays where they print it.
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with bar:
+        task = bar.add_task(_short(told), total=total)
+
+        def advance(told: str = "", steps: int = 1) -> None:
+            bar.update(task, advance=steps)
+            if told:
+                bar.update(task, description=escape(_short(printable(told))))
+
+        yield advance
+
+
+def _short(told: str, most: int = 36) -> str:
+    return told if len(told) <= most else told[: most - 1] + "…"

@@ -1,0 +1,315 @@
+"""What all commands share: JSON and its schema, progress, refusals, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from records import bad, good, record, result, save
+from schemas import faults, validator
+
+from conformance import progress
+from conformance.card import TOPICS
+from conformance.cases.catalogue import catalogue
+from conformance.cli import COMMANDS, main
+from conformance.commands.listing import OUTPUTS as SHOWN
+from conformance.errors import ExitCode
+from conformance.formats import OUTPUTS, print_json
+from conformance.interface.loading import registered
+from conformance.requirements import REQUIREMENTS
+
+MINIATURES = Path(__file__).with_name("miniatures.py")
+NARROW = ("--dtype", "float32", "--case", "mask/per-batch/self", "--no-isolate")
+
+
+def mini(name):
+    return f"{MINIATURES}:{name}"
+
+
+def told(capsys, *arguments, code=ExitCode.OK):
+    assert main([str(item) for item in arguments]) == code
+    return capsys.readouterr()
+
+
+def printed(capsys, *arguments, code=ExitCode.OK):
+    """What the command prints as JSON."""
+    return json.loads(told(capsys, *arguments, "--format", "json", code=code).out)
+
+
+# JSON and its schema
+
+
+@pytest.mark.parametrize(
+    ("what", "ids"),
+    [
+        ("implementations", list(registered())),
+        ("cases", [case.id for case in catalogue()]),
+        ("experiments", [topic.id for topic in TOPICS]),
+        ("requirements", [requirement.id for requirement in REQUIREMENTS]),
+    ],
+)
+def test_lists(capsys, what, ids):
+    found = printed(capsys, "list", what)
+    assert not faults("list", found)
+    assert found["kind"] == what
+    assert [entry.get("id") or entry["name"] for entry in found["entries"]] == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "number"),
+    [
+        ("mask.polarity-is-as-declared", "requirement", 1),
+        ("causal/bottom-right/cross", "case", 1),
+        ("mask/shared", "case", sum("mask/shared" in case.id for case in catalogue())),
+        ("probe/", "experiment", len(TOPICS)),
+    ],
+)
+def test_explanations(capsys, name, kind, number):
+    found = printed(capsys, "explain", name)
+    assert not faults("explain", found)
+    assert [entry["kind"] for entry in found["entries"]] == [kind] * number
+
+
+def test_an_explanation_has_prose_inputs_derivation_and_what_libraries_say(capsys):
+    (found,) = printed(capsys, "explain", "causal/bottom-right/cross")["entries"]
+    assert found["case"]["why"]
+    assert "causal, aligned bottom-right" in found["case"]["facts"]
+    assert any("36 of 144 pairs" in line for line in found["derivation"])
+    assert any("allowed are 8σ" in line for line in found["derivation"])
+    put = {name: own["says"] for own in found["put"] for name in own["implementations"]}
+    assert put["torch-mha"] == "attn_mask=bool[query key]"
+    assert put["tutorial-3"].startswith("unsupported: ")
+    (found,) = printed(capsys, "explain", "mask.polarity-is-as-declared")["entries"]
+    says = {name: own["says"] for own in found["documented"] for name in own["implementations"]}
+    assert "key_padding_mask: True blocks" in says["torch-mha"]
+    assert "mask: True attends" in says["flax-linen"]
+    links = [link for own in found["documented"] for link in own["documentation"]]
+    assert any(link.startswith("https://docs.pytorch.org/") for link in links)
+
+
+def test_a_run_as_json_has_nothing_else_on_stdout(capsys):
+    arguments = ["run", mini("Inverted"), mini("Correct"), *NARROW]
+    found = printed(capsys, *arguments)
+    assert not faults("run", found)
+    wrong, right = found["implementations"]
+    assert (wrong["name"], wrong["items"]) == ("Inverted", {"deviates": 1})
+    assert wrong["missed"][0] == {
+        "requirement": "output.equals-definition",
+        "level": "must",
+        "findings": {"deviates": 1},
+        "cause": "equals the answer with the mask inverted",
+    }
+    assert (right["items"], right["missed"]) == ({"conforms": 1}, [])
+    assert (found["planned"], found["missing"], found["exit_code"]) == (2, 0, 0)
+    found = printed(capsys, *arguments, "--strict", code=ExitCode.DEVIATES)
+    assert found["exit_code"] == ExitCode.DEVIATES
+
+
+def test_a_card_and_the_selftest_as_json(capsys):
+    found = printed(capsys, "probe", mini("Correct"), "--experiment", "masks")
+    assert not faults("probe", found)
+    assert found[0]["case"] == "probe/masks"
+    found = printed(capsys, "selftest", "--mutant", "scale-by-head-size")
+    assert not faults("selftest", found)
+    assert found["mutants"][0]["killed_by"] == "output.equals-definition"
+
+
+def test_what_changed_as_json(capsys, tmp_path):
+    one = save(tmp_path, record(result(good())), "a.json")
+    other = save(tmp_path, record(result(bad())), "b.json")
+    found = printed(capsys, "compare", one, other, code=ExitCode.DEVIATES)
+    assert not faults("compare", found)
+
+
+@pytest.mark.parametrize("name", [name for name in OUTPUTS if name not in ("record", "report")])
+def test_schema_asks_for_nothing_else(capsys, name):
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--schema"])
+    assert stopped.value.code == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(told(capsys, "schema", name).out)
+    assert found["$schema"].startswith("https://json-schema.org/")
+
+
+def test_every_output_has_a_schema():
+    assert set(SHOWN) == set(OUTPUTS)
+    for name in OUTPUTS:
+        validator(name)
+
+
+def test_a_schema_tells_what_is_wrong():
+    assert faults("list", {"kind": "cases", "entries": [{"id": "x"}]})
+    assert faults("run", {"schema": "mha-conformance/summary/1"})
+
+
+def test_json_cannot_move_a_cursor(capsys):
+    print_json({"a": "\x1b[2J\u202e\u0085\u2028é🙂"})
+    text = capsys.readouterr().out
+    assert all(char == "\n" or char.isprintable() for char in text)
+    assert json.loads(text) == {"a": "\x1b[2J\u202e\u0085\u2028é🙂"}
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recrod", "x.json"], "unknown argument --recrod; did you mean --record? mha-"),
+        (["--recrod=x.json"], "unknown argument --recrod=x.json; did you mean --record? mha-"),
+        (["--zzz"], "unknown argument --zzz; mha-conformance run --help lists options, and pytest"),
+        (["no-such-file"], "file or directory not found: no-such-file"),
+        (["-n", "many"], "-n"),
+    ],
+)
+def test_what_run_does_not_know_is_one_line(capsys, arguments, message):
+    found = told(capsys, "run", mini("Correct"), *NARROW, *arguments, code=ExitCode.USAGE)
+    (line,) = found.err.splitlines()
+    assert line.startswith("mha-conformance: ")
+    assert message in line
+    assert "inifile" not in found.err
+    assert "Correct" not in found.out
+
+
+def test_options_of_pytest_are_passed_on(capsys):
+    arguments = [
+        "run",
+        mini("Correct"),
+        "--dtype",
+        "float32",
+        "--no-isolate",
+        "-k",
+        "per-batch/self",
+    ]
+    assert "Correct: 1 conforms" in told(capsys, *arguments).out
+
+
+# Progress
+
+
+def test_quiet_and_verbose(capsys):
+    arguments = ["run", mini("Correct"), *NARROW]
+    usual = told(capsys, *arguments).out
+    assert usual.startswith(".")
+    quiet = told(capsys, *arguments, "-q").out
+    assert quiet.strip().startswith("=")
+    assert "Correct: 1 conforms" in quiet
+    verbose = told(capsys, *arguments, "-v").out
+    assert "mask/per-batch/self:float32:cpu:default] PASSED" in verbose
+
+
+@pytest.fixture(autouse=True)
+def not_silenced(monkeypatch):
+    monkeypatch.setattr(progress, "_silenced", False)
+
+
+def on_a_terminal(*arguments, **environment):
+    """What a command writes to a terminal of 80 columns."""
+    keep, give = pty.openpty()
+    env = {k: v for k, v in os.environ.items() if k != "CI" and not k.startswith("PYTEST")}
+    env |= {"COLUMNS": "80", "TERM": "xterm", "OMP_NUM_THREADS": "1"} | environment
+    command = [sys.executable, "-m", "conformance", *map(str, arguments)]
+    running = subprocess.Popen(command, stdin=give, stdout=give, stderr=give, env=env)
+    os.close(give)
+    written = b""
+    while True:
+        try:
+            part = os.read(keep, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        written += part
+    os.close(keep)
+    assert running.wait(timeout=60) == ExitCode.OK
+    return written.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "bar", "colour"),
+    [
+        ([], {}, True, True),
+        ([], {"NO_COLOR": "1"}, True, False),
+        ([], {"CI": "true"}, False, True),
+        (["-q"], {}, False, True),
+    ],
+    ids=["terminal", "no colour", "CI", "quiet"],
+)
+def test_a_bar_for_who_looks_on(arguments, environment, bar, colour):
+    text = on_a_terminal("run", mini("Correct"), *NARROW, *arguments, **environment)
+    assert ("━" in text) == bar
+    assert bool(re.search("\x1b\\[[0-9;]*3[0-7]m", text)) == colour
+    # What stays is the same for everybody.
+    assert "Correct: 1 conforms" in text
+
+
+def test_no_bar_where_nobody_looks_on(capsys):
+    found = told(capsys, "probe", mini("Correct"), "--experiment", "masks")
+    assert not found.err
+
+
+# Completion
+
+
+def completed(line, tmp_path):
+    """What a shell is offered."""
+    file = tmp_path / "offers"
+    env = {**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
+    env["_ARGCOMPLETE_STDOUT_FILENAME"] = str(file)
+    subprocess.run([sys.executable, "-m", "conformance"], env=env, check=True, timeout=60)
+    return file.read_text().replace("\v", "\n").split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("mha-conformance comp", {"compare", "completion"}),
+        ("mha-conformance run torch-m", {"torch-mha"}),
+        ("mha-conformance explain mask.pol", {"mask.polarity-is-as-declared"}),
+        ("mha-conformance run ours --dtype z", set()),
+        ("mha-conformance run ours --dtype b", {"bfloat16"}),
+        ("mha-conformance list req", {"requirements"}),
+        ("mha-conformance probe ours --exper", {"--experiment"}),
+    ],
+)
+def test_a_shell_is_offered(tmp_path, line, offers):
+    assert set(completed(line, tmp_path)) == offers
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_for_the_shell(capsys, shell):
+    script = told(capsys, "completion", shell).out
+    assert "mha-conformance" in script
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_completion_without_its_package_says_what_to_do(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    found = told(capsys, "completion", "bash", code=ExitCode.USAGE)
+    assert found.err == (
+        "mha-conformance: completion needs argcomplete; pip install 'mha-conformance[completion]'\n"
+    )
+
+
+# Help
+
+
+def test_every_command_has_help_that_fits(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    names = re.findall(r"^    (\w[\w-]*)", text, re.MULTILINE)
+    assert len(names) >= len(COMMANDS)
+    for name in names:
+        with pytest.raises(SystemExit) as stopped:
+            main([name, "--help"])
+        assert stopped.value.code == ExitCode.OK
+        assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines()), name
