@@ -13,19 +13,25 @@ from playwright.sync_api import Browser, Page, sync_playwright
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
+def installed() -> str:
+    """Path of the browser, or ""."""
+    return os.environ.get("CHROMIUM", "") or next(filter(None, map(shutil.which, BROWSERS)), "")
+
+
+def pytest_configure() -> None:
+    """Said once and before anything runs, whatever the number of workers."""
+    if not installed():
+        raise pytest.UsageError(
+            f"no browser: none of {', '.join(BROWSERS)} is on the path; install Chromium, or name "
+            "one with CHROMIUM=/path/to/it"
+        )
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    given = os.environ.get("CHROMIUM")
-    found = given or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.exit(
-            f"no browser: none of {', '.join(BROWSERS)} is on the path; install Chromium, or name "
-            "one with CHROMIUM=/path/to/it",
-            returncode=2,
-        )
     with sync_playwright() as play:
         chromium = play.chromium.launch(
-            executable_path=found, args=["--no-sandbox", "--disable-gpu"]
+            executable_path=installed(), args=["--no-sandbox", "--disable-gpu"]
         )
         yield chromium
         chromium.close()
