@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from conformance.interface.parameters import Parameter
     from conformance.interface.script import Script
     from conformance.problem import Answer, Problem, Shape, Weights
+    from conformance.suite.checks import assert_conforms, parametrize_with_checks
 
 _PUBLIC = {
     "Adapter": "conformance.interface.adapter",
@@ -36,7 +37,9 @@ _PUBLIC = {
     "Unavailable": "conformance.errors",
     "Unsupported": "conformance.errors",
     "Weights": "conformance.problem",
+    "assert_conforms": "conformance.suite.checks",
     "attention_function": "conformance.interface.function",
+    "parametrize_with_checks": "conformance.suite.checks",
 }
 
 __all__ = [
@@ -56,7 +59,9 @@ __all__ = [
     "Unavailable",
     "Unsupported",
     "Weights",
+    "assert_conforms",
     "attention_function",
+    "parametrize_with_checks",
 ]
 
 

@@ -48,7 +48,7 @@ def _whole(maker: Maker) -> Iterator[Hypothesis]:
     if problem.mask is not None and problem.causal is not None:
         told = "mask and the causal flag"
     yield maker.asked(f"with the {told} ignored", mask=None, causal=None)
-    yield maker.masked(f"with the {told} inverted", ~problem.allowed)
+    yield maker.masked("with the mask inverted", ~problem.allowed)
     for sign, where in ((1.0, "where it may attend"), (-1.0, "where it may not")):
         plus = (problem.allowed if sign > 0 else ~problem.allowed).astype(np.float64)
         if problem.attn_bias is not None:

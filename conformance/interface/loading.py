@@ -95,6 +95,11 @@ def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
         raise FailsOnImport(f"{spec}: {fails}: {type(error).__name__}: {told}") from error
 
 
+def adapted(found: Any, name: str) -> Adapter:
+    """An adapter class or instance as `load` would give it, under this name if it has none."""
+    return _adapter(found, name or "implementation", name)
+
+
 def _adapter(found: Any, spec: str, default_name: str) -> Adapter:
     if inspect.isclass(found) and issubclass(found, Adapter):
         if inspect.isabstract(found):

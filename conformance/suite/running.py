@@ -49,6 +49,7 @@ from conformance.record import (
 from conformance.requirements import REQUIREMENTS, find_requirement
 from conformance.session import Inquiry, Item, inquiries, modes_of, plan
 from conformance.suite import continuing, gated, pictured
+from conformance.suite.alone import conforms_alone
 from conformance.suite.examiner import Examiner
 from conformance.suite.gated import Gated
 from conformance.suite.message import failure
@@ -172,9 +173,9 @@ class Run:
         if verdict in ("deviates", "error", "crashed", "timed-out"):
             stored = self.files.get(result.case)
             place = (self._spec(item.adapter), stored.path if stored else "")
-            text = failure(result, *place)
             if self.survey:
-                pytest.xfail(text.splitlines()[0])
+                pytest.xfail(failure(result, *place).splitlines()[0])
+            text = failure(result, *place, alone=self._only_after_others(item))
             if self._gated is not None:
                 known = self._gated.excuse(result)
                 if known:
@@ -185,6 +186,11 @@ class Run:
                 pytest.fail(text, pytrace=False)
         elif verdict in ("unsupported", "unavailable", "not-run"):
             pytest.skip(printable(gravest[0].detail) if gravest else "no requirement applies")
+
+    def _only_after_others(self, item: Item | Inquiry) -> bool:
+        """Whether the item conforms if nothing was asked before it."""
+        isolated = item.adapter.name in self.keepers
+        return not isolated and len(self._lines) > 1 and conforms_alone(item)
 
     def _examine(self, item: Item | Inquiry) -> tuple[CaseResult, bytes]:
         """The result and its journal line: found earlier, in another process, or here."""
@@ -405,9 +411,11 @@ class Run:
         elif missing or any(counts[verdict] for verdict in NOT_VERIFIED):
             session.exitstatus = INCOMPLETE
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
         """One line of counts per implementation, and where the record is."""
         if self._is_worker or self.config.option.collectonly:
+            return
+        if exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
 
         def write(line: str) -> None:

@@ -1,0 +1,79 @@
+"""What a level of checks asks: "core" in some seconds, "full" everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conformance.cases.case import Case
+from conformance.cases.catalogue import catalogue, find_cases
+from conformance.errors import Unsupported
+from conformance.interface.adapter import Adapter
+
+CORE = (
+    "plain/no-mask/self",
+    "plain/no-mask/cross",
+    "plain/no-mask/gqa",
+    "plain/no-mask/additive",
+    "plain/no-mask/one-query",
+    "plain/no-mask/long",
+    "plain/custom-scale/cross",
+    "mask/key-padding/self",
+    "mask/key-padding/cross",
+    "mask/shared/self",
+    "mask/per-batch/cross",
+    "mask/per-head/cross",
+    "mask/per-head/separate",
+    "mask/per-batch/narrow",
+    "mask/sliding-window/cross",
+    "causal/square/self",
+    "causal/top-left/cross",
+    "causal/bottom-right/cross",
+    "causal/with-left-aligned-padding/self",
+    "bias/in-full/cross",
+    "bias/per-head/self",
+    "bias/with-mask/self",
+    "logits/huge/cross",
+    "logits/rising/long",
+    "values/outliers/cross",
+)
+"""One case for each thing that goes wrong often."""
+
+LEVELS = ("core", "full")
+SINGLE = ("float32", "float64")
+HALVES = ("bfloat16", "float16")
+
+
+def dtypes_of(adapter: Adapter, level: str) -> list[str]:
+    """All of them, or single precision and one half."""
+    if level == "full":
+        return list(adapter.dtypes)
+    found = []
+    for choice in (SINGLE, HALVES):
+        there = [name for name in choice if name in adapter.dtypes and _has(adapter, name)]
+        found += there[:1]
+    return found
+
+
+def _has(adapter: Adapter, dtype: str) -> bool:
+    """Some frameworks lack a dtype that an adapter of theirs does not mention."""
+    core = [case for case in catalogue() if case.id in CORE]
+    return any(can(adapter, case, dtype) for case in core)
+
+
+def can(adapter: Adapter, case: Case, dtype: str) -> bool:
+    """Whether the adapter says that it can be asked; its own mistakes are for the check to tell."""
+    try:
+        adapter.check(case.problem(dtype))
+    except Unsupported:
+        return False
+    except Exception:
+        return True
+    return True
+
+
+def cases_of(level: str, patterns: Sequence[str]) -> list[Case]:
+    """Those that match a pattern; without one, those of the level."""
+    chosen = {case.id for pattern in patterns for case in find_cases(pattern)}
+    if not patterns and level == "core":
+        chosen = set(CORE)
+    return [case for case in catalogue() if case.id in chosen or not (patterns or chosen)]
