@@ -15,7 +15,7 @@ import pytest
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
 from conformance.errors import ConformanceError, ExitCode, WrongShape
-from conformance.findings import CaseResult, Figures, Finding, Worst, item_id
+from conformance.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.heads import png as png_module
 from conformance.heads import scales
 from conformance.heads.ask import Question, ask
