@@ -170,7 +170,8 @@ class Evidence:
         rows = np.asarray(self.wrong.any(axis=-1))
         if not plain.any() or (broken.any() and not self._fails(broken)):
             return False
-        if not (self.wrong & told).any() and not rows[~told.any(axis=-1)].all():
+        untold = rows[~told.any(axis=-1)]
+        if not (self.wrong & told).any() and not (untold.size and untold.all()):
             return False
         if not plain.all():
             if not self.near(np.where(plain, found, 0.0), gain)[plain].all():

@@ -1,0 +1,428 @@
+"""A wrong answer gets its cause named, or none; and where it is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import miniatures
+import numpy as np
+import pytest
+
+from conformance import MaskArgument
+from conformance.axes import axes, element
+from conformance.cases.catalogue import catalogue, find_cases
+from conformance.cli import main
+from conformance.diagnosis import location
+from conformance.diagnosis.hypothesis import Evidence, Maker
+from conformance.diagnosis.precision import coarse
+from conformance.diagnosis.stages import Stages
+from conformance.dtypes import BFLOAT16
+from conformance.errors import ExitCode
+from conformance.reference import expect, solve
+from conformance.selftest.causes import CAUSES, KINDS, name
+from conformance.selftest.mutants import MUTANTS
+from conformance.selftest.run import Examiner
+from conformance.session import Item, Session
+from conformance.suite.message import failure
+
+
+def case(wanted):
+    (found,) = find_cases(wanted)
+    return found
+
+
+def examined(adapter, wanted, dtype="float32"):
+    adapter.name = adapter.name or type(adapter).__name__
+    return Session().examine(Item(adapter, case(wanted), dtype, "cpu", adapter.modes[0]))
+
+
+def finding(result, requirement="output.equals-definition"):
+    return next(item for item in result.findings if item.requirement == requirement)
+
+
+# Mistakes as people make them, in an attention that has nothing of the suite's own stages
+
+
+class Attention(miniatures.Correct):
+    """Right, in steps that the mistakes below change."""
+
+    causal_flag = None
+    mask_arguments = (
+        MaskArgument("mask", "batch heads query key", true="attends"),
+        MaskArgument("bias", "batch heads query key", number="added"),
+    )
+
+    def attend(self, query, key, value, masks, **options):
+        group = query.shape[1] // key.shape[1]
+        key, value = self.shared(key, group), self.shared(value, group)
+        logits = query @ key.swapaxes(-1, -2) * query.dtype.type(self.scale(query, **options))
+        if "bias" in masks:
+            logits = logits + self.bias(masks["bias"])
+        if "mask" in masks:
+            logits = self.block(logits, masks["mask"])
+        weights = self.softmax(logits).astype(query.dtype)
+        return weights @ value, self.returned(weights)
+
+    def shared(self, heads, group):
+        return np.repeat(heads, group, axis=1)
+
+    def scale(self, query, scale=None):
+        return query.shape[-1] ** -0.5 if scale is None else scale
+
+    def bias(self, bias):
+        return bias
+
+    def block(self, logits, mask):
+        return np.where(mask, logits, -np.inf)
+
+    def softmax(self, logits, axis=-1):
+        powers = np.exp(logits - logits.max(axis=axis, keepdims=True))
+        return powers / powers.sum(axis=axis, keepdims=True)
+
+    def returned(self, weights):
+        return weights
+
+
+def wrong(**stages):
+    return type("Wrong", (Attention,), stages)()
+
+
+class OtherProblem(Attention):
+    """Answers something else than it was asked."""
+
+    def __init__(self, change):
+        self._change = change
+
+    def run(self, problem, call):
+        return super().run(self._change(problem), call)
+
+
+def swapped(problem):
+    own = problem.weights
+    biases = {"query_bias": own.key_bias, "key_bias": own.query_bias}
+    return problem.with_weights(query=own.key, key=own.query, **biases)
+
+
+def interleaved(problem):
+    def mix(weight):
+        *width, heads, size = weight.shape
+        return weight.reshape(*width, size, heads).swapaxes(-1, -2)
+
+    names = [f"{name}{end}" for name in ("query", "key", "value") for end in ("", "_bias")]
+    return problem.with_weights(**{n: mix(getattr(problem.weights, n)) for n in names})
+
+
+def causal(offset, top_left=False):
+    def change(problem):
+        shape = problem.shape
+        first = 0 if top_left else shape.key_length - shape.query_length
+        triangle = np.tri(shape.query_length, shape.key_length, first + offset, dtype=np.bool_)
+        return problem.replace(mask=np.broadcast_to(triangle, shape.logits), causal=None)
+
+    return change
+
+
+def without_output_bias(problem):
+    return problem.with_weights(output_bias=0 * problem.weights.output_bias)
+
+
+class Causal(OtherProblem):
+    """With a flag, so that causal cases are asked."""
+
+    causal_flag = miniatures.CausalFlag("is_causal", alignment="bottom-right")
+
+
+COMMON = {
+    "mask inverted": (
+        lambda: wrong(block=lambda self, x, mask: np.where(mask, -np.inf, x)),
+        "mask/shared/cross",
+        "with the mask inverted",
+    ),
+    "mask ignored": (
+        lambda: wrong(block=lambda self, x, mask: x),
+        "mask/shared/cross",
+        "with the mask ignored",
+    ),
+    "mask multiplied": (
+        lambda: wrong(block=lambda self, x, mask: x * mask),
+        "mask/shared/cross",
+        "with blocked logits set to 0",
+    ),
+    "mask finite": (
+        lambda: wrong(block=lambda self, x, mask: np.where(mask, x, np.float32(-10))),
+        "mask/shared/cross",
+        "with blocked logits set to -10",
+    ),
+    "scale missing": (
+        lambda: wrong(scale=lambda self, query: 1.0),
+        "plain/no-mask/cross",
+        "without the scale",
+    ),
+    "scale 1/d": (
+        lambda: wrong(scale=lambda self, query: 1 / query.shape[-1]),
+        "plain/no-mask/cross",
+        "with scale 1/d instead of 1/sqrt(d)",
+    ),
+    "scale a little off": (
+        lambda: wrong(scale=lambda self, query: 1.02 * query.shape[-1] ** -0.5),
+        "plain/no-mask/cross",
+        "the scale is 1.02 times what it should be",
+    ),
+    "causal off by one": (
+        lambda: Causal(causal(1)),
+        "causal/square/self",
+        "with the causal mask off by one (+1)",
+    ),
+    "causal aligned wrongly": (
+        lambda: Causal(causal(0, top_left=True)),
+        "causal/bottom-right/cross",
+        "with the causal mask aligned top-left",
+    ),
+    "bias forgotten": (
+        lambda: wrong(bias=lambda self, bias: 0 * bias),
+        "bias/in-full/cross",
+        "with the additive bias ignored",
+    ),
+    "output bias forgotten": (
+        lambda: OtherProblem(without_output_bias),
+        "plain/no-mask/cross",
+        "with the output bias forgotten",
+    ),
+    "heads interleaved": (
+        lambda: OtherProblem(interleaved),
+        "plain/no-mask/self",
+        "with heads interleaved: (head heads) in place of (heads head)",
+    ),
+    "query and key swapped": (
+        lambda: OtherProblem(swapped),
+        "plain/no-mask/self",
+        "with query and key weights swapped",
+    ),
+    "softmax over queries": (
+        lambda: wrong(softmax=lambda self, x: Attention.softmax(self, x, axis=-2)),
+        "plain/no-mask/self",
+        "with the softmax over the queries",
+    ),
+    "groups tiled": (
+        lambda: wrong(shared=lambda self, heads, group: np.tile(heads, (1, group, 1, 1))),
+        "plain/no-mask/gqa",
+        "with key/value heads tiled instead of repeated",
+    ),
+    "padding on the wrong axis": (
+        lambda: wrong(block=lambda self, x, mask: np.where(mask.swapaxes(-1, -2), x, -9e9)),
+        "mask/key-padding/self",
+        "with the padding applied to queries instead of keys",
+    ),
+    "mask in the first head only": (
+        lambda: wrong(
+            block=lambda self, x, mask: np.where(
+                mask | (np.arange(x.shape[1]) > 0)[:, None, None], x, -np.inf
+            )
+        ),
+        "mask/per-batch/self",
+        "with the mask ignored, in heads 1 and later only",
+    ),
+    "rounded on the way": (
+        lambda: wrong(
+            softmax=lambda self, x: BFLOAT16.round(Attention.softmax(self, x)).astype(x.dtype)
+        ),
+        "plain/no-mask/cross",
+        "with the attention weights rounded to bfloat16",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("mistake", COMMON)
+def test_the_message_names_a_common_mistake(mistake):
+    make, wanted, told = COMMON[mistake]
+    result = examined(make(), wanted)
+    first, *_ = failure(result, "mine.py:attention").splitlines()
+    assert told in finding(result).cause
+    assert told in first
+
+
+def test_averaged_weights_are_named():
+    adapter = wrong(
+        returned=lambda self, w: np.broadcast_to(w.mean(axis=1, keepdims=True), w.shape)
+    )
+    found = finding(examined(adapter, "plain/no-mask/cross"), "weights.equal-definition")
+    assert found.cause == "the returned weights are the average over heads, repeated for each head"
+
+
+def test_a_right_one_has_no_cause():
+    result = examined(Attention(), "mask/per-head/cross")
+    assert not [item for item in result.findings if item.cause or item.where]
+
+
+# What is not named
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda output: np.where(np.arange(output.shape[1])[:, None] == 2, np.nan, output),
+        lambda output: np.where(np.arange(output.shape[1])[:, None] == 2, output + 1e-4, output),
+        lambda output: output + 1e-3 * np.cos(np.arange(output.size)).reshape(output.shape),
+        lambda output: output[:, :, ::-1],
+        lambda output: np.full_like(output, np.nan),
+    ],
+    ids=["nan in a row", "one row", "a smooth error", "shuffled", "nan"],
+)
+def test_what_nothing_explains_is_not_named(damage):
+    class Damaged(Attention):
+        def run(self, problem, call):
+            answer = super().run(problem, call)
+            object.__setattr__(answer, "output", damage(answer.output))
+            return answer
+
+    found = finding(examined(Damaged(), "plain/no-mask/cross"))
+    assert found.verdict == "deviates"
+    assert found.cause == ""
+
+
+def test_rounding_is_told_from_a_small_mistake_by_a_problem_next_to_it():
+    problem = case("plain/no-mask/cross").problem("float32")
+    expectation = expect(problem)
+    want, noise = expectation.arrays["output"], expectation.loosest["output"]
+    random = np.random.default_rng(0)
+
+    def told(error, beside):
+        evidence = Evidence(want + error, want, noise, expectation.underflow)
+        return coarse("output", evidence, "float32", lambda bits: {"output": beside})
+
+    size = 2.0**13 * noise
+    one, other = (size * random.standard_normal(want.shape) for _ in range(2))
+    assert "only as accurate as float16 or TF32" in told(one, other)
+    assert told(one, 1.01 * one) == ""
+    in_one_row = np.where(np.arange(want.shape[1])[:, None] == 1, one, 0)
+    assert told(in_one_row, other) == ""
+    assert told(np.where(one > 2 * size, np.nan, one), other) == ""
+
+
+# Where it is wrong
+
+
+@pytest.mark.parametrize(
+    ("array", "wrong", "told"),
+    [
+        ("output", np.s_[1:], "batch entries 1 and later"),
+        ("output", np.s_[:, 128:], "queries 128 and later"),
+        ("output", np.s_[:, -1], "query 129 (the last)"),
+        ("output", np.s_[1, :5], "batch entry 1, queries 0 to 4"),
+        ("output", np.s_[:, 3:60:20], "queries 3, 23 and 43"),
+        ("output", np.s_[:, ::2], ""),
+        ("output", np.s_[:], ""),
+        ("gradient.key", np.s_[:, 64:], "keys 64 and later"),
+    ],
+)
+def test_a_region_is_told_by_its_axes(array, wrong, told):
+    where = np.zeros((3, 130, 4), dtype=np.bool_)
+    where[wrong] = True
+    assert location.located(array, where) == told
+
+
+def test_a_finding_says_where_it_deviates():
+    class Batched(Attention):
+        def attend(self, query, key, value, masks, **options):
+            context, weights = super().attend(query, key, value, masks, **options)
+            late = (np.arange(len(context)) > 0)[:, None, None, None]
+            return np.where(late, np.cos(context), context), weights
+
+    result = examined(Batched(), "plain/no-mask/cross")
+    assert finding(result).where == "batch entries 1 and later"
+    assert "  deviates only in: batch entries 1 and later" in failure(result, "x").splitlines()
+
+
+def test_rows_in_which_a_key_is_blocked():
+    problem = case("mask/shared/cross").problem("float32")
+    mask = np.ones(problem.shape.logits, dtype=np.bool_)
+    mask[1, :, (0, 2), 3] = False
+    changed = problem.replace(mask=mask)
+    wrong = np.zeros(problem.shape.logits[::2], dtype=np.bool_)
+    wrong[1, [0, 2]] = True
+    assert location.rows(changed, wrong) == "all rows in which a key is blocked, and no other"
+    wrong[1, 1] = True
+    assert location.rows(changed, wrong) == ""
+
+
+def test_elements_are_named_by_their_axes():
+    assert element("output", (2, 1, 4)) == "output[batch 2, query 1, component 4]"
+    told = element("gradient.weights.output", (0, 3, 7))
+    assert told == "gradient.weights.output[head 0, component 3, out 7]"
+    assert element("row sums", (0, 1, 2)) == "row sums[batch 0, head 1, query 2]"
+    assert element("something", (1,)) == "something[1]"
+
+
+@pytest.mark.parametrize("family", ["self", "gqa", "additive"])
+def test_every_array_of_an_answer_has_named_axes(family):
+    problem = case(f"bias/in-full/{family}").problem("float32")
+    for array, values in solve(problem).arrays().items():
+        names = axes(array, values.ndim)
+        assert len(names) == values.ndim, array
+
+
+# The definition in stages is the definition
+
+
+@pytest.mark.parametrize("wanted", [it.id for it in catalogue() if it.family != "longer"][::4])
+def test_stages_without_a_change_are_the_reference(wanted):
+    problem = case(wanted).problem("float64")
+    stages, want = Stages(problem), solve(problem)
+    told = ~np.isnan(stages.output)
+    assert told.any()
+    np.testing.assert_allclose(stages.output[told], want.output[told], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(stages.weights, want.weights, rtol=1e-9, atol=1e-14)
+    assert stages.gradients.keys() == want.gradients.keys()
+    for array, gradient in stages.gradients.items():
+        np.testing.assert_allclose(gradient, want.gradients[array], rtol=1e-7, atol=1e-10)
+
+
+def test_a_hypothesis_that_changes_nothing_explains_nothing():
+    problem = case("mask/shared/cross").problem("float32")
+    expectation = expect(problem)
+    want = expectation.arrays["output"]
+    inverted = Maker(problem).masked("", ~problem.allowed).make().output
+    evidence = Evidence(inverted, want, expectation.loosest["output"], expectation.underflow)
+    assert evidence.explained(inverted)
+    assert not evidence.explained(want)
+    assert not Evidence(want, want, evidence.noise, evidence.underflow).explained(want)
+    nearly = np.where(np.arange(want.shape[1])[:, None] == 0, inverted + 1e-3, inverted)
+    assert not evidence.explained(nearly)
+
+
+# The hit rate
+
+
+def test_expected_causes_are_of_mutants_that_exist():
+    assert CAUSES.keys() <= {mutant.name for mutant in MUTANTS}
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_mutants_are_named_rightly_or_not_at_all(part):
+    """A sample: `mha-conformance selftest --causes` counts them all."""
+    examiner = Examiner()
+    named = [name(examiner, mutant) for mutant in MUTANTS[part::12]]
+    assert not [(one.mutant.name, one.cause) for one in named if one.kind == "named wrongly"]
+    kinds = [one.kind for one in named]
+    assert kinds.count("named") >= 0.85 * (len(kinds) - kinds.count("none to name"))
+
+
+def test_the_command_counts_them(capsys):
+    arguments = ["selftest", "--causes", "--mutant", "scale-missing", "--mutant", "exp-by-cubic"]
+    assert main(arguments) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert printed.split("\n")[0].split() == " ".join(KINDS).split()
+    assert re.search(r"^all +1 +0 +1 +0$", printed, re.MULTILINE)
+    assert "named: scale-missing: equals the answer without the scale" in printed
+    assert main([*arguments, "--format", "json"]) == ExitCode.OK
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["scale-missing"]["kind"] == "named"
+    assert found["exp-by-cubic"]["kind"] == "not named"
+
+
+def test_a_wrong_name_fails_the_command(monkeypatch):
+    monkeypatch.setitem(CAUSES, "scale-missing", "something else")
+    arguments = ["selftest", "--causes", "--mutant", "scale-missing"]
+    assert main(arguments) == ExitCode.DEVIATES
