@@ -217,6 +217,7 @@ def _bias(maker: Maker, bias: Array) -> Iterator[Hypothesis]:
     problem = maker.problem
     yield maker.asked("with the additive bias ignored", attn_bias=None)
     yield maker.asked("with the additive bias subtracted", attn_bias=-bias)
+    yield maker.asked("with the additive bias added twice", attn_bias=2.0 * bias)
     yield maker.asked(
         "with the scale applied to the bias too", attn_bias=bias * problem.logit_scale
     )
@@ -224,7 +225,6 @@ def _bias(maker: Maker, bias: Array) -> Iterator[Hypothesis]:
         yield maker.asked(
             "with the bias divided by the scale", attn_bias=bias / problem.logit_scale
         )
-    yield maker.asked("with the additive bias added twice", attn_bias=2.0 * bias)
     full = np.broadcast_to(bias, problem.shape.logits)
     yield maker.asked("with the first head's bias for all", attn_bias=full[:, :1])
     yield maker.asked("with the first batch entry's bias for all", attn_bias=full[:1])

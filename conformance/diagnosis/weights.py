@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.diagnosis.fits import best_factor
+from conformance.diagnosis.fits import LEAST, best_factor
 from conformance.diagnosis.hypothesis import Evidence, Maker
 from conformance.diagnosis.masks import hidden_by
 from conformance.diagnosis.precision import Again, coarse
@@ -27,7 +27,7 @@ def cause(maker: Maker, evidence: Evidence, again: Again) -> str:
         if told:
             return told
         factor = best_factor(got, right.weights)
-        if evidence.explained(factor * right.weights):
+        if abs(factor - 1) > LEAST and evidence.explained(factor * right.weights):
             return f"the returned weights are {factor:.4g} times those of the softmax"
         plus = float(np.median(got - right.weights))
         if plus and evidence.explained(right.weights + plus):
