@@ -111,11 +111,11 @@ def test_the_lines_of_a_build_run(tmp_path, monkeypatch, file, lines):
         if index == 0:
             # The record of a narrowed run lies beside that of a whole one.
             arguments += [*NARROW, "--no-isolate"]
-        record = "conformance/my_attention.json"
+        record = "conformance-results/my_attention.json"
         arguments = [item.replace(record, narrowed(record)) if index else item
                      for item in arguments]  # fmt: skip
         assert main(arguments) == ExitCode.OK
-    told = tmp_path / ("summary.md" if "github" in file else "conformance/junit.xml")
+    told = tmp_path / ("summary.md" if "github" in file else "conformance-results/junit.xml")
     assert "my_attention" in told.read_text()
 
 
