@@ -1,0 +1,154 @@
+"""The tables of docs/masks.md, from records of experiments.
+
+    mha-conformance run NAMES --case probe/ --record FOLDER/NAME.json
+    python docs/site/masks.py FOLDER/*.json
+
+Each table stands between two comments, `<!-- table NAME -->` and `<!-- end -->`. Libraries of which
+the same was seen share a row.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from conformance.report import Report, build, load
+from conformance.report.glance import glances
+from conformance.report.markdown import code, text
+from conformance.report.model import Card, Column, Observed
+from conformance.report.wording import date
+
+PAGE = Path(__file__).parent.parent / "masks.md"
+TABLE = re.compile(r"(?<=<!-- table )([\w-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+FORMS = {
+    "bool": "True",
+    "int32 0/1": "1, an integer",
+    "float32 0/1": "1.0",
+    "float32 0/−inf": "0 and −∞",
+}
+AT_A_GLANCE = {
+    "masked-rows": {
+        "A query that may attend nothing gets": "Output",
+        "… and gradients": "Gradients",
+    },
+    "causal": {
+        "Causal flag, fewer queries than keys": "Fewer queries than keys",
+        "Causal flag beside a mask": "Beside a mask",
+    },
+    "leaks": {"NaN in a blocked key": "Key", "NaN in a blocked value": "Value"},
+    "weights": {"Returned weights": "Returned weights"},
+}
+"""Tables that are columns of the report's own, and what their headings are here."""
+
+Row = tuple[Column, tuple[str, ...]]
+
+
+def main(records: Sequence[str]) -> None:
+    """Write the tables of these records into the page."""
+    report = build(load([Path(record) for record in records]).current)
+    made = tables(report)
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(TABLE.sub(lambda found: f"{found[1]}{found[2]}{made[found[1]]}", page))
+
+
+def tables(report: Report) -> dict[str, str]:
+    """All of them, by name."""
+    columns = {column.key: column for column in report.columns}
+    cards = [(columns[card.column], card) for card in report.cards]
+    heading = {glance.heading: glance for glance in glances()}
+    made = {
+        "masks": _table(["Argument", *FORMS.values()], _arguments(cards)),
+        "same-mask": _table(
+            ["Argument", *dict.fromkeys(item.written for item in report.handed)],
+            _handed(report, columns),
+        ),
+        "versions": _versions(report),
+    }
+    for name, wanted in AT_A_GLANCE.items():
+        rows = [
+            (column, tuple(_told(heading[own].take(card)) for own in wanted))
+            for column, card in cards
+        ]
+        made[name] = _table(list(wanted.values()), rows)
+    return made
+
+
+def _arguments(cards: Sequence[tuple[Column, Card]]) -> Iterator[Row]:
+    """Arguments of a library that do the same share a row too."""
+    for column, card in cards:
+        seen: dict[str, dict[str, str]] = defaultdict(dict)
+        for chapter in card.chapters:
+            for subject in chapter.subjects if chapter.topic == "masks" else ():
+                argument, _, form = subject.subject.partition(", ")
+                if form in FORMS:
+                    seen[argument][form] = _observed(subject.observed)
+        alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for argument, values in seen.items():
+            alike[tuple(values.get(form, "·") for form in FORMS)].append(argument)
+        for values, arguments in alike.items():
+            yield column, (", ".join(map(code, arguments)), *values)
+
+
+def _handed(report: Report, columns: dict[str, Column]) -> Iterator[Row]:
+    rows: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for item in report.handed:
+        rows[item.column, item.argument].append(text(item.value))
+    for (column, argument), values in rows.items():
+        yield columns[column], (code(argument), *values)
+
+
+def _observed(found: Sequence[Observed]) -> str:
+    return _joined([(item.value, ", ".join(item.modes)) for item in found])
+
+
+def _told(found: Sequence) -> str:
+    return _joined([(item.value, item.where) for item in found]) or "·"
+
+
+def _joined(values: Sequence[tuple[str, str]]) -> str:
+    return "<br>".join(
+        text(value) + (f" ({text(where)})" if where else "") for value, where in values
+    )
+
+
+def _table(headings: Sequence[str], rows: Iterator[Row] | Sequence[Row]) -> str:
+    """In the order of the columns; rows that are equal become one, of several libraries."""
+    alike: dict[tuple[str, ...], list[Column]] = defaultdict(list)
+    for column, values in rows:
+        alike[values].append(column)
+    lines = [["Library", *headings], [":--"] * (len(headings) + 1)]
+    lines += [[_names(columns), *values] for values, columns in alike.items()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _names(columns: Sequence[Column]) -> str:
+    """Titles, each with its backends once; textbook attentions by the names they have here."""
+    backends: dict[str, list[str]] = defaultdict(list)
+    for column in columns:
+        backends[column.group].append(column.variant)
+    textbook = [column for column in columns if column.key.startswith("tutorial-")]
+    told = []
+    for title, variants in backends.items():
+        on = ", ".join(filter(None, variants))
+        if title not in {column.group for column in textbook}:
+            told.append(text(title) + (f" on {text(on)}" if on else ""))
+    if textbook:
+        told.append(", ".join(code(column.key) for column in textbook))
+    return "<br>".join(told)
+
+
+def _versions(report: Report) -> str:
+    found: dict[str, set[str]] = defaultdict(set)
+    for column in report.columns:
+        for package, version in column.versions.items():
+            found[package].add(version)
+    told = ", ".join(f"{name} {' and '.join(sorted(own))}" for name, own in sorted(found.items()))
+    return f"Seen on {date(report.created)}: {told}.\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,59 @@
+"""The documentation as a site: it builds without a warning, and asks nothing of the network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pages
+import pytest
+
+ASKED = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?P<src>[^"'\s>]+)"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|icon|preconnect|preload))[^>]*\bhref=["']?(?P<href>[^"'\s>]+)"""
+    r"""|(?:@import\s+|\burl\()["']?(?P<url>[^"')]+)"""
+)
+"""What a browser fetches by itself, in a page or a style sheet; links are for the reader."""
+
+
+def test_it_builds_and_fetches_nothing(tmp_path):
+    pytest.importorskip("mkdocs")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=pages.ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = [*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")]
+    assert len(made) > len([*pages.DOCS.rglob("*.md")])
+    assert not {
+        (file.name, address) for file in made for address in fetched(file) if "//" in address
+    }
+    sources = {
+        str(file.relative_to(tmp_path / "source")) for file in tmp_path.glob("source/**/*.html")
+    }
+    assert "docs/examples/numpy_function.py.html" in sources  # linked to, so shown
+    assert "adapters/tutorials/tutorial_1.py.html" in sources  # though it is no part of the folder
+
+
+def fetched(file: Path) -> list[str]:
+    text = file.read_text(encoding="utf-8")
+    found = (next(filter(None, item.groups())) for item in ASKED.finditer(text))
+    return [address for address in found if not address.startswith(("data:", "#"))]
+
+
+def test_what_is_fetched_is_recognised(tmp_path):
+    """Else the test above could not fail."""
+    page = tmp_path / "page.html"
+    page.write_text(
+        '<script src="https://a/x.js"></script><link href=//b/y.css rel="stylesheet">'
+        "<style>@import 'https://c/z.css'; p { src: url(https://d/font) }</style>"
+        '<a href="https://e/">no</a><link rel="canonical" href="https://f/">'
+    )
+    assert fetched(page) == ["https://a/x.js", "//b/y.css", "https://c/z.css", "https://d/font"]

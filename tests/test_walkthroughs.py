@@ -1,0 +1,51 @@
+"""The tutorials of the documentation, gone through as readers do: in order, in an empty folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pages
+import pytest
+
+TUTORIALS = sorted((pages.DOCS / "tutorials").glob("*.md"))
+NEEDS = {"porter": ("torch", "flax"), "maintainer": ("flax",)}
+
+
+def written(text: str) -> str:
+    """The name in the first line of a file, `# mine.py`."""
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def patched(folder: Path, text: str) -> None:
+    """Apply a block of changes: one place, whose old lines are found once."""
+    first, second, *lines = text.splitlines(keepends=True)
+    assert first[4:] == second[4:], "one file"
+    file = folder / first[4:].strip()
+    old = "".join(line[1:] for line in lines if line[0] in " -")
+    new = "".join(line[1:] for line in lines if line[0] in " +")
+    code = file.read_text(encoding="utf-8")
+    assert code.count(old) == 1, old
+    file.write_text(code.replace(old, new), encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_reader_gets_what_the_page_shows(page, tmp_path):
+    for framework in NEEDS.get(page.stem, ("torch",)):
+        pytest.importorskip(framework)
+    for language, text, line in pages.blocks(page, "python", "diff", "console"):
+        if language == "python":
+            (tmp_path / written(text)).write_text(text, encoding="utf-8")
+        elif language == "diff":
+            patched(tmp_path, text)
+        for command, wanted in pages.commands(text) if language == "console" else ():
+            printed = pages.shell(command, tmp_path).stdout
+            assert not [*pages.missing(wanted, printed)], (
+                f"{page.name}, line {line}: $ {command}\n\n{printed}"
+            )
+
+
+def test_every_block_of_a_tutorial_is_gone_through():
+    """A block in another language would be shown and not tried."""
+    for page in TUTORIALS:
+        fences = page.read_text(encoding="utf-8").count("\n```")
+        assert fences == 2 * len(pages.blocks(page, "python", "diff", "console")), page
