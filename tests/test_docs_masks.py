@@ -1,0 +1,52 @@
+"""The tables of docs/masks.md against experiments made now, with what is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pages
+import pytest
+
+from conformance import report
+from conformance.cli import main
+
+NAMES = ("torch-mha", "tutorial-1", "tutorial-2")
+EXPERIMENTS = ("masks", "same-mask", "masked-rows")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The tables, by name, as the page's program makes them."""
+    pytest.importorskip("torch")
+    record = tmp_path_factory.mktemp("records") / "torch.json"
+    cases = [word for name in EXPERIMENTS for word in ("--case", f"probe/{name}")]
+    assert main(["run", *NAMES, *cases, "--record", str(record), "-p", "no:cacheprovider"]) == 0
+    file = pages.DOCS / "site" / "masks.py"
+    specification = importlib.util.spec_from_file_location("masks_page", file)
+    program = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(program)
+    (written,) = record.parent.glob("*.json")
+    return program.tables(report.build(report.load([written]).current))
+
+
+def rows(table: str) -> set[tuple[str, ...]]:
+    """Rows with one library each, without that of the headings."""
+    found = set()
+    for line in table.strip().splitlines()[2:]:
+        libraries, *cells = (cell.strip() for cell in line.strip("|\n ").split(" | "))
+        found |= {(name, *cells) for name in re.split(r"<br>|, (?=`)", libraries)}
+    return found
+
+
+@pytest.mark.parametrize("table", EXPERIMENTS)
+def test_the_page_says_what_experiments_show(made, table):
+    page = (pages.DOCS / "masks.md").read_text(encoding="utf-8")
+    shown = re.search(rf"<!-- table {table} -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
+    now = rows(made[table])
+    assert {row[0] for row in now} == {
+        "torch.nn.MultiheadAttention",
+        "`tutorial-1`",
+        "`tutorial-2`",
+    }
+    assert not now - rows(shown)
