@@ -41,20 +41,28 @@ COMMANDS = (
 """In the order of --help."""
 
 EXIT_CODES = {
-    ExitCode.OK: "everything that was to be verified was verified (deviations are findings, "
-    "not failures)",
-    ExitCode.DEVIATES: "run --strict: an implementation deviates from a requirement of level must; "
-    "gate: something is worse than the baseline says, or the baseline is out of date",
+    ExitCode.OK: "all that was to be verified was verified; deviations are findings, not failures",
+    ExitCode.DEVIATES: "run --strict: a requirement of level must is not met; gate: worse than the "
+    "baseline says, or the baseline is out of date; compare: worse than before; explore, "
+    "reproduce: a deviation was found; selftest: a defect was not noticed",
     ExitCode.USAGE: "wrong usage, an unknown name, a file that is no adapter or no record; "
     "convert: refused, and nothing is written",
     ExitCode.NOTHING_VERIFIED: "nothing was verified at all",
     ExitCode.INCOMPLETE: "incomplete: something that was to be verified was not; what was "
     "measured is kept",
-    ExitCode.CLOSED: "whoever read the output closed it",
     ExitCode.INTERRUPTED: "interrupted; what was measured is kept",
+    ExitCode.CLOSED: "whoever read the output closed it",
 }
 
-EPILOG = "exit codes:\n" + "".join(f"  {code:<4d} {told}\n" for code, told in EXIT_CODES.items())
+
+def _epilog() -> str:
+    import textwrap
+
+    told = (
+        textwrap.fill(told, 79, initial_indent=f"  {code:<4d} ", subsequent_indent=" " * 7)
+        for code, told in EXIT_CODES.items()
+    )
+    return "exit codes:\n" + "\n".join(told)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mha-conformance",
         description="Does this attention compute the same as that one, and where do they part?",
-        epilog=EPILOG,
+        epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -57,7 +57,9 @@ def probe(
     adapters = [load(spec) for spec in specs]
     _check(adapters, wanted)
     found: list[CaseResult] = []
-    console = Console(width=max(Console().width, WIDTH), highlight=False, soft_wrap=False)
+    console = Console(highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)
     for adapter in adapters:
         with stdout_to_stderr():
             results = _asked(adapter, wanted)
@@ -122,7 +124,8 @@ def _print(
     code: bool,
 ) -> None:
     title, name = (escape(printable(text)) for text in (adapter.title, adapter.name))
-    console.rule(f"[bold]{title}[/bold] ({name})", align="left")
+    told = f"[bold]{title}[/bold]" + (f" ({name})" if name != title else "")
+    console.rule(told, align="left")
     for item in EXPERIMENTS:
         own = [result for result in results if result.case == item.id]
         if not own:

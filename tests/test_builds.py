@@ -145,7 +145,9 @@ def test_the_action_is_green_where_nothing_deviates(runner):
     assert json.loads((output / "badge.json").read_text())["message"] == "1 conforms"
     assert junit(output / "junit.xml") == {"tests": 1, "failures": 0, "skipped": 0}
     assert (output / "report.html").read_text().startswith("<!doctype html>")
-    assert (runner.folder / "output").read_text() == "record=conformance-results/record.narrowed.json\n"
+    assert (
+        runner.folder / "output"
+    ).read_text() == "record=conformance-results/record.narrowed.json\n"
     assert "::error" not in steps["Report"].out
 
 
@@ -209,3 +211,31 @@ def test_a_job_that_never_began_reports_nothing(runner):
     script, after = runner.gitlab(MHA_IMPLEMENTATION="none.py:mine")
     assert (script.code, after.code) == (2, 0)
     assert "there is no file none.py" in script.out
+
+
+# The page about them
+
+
+def test_the_page_names_every_input_and_no_other():
+    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    table = text[text.index("| input | meaning |") : text.index("It writes a record")]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(ACTION["inputs"])
+    for name, own in ACTION["inputs"].items():
+        assert (
+            not own.get("default")
+            or f"(default: {own['default']})" in table
+            or (own["default"] in re.search(rf"^\| `{name}`.*", table, re.MULTILINE)[0])
+        )
+
+
+def test_the_examples_of_the_page_are_meant_for_these():
+    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    blocks = [yaml.safe_load(own) for own in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    (workflow,) = [own for own in blocks if isinstance(own, dict) and "jobs" in own]
+    steps = workflow["jobs"]["conformance"]["steps"]
+    (used,) = [step for step in steps if "mha-conformance" in step.get("uses", "")]
+    assert set(used["with"]) <= set(ACTION["inputs"])
+    (gitlab,) = [own for own in blocks if isinstance(own, dict) and "conformance" in own]
+    job = gitlab["conformance"]
+    assert job["extends"] in GITLAB
+    assert set(job["variables"]) <= set(GITLAB[job["extends"]]["variables"])

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from markdown_it import MarkdownIt
 from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, full, good, record, result, save
-from schemas import RECORD, faults
+from schemas import RECORD, faults, record_faults
 
 from conformance.cli import main
 from conformance.errors import ExitCode
@@ -20,6 +20,7 @@ from conformance.outputs.badge import badge
 from conformance.outputs.junit import junit
 from conformance.outputs.source import load
 from conformance.outputs.summary import markdown
+from conformance.record import read
 
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no head size 1")
 ERROR = Finding(OUTPUT, "error", detail="ValueError: no")
@@ -79,6 +80,13 @@ def test_a_record_with_something_everywhere_is_as_the_schema_says():
     document["results"][0]["findings"][0]["verdict"] = "passes"
     told = faults("record", document)
     assert len(told) == 2, told
+
+
+def test_the_records_of_the_pages_are_as_the_schema_says():
+    found = sorted((RECORD.parent / "examples" / "records").glob("*.json"))
+    assert len(found) == 2
+    assert not record_faults(found[0].parent)
+    assert all(read(path).complete for path in found)
 
 
 # JUnit
