@@ -26,7 +26,7 @@ from conformance.diagnosis import (
     softmax,
     weights,
 )
-from conformance.diagnosis.hypothesis import Evidence, Hypothesis, Maker
+from conformance.diagnosis.hypothesis import Best, Evidence, Hypothesis, Maker
 from conformance.diagnosis.stages import Stages
 from conformance.dtypes import Array
 from conformance.errors import ConformanceError, Unsupported
@@ -221,19 +221,25 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _of_output(maker: Maker, evidence: Evidence, again: precision.Again) -> str:
-    multiple = fits.of_output(maker, evidence)
-    if multiple:
-        return multiple
+    best = Best(maker.problem.dtype)
+    fits.of_output(maker, evidence, best)
+    if best.is_found:
+        return best.told
     computed: list[tuple[str, Stages]] = []
     breaking: list[str] = []
     for hypothesis in hypotheses(maker):
         stages = hypothesis.make()
         if evidence.explained(stages.output):
-            if not hypothesis.breaks:
-                return f"equals the answer {hypothesis.told}"
-            breaking.append(hypothesis.told)
+            if hypothesis.breaks:
+                breaking.append(hypothesis.told)
+                continue
+            best.add(evidence.misfit(stages.output), f"equals the answer {hypothesis.told}")
+            if best.is_found:
+                break
         if hypothesis.in_parts:
             computed.append((hypothesis.told, stages))
+    if best.known:
+        return best.told
     if breaking:
         others = ", or with another number than that" if len(breaking) > 1 else ""
         told = f"is wrong in just the rows in which exp leaves its range {breaking[0]}{others}"

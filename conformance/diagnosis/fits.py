@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from conformance.diagnosis.hypothesis import Evidence, Maker
+from conformance.diagnosis.hypothesis import Best, Evidence, Maker
 from conformance.diagnosis.stages import Stages
 from conformance.dtypes import Array
 
@@ -16,22 +16,20 @@ LEAST = 1e-4
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def of_output(maker: Maker, evidence: Evidence) -> str:
+def of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
     """The output is a multiple of what it should be."""
     if not np.isfinite(evidence.got).all():
-        return ""
+        return
     bias = maker.problem.weights.output_bias
     for told, offset in (
         ("the output", 0.0),
         ("the output without its bias", 0.0 if bias is None else bias),
     ):
         factor = best_factor(evidence.got - offset, evidence.want - offset)
+        found = factor * (evidence.want - offset) + offset
         # Of 0 and 1 other causes speak.
-        if min(abs(factor), abs(factor - 1)) > LEAST and evidence.explained(
-            factor * (evidence.want - offset) + offset
-        ):
-            return f"{told} is {factor:.4g} times what it should be"
-    return ""
+        if min(abs(factor), abs(factor - 1)) > LEAST and evidence.explained(found):
+            best.add(evidence.misfit(found), f"{told} is {factor:.4g} times what it should be")
 
 
 def of_logits(maker: Maker, evidence: Evidence) -> str:

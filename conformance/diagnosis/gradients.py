@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.diagnosis.fits import best_factor
-from conformance.diagnosis.hypothesis import Evidence, Maker
+from conformance.diagnosis.hypothesis import Best, Evidence, Maker
 from conformance.diagnosis.precision import Again, coarse
 from conformance.diagnosis.stages import Stages
 from conformance.dtypes import BFLOAT16, FLOAT16, Array
@@ -28,10 +28,15 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again) -> str:
         told = _of_one(maker, name, one)
         if told:
             return f"the gradient of {words(name)} {told}"
+    best = Best(maker.problem.dtype)
     for told, stages in _backward(maker):
         found = stages.gradients
         if all(name in found for name in evidence) and _all_explained(evidence, found):
-            return f"the gradients are those {told}"
+            best.add(_misfit(wrong, found), f"the gradients are those {told}")
+            if best.is_found:
+                break
+    if best.known:
+        return best.told
     whole = _of_all(maker, wrong)
     if whole:
         return whole
@@ -47,6 +52,12 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again) -> str:
         f"the gradient{'s' if len(of) > 1 else ''} of {_listed(of)} {_number(told, len(of))}"
         for told, of in said.items()
     )
+
+
+def _misfit(wrong: Mapping[str, Evidence], found: Mapping[str, Array]) -> float:
+    """Of all of them, each in units of its own noise."""
+    sizes = [one.misfit(found[name]) / one.spread for name, one in wrong.items() if one.spread > 0]
+    return math.sqrt(sum(size**2 for size in sizes) / max(1, len(sizes)))
 
 
 def words(name: str) -> str:
@@ -113,7 +124,7 @@ def _of_one(maker: Maker, name: str, one: Evidence) -> str:
             (1.0 / batch, "is averaged over the batch instead of summed"),
             (float(batch), f"is {batch} times too large, as often as there are batch entries"),
         ):
-            if math.isclose(factor, known, rel_tol=1e-3):
+            if math.isclose(factor, known, rel_tol=0.02) and one.explained(known * want):
                 return told
         return f"is {factor:.4g} times what it should be"
     for told, found in _turned(want):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,9 @@ from conformance.reference import LIMIT
 
 BETTER = 0.5
 """A hypothesis leaves at most this share of the error: else it explains no more than noise does."""
+
+ALIKE = 1.25
+"""Misfits whose ratio is less than this are equal, for all that can be known."""
 
 FAILS = 0.05
 """Of the size of the right answer: an error of a row that left the range of its numbers."""
@@ -86,6 +89,33 @@ class Maker:
             found.__dict__[name] = getattr(self.right, name)
 
 
+@dataclass
+class Best:
+    """The hypothesis to name, of those that explain an answer.
+
+    In half precision noise is so wide that several do: then the plainest of those that fit about as
+    well as the best. In others it is the first, and nobody need look further.
+    """
+
+    dtype: str
+    known: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def is_found(self) -> bool:
+        """Whether to look no further."""
+        return bool(self.known) and self.dtype not in ("float16", "bfloat16")
+
+    def add(self, misfit: float, told: str) -> None:
+        """One that explains it."""
+        self.known.append((misfit, told))
+
+    @property
+    def told(self) -> str:
+        """Its words, or ""."""
+        limit = ALIKE * min((misfit for misfit, _ in self.known), default=0.0)
+        return next((told for misfit, told in self.known if misfit <= limit), "")
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """One array as it came, as it should be, and the noise of both."""
@@ -106,7 +136,8 @@ class Evidence:
         return float(np.sqrt(np.mean(self.want**2)))
 
     @cached_property
-    def _spread(self) -> float:
+    def spread(self) -> float:
+        """rms of the noise."""
         return float(np.sqrt(np.mean(self.noise**2)))
 
     def gain(self, found: Array) -> float:
@@ -124,7 +155,7 @@ class Evidence:
         made of what is (`gain`).
         """
         gain = max(gain, self.gain(found))
-        tolerance: Array = LIMIT * (self.noise + 2 * gain * self._spread) + self.underflow
+        tolerance: Array = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
         # What nothing was computed for is exact, here as there.
         return np.where((self.noise == 0) & (found == 0), self.underflow, tolerance)
 
@@ -138,12 +169,12 @@ class Evidence:
         off = float(np.abs(self.got - found).max())
         size = float(np.abs(found).max())
         gain = gain if self._is_noise else max(gain, size / self._size)
-        return off > LIMIT * (self._most + 2 * gain * self._spread) + self.underflow
+        return off > LIMIT * (self._most + 2 * gain * self.spread) + self.underflow
 
     @cached_property
     def _is_noise(self) -> bool:
         """As the gradient of the key's bias in a dot product: 0, but for rounding."""
-        return self._size <= 10 * self._spread
+        return self._size <= 10 * self.spread
 
     @cached_property
     def _most(self) -> float:
@@ -154,6 +185,11 @@ class Evidence:
         with np.errstate(invalid="ignore", over="ignore"):
             near: BoolArray = np.abs(self.got - found) <= self.tolerance(found, gain)
         return near
+
+    def misfit(self, found: Array) -> float:
+        """How much of the answer a hypothesis that explains it leaves: rms."""
+        left = (self.got - found)[np.isfinite(found) & np.isfinite(self.got)]
+        return float(np.sqrt(np.mean(left**2))) if left.size else 0.0
 
     def explained(self, found: Array, gain: float = 1.0) -> bool:
         """Whether `found` is what came, everywhere.
