@@ -153,7 +153,10 @@ def _table(results: Sequence[CaseResult], *, evidence: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
     table.add_column(ratio=5)
     table.add_column(ratio=5)
-    table.add_column(ratio=4 if not evidence else 9)
+    entries = [entry for result in results for entry in result.entries]
+    # Without anything to say there, the others have its room.
+    if evidence or not all(entry.agrees for entry in entries):
+        table.add_column(ratio=4 if not evidence else 9)
     for subject, values in seen.items():
         for index, (value, where) in enumerate(values.items()):
             entry = where[0][1]
@@ -163,7 +166,6 @@ def _table(results: Sequence[CaseResult], *, evidence: bool) -> Table:
             beside = "" if entry.agrees else f"✗ declared {entry.declared}"
             if evidence:
                 beside = f"{beside}  {entry.evidence}".strip()
-            table.add_row(
-                Text(printable(subject) if index == 0 else ""), told, Text(printable(beside))
-            )
+            cells = [Text(printable(subject) if index == 0 else ""), told, Text(printable(beside))]
+            table.add_row(*cells[: len(table.columns)])
     return table
