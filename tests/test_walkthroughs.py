@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pages
@@ -42,6 +43,16 @@ def test_a_reader_gets_what_the_page_shows(page, tmp_path):
             assert not [*pages.missing(wanted, printed)], (
                 f"{page.name}, line {line}: $ {command}\n\n{printed}"
             )
+
+
+def test_the_attention_of_the_readme_conforms(tmp_path):
+    pytest.importorskip("torch")
+    (block,) = pages.blocks(pages.ROOT / "README.md", "python")
+    (tmp_path / written(block.text)).write_text(block.text, encoding="utf-8")
+    command = "mha-conformance run mine.py:my_attention --case mask/key-padding --dtype float32"
+    done = pages.shell(f"{command} --strict", tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^my_attention: \d+ conforms", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_every_block_of_a_tutorial_is_gone_through():
