@@ -48,6 +48,11 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     return LINK.sub(lambda found: links.get(found[0], found[0]), markdown)
 
 
+def on_post_page(output: str, *, page: Any, config: Any) -> str:
+    """Name the search, which the theme forgets, for who hears the page."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
 def _links(markdown: str, page: str) -> Iterator[tuple[str, str]]:
     """Links to files, as they are written and as paths from the root."""
     for found in LINK.finditer(markdown):
