@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from pages import DOCS, ROOT, blocks, commands, missing, prose, shell
 
+import conformance
 from conformance import MaskArgument, Parameter, attention_function
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.interface.loading import load
@@ -176,6 +177,13 @@ def test_every_page_is_in_the_index():
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     for file in (*DOCS.glob("*.md"), *DOCS.glob("tutorials/*.md"), *DOCS.glob("examples/*.py")):
         assert file.name == "index.md" or f"({file.relative_to(DOCS)})" in index, file
+
+
+def test_every_public_name_is_in_the_reference():
+    index = (DOCS / "reference" / "index.md").read_text(encoding="utf-8")
+    for name in conformance.__all__:
+        home = getattr(conformance, name).__module__
+        assert f"[`{name}`][{home}.{name}]" in index, name
 
 
 # Mistakes that docs/adapters.md names, each made here
