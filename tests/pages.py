@@ -77,12 +77,17 @@ def shell(command: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]
 def missing(wanted: list[str], printed: str) -> Iterator[str]:
     """Lines that a page shows and a command did not print, in this order.
 
-    `...` and measured numbers (1.5e+07) stand for what varies.
+    `...` and measured numbers (1.5e+07) stand for what varies. Columns may be wider or narrower.
     """
     rest = iter(printed.splitlines())
     for line in wanted:
-        measured = re.sub(r"\d\.\d+e[+-]\d+", "\0", line.rstrip()).replace("...", "\0")
+        measured = re.sub(r"\d\.\d+e[+-]\d+", "\0", _spaced(line)).replace("...", "\0")
         pattern = ".*".join(re.escape(part) for part in measured.split("\0"))
-        if not any(re.fullmatch(pattern, it.rstrip()) for it in rest):
+        if not any(re.fullmatch(pattern, _spaced(it)) for it in rest):
             yield line
             return
+
+
+def _spaced(line: str) -> str:
+    """With two blanks between columns, and none at the end."""
+    return re.sub(r"(?<=\S) {2,}", "  ", line.rstrip())
