@@ -208,7 +208,7 @@ class Slow(Faulty):
     """Right, and slow enough to be killed at any moment."""
 
     def attend(self, query, key, value, masks, **options):
-        time.sleep(0.005)
+        time.sleep(0.02)
         return super().attend(query, key, value, masks, **options)
 
     def fault(self, context, weights):

@@ -393,13 +393,17 @@ def whole(tmp_path_factory):
     return folder / "r.narrowed.json", time.monotonic() - start
 
 
-def killed(folder, seconds, mark, *arguments):
-    """Start, and kill after this time; whether it was still running."""
+def killed(folder, seconds, mark, *arguments, journal=None):
+    """Start, and kill after this time (since the first finding here); whether it still ran."""
     options = command(*arguments, "--record", "r.json")
     options["env"]["FAULTS_RUN"] = str(mark)
     with subprocess.Popen(
         **options, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
+        while journal and process.poll() is None:
+            if journal.exists() and journal.read_bytes().count(b"\n") > 1:
+                break
+            time.sleep(0.01)
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -415,9 +419,11 @@ def test_killed_at_twenty_random_moments(whole, tmp_path):
     for number in range(20):
         folder = tmp_path / str(number)
         folder.mkdir()
-        moment = random_moment.uniform(0.3, 1.0) * seconds
-        interrupted += killed(folder, moment, tmp_path, *QUICK)
         journal = journal_path(folder / "r.narrowed.json")
+        # Most of a run so short is its start: half of the moments come after it.
+        since = journal if number % 2 else None
+        moment = random_moment.uniform(0, 0.3 if since else 1) * seconds
+        interrupted += killed(folder, moment, tmp_path, *QUICK, journal=since)
         if not journal.exists():
             continue
         content = journal.read_bytes()

@@ -207,16 +207,28 @@ def test_the_packages_are_all_declared():
     assert set(project["tool"]["setuptools"]["packages"]) == packages
 
 
+EXTRAS = {
+    "conformance.explore.search": {"hypothesis"},
+    "conformance.explore.strategies": {"hypothesis"},
+    "conformance.commands.completion": {"argcomplete"},
+}
+"""What is installed with an extra, and imported only when it is asked for."""
+
+
 def test_the_core_needs_what_it_declares_and_nothing_else():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     declared = {d.partition(">")[0] for d in project["project"]["dependencies"]}
+    optional = {
+        re.split("[>=<]", d)[0]
+        for extra in project["project"]["optional-dependencies"].values()
+        for d in extra
+    }
     # jinja2 brings markupsafe along, and hands its type out.
     declared |= {"conformance", "markupsafe"}
     for name in core():
         if name.endswith("_bridge") or within([name], "conformance.suite"):
             continue
-        if name in ("conformance.explore.search", "conformance.explore.strategies"):
-            # The extra `explore`, imported when it is asked for.
-            declared = declared | {"hypothesis"}
+        extra = EXTRAS.get(name, set())
+        assert extra <= optional, name
         found = {n.partition(".")[0] for n in imports(SOURCES[name], typing=False)}
-        assert found - set(sys.stdlib_module_names) <= declared, name
+        assert found - set(sys.stdlib_module_names) <= declared | extra, name

@@ -51,6 +51,8 @@ def test_what_is_written_conforms(tmp_path, capsys, framework, kind):
 def test_its_test_passes_and_fails_when_the_attention_is_wrong(tmp_path):
     assert new(tmp_path, kind="layer") == ExitCode.OK
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    # Two texts of one length, written within one second: bytecode would be stale.
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["-k", "key-padding and cross and float32", "test_my_attention.py"]
 

@@ -40,9 +40,8 @@ def test_a_reader_gets_what_the_page_shows(page, tmp_path):
             patched(tmp_path, text)
         for command, wanted in pages.commands(text) if language == "console" else ():
             printed = pages.shell(command, tmp_path).stdout
-            assert not [*pages.missing(wanted, printed)], (
-                f"{page.name}, line {line}: $ {command}\n\n{printed}"
-            )
+            missing = [*pages.missing(wanted, printed)]
+            assert not missing, f"{page.name}, line {line}: $ {command}\n{missing}\n\n{printed}"
 
 
 def test_the_attention_of_the_readme_conforms(tmp_path):
