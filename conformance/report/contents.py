@@ -102,6 +102,7 @@ class Contents(msgspec.Struct):
     worst: Worsts
     detail: Told
     cause: Told
+    where: Told
     value: Told
     case_words: list[str] = []
     dtypes: list[str] = []
@@ -111,6 +112,7 @@ class Contents(msgspec.Struct):
     classes: list[str] = []
     details: list[str] = []
     causes: list[str] = []
+    wheres: list[str] = []
     values: list[str] = []
 
 
@@ -132,7 +134,7 @@ class _Writer:
         self.columns = {column.key: place for place, column in enumerate(report.columns)}
         self.cases, self.dtypes, self.modes = Words(), Words(*report.totals.dtypes), Words()
         self.arrays, self.limits, self.classes = Words(), Words(), Words()
-        self.details, self.causes, self.values = Words(), Words(), Words()
+        self.details, self.causes, self.wheres, self.values = Words(), Words(), Words(), Words()
         self.found = Contents(
             limit=report.limit,
             verdicts=VERDICTS,
@@ -161,6 +163,7 @@ class _Writer:
             worst=Worsts(),
             detail=Told(),
             cause=Told(),
+            where=Told(),
             value=Told(),
         )
         self._last: dict[int, int] = {}
@@ -183,7 +186,7 @@ class _Writer:
         found.arrays, found.classes = self.arrays.listed, self.classes.listed
         found.limits = self.limits.listed
         found.details, found.causes = self.details.listed, self.causes.listed
-        found.values = self.values.listed
+        found.wheres, found.values = self.wheres.listed, self.values.listed
         return found
 
     def _item(self, column: int, result: CaseResult) -> None:
@@ -204,6 +207,7 @@ class _Writer:
             for told, words, word in (
                 (self.found.detail, self.details, finding.detail),
                 (self.found.cause, self.causes, finding.cause),
+                (self.found.where, self.wheres, finding.where),
                 (self.found.value, self.values, finding.value),
             ):
                 if word:

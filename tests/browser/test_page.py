@@ -50,7 +50,8 @@ def files(tmp_path_factory) -> dict[str, Path]:
             results += [
                 result(good(), good(GRADIENT), name="right", case=CASE, **place),
                 result(good(), good(GRADIENT), name="right", case="causal/square/self", **place),
-                result(bad(size=1e7), good(GRADIENT), name="wrong", case=CASE, **place),
+                result(bad(size=1e7, where="query 3 (the last)"), good(GRADIENT), name="wrong",
+                       case=CASE, **place),
                 result(good(), bad(GRADIENT, cause="the gradient is negated"), name="wrong",
                        case="causal/square/self", **place),
             ]  # fmt: skip
@@ -152,6 +153,7 @@ def test_a_cell_opens_its_findings_and_one_of_them_in_full(visit, files):
         "4 queries, 6 keys",
         "1.0×10⁷σ",
         "the output is not the definition's",
+        "Deviates only in: query 3 (the last).",
         f"mha-conformance reproduce {CASE} path/to/wrong.py:Attention --dtype float64 --mode train",
         f"mha-conformance run path/to/wrong.py:Attention --case {CASE}",
     ):

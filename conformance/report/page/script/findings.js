@@ -24,7 +24,8 @@ function places(steps) {
 const figuresAt = places(data.figures.at);
 const worstAt = places(data.worst.at);
 const toldAt = {
-  detail: places(data.detail.at), cause: places(data.cause.at), value: places(data.value.at),
+  detail: places(data.detail.at), cause: places(data.cause.at), where: places(data.where.at),
+  value: places(data.value.at),
 };
 
 const told = (kind, finding) => {
@@ -55,6 +56,7 @@ function finding(place) {
     verdict: VERDICTS[data.verdict[place]],
     detail: told("detail", place),
     cause: told("cause", place),
+    where: told("where", place),
     value: told("value", place),
     figures: at < 0 ? null : {
       array: data.arrays[own.array[at]], max: own.max[at], rms: own.rms[at], bias: own.bias[at],
