@@ -243,6 +243,16 @@ def test_the_message_names_a_common_mistake(mistake):
     assert told in first
 
 
+def test_a_scale_of_less_precision_is_named():
+    """As libraries do that keep it as a number of float32."""
+    adapter = wrong(scale=lambda self, query: np.float32(query.shape[-1]) ** np.float32(-0.5))
+    result = examined(adapter, "plain/no-mask/self", "float64")
+    for requirement in ("output.equals-definition", "weights.equal-definition"):
+        assert finding(result, requirement).cause == (
+            "equals the answer with the scale rounded to float32"
+        )
+
+
 def test_averaged_weights_are_named():
     adapter = wrong(
         returned=lambda self, w: np.broadcast_to(w.mean(axis=1, keepdims=True), w.shape)

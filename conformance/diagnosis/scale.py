@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from conformance.diagnosis.hypothesis import Hypothesis, Maker
+from conformance.dtypes import DTYPES
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
@@ -39,3 +40,8 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         if not any(math.isclose(other, known) for known in seen):
             seen.append(other)
             yield maker.asked(told, scale=other)
+    for told in ("float32", "float16", "bfloat16"):
+        narrow = DTYPES[told]
+        other = float(narrow.round(scale))
+        if narrow.significand_bits < problem.format.significand_bits and other != scale:
+            yield maker.asked(f"with the scale rounded to {told}", scale=other)
