@@ -64,6 +64,17 @@ def _biases(maker: Maker) -> Iterator[Hypothesis]:
         for name in ("query_bias", "key_bias", "value_bias")
     }
     yield maker.weighed("with the first head's bias for all heads", **firsts)
+    if shape.head_size == 1:
+        told = "with the biases of heads of size 1 added along the tokens"
+        yield maker.staged(told, shifted=_along_tokens)
+
+
+def _along_tokens(a: Stages, name: str, projected: Array) -> Array:
+    """A bias of `[heads 1]` without its last axis is added to `[batch length heads 1]`."""
+    bias = a.own.get(f"{name}_bias")
+    if bias is None or bias.shape != (projected.shape[1], 1):
+        return Stages.shifted(a, name, projected)
+    return projected + bias[:, None]
 
 
 def _swapped(maker: Maker) -> Iterator[Hypothesis]:
