@@ -67,6 +67,25 @@ def _epilog() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            # Here, where a closed pipe is known for what it is, and not when the interpreter ends.
+            sys.stdout.flush()
+    except ConformanceError as error:
+        print(f"mha-conformance: {printable(str(error))}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # Whoever read the output has enough; what Python still wants to flush goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.CLOSED
+    except KeyboardInterrupt:
+        print("mha-conformance: interrupted; what was measured is kept", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:
         # The shell asks what may come next; nothing else imports this.
@@ -81,18 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from conformance.progress import silence
 
         silence()
-    try:
-        return options.action(options)
-    except ConformanceError as error:
-        print(f"mha-conformance: {printable(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        # Whoever read the output has enough; what Python still wants to flush goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.CLOSED
-    except KeyboardInterrupt:
-        print("mha-conformance: interrupted; what was measured is kept", file=sys.stderr)
-        return ExitCode.INTERRUPTED
+    return options.action(options)
 
 
 def _parser() -> argparse.ArgumentParser:

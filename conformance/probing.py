@@ -21,9 +21,13 @@ from conformance.interface.loading import load
 from conformance.probes import EXPERIMENTS, experiment
 from conformance.progress import progress
 from conformance.session import Session, inquiries
+from conformance.sidebyside import inquired_side_by_side
 from conformance.terminal import printable, stdout_to_stderr
 
 WIDTH = 100
+
+WORTH_IT = 6
+"""Fewer experiments than these are over before other processes have imported anything."""
 
 Results: TypeAlias = list[CaseResult]
 """What is printed as JSON."""
@@ -60,9 +64,9 @@ def probe(
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
-    for adapter in adapters:
+    for spec, adapter in zip(specs, adapters, strict=True):
         with stdout_to_stderr():
-            results = _asked(adapter, wanted)
+            results = _asked(adapter, spec, wanted)
         found += results
         if not as_json:
             _print(console, adapter, results, evidence=evidence, code=code)
@@ -89,21 +93,24 @@ def _check(adapters: Sequence[Adapter], wanted: Wanted) -> None:
                 raise UnknownName(kind, name, known)
 
 
-def _asked(adapter: Adapter, wanted: Wanted) -> list[CaseResult]:
+def _asked(adapter: Adapter, spec: str, wanted: Wanted) -> list[CaseResult]:
     experiments = [experiment(name) for name in wanted.experiments] or list(EXPERIMENTS)
-    session = Session(only=tuple(wanted.arguments))
     asked = [
         inquiry
         for inquiry in inquiries([adapter], experiments, wanted.device)
         if not wanted.modes or inquiry.mode.name in wanted.modes
     ]
-    found = []
+    only = tuple(wanted.arguments)
     with progress(adapter.name, len(asked)) as advance:
+        # Most of the time goes into compiling, which is done by one core at a time.
+        if adapter.compiles and wanted.device == "cpu" and len(asked) >= WORTH_IT:
+            return inquired_side_by_side(spec, asked, only, advance)
+        session, found = Session(only=only), []
         for inquiry in asked:
             advance(f"{adapter.name}: {inquiry.experiment.name}", 0)
             found.append(session.inquire(inquiry)[0])
             advance()
-    return found
+        return found
 
 
 def _worth(found: Sequence[CaseResult], *, strict: bool) -> ExitCode:

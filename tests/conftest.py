@@ -1,11 +1,19 @@
 """Settings for the suite's own tests."""
 
 import os
+import signal
 
 import pytest
 
 # Arrays are tiny: more threads only wait for each other, the more so under xdist.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def processes_can_be_interrupted():
+    """Shells make those in their background ignore it, and these hand that on to their own."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -270,6 +270,27 @@ def test_a_closed_pipe_ends_a_command_quietly(tmp_path):
     assert int(done.stdout.splitlines()[-1]) in (ExitCode.OK, ExitCode.CLOSED)
 
 
+@pytest.mark.parametrize("what", ["requirements", "cases --schema"])
+def test_a_pipe_that_was_closed_before_is_as_quiet(what):
+    listed = f"{{ sleep 0.5; {sys.executable} -m conformance list {what}; }}"
+    command = f"{listed} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert not done.stderr
+    assert int(done.stdout) == ExitCode.CLOSED
+
+
+@pytest.mark.parametrize("what", ["requirements", "cases --schema"])
+def test_a_pipe_that_is_closed_while_the_last_lines_wait_is_as_quiet(tmp_path, monkeypatch, what):
+    with (tmp_path / "nobody").open("w") as file, monkeypatch.context() as patch:
+
+        def closed():
+            raise BrokenPipeError
+
+        patch.setattr(file, "flush", closed, raising=False)
+        patch.setattr(sys, "stdout", file)
+        assert main(["list", *what.split()]) == ExitCode.CLOSED
+
+
 def test_the_document_of_a_record_is_not_changed_by_reading(content):
     document = json.loads(content)
     assert copy.deepcopy(document) == json.loads(msgspec.json.encode(json.loads(content)))
