@@ -39,5 +39,5 @@ def test_a_process_that_ends_is_told(tmp_path):
         "    os._exit(3)\n"
     )
     spec = f"{file}:ends"
-    with pytest.raises(ConformanceError, match="ended its process; mha-conformance run .* says"):
+    with pytest.raises(ConformanceError, match=r"ended its process; mha-conformance run .* says"):
         inquired_side_by_side(spec, asked(spec), (), lambda: None)
