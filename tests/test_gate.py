@@ -604,6 +604,27 @@ def test_an_update_takes_out_what_deviates_otherwise(mended):
     assert 'cause = "equals the answer inverted"' in edited
 
 
+def test_an_update_writes_no_number_that_was_fitted(mended):
+    made = Made()
+    for number, case in enumerate((SELF, CROSS)):
+        cause = f"the gradient of the key is 2.8{number} times what it should be"
+        made.say("deviates", requirement=GRADIENT, case=case, cause=cause)
+    edited, found = mended("", made)
+    assert found.holds, edited
+    assert edited.count("[[known]]") == 1
+    assert 'cause = "times what it should be"' in edited
+
+
+def test_an_update_writes_one_entry_for_what_is_named_in_many_ways(mended):
+    made = Made().say("deviates", requirement=GRADIENT)
+    for number, dtype in enumerate(("float64", "float32")):
+        made.say("deviates", requirement=GRADIENT, case=SELF, dtype=dtype, cause=f"is {number}")
+    edited, found = mended("", made)
+    assert found.holds, edited
+    assert edited.count("[[known]]") == 1
+    assert "cause" not in edited
+
+
 @pytest.mark.parametrize("text", [KNOWN + KNOWN, KNOWN + KNOWN.replace("output.", "out*.")])
 def test_an_update_removes_duplicates(mended, text):
     edited, found = mended(text, Made().say("deviates", requirement=OUTPUT))
@@ -721,7 +742,8 @@ def test_every_failure_prints_the_edit(judged, text, told):
 def test_it_is_short_unless_asked(judged):
     made = Made(modes=[f"mode-{number}" for number in range(12)])
     for number, (key, _) in enumerate(list(made.found.items())):
-        made.found[key] = Finding(key[0], "deviates", cause=f"cause {number}")
+        letters = "".join(chr(ord("a") + int(digit)) for digit in str(number))
+        made.found[key] = Finding(key[0], "error", detail=f"{letters}: went wrong")
     found = judged("", made)
     assert len(lines(found)) <= 60
     assert len(lines(found, verbose=True)) > 200

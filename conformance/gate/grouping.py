@@ -31,6 +31,12 @@ LEAST = 12
 
 MOST = 120
 
+FITTED = "times what it should be"
+"""In causes whose number was found by a fit, and is another in the next case."""
+
+CAUSES = 2
+"""With more causes than these, none among them, one reason is told in the words of several."""
+
 NEIGHBOURS = 24
 """With how many others a box is tried."""
 
@@ -80,15 +86,27 @@ def groups(
 
 
 def _kinds(cells: Iterable[Cell]) -> dict[tuple[str, str, str], list[Cell]]:
+    cells = list(cells)
+    told: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for cell in cells:
+        told[cell.result.implementation, cell.requirement].add(_cause(cell))
     kinds: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
         finding = cell.finding
+        several = len(told[cell.result.implementation, cell.requirement]) > CAUSES
+        cause = "" if several else _cause(cell)
         same = re.sub(r"\d+", "#", _text(cell)) if finding.verdict == "error" else ""
-        if not (same or finding.cause or finding.figures):
+        if not (same or cause or finding.figures):
             # Neither a cause nor a number: two requirements are two reasons.
             same = finding.requirement
-        kinds[finding.verdict, finding.cause, same].append(cell)
+        kinds[finding.verdict, cause, same].append(cell)
     return kinds
+
+
+def _cause(cell: Cell) -> str:
+    """What its cause says in other cases too."""
+    cause = cell.finding.cause
+    return FITTED if FITTED in cause else cause
 
 
 def _text(cell: Cell) -> str:
