@@ -616,9 +616,10 @@ def test_an_update_writes_no_number_that_was_fitted(mended):
 
 
 def test_an_update_writes_one_entry_for_what_is_named_in_many_ways(mended):
-    made = Made().say("deviates", requirement=GRADIENT)
+    told = {"requirement": GRADIENT, "figures": off(1e4)}
+    made = Made().say("deviates", **told)
     for number, dtype in enumerate(("float64", "float32")):
-        made.say("deviates", requirement=GRADIENT, case=SELF, dtype=dtype, cause=f"is {number}")
+        made.say("deviates", case=SELF, dtype=dtype, cause=f"is {number}", **told)
     edited, found = mended("", made)
     assert found.holds, edited
     assert edited.count("[[known]]") == 1

@@ -442,7 +442,7 @@ def test_a_wrong_declaration_fails_and_says_how_to_see_it_again(tmp_path):
     arguments = ["--implementation", mini("Observant"), "--case", "probe/masked-rows"]
     done = conformance(tmp_path, *arguments, expect=pytest.ExitCode.TESTS_FAILED)
     for told in (
-        "deviates: adapter.declares-what-is-observed; the adapter declares what is not so",
+        "deviates: adapter.declares-what-is-observed; the declaration and what was seen differ",
         "case probe/masked-rows, float32, mode default, on cpu",
         "mask, bool: output: declared NaN, observed output bias only",
         f"again: mha-conformance run {mini('Observant')} --case probe/masked-rows",

@@ -94,7 +94,7 @@ def _kinds(cells: Iterable[Cell]) -> dict[tuple[str, str, str], list[Cell]]:
     for cell in cells:
         finding = cell.finding
         several = len(told[cell.result.implementation, cell.requirement]) > CAUSES
-        cause = "" if several else _cause(cell)
+        cause = "" if several and finding.figures else _cause(cell)
         same = re.sub(r"\d+", "#", _text(cell)) if finding.verdict == "error" else ""
         if not (same or cause or finding.figures):
             # Neither a cause nor a number: two requirements are two reasons.

@@ -21,8 +21,10 @@ def compared(entries: Sequence[Entry]) -> Finding:
             f"{entry.subject}: declared {entry.declared}, observed {entry.value}"
             for entry in wrong[:MOST]
         ]
+        subjects = ", ".join(entry.subject for entry in wrong[:MOST])
         more = f"; and {len(wrong) - MOST} more" if len(wrong) > MOST else ""
-        cause = "the adapter declares what is not so"
+        # Either may be what is wrong.
+        cause = f"the declaration and what was seen differ: {subjects}{more}"
         return Finding(DECLARED.id, "deviates", "; ".join(told) + more, cause=cause)
     verdict = "conforms" if any(entry.declared for entry in entries) else "observed"
     return Finding(DECLARED.id, verdict)  # type: ignore[arg-type]
