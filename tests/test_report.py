@@ -31,10 +31,12 @@ from records import (
     save,
 )
 
+from conformance.card import Entry
 from conformance.errors import ConformanceError, ExitCode
 from conformance.findings import (
     INFINITE,
     VERDICTS,
+    CaseResult,
     Figures,
     Finding,
     item_id,
@@ -326,7 +328,11 @@ def test_numbers_may_block():
         found = report(result, implementations=[implementation(masks=masks)])
         (argument,) = cards(found)[0].arguments
         assert argument.agrees is agrees
-        assert "1\u00a0blocks, 0\u00a0attends" in render_html(found)
+        words = {
+            "blocks": "1\u00a0blocks, 0\u00a0attends",
+            "attends": "1\u00a0attends, 0\u00a0blocks",
+        }
+        assert words[seen] in render_html(found)
 
 
 def test_a_declaration_that_nobody_tested_is_told_as_such():
@@ -377,10 +383,65 @@ def test_a_layer_on_several_backends_is_one_block():
         ("attends", "tensorflow, jax"),
         ("blocks", "torch"),
     ]
-    assert polarity([card])["attends"] == [(card, ["mask"])]
+    assert polarity([card])["attends"] == [(card, card.arguments)]
     page = render_html(found)
     assert 'colspan="3"' in page
     assert "on tensorflow, jax and torch" in page
+    # The short answer has the exception too.
+    assert "(True blocks in torch)" in page
+
+
+def probed(topic: str, *entries: tuple[str, str], **where: str) -> CaseResult:
+    own = result(Finding("adapter.declares-what-is-observed", "observed"),
+                 case=f"probe/{topic}", **where)  # fmt: skip
+    return msgspec.structs.replace(own, entries=[Entry(*entry) for entry in entries])
+
+
+def test_every_form_says_what_experiments_found():
+    found = report(
+        observed(POLARITY, "mask[bool]=attends"),
+        probed("masks", ("mask, bool", "attends"), ("mask, float32 0/1", "ignored")),
+        probed("masks", ("mask, bool", "ignored"), ("mask, float32 0/−inf", "added"), mode="eval"),
+    )
+    (argument,) = cards(found)[0].arguments
+    assert [tuple(item) for item in map(msgspec.structs.astuple, argument.true)] == [
+        ("attends", 2, "mode train"),
+        ("ignored", 1, "mode eval"),
+    ]
+    assert [item.value for item in argument.ones] == ["ignored"]
+    assert [item.value for item in argument.infinite] == ["added"]
+    assert argument.surprises == ["booleans: ignored (mode eval), declared attends"]
+
+
+def test_a_masked_row_that_only_an_experiment_saw_is_told():
+    seen = ("mask, bool: output", "mean of the values"), ("mask, bool: gradients", "finite")
+    large = ("mask, float32 0/−1e9: output", "as if unmasked")
+    (row,) = report(probed("masked-rows", *seen, large)).conventions[0].fully_masked
+    assert (row.row.value, row.row.where) == ("mean of values", "")
+    assert [item.value for item in row.consequences] == ["gradients finite"]
+
+
+def test_nothing_is_said_of_modes_that_nobody_asked():
+    """One backend was asked in one mode, the other in both: "otherwise" would say too much."""
+    names = ["keras-jax", "keras-torch"]
+    results = [
+        observed(MASKED, "output bias; gradients finite", name=name, mode="train") for name in names
+    ]
+    results.append(observed(MASKED, "nan; gradients finite", name="keras-torch", mode="eval"))
+    results.append(probed("masked-rows", ("mask, bool: output", "NaN"), name=names[0], mode="eval"))
+    found = report(
+        *results,
+        implementations=[
+            implementation(name, title=f"keras.Attention ({name.partition('-')[2]})")
+            for name in names
+        ],
+    )
+    (card,) = cards(found)
+    told = [(item.row.value, item.row.where) for item in card.fully_masked]
+    assert told == [("output bias", "mode train"), ("nan", "mode eval")]
+    some = [data.Variant("a", 1, "mode x"), data.Variant("b", 1, "mode y")]
+    alone = pooled([("jax", [data.Variant("a", 1, "")]), ("torch", some)])
+    assert [item.where for item in alone] == ["jax · torch: mode x", "torch: mode y"]
 
 
 def test_a_title_in_brackets_alone_is_no_group():

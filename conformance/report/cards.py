@@ -28,14 +28,15 @@ Members = Sequence[tuple[str, Sequence[Variant]]]
 class Reading(NamedTuple):
     """A mask argument as the page says it.
 
-    `true` is what True was seen to do, or is declared to do where nobody looked; `agrees` is None
-    there.
+    `true`, `ones` and `infinite` are what booleans, 0 and 1, and 0 and −∞ were seen to do; or are
+    declared to do where nobody looked, and `agrees` is None there.
     """
 
     name: str
     axes: list[str]
-    number: str | None
     true: list[Variant]
+    ones: list[Variant]
+    infinite: list[Variant]
     agrees: bool | None
     surprises: list[str]
 
@@ -64,18 +65,18 @@ def cards(report: Report) -> list[Card]:
     ]
 
 
-def polarity(found: Sequence[Card]) -> dict[str, list[tuple[Card, list[str]]]]:
+def polarity(found: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]]]:
     """Which arguments attend where True, and which block: the answer that most people look for."""
-    answer: dict[str, list[tuple[Card, list[str]]]] = {"attends": [], "blocks": []}
+    answer: dict[str, list[tuple[Card, list[Reading]]]] = {"attends": [], "blocks": []}
     for meaning, told in answer.items():
         for card in found:
-            names = [
-                argument.name
+            own = [
+                argument
                 for argument in card.arguments
                 if argument.true and argument.true[0].value == meaning
             ]
-            if names:
-                told.append((card, names))
+            if own:
+                told.append((card, own))
     return answer
 
 
@@ -90,15 +91,12 @@ def pooled(members: Members) -> list[Variant]:
             times[item.value] += item.times
             places[item.value][item.where].append(name)
     looked = sum(bool(observed) for _, observed in members)
-    values = sorted(times, key=lambda value: -times[value])
     found = []
-    for value in values:
+    for value in sorted(times, key=lambda value: -times[value]):
         wheres = places[value]
         everywhere = sum(len(names) for names in wheres.values()) == looked
         if everywhere and len(wheres) == 1:
             where = next(iter(wheres))
-        elif everywhere and value == values[0]:
-            where = "otherwise"
         else:
             where = " · ".join(
                 ", ".join(names) + (f": {where}" if where else "")
@@ -127,28 +125,35 @@ def _card(title: str, columns: list[Column], own: Sequence[Convention]) -> Card:
 
 def _reading(members: Sequence[tuple[str, Argument]]) -> Reading:
     first = members[0][1]
+    declared = {form.form: form.declared for _, item in members for form in item.forms}
     forms = {
-        form.form: pooled([(name, item.forms[index].observed) for name, item in members])
-        for index, form in enumerate(first.forms)
+        form: pooled([(name, _observed(item, form)) for name, item in members]) for form in declared
     }
-    declared = {form.form: form.declared for form in first.forms}
     surprises: dict[str, list[str]] = defaultdict(list)
     for form, observed in forms.items():
         for item in observed:
-            if item.value != declared[form]:
+            if declared[form] and item.value != declared[form]:
                 place = f" ({item.where})" if item.where else ""
                 surprises[f"{item.value}{place}, declared {declared[form]}"].append(_fed(form))
-    true = forms.get("bool", [])
-    if "bool" in forms and not true:
-        true = [Variant(declared["bool"], 0, "")]
+
+    def seen(form: str) -> list[Variant]:
+        told = declared.get(form, "")
+        return forms.get(form) or ([Variant(told, 0, "declared")] if told else [])
+
+    looked = any(forms[form] for form, told in declared.items() if told)
     return Reading(
         name=first.declared.name,
         axes=first.declared.axes,
-        number=first.declared.number,
-        true=true,
-        agrees=not surprises if any(forms.values()) else None,
+        true=seen("bool"),
+        ones=seen("0/1"),
+        infinite=seen("0/-inf"),
+        agrees=not surprises if looked else None,
         surprises=[f"{' and '.join(fed)}: {told}" for told, fed in surprises.items()],
     )
+
+
+def _observed(argument: Argument, form: str) -> list[Variant]:
+    return next((own.observed for own in argument.forms if own.form == form), [])
 
 
 def _masked(members: Sequence[tuple[str, Sequence[MaskedRow]]]) -> list[MaskedRow]:

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.card import Entry
+from conformance.card import PREFIX
 from conformance.findings import CaseResult
 from conformance.record import Implementation, MaskInfo
 from conformance.report.columns import column_keys, declared
@@ -25,31 +25,31 @@ from conformance.requirements.polarity import POLARITY
 
 _MEANING = re.compile(r"(\S+?)\[([^\]\s]+)\]=(\S+)")
 
-_MASKS = "probe/masks"
 _FORMS = {"bool": "bool", "float32 0/1": "0/1", "float32 0/−inf": "0/-inf"}
 """Forms of the experiment, and what the requirement calls them: it asks of some shapes only."""
+
+_ROWS = {"NaN": "nan", "output bias only": "output bias", "mean of the values": "mean of values"}
+"""Words of the experiment for a fully masked row, and those of the requirement."""
 
 _AXES = {"dtype": "", "mode": "mode", "case": "case"}
 """What an observation may depend on, and the word for it where its values do not speak."""
 
 Observations = Sequence[tuple[CaseResult, str]]
+Found = dict[str, list[tuple[CaseResult, str]]]
+"""Observations by requirement."""
 
 
 def conventions(
     records: Sequence[Loaded], columns: Sequence[Column], seen: Iterable[Seen]
 ) -> list[Convention]:
     """One card for each column."""
-    observed: dict[tuple[str, str], list[tuple[CaseResult, str]]] = defaultdict(list)
-    probed: dict[str, list[tuple[CaseResult, str]]] = defaultdict(list)
-    every = list(seen)
-    for column, result, finding in every:
+    required: dict[str, Found] = defaultdict(lambda: defaultdict(list))
+    results: dict[str, dict[str, CaseResult]] = defaultdict(dict)
+    for column, result, finding in seen:
         if finding.value:
-            observed[column, finding.requirement].append((result, finding.value))
-    for column, result, _ in every:
-        if result.case == _MASKS and not observed[column, POLARITY.id]:
-            probed[column].append((result, _as_polarity(result.entries)))
-    for column, found in probed.items():
-        observed[column, POLARITY.id] = found
+            required[column][finding.requirement].append((result, finding.value))
+        if result.entries:
+            results[column][result.id] = result
     keys = column_keys(records)
     implementations = {
         keys[index, item.name]: item
@@ -57,50 +57,55 @@ def conventions(
         for item in declared(record)
     }
     return [
-        _card(
-            column,
-            implementations[column.key],
-            {
-                item.id: observed[column.key, item.id]
-                for item in (POLARITY, ALIGNMENT, FULLY_MASKED, RETURNED)
-            },
-        )
+        _card(column, implementations[column.key], required[column.key], experiments)
         for column in columns
+        for experiments in [list(results[column.key].values())]
     ]
 
 
-def _as_polarity(entries: Sequence[Entry]) -> str:
-    """What an experiment showed, in the form in which the requirement says it."""
-    told = []
-    for entry in entries:
-        argument, _, form = entry.subject.partition(", ")
-        if form in _FORMS:
-            told.append(f"{argument}[{_FORMS[form]}]={entry.value.split()[0]}")
-    return " ".join(told)
-
-
 def _card(
-    column: Column, implementation: Implementation, observed: Mapping[str, Observations]
+    column: Column,
+    implementation: Implementation,
+    required: Found,
+    experiments: Sequence[CaseResult],
 ) -> Convention:
-    meanings: dict[tuple[str, str], list[tuple[CaseResult, str]]] = defaultdict(list)
-    for result, value in observed[POLARITY.id]:
-        for argument, form, meaning in _MEANING.findall(value):
-            meanings[argument, form].append((result, meaning))
-    arguments = []
-    for mask in implementation.masks:
-        forms = [
-            Form(form, told, variants(meanings[mask.name, form]))
-            for form, told in _declared_forms(mask).items()
-        ]
-        arguments.append(Argument(mask, forms))
+    meanings = _meanings(required[POLARITY.id], experiments)
     return Convention(
         column=column.key,
-        arguments=arguments,
+        arguments=[_argument(mask, meanings) for mask in implementation.masks],
         causal=implementation.causal,
-        alignment=variants(observed[ALIGNMENT.id]),
-        fully_masked=_masked_rows(observed[FULLY_MASKED.id]),
-        returned_weights=variants(observed[RETURNED.id]),
+        alignment=variants(
+            [*required[ALIGNMENT.id], *_tried(experiments, "causal", ".* alone, fewer.*")]
+        ),
+        fully_masked=_masked_rows(required[FULLY_MASKED.id], experiments),
+        returned_weights=variants(required[RETURNED.id]),
     )
+
+
+def _meanings(
+    observed: Observations, experiments: Sequence[CaseResult]
+) -> dict[tuple[str, str], list[tuple[CaseResult, str]]]:
+    """What each form of each argument was seen to mean, by requirement and by experiment."""
+    found: dict[tuple[str, str], list[tuple[CaseResult, str]]] = defaultdict(list)
+    for result, value in observed:
+        for argument, form, meaning in _MEANING.findall(value):
+            found[argument, form].append((result, meaning))
+    for result in experiments:
+        for entry in result.entries if result.case == f"{PREFIX}masks" else []:
+            argument, _, form = entry.subject.partition(", ")
+            if form in _FORMS:
+                found[argument, _FORMS[form]].append((result, entry.value))
+    return found
+
+
+def _argument(mask: MaskInfo, meanings: Mapping[tuple[str, str], Observations]) -> Argument:
+    said = _declared_forms(mask)
+    forms = [
+        Form(form, said.get(form, ""), variants(meanings.get((mask.name, form), [])))
+        for form in _FORMS.values()
+        if form in said or (mask.name, form) in meanings
+    ]
+    return Argument(mask, forms)
 
 
 def _declared_forms(mask: MaskInfo) -> dict[str, str]:
@@ -109,17 +114,38 @@ def _declared_forms(mask: MaskInfo) -> dict[str, str]:
     if mask.number == "added":
         forms |= {"0/-inf": "added", "0/1": "added"}
     elif mask.number is not None:
-        forms["0/1"] = mask.number.removesuffix(" if nonzero")
+        forms["0/1"] = mask.number.split()[0].rstrip(",")
     return forms
 
 
-def _masked_rows(observed: Observations) -> list[MaskedRow]:
+def _tried(
+    experiments: Sequence[CaseResult], topic: str, pattern: str
+) -> list[tuple[CaseResult, str]]:
+    """What experiments showed of these subjects; each value once for each of them."""
+    return [
+        (result, value)
+        for result in experiments
+        if result.case == PREFIX + topic
+        for value in dict.fromkeys(
+            entry.value for entry in result.entries if re.fullmatch(pattern, entry.subject)
+        )
+    ]
+
+
+def _masked_rows(required: Observations, experiments: Sequence[CaseResult]) -> list[MaskedRow]:
     """The row itself, and separately what comes with it: not every mode has gradients."""
-    parts = [(result, *value.partition("; ")[::2]) for result, value in observed]
+    parts = [(result, *value.partition("; ")[::2]) for result, value in required]
+    tried = [
+        (result, _ROWS.get(value, value))
+        for result, value in _tried(experiments, "masked-rows", "(?!.*1e9).*: output")
+    ]
+    lost = _tried(experiments, "masked-rows", "(?!.*1e9).*: gradients")
     rows = []
-    for row in variants([(result, value) for result, value, _ in parts]):
+    for row in variants([*((result, value) for result, value, _ in parts), *tried]):
         after = [(result, rest) for result, value, rest in parts if value == row.value and rest]
-        rows.append(MaskedRow(row, variants(after)))
+        modes = {result.mode for result, value in tried if value == row.value}
+        known = [(result, f"gradients {told}") for result, told in lost if result.mode in modes]
+        rows.append(MaskedRow(row, variants(after or known)))
     return rows
 
 
@@ -143,16 +169,22 @@ def variants(observed: Observations) -> list[Variant]:
 def where(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str | None:
     """In which dtypes, modes and cases; only what tells these from the others, if that does."""
     own = {axis: _values(some, axis) for axis in _AXES}
+    cases = _cases(some) or _cases(every)
     inside = [item for item in every if all(getattr(item, axis) in own[axis] for axis in _AXES)]
     if len(inside) != len(some):
         return None
     told = []
     for axis, word in _AXES.items():
-        if set(own[axis]) != set(_values(every, axis)):
-            told.append(
-                f"{word}{'s' if word and len(own[axis]) > 1 else ''} {', '.join(own[axis])}"
-            )
+        differs = set(own[axis]) != set(_values(every, axis))
+        # An experiment is no case of its own: it asks the same beside them.
+        if differs and (axis != "case" or set(cases) != set(_cases(every))):
+            named = cases if axis == "case" else own[axis]
+            told.append(f"{word}{'s' if word and len(named) > 1 else ''} {', '.join(named)}")
     return "; ".join(told).strip()
+
+
+def _cases(results: Sequence[CaseResult]) -> list[str]:
+    return [case for case in _values(results, "case") if not case.startswith(PREFIX)]
 
 
 def _listed(some: Sequence[CaseResult], most: int = 3) -> str:

@@ -45,10 +45,18 @@ _OBSERVED_BOOL = {
     "rejected": "refused",
 }
 
-_NUMBERS = {
-    "added": "added to the logits, −∞\u00a0blocks",
-    "attends if nonzero": "nonzero attends, 0\u00a0blocks",
-    "blocks if nonzero": "1\u00a0blocks, 0\u00a0attends",
+_ONES = {
+    "attends": "1\u00a0attends, 0\u00a0blocks",
+    "blocks": "1\u00a0blocks, 0\u00a0attends",
+    "added": "added to the logits",
+    "rejected": "refused",
+}
+
+_INFINITE = {
+    "added": "−∞\u00a0blocks",
+    "blocks": "−∞\u00a0blocks",
+    "attends": "−∞\u00a0attends, 0\u00a0blocks",
+    "rejected": "refused",
 }
 
 _ROWS = {
@@ -150,9 +158,14 @@ def boolean(meaning: str) -> str:
     return _OBSERVED_BOOL.get(meaning, f"True: {meaning}")
 
 
-def numeric(meaning: str | None) -> str:
-    """What a number is declared to mean."""
-    return "not accepted" if meaning is None else _NUMBERS.get(meaning, meaning)
+def ones(meaning: str) -> str:
+    """What 0 and 1 were seen to mean."""
+    return _ONES.get(meaning, meaning)
+
+
+def infinite(meaning: str) -> str:
+    """What 0 and −∞ were seen to mean."""
+    return _INFINITE.get(meaning, meaning)
 
 
 def masked_row(value: str) -> str:
