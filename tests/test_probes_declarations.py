@@ -77,6 +77,12 @@ def rows(declared):
     return fake(usual, masks=mask(), fully_masked_row=declared)
 
 
+def where_one(logits, mask):
+    """`masked_fill(mask == 1, -inf)`, literally."""
+    return blocked(logits, mask != 1)
+
+
+NONZERO = "attends if nonzero"
 LESS = "is_causal alone, fewer queries than keys"
 WRONG = {
     "blocks where it attends": (
@@ -104,11 +110,36 @@ WRONG = {
         "masks",
         ("mask, float32 0/1", "blocks", "attends"),
     ),
+    "blocks if nonzero where 1 blocks": (
+        fake(where_one, masks=mask("blocks", "blocks if nonzero")),
+        "masks",
+        ("mask, float32 0/1/2", "blocks", "blocks where 1"),
+    ),
+    "blocks if 1 where nonzero blocks": (
+        fake(lambda logits, mask: blocked(logits, mask == 0), masks=mask("blocks", "blocks if 1")),
+        "masks",
+        ("mask, float32 0/1/2", "blocks where 1", "blocks"),
+    ),
+    "attends if 1 where nonzero attends": (
+        fake(attends, masks=mask(number="attends if 1")),
+        "masks",
+        ("mask, float32 0/1/2", "attends where 1", "attends"),
+    ),
+    "attends if nonzero where more than 0 attends": (
+        fake(lambda logits, mask: blocked(logits, mask > 0), masks=mask(number=NONZERO)),
+        "masks",
+        ("mask, float32 0/−1e9", "attends", "blocks everything"),
+    ),
+    "attends, 0 or 1 only, where it is added": (
+        fake(usual, masks=mask(number="attends, 0 or 1 only")),
+        "masks",
+        ("mask, float32 0/1", "attends", "added"),
+    ),
     "a mask that is refused": (miniatures.Raises(), "masks", ("mask, bool", "attends", "rejected")),
     "another masked row": (
         rows("zeros"),
         "masked-rows",
-        ("mask, bool: output", "zeros", "NaN"),
+        ("mask, bool: output", "output bias only", "NaN"),
     ),
     "bottom-right for top-left": (
         aligned("bottom-right", 0),
@@ -188,8 +219,23 @@ RIGHT = {
 }
 ALSO_RIGHT = [
     (fake(lambda logits, mask: blocked(logits, mask == 0), masks=mask("blocks", None)), "masks"),
-    (fake(attends, masks=mask(number="attends if nonzero")), "masks"),
+    (fake(attends, masks=mask(number=NONZERO)), "masks"),
+    (fake(attends, masks=mask(number="attends, 0 or 1 only")), "masks"),
+    (fake(where_one, masks=mask("blocks", "blocks if 1")), "masks"),
+    (
+        fake(lambda logits, mask: blocked(logits, mask == 1), masks=mask(number="attends if 1")),
+        "masks",
+    ),
+    (
+        fake(
+            lambda logits, mask: blocked(logits, mask > 0.5),
+            masks=mask(number="attends, 0 or 1 only"),
+        ),
+        "masks",
+    ),
     (fake(usual, masks=mask(), fully_masked_row="nan"), "masked-rows"),
+    # A function that returns zeros, to which the suite adds the output bias.
+    (type("Zeros", (Correct,), {"fully_masked_row": "zeros"})(), "masked-rows"),
     (aligned(None, None), "causal"),
     (aligned("bottom-right", 1), "causal"),
     (fake(returned=lambda weights: weights.mean(1), returns_weights="averaged"), "weights"),

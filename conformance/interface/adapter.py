@@ -191,6 +191,11 @@ class Adapter(ABC):
         call = self.example.calls.get(mode.name)
         return None if call is None else replace(self.example, call=call)
 
+    def masked_row(self, mode: Mode) -> FullyMasked | None:
+        """What the output is declared to be for a query that may attend nothing, in this mode."""
+        said = self.fully_masked_row
+        return said.get(mode.name) if isinstance(said, Mapping) else said
+
     def versions(self) -> dict[str, str]:
         """Versions of what is behind this adapter."""
         return {}

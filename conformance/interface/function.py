@@ -15,7 +15,7 @@ import numpy as np
 
 from conformance.errors import Unsupported, WrongDeclaration
 from conformance.frameworks.base import Natives, WrongAnswer
-from conformance.interface.adapter import Call
+from conformance.interface.adapter import Call, FullyMasked, Mode
 from conformance.interface.arguments import CausalFlag, MaskArgument
 from conformance.interface.native import NativeAdapter
 from conformance.problem import Problem, Shape, check_shape
@@ -32,6 +32,7 @@ class Function(NativeAdapter):
 
     Attributes:
         layout: of query, key, value and the result.
+        fully_masked_row: of what the function returns, which the suite then projects.
         grouped: whether it takes fewer key/value heads than query heads.
     """
 
@@ -47,6 +48,10 @@ class Function(NativeAdapter):
         weight `[heads head]`, for the additive score.
         """
         raise NotImplementedError
+
+    def masked_row(self, mode: Mode) -> FullyMasked | None:
+        said = super().masked_row(mode)
+        return "output bias" if said == "zeros" else said
 
     def check_shape(self, shape: Shape) -> None:
         if shape.group > 1 and not self.grouped:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -73,8 +73,7 @@ def _one(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
     if "batch" not in way.axes:
         blocked[:, QUERY] = True
     value = _output(lab, found)
-    declared = lab.adapter.fully_masked_row
-    said = declared.get(lab.mode.name) if isinstance(declared, Mapping) else declared
+    said = lab.adapter.masked_row(lab.mode)
     words = DECLARED.get(str(said), "") if way.form is not LARGE else ""
     same = {"zeros", "output bias only"} if not shape.bias else {value}
     yield Entry(

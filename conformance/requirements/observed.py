@@ -48,9 +48,7 @@ def fully_masked_row(ex: Examination) -> Finding:
 
 
 def _against_declaration(requirement: str, seen: str, ex: Examination) -> Finding:
-    declared = ex.adapter.fully_masked_row
-    if declared is not None and not isinstance(declared, str):
-        declared = declared.get(ex.mode.name)
+    declared = ex.adapter.masked_row(ex.mode)
     if declared is None:
         return Finding(requirement, "observed", value=seen)
     if seen.split(";")[0] == declared:
