@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -258,6 +259,12 @@ class _MultiHeadAttention(_DotProduct):
 
 class _GroupQueryAttention(_DotProduct):
     documentation = f"{_DOCS}/group_query_attention/"
+    # An attention_mask that comes alone attends above ½ if the scores are returned, and wherever it
+    # is not 0 if they are not.
+    mask_arguments = tuple(
+        replace(item, number="attends, 0 or 1 only") if item.name == "attention_mask" else item
+        for item in _DotProduct.mask_arguments
+    )
 
     def check_shape(self, shape: Shape) -> None:
         if shape.value_head_size != shape.head_size:

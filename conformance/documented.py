@@ -1,11 +1,13 @@
-"""What each library says about itself, as its adapter declares it: masks, flags, rows, weights.
+"""What each adapter declares of its library: masks, flags, rows, weights.
 
-An adapter is written from a library's documentation and links to it. Nothing here is believed by
-the suite; it is what experiments are compared with.
+That is no documentation of the library: an adapter is written from what the library documents, and
+from what it was seen to do, and links to the documentation. Nothing here is believed by the suite;
+it is what experiments are compared with.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -18,12 +20,12 @@ from conformance.interface.loading import load, registered
 
 
 class Documented(msgspec.Struct, frozen=True):
-    """What implementations say alike.
+    """What adapters declare alike.
 
     Attributes:
         implementations: their names.
         says: in few words.
-        documentation: links, or [].
+        documentation: links to what the libraries' authors say, or [].
     """
 
     implementations: list[str]
@@ -57,7 +59,7 @@ def grouped(says: Callable[[Adapter], str]) -> list[Documented]:
 
 
 def about(requirement: str) -> list[Documented]:
-    """What libraries say about what a requirement asks; [] if they declare nothing of the kind."""
+    """What adapters declare of what a requirement asks; [] if nothing of the kind."""
     says = next((say for start, say in _SAYS.items() if requirement.startswith(start)), None)
     return grouped(says) if says else []
 
@@ -73,7 +75,13 @@ def _masks(adapter: Adapter) -> str:
 
 
 def _number(meaning: str) -> str:
-    return "a number is added" if meaning == "added" else f"1 {meaning.removesuffix(' if nonzero')}"
+    if meaning == "added":
+        return "a number is added"
+    how, rule = re.split(", | if ", meaning)
+    return {
+        "nonzero": f"a number {how} if it is not 0",
+        "1": f"a number {how} if it is 1",
+    }.get(rule, f"1 {how}, of other numbers nothing is said")
 
 
 def _causal(adapter: Adapter) -> str:

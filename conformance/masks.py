@@ -294,8 +294,15 @@ def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> _Meaning:
             f"there is infinity in the mask, and numbers are not added by {name}: "
             "is it meant for another argument?"
         )
-    attends = argument.true if argument.number is None else argument.number.split()[0]
-    return _Meaning((array != 0) == (attends == "attends"), dtype)
+    if argument.number is None:
+        return _Meaning((array != 0) == (argument.true == "attends"), dtype)
+    attends = argument.attending(array)
+    if attends is None:
+        raise Untranslatable(
+            f"{name} says who attends by 0 and 1; the mask holds other numbers, of which nothing "
+            "is declared"
+        )
+    return _Meaning(attends, dtype)
 
 
 def _added(array: np.ndarray, name: str, floating: bool, dtype: np.dtype) -> _Meaning:
@@ -326,4 +333,4 @@ def _said(meaning: _Meaning, argument: MaskArgument, name: str) -> np.ndarray:
         return array if argument.true == "attends" else ~array
     if argument.number == "added":
         return np.where(array, 0.0, -np.inf).astype(dtype)
-    return (array == (argument.number == "attends if nonzero")).astype(dtype)
+    return (array == (argument.one == "attends")).astype(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,7 +13,14 @@ from hypothesis import strategies as st
 
 from conformance import attention_function
 from conformance.errors import Unsupported, WrongDeclaration
-from conformance.interface.arguments import AXES, CausalFlag, MaskArgument, MaskTable, Spelling
+from conformance.interface.arguments import (
+    AXES,
+    CausalFlag,
+    MaskArgument,
+    MaskTable,
+    NumberMeans,
+    Spelling,
+)
 from conformance.problem import Problem, Shape, Weights
 
 FULL = "batch heads query key"
@@ -307,10 +315,10 @@ def decoded(table, spelling, problem):
             if value.dtype == np.bool_:
                 assert argument.true is not None
                 allowed[at] &= said if argument.true == "attends" else not said
-            elif argument.number == "attends if nonzero":
+            elif argument.number.startswith("attends"):
                 assert said in (0.0, 1.0)
                 allowed[at] &= said != 0
-            elif argument.number == "blocks if nonzero":
+            elif argument.number.startswith("blocks"):
                 assert said in (0.0, 1.0)
                 allowed[at] &= said == 0
             else:
@@ -337,7 +345,7 @@ LAYOUTS = (
 @st.composite
 def arguments(draw, name):
     true = draw(st.sampled_from(["attends", "blocks", None]))
-    number = draw(st.sampled_from(["added", "attends if nonzero", "blocks if nonzero", None]))
+    number = draw(st.sampled_from([*get_args(NumberMeans), None]))
     assume(true or number)
     layouts = draw(st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=2, unique=True))
     return MaskArgument(name, tuple(layouts), true, number, draw(st.booleans()))

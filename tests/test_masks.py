@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import SIZES, make
 
+from conformance.conversion import convert
 from conformance.errors import ConformanceError, UnknownName, Untranslatable, WrongShape
 from conformance.interface.arguments import AXES, MaskArgument, MaskTable, from_layout, to_layout
 from conformance.interface.loading import load, registered
@@ -55,7 +56,7 @@ def said(mask, argument, numbers):
         return mask if argument.true == "attends" else ~mask
     if argument.number == "added":
         return np.where(mask, 0.0, -np.inf)
-    return np.where(mask == (argument.number == "attends if nonzero"), 1.0, 0.0)
+    return np.where(mask == argument.number.startswith("attends"), 1.0, 0.0)
 
 
 def drawn(layout, sizes, seed, kept=AXES):
@@ -203,6 +204,38 @@ def test_booleans_become_numbers_where_booleans_are_not_taken():
 def test_nonzero_of_any_size_attends():
     found = translate(np.array([[[[0, 1, 7, -2]]]]), source=FLAX, target=ATTN, query=1)
     assert np.array_equal(found, [[True, False, False, False]])
+
+
+def test_two_neither_blocks_nor_hides_where_only_one_does():
+    mask = np.array([[[[0, 1, 0.25, 2]]]])
+    found = translate(mask, source="tutorial-1:mask", target="tutorial-2:mask")
+    assert np.array_equal(found, [[[[True, False, True, True]]]])
+
+
+def test_a_translated_mask_does_what_its_source_did():
+    torch = pytest.importorskip("torch")
+    from conformance.adapters.tutorials.tutorial_1 import MultiHeadAttention as First
+    from conformance.adapters.tutorials.tutorial_2 import MultiHeadAttention as Second
+
+    torch.manual_seed(0)
+    one, two = First(8, 2, 0.0).double(), Second(8, 2).double()
+    weights = {name: value.numpy() for name, value in one.state_dict().items()}
+    same = convert(weights, source="tutorial-1", target="tutorial-2", heads=2)
+    two.load_state_dict({name: torch.tensor(value) for name, value in same.items()})
+    x = torch.randn(1, 4, 8).double()
+    mask = torch.tensor([[[[0.0, 1.0, 0.25, 2.0]]]])
+    other = translate(mask, source="tutorial-1:mask", target="tutorial-2:mask")
+    assert torch.allclose(one(x, x, x, mask)[0], two(x, x, x, torch.tensor(other)))
+    assert not torch.allclose(one(x, x, x)[0], two(x, x, x, torch.tensor(other)))
+
+
+def test_numbers_of_which_nothing_is_declared_are_refused():
+    source = "keras-jax-gqa:attention_mask"
+    for number in (0.25, 2, -1):
+        with pytest.raises(Untranslatable, match="holds other numbers, of which nothing is declar"):
+            translate(np.array([[[0, 1, number]]]), source=source, target=FLAX)
+    found = translate(np.array([[[0, 1, 1.0]]]), source=source, target=FLAX)
+    assert np.array_equal(found, [[[[False, True, True]]]])
 
 
 def test_nonzero_that_blocks(tmp_path):

@@ -77,7 +77,7 @@ def test_inputs_are_as_different_as_the_implementation_allows():
 # What a mask means
 
 FORMS = ("bool", "uint8 0/1", "int32 0/1", "int64 0/1", "float32 0/1", "float32 0/¼/1")
-FORMS += ("float32 0/−inf", "float32 0/−1e9")
+FORMS += ("float32 0/1/2", "float32 0/−inf", "float32 0/−1e9")
 
 
 def whole(logits, mask):
@@ -102,57 +102,61 @@ def no_numbers(logits, mask):
     return blocked(logits, mask)
 
 
-EIGHT = len(FORMS)
-WEIGHTED = "multiplied into the weights"
+EVERY = len(FORMS)
+WEVERYED = "multiplied into the weights"
 MEANINGS = {
-    "attends": (fake(attends), ["attends"] * EIGHT),
-    "attends, at a scale of its own": (fake(attends, scale=0.7), ["attends"] * EIGHT),
+    "attends": (fake(attends), ["attends"] * EVERY),
+    "attends, at a scale of its own": (fake(attends, scale=0.7), ["attends"] * EVERY),
     "attends, by a large number": (
         fake(lambda logits, mask: np.where(mask != 0, logits, -1e9)),
-        ["attends"] * EIGHT,
+        ["attends"] * EVERY,
     ),
-    "blocks": (fake(lambda logits, mask: blocked(logits, mask == 0)), ["blocks"] * EIGHT),
-    "added": (fake(lambda logits, mask: logits + mask), ["added"] * EIGHT),
-    "usual": (fake(usual), ["attends", *["added"] * 7]),
+    "blocks": (fake(lambda logits, mask: blocked(logits, mask == 0)), ["blocks"] * EVERY),
+    "added": (fake(lambda logits, mask: logits + mask), ["added"] * EVERY),
+    "usual": (fake(usual), ["attends", *["added"] * 8]),
     "multiplied into the logits": (
         fake(lambda logits, mask: logits * mask),
-        [*["multiplied"] * 6, "blocks everything", "multiplied"],
+        [*["multiplied"] * 7, "blocks everything", "multiplied"],
     ),
     "multiplied into the weights": (
         fake(None, lambda weights, mask: weights * mask),
-        [*[WEIGHTED] * 6, "blocks everything", WEIGHTED],
+        [*[WEVERYED] * 7, "blocks everything", WEVERYED],
     ),
-    "ignored": (fake(), ["ignored"] * EIGHT),
+    "ignored": (fake(), ["ignored"] * EVERY),
     "above one half": (
         fake(lambda logits, mask: blocked(logits, mask > 0.5)),
-        [*["attends"] * 5, "attends above ½", *["blocks everything"] * 2],
+        [*["attends"] * 5, "attends above ½", "attends", *["blocks everything"] * 2],
     ),
     "where 1": (
         fake(lambda logits, mask: blocked(logits, mask != 1)),
-        [*["blocks"] * 5, "blocks where 1", "ignored", "ignored"],
+        [*["blocks"] * 5, *["blocks where 1"] * 2, "ignored", "ignored"],
     ),
-    "integers as booleans": (fake(whole), [*["attends"] * 4, *["added"] * 4]),
-    "floats ignored": (fake(whole_only), [*["attends"] * 4, *["ignored"] * 4]),
-    "numbers refused": (fake(no_numbers), ["attends", *["rejected"] * 7]),
-    "refused": (Raises(), ["rejected"] * EIGHT),
+    "only where 1": (
+        fake(lambda logits, mask: blocked(logits, mask == 1)),
+        [*["attends"] * 5, "attends above ½", "attends where 1", *["blocks everything"] * 2],
+    ),
+    "integers as booleans": (fake(whole), [*["attends"] * 4, *["added"] * 5]),
+    "floats ignored": (fake(whole_only), [*["attends"] * 4, *["ignored"] * 5]),
+    "numbers refused": (fake(no_numbers), ["attends", *["rejected"] * 8]),
+    "refused": (Raises(), ["rejected"] * EVERY),
     "rolled by one key": (
         fake(lambda logits, mask: blocked(logits, np.roll(mask, 1, -1) != 0)),
-        ["unexplained"] * EIGHT,
+        ["unexplained"] * EVERY,
     ),
     "rolled by one head": (
         fake(lambda logits, mask: blocked(logits, np.roll(mask, 1, 1) != 0)),
-        ["unexplained"] * EIGHT,
+        ["unexplained"] * EVERY,
     ),
     "of the first entry": (
         fake(lambda logits, mask: blocked(logits, mask[:1] != 0)),
-        ["unexplained"] * EIGHT,
+        ["unexplained"] * EVERY,
     ),
-    "transposed": (fake(transposed), ["unexplained"] * EIGHT),
+    "transposed": (fake(transposed), ["unexplained"] * EVERY),
     "softly": (
         fake(lambda logits, mask: np.where(mask != 0, logits, logits - 30)),
-        ["unexplained"] * EIGHT,
+        ["unexplained"] * EVERY,
     ),
-    "halved": (fake(lambda logits, mask: logits + mask / 2), ["unexplained"] * EIGHT),
+    "halved": (fake(lambda logits, mask: logits + mask / 2), ["unexplained"] * EVERY),
 }
 
 
@@ -192,8 +196,8 @@ def test_half_precision_is_asked_in_the_one_that_there_is():
         "mask, float32 0/1 (inputs float16)": "added",
         "mask, float32 0/−inf (inputs float16)": "added",
     }
-    assert len(found) == EIGHT + len(own), "NumPy has no bfloat16, so that is not asked"
-    assert len(values(fake(usual, dtypes=("float32", "float64")), "masks")) == EIGHT
+    assert len(found) == EVERY + len(own), "NumPy has no bfloat16, so that is not asked"
+    assert len(values(fake(usual, dtypes=("float32", "float64")), "masks")) == EVERY
 
 
 QUERIES = MaskArgument("mask", "batch query", true="attends")

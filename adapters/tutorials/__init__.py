@@ -99,9 +99,9 @@ class Tutorial1(Tutorial):
     returns_weights = "per head"
     fully_masked_row = "nan"
     dropout_modes = ("train",)
-    # A number blocks if it equals one, literally; 0 and 1 are what such pages make masks of.
+    # A number blocks if it equals one, literally: 2 hides nothing.
     mask_arguments = (
-        MaskArgument("mask", FOUR_AXES, true="blocks", number="blocks if nonzero", broadcasts=True),
+        MaskArgument("mask", FOUR_AXES, true="blocks", number="blocks if 1", broadcasts=True),
     )
     parameters = _projections("w_q", "w_k", "w_v", "fc")
     example = Example(

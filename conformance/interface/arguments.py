@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import einops
 import numpy as np
@@ -25,7 +25,15 @@ from conformance.errors import Unsupported, WrongDeclaration
 from conformance.problem import Causal, Problem, Shape, causal_mask
 
 TrueMeans = Literal["attends", "blocks"]
-NumberMeans = Literal["added", "attends if nonzero", "blocks if nonzero"]
+NumberMeans = Literal[
+    "added",
+    "attends if nonzero",
+    "blocks if nonzero",
+    "attends if 1",
+    "blocks if 1",
+    "attends, 0 or 1 only",
+    "blocks, 0 or 1 only",
+]
 Native = BoolArray | Array | bool
 
 AXES = ("batch", "heads", "query", "key")
@@ -44,8 +52,10 @@ class MaskArgument:
             first: "batch key", "(batch heads) query key", "batch heads query key".
         true: what True means, or None if booleans are not accepted.
         number: what a number means, or None if numbers are not accepted. "added": added to the
-            logits (-inf blocks). "attends if nonzero": 1 attends, 0 blocks. "blocks if nonzero":
-            1 blocks, 0 attends.
+            logits (-inf blocks). "attends if nonzero": 0 blocks, any other number attends. "attends
+            if 1": any other number than 1 blocks, as in `mask != 1`. "attends, 0 or 1 only": 1
+            attends, 0 blocks, and nothing is said of other numbers. "blocks if nonzero", "blocks if
+            1" and "blocks, 0 or 1 only": likewise, the other way round.
         broadcasts: axes that stand alone in a layout may also have size 1.
     """
 
@@ -60,11 +70,9 @@ class MaskArgument:
             object.__setattr__(self, "axes", (self.axes,))
         if self.true not in ("attends", "blocks", None):
             raise WrongDeclaration(f"{self.name}: true={self.true!r}; say 'attends' or 'blocks'")
-        if self.number not in ("added", "attends if nonzero", "blocks if nonzero", None):
-            raise WrongDeclaration(
-                f"{self.name}: number={self.number!r}; say 'added', 'attends if nonzero' or "
-                "'blocks if nonzero'"
-            )
+        if self.number is not None and self.number not in get_args(NumberMeans):
+            said = ", ".join(map(repr, get_args(NumberMeans)))
+            raise WrongDeclaration(f"{self.name}: number={self.number!r}; say one of {said}")
         if self.true is None and self.number is None:
             raise WrongDeclaration(f"{self.name} accepts neither booleans nor numbers")
         if not self.layouts:
@@ -79,6 +87,27 @@ class MaskArgument:
     def layouts(self) -> tuple[str, ...]:
         """`axes` as a tuple."""
         return (self.axes,) if isinstance(self.axes, str) else self.axes
+
+    @property
+    def one(self) -> TrueMeans | None:
+        """What the number 1 means, and 0 the opposite; None if numbers are added or refused."""
+        return one_means(self.number)
+
+    def attending(self, numbers: np.ndarray) -> BoolArray | None:
+        """Who attends by these numbers; None if they are added, refused, or not all defined."""
+        if self.number is None or self.one is None:
+            return None
+        if self.number.endswith("0 or 1 only") and not ((numbers == 0) | (numbers == 1)).all():
+            return None
+        marked = numbers != 0 if self.number.endswith("nonzero") else numbers == 1
+        return np.asarray(marked if self.one == "attends" else ~marked)
+
+
+def one_means(number: str | None) -> TrueMeans | None:
+    """What 1 means where numbers mean this."""
+    if number is None or number == "added":
+        return None
+    return "attends" if number.startswith("attends") else "blocks"
 
 
 @dataclass(frozen=True)
@@ -344,7 +373,7 @@ def _say(
         merged = np.where(allowed, 0.0, -np.inf)
     elif argument.number is not None:
         assert allowed is not None
-        marked = allowed if argument.number == "attends if nonzero" else ~allowed
+        marked = allowed if argument.one == "attends" else ~allowed
         merged = np.where(marked, 1.0, 0.0)
     else:
         return None

@@ -19,7 +19,7 @@ class Form:
     Attributes:
         name: as the card says it: "int32 0/1".
         values: of a row; repeated and shuffled. A finite number beside −inf tells "added" from
-            "blocks", and 0.25 beside 1 tells "nonzero" from "above ½".
+            "blocks", 0.25 beside 1 tells "nonzero" from "above ½", and 2 either from "is 1".
         dtype: as NumPy calls it, or "own" for the implementation's.
     """
 
@@ -43,6 +43,7 @@ ZERO_ONE = Form("float32 0/1", (0, 1), "float32")
 ZERO_INFINITE = Form("float32 0/−inf", (0, INFINITE, -0.75), "float32")
 LARGE = Form("float32 0/−1e9", (0, -1e9, -0.75), "float32")
 FRACTIONS = Form("float32 0/¼/1", (0, 0.25, 1), "float32")
+WITH_TWO = Form("float32 0/1/2", (0, 1, 2), "float32")
 FORMS = (
     BOOL,
     Form("uint8 0/1", (0, 1), "uint8"),
@@ -50,6 +51,7 @@ FORMS = (
     Form("int64 0/1", (0, 1), "int64"),
     ZERO_ONE,
     FRACTIONS,
+    WITH_TWO,
     ZERO_INFINITE,
     LARGE,
 )

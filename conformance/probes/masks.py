@@ -92,15 +92,26 @@ def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: str) -> st
 def declaration(argument: MaskArgument, form: Form) -> str:
     """What the adapter says about this form, in the words of a meaning; "" for nothing.
 
-    What it says of numbers that are "nonzero" is about 0 and 1.
+    Of "0 or 1 only" there is nothing to compare with in other forms.
     """
     if form.dtype == "bool":
         return argument.true or ""
     if argument.number == "added":
         return "added"
-    if argument.number is not None and form.values == (0, 1):
-        return argument.number.split()[0]
-    return ""
+    values = np.array(form.values)
+    attends = argument.attending(values)
+    if attends is None:
+        return ""
+    if attends.all() or not attends.any():
+        return "ignored" if attends.all() else "blocks everything"
+    readings = {
+        "attends": values != 0,
+        "attends above ½": values > 0.5,
+        "attends where 1": values == 1,
+        "blocks": values == 0,
+        "blocks where 1": values != 1,
+    }
+    return next(name for name, reading in readings.items() if (reading == attends).all())
 
 
 def told(lab: Laboratory, seen: Seen, fed: Array) -> str:

@@ -8,7 +8,8 @@ With p the weights without a mask, and M the array that was handed over, the wei
     multiplied   softmax of (logits M), or p M                  (M was a factor)
     ignored      p
 
-and two readings of numbers that are neither 0 nor 1: "attends above ½", "blocks where 1". The
+and readings of numbers that are neither 0 nor 1: "attends above ½", "attends where 1", "blocks
+where 1". The
 values of a form (see `forms`) keep the predictions apart; where two coincide all the same, as
 "attends" and "attends above ½" for 0 and 1, the plainer name stands for both. Where every row looks
 as a fully masked one does, M "blocks everything". If no prediction is right, the meaning is
@@ -59,6 +60,7 @@ def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[str, Array]:
             "ignored": plain,
             "attends": among(plain, fed != 0),
             "attends above ½": among(plain, fed > 0.5),
+            "attends where 1": among(plain, fed == 1),
             "blocks": among(plain, fed == 0),
             "blocks where 1": among(plain, fed != 1),
             "added": _normal(plain * factor),

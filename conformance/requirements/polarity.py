@@ -56,9 +56,8 @@ def trials(problem: Problem, argument: MaskArgument, random: np.random.Generator
         hidden = np.where(laid, 0.0, -np.inf)
         found.append(Trial(argument.name, "0/-inf", hidden, marked, "attends"))
         found.append(Trial(argument.name, "0/1", laid.astype(np.float64), marked, "added"))
-    elif argument.number is not None:
-        declared = argument.number.removesuffix(" if nonzero")
-        found.append(Trial(argument.name, "0/1", laid.astype(np.float64), marked, declared))
+    elif argument.one is not None:
+        found.append(Trial(argument.name, "0/1", laid.astype(np.float64), marked, argument.one))
     return found
 
 
