@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -15,21 +17,25 @@ from rich.markup import escape
 from conformance import documented
 from conformance.card import TOPICS, Topic
 from conformance.cases.case import Case
-from conformance.cases.catalogue import catalogue, find_cases
+from conformance.cases.catalogue import catalogue
 from conformance.cases.told import tell
 from conformance.documented import Documented
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
+from conformance.interface.naming import find
 from conformance.paragraphs import heading, line, paragraph, some
 from conformance.problem import Problem
 from conformance.record import CaseInfo, Plane
 from conformance.reference import LIMIT
-from conformance.requirements import REQUIREMENTS, find_requirement
+from conformance.requirements import REQUIREMENTS
 from conformance.requirements.requirement import Requirement
 
 MOST_DRAWN = 32
 """Wider masks are not drawn in a terminal."""
+
+MOST_PRINTED = 8
+"""Of more than these, a terminal gets the ids only."""
 
 
 class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
@@ -57,7 +63,7 @@ class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
 
 
 class ExplainedRequirement(msgspec.Struct, frozen=True, tag_field="kind", tag="requirement"):
-    """A requirement; `decided` is how, `cases` what serves it, `documented` what libraries say."""
+    """A requirement: how it is `decided`, what `cases` serve it, what adapters declare."""
 
     id: str
     level: str
@@ -70,7 +76,7 @@ class ExplainedRequirement(msgspec.Struct, frozen=True, tag_field="kind", tag="r
 
 
 class ExplainedExperiment(msgspec.Struct, frozen=True, tag_field="kind", tag="experiment"):
-    """An experiment; `done` is how."""
+    """An experiment; `done` is how, `documented` what adapters declare."""
 
     id: str
     title: str
@@ -90,31 +96,61 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explanation(name: str) -> Explanation:
-    """A requirement, or the experiments or cases that a name finds.
+    """All that has this id, begins with it, or matches it as a pattern: requirements, experiments
+    and cases.
 
     Raises:
         UnknownName: nothing has this name.
+        ConformanceError: it is the name of an implementation.
     """
-    if any(item.id == name for item in REQUIREMENTS):
-        return Explanation([_requirement(find_requirement(name))])
-    topics = [topic for topic in TOPICS if name and topic.id.startswith(name)]
-    if topics:
-        return Explanation([_experiment(topic) for topic in topics])
-    try:
-        return Explanation([_case(case) for case in find_cases(name)])
-    except UnknownName:
-        known = [item.id for item in REQUIREMENTS] + [case.id for case in catalogue()]
-        known += [topic.id for topic in TOPICS]
-        raise UnknownName("case, experiment or requirement", name, known) from None
+    requirements = {item.id: item for item in REQUIREMENTS}
+    topics = {topic.id: topic for topic in TOPICS}
+    cases = {case.id: case for case in catalogue()}
+    found = _found(name, [*requirements, *topics, *cases])
+    return Explanation(
+        [
+            *(_requirement(requirements[item]) for item in found if item in requirements),
+            *(_experiment(topics[item]) for item in found if item in topics),
+            *(_case(cases[item]) for item in found if item in cases),
+        ]
+    )
+
+
+def _found(name: str, known: list[str]) -> list[str]:
+    """The ids that are this name, begin with it, or match it."""
+    if name in known:
+        return [name]
+    found = [item for item in known if name and item.startswith(name)]
+    found = found or [item for item in known if fnmatch.fnmatchcase(item, name)]
+    if not found and _is_implementation(name):
+        raise ConformanceError(
+            f"{name!r} is an implementation; its conventions: mha-conformance probe {name}, "
+            f"and whether it is right: mha-conformance run {name}"
+        )
+    if not found:
+        raise UnknownName("case, experiment or requirement", name, known)
+    return found
+
+
+def _is_implementation(name: str) -> bool:
+    """Known by name or title, without importing a file of anybody's."""
+    if ":" in name or name.endswith(".py"):
+        return True
+    with suppress(ConformanceError):
+        return bool(find(name))
+    return False
 
 
 def explain(name: str, *, as_json: bool = False) -> int:
-    """Print it; raises `UnknownName`."""
+    """Print it; raises as `explanation` does."""
     found = explanation(name)
     if as_json:
         print_json(found)
         return ExitCode.OK
     console = Console(highlight=False, soft_wrap=True)
+    if len(found.entries) > MOST_PRINTED:
+        _print_ids(console, name, found.entries)
+        return ExitCode.OK
     for index, item in enumerate(found.entries):
         if index:
             console.print()
@@ -230,6 +266,17 @@ def _put(adapter: Adapter, problem: Problem) -> str:
 # For people
 
 
+def _print_ids(console: Console, name: str, found: list[Explained]) -> None:
+    line(console, f"{len(found)} begin with or match {name}:")
+    for item in found:
+        if isinstance(item, ExplainedCase):
+            told = item.case.why
+        else:
+            told = item.sentence if isinstance(item, ExplainedRequirement) else item.question
+        line(console, f"{item.id}  {told}", indent=2)
+    line(console, f"One of them in full: mha-conformance explain {found[0].id}")
+
+
 def _print_case(console: Console, item: ExplainedCase, *, briefly: bool) -> None:
     _title(console, item.id, "" if item.defined else "no agreed answer")
     paragraph(console, item.case.why)
@@ -261,7 +308,7 @@ def _print_requirement(console: Console, item: ExplainedRequirement) -> None:
         heading(console, "Decided by")
         paragraph(console, item.decided)
     if item.documented:
-        heading(console, "What each library documents")
+        heading(console, "What each adapter declares")
         _libraries(console, item.documented)
     if item.cases:
         heading(console, f"Served by {len(item.cases)} cases")
@@ -276,7 +323,7 @@ def _print_experiment(console: Console, item: ExplainedExperiment) -> None:
         heading(console, "Done by")
         paragraph(console, item.done)
     if item.documented:
-        heading(console, "What each library documents")
+        heading(console, "What each adapter declares")
         _libraries(console, item.documented)
     _again(console, item.command)
 

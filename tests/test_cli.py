@@ -293,7 +293,13 @@ def test_a_process_that_dies_takes_one_item_with_it(tmp_path):
             ExitCode.USAGE,
             "unknown case, experiment or requirement 'mask/sh",
         ),
-        (["explain", "output.equals"], ExitCode.USAGE, "did you mean output.equals-definition"),
+        (["explain", "output-equals"], ExitCode.USAGE, "did you mean output.equals-definition"),
+        (
+            ["explain", "torch-mha"],
+            ExitCode.USAGE,
+            "'torch-mha' is an implementation; its conventions: mha-conformance probe torch-mha,",
+        ),
+        (["explain", "mine.py:A"], ExitCode.USAGE, "is an implementation"),
     ],
     ids=lambda value: value[1] if isinstance(value, list) else "",
 )
@@ -423,6 +429,26 @@ def test_explain_every_case_that_a_pattern_finds(capsys):
     printed = capsys.readouterr().out
     for case in catalogue():
         assert (f"{case.id}\n" in printed) == (case.name == "mask/shared")
+
+
+def test_explain_takes_the_beginning_and_lists_many(capsys):
+    assert main(["explain", "mask/"]) == ExitCode.OK
+    title, *lines, again = capsys.readouterr().out.splitlines()
+    found = [case.id for case in catalogue() if case.id.startswith("mask/")]
+    assert title == f"{len(found)} begin with or match mask/:"
+    assert [line.split()[0] for line in lines] == found
+    assert again == f"One of them in full: mha-conformance explain {found[0]}"
+    assert main(["explain", "output.equals"]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith("output.equals-definition (must)\n")
+    assert main(["explain", "*/bottom-right/cross"]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith("causal/bottom-right/cross\n")
+
+
+def test_what_adapters_declare_is_not_called_documentation(capsys):
+    assert main(["explain", "observed.fully-masked-row"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert "What each adapter declares\n" in printed
+    assert "documents" not in printed
 
 
 def test_explain_every_name_there_is(capsys, monkeypatch):

@@ -24,10 +24,11 @@ def add_parser(commands: Commands) -> None:
         "explain",
         help="explain a case, an experiment or a requirement",
         description="Explain a case, an experiment or a requirement: what it asks and why, the "
-        "inputs, how the expected answer follows, and what each library documents.",
+        "inputs, how the expected answer follows, and what each adapter declares.",
     )
     explain.add_argument(
-        "name", help="an id, or a pattern that finds several: mask/shared, probe/, output.*"
+        "name",
+        help="an id, the beginning of several, or a pattern: mask/shared, probe/, '*/cross'",
     )
     add_format(explain, "explain")
     explain.set_defaults(action=_explain)
