@@ -133,6 +133,19 @@ class Causal(OtherProblem):
     causal_flag = miniatures.CausalFlag("is_causal", alignment="bottom-right")
 
 
+def stale(self, logits):
+    """An online softmax over tiles of 4 keys that forgets to rescale its normaliser."""
+    peak, total, context = -np.inf, 0.0, np.zeros_like(logits)
+    for start in range(0, logits.shape[-1], 4):
+        tile = logits[..., start : start + 4]
+        grown = np.maximum(peak, tile.max(axis=-1, keepdims=True))
+        context *= np.exp(peak - grown)
+        context[..., start : start + 4] = np.exp(tile - grown)
+        total = total + context[..., start : start + 4].sum(axis=-1, keepdims=True)
+        peak = grown
+    return context / total
+
+
 COMMON = {
     "mask inverted": (
         lambda: wrong(block=lambda self, x, mask: np.where(mask, -np.inf, x)),
@@ -222,6 +235,11 @@ COMMON = {
         ),
         "mask/per-batch/self",
         "with the mask ignored, in heads 1 and later only",
+    ),
+    "normaliser not rescaled": (
+        lambda: wrong(softmax=stale),
+        "plain/no-mask/long",
+        "with the normaliser not rescaled when the running maximum grows (tiles of 4 keys)",
     ),
     "rounded on the way": (
         lambda: wrong(

@@ -117,8 +117,12 @@ def _of_one(maker: Maker, name: str, one: Evidence) -> str:
             return "is NaN where it should be a number"
         return ""
     factor = best_factor(got, want)
+    # Of no other gradient the scale is a factor by itself.
+    scale = maker.problem.logit_scale if "query" in name or "key" in name else 0.0
     if one.explained(factor * want):
         for known, told in (
+            (1 / scale if scale else 0.0, "lacks the scale"),
+            (scale, "has the scale applied twice"),
             (2.0, "is doubled"),
             (-1.0, "is negated"),
             (1.0 / batch, "is averaged over the batch instead of summed"),
@@ -126,7 +130,7 @@ def _of_one(maker: Maker, name: str, one: Evidence) -> str:
         ):
             if math.isclose(factor, known, rel_tol=0.02) and one.explained(known * want):
                 return told
-        return f"is {factor:.4g} times what it should be"
+        return f"is {factor:.{4 if abs(factor - 1) > 1e-3 else 9}g} times what it should be"
     for told, found in _turned(want):
         if one.explained(found):
             return told
@@ -227,6 +231,12 @@ def _backward(maker: Maker) -> Iterator[tuple[str, Stages]]:
         yield "with 1 − tanh for the slope 1 − tanh²", changed(d_tanh=lambda a, h: 1 - h)
         yield "without the slope of tanh", changed(d_tanh=lambda a, h: np.ones_like(h))
     else:
+        if scale and not math.isclose(scale, 1.0):
+            for name in ("query", "key"):
+                yield (
+                    f"without the scale in the {name}'s gradient",
+                    changed(d_score=_unscaled(name, scale)),
+                )
         yield (
             "with the keys in place of the queries in the key's gradient",
             changed(d_score=_keys_for_queries),
@@ -364,6 +374,14 @@ def _of_shared(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[s
 
 def _row_of_context(a: Stages, weights: Array, d_weights: Array) -> Array:
     return (a.d_context * a.context).sum(axis=-1, keepdims=True)
+
+
+def _unscaled(name: str, scale: float) -> Callable[..., tuple[Array, Array]]:
+    def d_score(a: Stages, d: Array, found: dict[str, Array]) -> tuple[Array, Array]:
+        d_query, d_key = Stages.d_score(a, d, found)
+        return (d_query / scale, d_key) if name == "query" else (d_query, d_key / scale)
+
+    return d_score
 
 
 def _keys_for_queries(a: Stages, d: Array, found: dict[str, Array]) -> tuple[Array, Array]:

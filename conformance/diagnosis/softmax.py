@@ -11,7 +11,7 @@ from conformance.diagnosis.hypothesis import Hypothesis, Maker
 from conformance.diagnosis.stages import Stages
 from conformance.dtypes import Array, BoolArray
 
-TILES = (8, 16, 32, 64, 128)
+TILES = (2, 4, 8, 16, 32, 64, 128)
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
@@ -244,6 +244,11 @@ def _tiles(maker: Maker) -> Iterator[Hypothesis]:
             f"with sums rescaled the wrong way when the running maximum grows {of}",
             softmax=_rescaled(size, 2.0),
         )
+        for sums, told in ((True, "normaliser"), (False, "sum of values")):
+            yield maker.staged(
+                f"with the {told} not rescaled when the running maximum grows {of}",
+                softmax=_one_rescaled(size, normaliser=sums),
+            )
 
 
 def _running(logits: Array, size: int) -> Array:
@@ -260,6 +265,20 @@ def _rescaled(size: int, times: float) -> Any:
         running = np.where(np.isfinite(running), running, 0.0)
         grown = _peak(logits) - running
         return Stages.softmax(a, logits + times * grown)
+
+    return softmax
+
+
+def _one_rescaled(size: int, *, normaliser: bool) -> Any:
+    """One of the two sums is left as it was when the maximum grew."""
+
+    def softmax(a: Stages, logits: Array) -> Array:
+        running = _running(logits, size)
+        stale = np.exp(logits - np.where(np.isfinite(running), running, 0.0))
+        powers = np.exp(logits - _peak(logits))
+        above, below = (powers, stale) if normaliser else (stale, powers)
+        with np.errstate(all="ignore"):
+            return above / below.sum(axis=-1, keepdims=True)
 
     return softmax
 
