@@ -61,7 +61,7 @@ from conformance.report.cards import cards, polarity, pooled
 from conformance.report.deviations import normalised
 from conformance.report.plot import position
 from conformance.report.totals import gravest
-from conformance.report.views import symptoms
+from conformance.report.views import symptoms, where
 from conformance.report.wording import ratio, shape
 
 # Counting
@@ -344,14 +344,14 @@ def test_a_declaration_that_nobody_tested_is_told_as_such():
 
 
 @pytest.mark.parametrize(
-    ("odd", "where"),
+    ("odd", "expected"),
     [
         ({"dtype": "float16"}, "float16"),
         ({"mode": "eval"}, "mode eval"),
         ({"dtype": "float16", "mode": "eval"}, "float16; mode eval"),
     ],
 )
-def test_where_observations_differ_is_said(odd, where):
+def test_where_observations_differ_is_said(odd, expected):
     results = []
     for dtype, mode in itertools.product(("float32", "float16"), ("train", "eval")):
         place = {"dtype": dtype, "mode": mode}
@@ -359,7 +359,7 @@ def test_where_observations_differ_is_said(odd, where):
         results.append(observed(POLARITY, f"mask[bool]={meaning}", **place))
     (argument,) = cards(report(*results))[0].arguments
     told = {item.value: item.where for item in argument.true}
-    assert told["ignored"] == where
+    assert told["ignored"] == expected
     assert told["attends"] in ("otherwise", "float32", "mode train")
 
 
@@ -581,7 +581,7 @@ def test_deviations_that_say_the_same_are_one_with_the_worst_as_evidence():
     one, other = found.deviations
     assert (one.times, one.of, one.cause) == (2, 4, cause)
     assert one.cases == ["mask/a/self", "mask/b/self"]
-    assert one.dtypes == ["float64", "float32"]
+    assert one.dtypes == {"float64": 1, "float32": 1}
     assert one.figures is not None
     assert one.figures.max_ratio == 50.0
     assert one.command == (
@@ -623,7 +623,45 @@ def test_symptoms_gather_one_error_over_its_requirements():
     )
     error, off = symptoms(found, found.columns[0])
     assert (error.told, error.times, len(error.deviations)) == ("ValueError: no", 2, 2)
-    assert off.told == "beyond honest noise in float32, mode train"
+    assert error.folded
+    assert off.told == "beyond honest noise in plain/no-mask/self, every dtype and mode"
+    page = render_markdown(found)
+    assert page.count("--case plain/no-mask/self --dtype float32") == 2
+    for anchor in (item.id for item in error.deviations):
+        assert f'id="{anchor}"' in render_html(found)
+
+
+def test_what_is_wrong_in_one_dtype_is_not_what_is_wrong_in_all():
+    """Without a cause, a case that deviates in all dtypes is another fault than those of one."""
+    dtypes = ("float64", "float32", "float16")
+    results = [result(bad(), case="plain/no-mask/size-one", dtype=dtype) for dtype in dtypes]
+    for case in ("mask/a/self", "mask/b/self"):
+        results += [
+            result(bad(size=1e7) if dtype == "float64" else good(), case=case, dtype=dtype)
+            for dtype in dtypes
+        ]
+    found = report(*results)
+    assert [(item.dtypes, len(item.cases)) for item in found.deviations] == [
+        ({"float64": 1, "float32": 1, "float16": 1}, 1),
+        ({"float64": 2}, 2),
+    ]
+    assert [item.told for item in symptoms(found, found.columns[0])] == [
+        "beyond honest noise in plain/no-mask/size-one, every dtype and mode",
+        "beyond honest noise in float64, every mode",
+    ]
+
+
+def test_dtypes_with_different_numbers_of_cases_say_how_many():
+    results = [
+        result(bad(cause="a cause"), case=case, dtype=dtype)
+        for case, dtype in (
+            ("a/b/self", "float64"),
+            ("a/c/self", "float64"),
+            ("a/c/self", "float32"),
+        )
+    ]
+    (item,) = report(*results).deviations
+    assert where(item) == "float64 (2 cases) and float32 (1 case); mode train; 2 cases"
 
 
 def test_an_implementation_of_an_unfinished_run_does_not_conform():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from conformance.findings import Finding, gravity
 from conformance.report.matrix import levels
@@ -17,48 +18,99 @@ _NUMBER = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
 _REPEATED = re.compile(r"\(#,#\)(?: \(#,#\))*")
 
 
+class Kind(NamedTuple):
+    """What findings must have in common to be one deviation.
+
+    `shape` is what the message says; `dtypes` are those in which a case deviates, where no cause
+    is known: what is wrong in float64 alone is another fault than what is wrong in all.
+    """
+
+    column: str
+    requirement: str
+    verdict: str
+    cause: str
+    shape: str
+    dtypes: frozenset[str]
+
+
+class Asked(NamedTuple):
+    """What a requirement was asked of an implementation: how often, and by case in which dtypes
+    and modes."""
+
+    times: int
+    dtypes: dict[str, set[str]]
+    modes: dict[str, set[str]]
+
+
 def deviations(columns: Sequence[Column], seen: Iterable[Seen]) -> list[Deviation]:
     """By implementation, then requirement, the most frequent first."""
-    groups: dict[tuple[str, str, str, str, str], list[Seen]] = defaultdict(list)
-    asked: Counter[tuple[str, str]] = Counter()
-    for item in seen:
-        column, result, finding = item
-        asked[column, finding.requirement] += 1
-        if finding.verdict in _WRONG:
-            same = normalised(finding, result.mode, result.dtype)
-            groups[column, finding.requirement, finding.verdict, finding.cause, same].append(item)
+    every = list(seen)
+    asked = _asked(every)
+    groups = _groups([item for item in every if item.finding.verdict in _WRONG])
     level = levels()
     place = {column.key: index for index, column in enumerate(columns)}
     rank = {name: index for index, name in enumerate(level)}
     specs = {column.key: column.spec for column in columns}
 
-    def order(kind: tuple[str, str, str, str, str]) -> tuple[int, int, int]:
-        column, requirement, *_ = kind
-        return place[column], rank.get(requirement, len(rank)), -len(groups[kind])
+    def order(kind: Kind) -> tuple[int, int, int]:
+        return (
+            place[kind.column],
+            rank.get(kind.requirement, len(rank)),
+            -len(groups[kind]),
+        )
 
     found: list[Deviation] = []
     anchors: Counter[str] = Counter()
     for kind in sorted(groups, key=order):
-        column, requirement = kind[:2]
-        anchor = anchor_of(column, requirement)
+        anchor = anchor_of(kind.column, kind.requirement)
         anchors[anchor] += 1
         found.append(
             _deviation(
                 f"{anchor}-{anchors[anchor]}",
                 groups[kind],
-                level.get(requirement, ""),
-                asked[column, requirement],
+                level.get(kind.requirement, ""),
+                asked[kind.column, kind.requirement],
                 specs,
             )
         )
     return found
 
 
+def _asked(seen: Sequence[Seen]) -> dict[tuple[str, str], Asked]:
+    times = Counter((item.column, item.finding.requirement) for item in seen)
+    found = {kind: Asked(count, {}, {}) for kind, count in times.items()}
+    for column, result, finding in seen:
+        own = found[column, finding.requirement]
+        own.dtypes.setdefault(result.case, set()).add(result.dtype)
+        own.modes.setdefault(result.case, set()).add(result.mode)
+    return found
+
+
+def _groups(wrong: Sequence[Seen]) -> dict[Kind, list[Seen]]:
+    kinds = [
+        Kind(column, own.requirement, own.verdict, own.cause, shape, frozenset())
+        for column, result, own in wrong
+        for shape in [normalised(own, result.mode, result.dtype)]
+    ]
+    dtypes: dict[tuple[Kind, str], set[str]] = defaultdict(set)
+    for kind, item in zip(kinds, wrong, strict=True):
+        dtypes[kind, item.result.case].add(item.result.dtype)
+    groups: dict[Kind, list[Seen]] = defaultdict(list)
+    for kind, item in zip(kinds, wrong, strict=True):
+        if not kind.cause and item.finding.figures is not None:
+            kind = kind._replace(dtypes=frozenset(dtypes[kind, item.result.case]))
+        groups[kind].append(item)
+    return groups
+
+
 def _deviation(
-    anchor: str, group: Sequence[Seen], level: str, of: int, specs: Mapping[str, str]
+    anchor: str, group: Sequence[Seen], level: str, asked: Asked, specs: Mapping[str, str]
 ) -> Deviation:
     column, result, finding = max(group, key=lambda item: gravity(item.finding))
     results = [item.result for item in group]
+    dtypes = dict.fromkeys(item.dtype for item in results)
+    modes = list(dict.fromkeys(item.mode for item in results))
+    cases = list(dict.fromkeys(item.case for item in results))
     return Deviation(
         id=anchor,
         column=column,
@@ -68,10 +120,16 @@ def _deviation(
         cause=finding.cause,
         detail=finding.detail,
         times=len(group),
-        of=of,
-        dtypes=list(dict.fromkeys(item.dtype for item in results)),
-        modes=list(dict.fromkeys(item.mode for item in results)),
-        cases=list(dict.fromkeys(item.case for item in results)),
+        of=asked.times,
+        dtypes={
+            dtype: len({item.case for item in results if item.dtype == dtype}) for dtype in dtypes
+        },
+        modes=modes,
+        everywhere=(
+            all(asked.dtypes[case] <= set(dtypes) for case in cases),
+            all(asked.modes[case] <= set(modes) for case in cases),
+        ),
+        cases=cases,
         case=result.case,
         dtype=result.dtype,
         mode=result.mode,

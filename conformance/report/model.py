@@ -266,6 +266,8 @@ class Deviation(msgspec.Struct, frozen=True):
     Attributes:
         id: anchor in the page.
         times, of: so many of the findings that this requirement has on this implementation.
+        dtypes: each with the number of cases in which this was found.
+        everywhere: whether that is every dtype, and every mode, in which these cases were asked.
         case, dtype, mode, device: the item of the evidence.
         command: runs just that item again.
     """
@@ -279,8 +281,9 @@ class Deviation(msgspec.Struct, frozen=True):
     detail: str
     times: int
     of: int
-    dtypes: list[str]
+    dtypes: Counts
     modes: list[str]
+    everywhere: tuple[bool, bool]
     cases: list[str]
     case: str
     dtype: str

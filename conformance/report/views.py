@@ -21,7 +21,7 @@ from conformance.report.model import (
     Unsupported,
 )
 from conformance.report.totals import WRONG
-from conformance.report.wording import listed
+from conformance.report.wording import listed, plural
 
 _PLACE = re.compile(r" \(at [^()]*\)$")
 """Where an error was raised: often several places for one error."""
@@ -35,13 +35,17 @@ class Group(NamedTuple):
 
 
 class Symptom(NamedTuple):
-    """Deviations of one implementation that have one cause, or one message."""
+    """Deviations of one implementation that have one cause, or one message.
+
+    `folded`: the same error answered all of these requirements, so one of them is evidence enough.
+    """
 
     told: str
     known: bool
     verdict: str
     times: int
     deviations: list[Deviation]
+    folded: bool
 
 
 def groups(report: Report) -> list[Group]:
@@ -67,24 +71,47 @@ def symptoms(report: Report, column: Column) -> list[Symptom]:
     found: dict[tuple[str, str, bool], list[Deviation]] = defaultdict(list)
     for item in report.deviations:
         if item.column == column.key:
-            found[item.verdict, _symptom(item, column), bool(item.cause)].append(item)
+            found[item.verdict, _symptom(item), bool(item.cause)].append(item)
     listed = [
-        Symptom(told, known, verdict, sum(item.times for item in items), items)
+        Symptom(
+            told,
+            known,
+            verdict,
+            sum(item.times for item in items),
+            items,
+            verdict == "error" and len(items) > 1,
+        )
         for (verdict, told, known), items in found.items()
     ]
     return sorted(listed, key=lambda item: (not item.known, -item.times))
 
 
-def _symptom(item: Deviation, column: Column) -> str:
+def _symptom(item: Deviation) -> str:
     """The cause or the message; else where the numbers are off, which is often one thing."""
     if item.cause:
         return item.cause
     if item.figures is None:
         return _PLACE.sub("", item.detail) or item.verdict
-    where = [] if set(item.dtypes) >= set(column.dtypes) else [listed(item.dtypes)]
-    if not set(item.modes) >= set(column.modes):
-        where.append(f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}")
-    return f"beyond honest noise in {', '.join(where) or 'every dtype and mode'}"
+    every_dtype, every_mode = item.everywhere
+    modes = f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}"
+    told = [
+        *(item.cases if len(item.cases) == 1 else []),
+        "every dtype" if every_dtype else listed(item.dtypes),
+        "every mode" if every_mode else modes,
+    ]
+    return f"beyond honest noise in {', '.join(told)}".replace("dtype, every", "dtype and")
+
+
+def where(item: Deviation) -> str:
+    """In which dtypes, modes and cases; with the cases of each dtype where they differ."""
+    total = len(item.cases)
+    same = set(item.dtypes.values()) == {total}
+    dtypes = [
+        dtype if same else f"{dtype} ({plural(cases, 'case')})"
+        for dtype, cases in item.dtypes.items()
+    ]
+    modes = f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}"
+    return f"{listed(dtypes)}; {modes}; {plural(total, 'case')}"
 
 
 class HandedRow(NamedTuple):

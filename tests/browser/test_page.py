@@ -404,3 +404,27 @@ def test_a_long_list_is_shown_in_parts(visit, tmp_path):
     expect(panel(page).locator(".findings a").nth(80)).to_be_focused()
     verdicts = panel(page).locator(".findings .mark").all_inner_texts()
     assert [own.split()[0] for own in verdicts] == ["✗"] * 34 + ["✓"] * 266
+
+
+def test_equal_errors_are_one_line_until_somebody_asks(visit, tmp_path):
+    failed = [
+        Finding(name, "error", detail=f"ValueError: no (at {name}:1)")
+        for name in (OUTPUT, GRADIENT)
+    ]
+    results = [result(*failed, case=f"many/{n}/self", name="odd") for n in range(5)]
+    results.append(result(bad(), name="odd"))
+    own = loaded(record(*results, implementations=[implementation("odd")]))
+    file = tmp_path / "odd.html"
+    file.write_text(render_html(build([own]), None, [own]), encoding="utf-8")
+    page = visit(file, "#of=odd")
+    expect(panel(page).locator(".findings a")).to_have_count(2)
+    page.keyboard.press("Tab")
+    panel(page).get_by_role("button", name="and 9 findings more with this error").click()
+    expect(panel(page).locator(".findings a")).to_have_count(11)
+    expect(panel(page).locator(".findings a").nth(1)).to_be_focused()
+    # A link to one of the others shows it in the list.
+    place = (
+        f"#of=odd&requirement={GRADIENT}&case=many/3/self&in=float32&mode=train&by=implementation"
+    )
+    page = visit(file, place)
+    expect(panel(page).locator(".findings [aria-current]")).to_contain_text("many/3/self")

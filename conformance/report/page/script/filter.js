@@ -123,8 +123,8 @@ function applyFilter() {
   const fits = (wanted, words) => !wanted.size || words.some((word) => wanted.has(word));
   each("details.panel", (panel) => {
     const own = panel.dataset;
-    panel.toggleAttribute("data-hidden", !(fits(state.filter.chapter, [own.chapter]) &&
-      fits(state.filter.verdict, [own.verdict]) && fits(state.filter.dtype, own.dtypes.split(" "))));
+    panel.toggleAttribute("data-hidden", !(fits(state.filter.chapter, own.chapter.trim().split(/\s+/)) &&
+      fits(state.filter.verdict, [own.verdict]) && fits(state.filter.dtype, own.dtypes.trim().split(/\s+/))));
   });
   for (const outer of [".symptom", "#deviations ~ article"]) {
     const inner = outer === ".symptom" ? "details.panel" : ".symptom";

@@ -2,7 +2,7 @@
 
 const dialog = document.getElementById("panel");
 const PAGEFUL = 80;
-let listed = { of: "", many: PAGEFUL };
+let listed = { of: "", many: PAGEFUL, unfolded: new Set() };
 
 function showPanel() {
   const wanted = state.panel;
@@ -54,7 +54,7 @@ function findingsPanel(ofColumn, ofRow) {
   const column = by === "all" || by === "requirement" ? -1 : ofColumn;
   const row = by === "all" || by === "implementation" ? -1 : ofRow;
   const key = `${column} ${row}`;
-  if (listed.of !== key) listed = { of: key, many: PAGEFUL, was: listed.was };
+  if (listed.of !== key) listed = { of: key, many: PAGEFUL, unfolded: new Set(), was: listed.was };
   const found = select(state.filter, column, row);
   const counts = new Uint32Array(VERDICTS.length);
   found.forEach((place) => { counts[data.verdict[place]] += 1; });
@@ -104,18 +104,46 @@ function located(column, row, wanted) {
   return -1;
 }
 
+// Equal errors of many requirements and items are one line, until somebody asks for all.
+function folded(found, shown) {
+  const groups = new Map();
+  for (const place of found) {
+    const same = VERDICTS[data.verdict[place]] === "error"
+      ? `${data.items.column[itemOf[place]]} ${told("detail", place).replace(/ \(at [^()]*\)$/, "")}` : place;
+    const own = groups.get(same);
+    if (own) own.push(place); else groups.set(same, [place]);
+  }
+  return [...groups].map(([same, places]) => {
+    if (places.indexOf(shown) > 0) listed.unfolded.add(same);
+    return { same, places: listed.unfolded.has(same) ? places : places.slice(0, 1),
+      rest: listed.unfolded.has(same) ? 0 : places.length - 1 };
+  });
+}
+
 function list(found, shown, column, row) {
-  const many = Math.max(listed.many, found.indexOf(shown) + 1);
-  const lines = found.slice(0, many).map((place) => listLine(finding(place), place === shown, column, row));
-  const parts = [el("ol", { class: "findings", "aria-label": plural(found.length, "finding") }, lines)];
-  if (found.length > many) {
+  const lines = (row < 0 ? folded(found, shown) : found.map((place) => ({ places: [place], rest: 0 })))
+    .flatMap(({ same, places, rest }) => [...places, ...(rest ? [{ same, rest }] : [])]);
+  const many = Math.max(listed.many, lines.indexOf(shown) + 1);
+  const parts = [el("ol", { class: "findings", "aria-label": plural(found.length, "finding") },
+    lines.slice(0, many).map((own) => (own.rest ? moreLine(own)
+      : listLine(finding(own), own === shown, column, row))))];
+  if (lines.length > many) {
     parts.push(el("button", { type: "button", class: "more-findings", onclick: () => {
       listed.many = many + 4 * PAGEFUL;
       showPanel();
       dialog.querySelectorAll(".findings a")[many]?.focus();
-    } }, `Show more: ${number(many)} of ${number(found.length)}`));
+    } }, `Show more: ${number(many)} of ${number(lines.length)}`));
   }
   return parts;
+}
+
+function moreLine({ same, rest }) {
+  return el("li", {}, el("button", { type: "button", class: "same-error", onclick: (event) => {
+    const at = [...dialog.querySelectorAll(".findings li")].indexOf(event.target.closest("li"));
+    listed.unfolded.add(same);
+    showPanel();
+    dialog.querySelectorAll(".findings li")[at]?.querySelector("a")?.focus();
+  } }, `and ${plural(rest, "finding")} more with this error`));
 }
 
 function listLine(own, current, column, row) {
