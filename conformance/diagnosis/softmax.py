@@ -53,7 +53,10 @@ def _keys(maker: Maker) -> Iterator[Hypothesis]:
     """Keys that are left out or counted twice."""
     shape = maker.problem.shape
     keys, full = shape.key_length, maker.right.allowed
-    ends = {keys - 1, shape.query_length, *range(16, keys, 16)}
+    queries = shape.query_length
+    ends = {keys - 1, queries, *range(4, min(keys, 64), 4), *range(64, keys, 16)}
+    # The tile in which the last query is ends later, one tile or another.
+    ends |= {-(-queries // size) * size for size in TILES}
     at = np.arange(keys)
     for end in sorted(ends):
         if 0 < end < keys:
