@@ -38,20 +38,51 @@ class ConformanceError(Exception):
     exit_code = ExitCode.USAGE
 
 
+MOST_NAMES = 24
+"""Names that one line can list; of more, those that are near, or the command that lists all."""
+
+_LISTS = {
+    "case": "list cases",
+    "requirement": "list requirements",
+    "experiment": "list experiments",
+    "implementation": "list implementations",
+    "case, experiment or requirement": "list cases, list experiments or list requirements",
+}
+"""By the kind of name, what `mha-conformance` lists them."""
+
+
 class UnknownName(ConformanceError):
     """A name that nothing has; the message lists the nearest ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
-        near = (
-            difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            or [candidate for candidate in known if name and name in candidate][:3]
-        )
-        if near:
-            hint = "did you mean " + " or ".join(near) + "?"
-        else:
-            hint = "known: " + (", ".join(known) if known else "none")
-        super().__init__(f"unknown {kind} {name!r}; {hint}")
+        super().__init__(f"unknown {kind} {name!r}; {_hint(kind, _near(name, known), known)}")
+
+
+def _near(name: str, known: list[str]) -> list[str]:
+    """Up to three names that may have been meant: as a whole, or by a part between slashes."""
+    return (
+        difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        or [candidate for candidate in known if name and name in candidate][:3]
+        or _near_in_part(name, known)
+    )
+
+
+def _near_in_part(name: str, known: list[str]) -> list[str]:
+    parts = {part for candidate in known for part in candidate.split("/")}
+    near = difflib.get_close_matches(name, parts, n=3)
+    return [candidate for part in near for candidate in known if part in candidate.split("/")][:3]
+
+
+def _hint(kind: str, near: list[str], known: list[str]) -> str:
+    long = len(known) > MOST_NAMES
+    lists = f"mha-conformance {_LISTS[kind]}" if long and kind in _LISTS else ""
+    if near:
+        return f"did you mean {' or '.join(near)}?" + (f" All of them: {lists}" if lists else "")
+    if lists:
+        return f"all that there are: {lists}"
+    more = f" and {len(known) - MOST_NAMES} more" if long else ""
+    return f"known: {', '.join(known[:MOST_NAMES]) or 'none'}{more}"
 
 
 class NotAnAdapter(ConformanceError):

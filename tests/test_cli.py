@@ -344,6 +344,8 @@ def test_one_line_for_what_cannot_be_selected_or_written(tmp_path, arguments, to
         ["list", "cases", "--all"],
         ["run", "ours", "--device", "tpu"],
     ],
+        (["--case", "causl"], "did you mean causal/"),
+        (["--case", "xyzzy"], "unknown case 'xyzzy'; all that there are: mha-conformance list ca"),
 )
 def test_wrong_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -358,6 +360,7 @@ def test_an_argument_that_pytest_does_not_know_runs_nothing(tmp_path):
     done = mha("run", mini("Correct"), *arguments, cwd=tmp_path, expect=ExitCode.USAGE)
     assert "no-such-file" in done.stderr
     assert (tmp_path / "r.json").read_text() == "a record of before"
+    assert len(line) < 300
 
 
 def test_two_implementations_of_one_name():
