@@ -220,6 +220,33 @@ def test_a_wrong_implementation_is_0_in_a_survey():
     assert "Inverted: 1 conforms, 1 deviates" in done.stdout
 
 
+def test_a_survey_ends_with_the_gravest_deviation_as_strict_tells_it():
+    narrow = ("--dtype", "float32", "--case", "mask/shared/", "--no-isolate")
+    told = mha("run", mini("Inverted"), mini("Correct"), *narrow).stdout
+    left, _, last = told.partition("\nInverted, the gravest of ")
+    assert "measured" not in left
+    message = last.partition("\n")[2].partition("\nall of them: the same with --strict; or ")[0]
+    assert "likely cause: equals the answer with the mask inverted" in message
+    again = re.search(r"^again: mha-conformance (.*)$", message, re.MULTILINE)[1]
+    assert message.strip() in mha(*again.split(), "--no-isolate").stdout
+    assert "Correct, the" not in told
+
+
+def test_what_is_told_already_is_not_promised(tmp_path):
+    narrow = ("--dtype", "float32", "--case", "mask/shared/self", "--no-isolate")
+    told = mha("run", mini("Inverted"), *narrow).stdout
+    assert "Inverted, the item in full:" in told
+    assert "all of them" not in told
+    assert "in full" not in mha("run", mini("Inverted"), *narrow, "--strict").stdout
+
+
+def test_a_reason_for_what_is_unsupported_is_told_when_asked():
+    narrow = ("--dtype", "float32", "--case", "additive", "--no-isolate")
+    told = mha("run", mini("Correct"), *narrow, "-v").stdout
+    assert re.search(r"^  unsupported, \d+ items: no additive score$", told, re.MULTILINE)
+    assert "  unsupported" not in mha("run", mini("Correct"), *narrow).stdout
+
+
 @pytest.mark.parametrize("name", ["Inverted", "Raises"])
 def test_a_wrong_implementation_is_1_when_strict(name):
     done = mha("run", mini(name), *NARROW, "--strict", expect=ExitCode.DEVIATES)
@@ -317,6 +344,8 @@ def test_one_line_for_what_is_not_there(tmp_path, arguments, code, told):
     ("arguments", "told"),
     [
         (["--case", "mask/sharde/self"], "unknown case 'mask/sharde/self'; did you mean mask/shar"),
+        (["--case", "causl"], "did you mean causal/"),
+        (["--case", "xyzzy"], "unknown case 'xyzzy'; all that there are: mha-conformance list ca"),
         (["--dtype", "flaot32"], "unknown dtype 'flaot32'; did you mean float32 or "),
         (["--mode", "defualt"], "unknown mode 'defualt'; did you mean default?"),
         (["--record", "folder.json"], "folder.json: is a folder"),
@@ -331,6 +360,7 @@ def test_one_line_for_what_cannot_be_selected_or_written(tmp_path, arguments, to
     done = mha("run", mini("Correct"), *arguments, cwd=tmp_path, expect=ExitCode.USAGE)
     (line,) = done.stderr.strip().splitlines()
     assert told in line
+    assert len(line) < 300
     assert done.stdout == ""
 
 
@@ -344,8 +374,6 @@ def test_one_line_for_what_cannot_be_selected_or_written(tmp_path, arguments, to
         ["list", "cases", "--all"],
         ["run", "ours", "--device", "tpu"],
     ],
-        (["--case", "causl"], "did you mean causal/"),
-        (["--case", "xyzzy"], "unknown case 'xyzzy'; all that there are: mha-conformance list ca"),
 )
 def test_wrong_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -360,7 +388,6 @@ def test_an_argument_that_pytest_does_not_know_runs_nothing(tmp_path):
     done = mha("run", mini("Correct"), *arguments, cwd=tmp_path, expect=ExitCode.USAGE)
     assert "no-such-file" in done.stderr
     assert (tmp_path / "r.json").read_text() == "a record of before"
-    assert len(line) < 300
 
 
 def test_two_implementations_of_one_name():

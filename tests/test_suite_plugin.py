@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -25,6 +26,22 @@ from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
 MINIATURES = Path(__file__).with_name("miniatures.py")
 FLOAT32 = ("--dtype", "float32")
 NODE = "suite/test_conformance.py::test_conforms"
+
+
+TIRED = f"""
+import sys
+sys.path.insert(0, {str(MINIATURES.parent)!r})
+from miniatures import Correct
+
+class Tires(Correct):
+    calls = 0
+
+    def attend(self, query, key, value, masks, **options):
+        self.calls += 1
+        context, weights = super().attend(query, key, value, masks, **options)
+        return context * query.dtype.type(1 if self.calls < 2 else 2), weights
+"""
+"""An implementation that is right once."""
 
 
 def mini(name):
@@ -117,6 +134,27 @@ def test_node_ids_are_the_items(failed):
     printed, _ = failed
     assert f"PASSED {NODE}[Inverted:plain/no-mask/self:float32:cpu:default]" in printed
     assert f"FAILED {NODE}[Inverted:mask/shared/self:float32:cpu:default]" in printed
+
+
+def test_a_reason_is_whole_however_long_the_line_before_it(tmp_path):
+    arguments = ["--implementation", mini("Inverted"), *FLOAT32, "--survey", "-vv"]
+    told = conformance(tmp_path, *arguments, "--case", "mask/shared/").stdout
+    words = " ".join(told.split())
+    # Between an item and its verdict pytest may say where the test comes from.
+    item = r"\[Inverted:mask/shared/{}:float32:cpu:default\]( <- \S+)? {}"
+    assert re.search(
+        item.format("self", r"DEVIATES \(deviates: output\.equals-definition, "), words
+    )
+    assert re.search(item.format("additive", r"UNSUPPORTED \(no additive score\) \["), words)
+
+
+def test_who_deviates_only_after_other_calls_is_told_so(tmp_path):
+    (tmp_path / "tired.py").write_text(TIRED, encoding="utf-8")
+    arguments = [*FLOAT32, "--case", "mask/shared", "--no-isolate"]
+    options = ["--implementation", "tired.py:Tires", *arguments]
+    for more in ([], ["--survey"]):
+        told = conformance(tmp_path, *options, *more).stdout
+        assert "asked alone, a fresh instance conforms" in told
 
 
 def test_x_stops_and_the_record_says_what_was_not_run(failed):
@@ -289,7 +327,7 @@ def test_unavailable_items_leave_a_run_incomplete(tmp_path):
     arguments += [*FLOAT32, "--case", "mask/shared/self"]
     done = conformance(tmp_path, *arguments, expect=INCOMPLETE)
     assert "1 passed, 1 unavailable" in done.stdout
-    assert "not verified, 1 items: the abacus is not installed" in done.stdout
+    assert "not verified, 1 item: the abacus is not installed" in done.stdout
 
 
 def test_collect_only_runs_and_writes_nothing(tmp_path):

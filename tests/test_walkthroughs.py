@@ -54,6 +54,22 @@ def test_the_attention_of_the_readme_conforms(tmp_path):
     assert re.search(r"^my_attention: \d+ conforms", done.stdout, re.MULTILINE), done.stdout
 
 
+def test_the_message_of_the_readme_is_what_a_run_ends_with(tmp_path):
+    pytest.importorskip("torch")
+    readme = pages.ROOT / "README.md"
+    (block,) = pages.blocks(readme, "python")
+    division = " / math.sqrt(query.shape[-1])"
+    assert block.text.count(division) == 1
+    (tmp_path / "mine.py").write_text(block.text.replace(division, ""), encoding="utf-8")
+    shown = readme.read_text(encoding="utf-8").partition("`math.sqrt(...)` that is:\n\n")[2]
+    wanted = [line[4:] for line in shown.partition("\n\n")[0].splitlines()]
+    assert len(wanted) > 4
+    # In the whole run it is the gravest, too; here are two cases beside each other.
+    cases = "--case plain/no-mask/tiles --case plain/no-mask/cross --dtype float64 --dtype float32"
+    printed = pages.shell(f"mha-conformance run mine.py:my_attention {cases}", tmp_path).stdout
+    assert not [*pages.missing(wanted, printed)], printed
+
+
 def test_every_block_of_a_tutorial_is_gone_through():
     """A block in another language would be shown and not tried."""
     for page in TUTORIALS:

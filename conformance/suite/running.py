@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,9 @@ from conformance.errors import ConformanceError, UnknownName
 from conformance.explore.casefile import load_case
 from conformance.findings import (
     NOT_VERIFIED,
-    VERDICTS,
     VERIFIED,
     CaseResult,
     Finding,
-    count,
     without_outcome,
 )
 from conformance.interface.adapter import Adapter, Mode
@@ -46,9 +44,9 @@ from conformance.record import (
     finish,
     journal_path,
 )
-from conformance.requirements import REQUIREMENTS, find_requirement
+from conformance.requirements import find_requirement
 from conformance.session import Inquiry, Item, inquiries, modes_of, plan
-from conformance.suite import continuing, gated, pictured
+from conformance.suite import continuing, ending, gated, pictured
 from conformance.suite.alone import conforms_alone
 from conformance.suite.examiner import Examiner
 from conformance.suite.gated import Gated
@@ -99,6 +97,8 @@ class Run:
         self._examiner = Examiner(self._places)
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
+        self._asked = 0
+        """Items that this process has examined."""
         self._collected: list[str] | None = None
         self._journal: Journal | None = None
         self.written: Path | None = None
@@ -168,6 +168,7 @@ class Run:
     def examine(self, item: Item | Inquiry) -> None:
         """Examine one item, and tell pytest its outcome."""
         result, self._lines[item.id] = self._examine(item)
+        self._asked += 1
         verdict = result.verdict
         gravest = [finding for finding in result.findings if finding.verdict == verdict]
         if verdict in ("deviates", "error", "crashed", "timed-out"):
@@ -190,7 +191,7 @@ class Run:
     def _only_after_others(self, item: Item | Inquiry) -> bool:
         """Whether the item conforms if nothing was asked before it."""
         isolated = item.adapter.name in self.keepers
-        return not isolated and len(self._lines) > 1 and conforms_alone(item)
+        return not isolated and self._asked > 1 and conforms_alone(item)
 
     def _examine(self, item: Item | Inquiry) -> tuple[CaseResult, bytes]:
         """The result and its journal line: found earlier, in another process, or here."""
@@ -363,6 +364,16 @@ class Run:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
         """Name outcomes by their verdicts in the progress line and the totals."""
+        found = self._status(report)
+        if found is None or self.config.option.verbose < 2 or hasattr(report, "node"):
+            return found
+        category, letter, word = found
+        # pytest writes a reason behind it, and cuts off as much as the line is longer than the
+        # terminal is wide, from the reason's beginning: it gets a line of its own.
+        name, *markup = word if isinstance(word, tuple) else (word,)
+        return category, letter, (f"{name}\n ", *(markup or [{"yellow": True}]))
+
+    def _status(self, report: pytest.TestReport) -> Any:
         line = getattr(report, "conformance", None)
         if line is None:
             return None
@@ -412,8 +423,8 @@ class Run:
             session.exitstatus = INCOMPLETE
 
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
-        """One line of counts per implementation, and where the record is."""
-        if self._is_worker or self.config.option.collectonly:
+        """Counts of each implementation, where the record is, and the gravest deviation in full."""
+        if self._is_worker or self.config.option.collectonly or self.config.option.no_summary:
             return
         if exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
@@ -428,28 +439,10 @@ class Run:
                 write(f"record: {self.written}")
             return
         for adapter, _ in self.adapters:
-            own = [r for r in self.results.values() if r.implementation == adapter.name]
-            write(
-                f"{adapter.name}: {_told(count(result.verdict for result in own)) or 'nothing run'}"
-            )
-            for requirement in REQUIREMENTS:
-                wrong = [
-                    finding
-                    for result in own
-                    for finding in result.findings
-                    if finding.requirement == requirement.id
-                    and finding.verdict in ("deviates", "error")
-                ]
-                if wrong:
-                    causes = Counter(finding.cause for finding in wrong if finding.cause)
-                    cause = f" ({causes.most_common(1)[0][0]})" if causes else ""
-                    write(f"  {requirement.id}: {_told(count(f.verdict for f in wrong))}{cause}")
-            reasons: defaultdict[str, int] = defaultdict(int)
-            for result in own:
-                if result.verdict in NOT_VERIFIED:
-                    reasons[result.findings[0].detail if result.findings else ""] += 1
-            for reason, times in reasons.items():
-                write(f"  not verified, {times} items: {reason}")
+            for line in ending.counted(
+                adapter.name, self._own(adapter), reasons=self.config.option.verbose > 0
+            ):
+                write(line)
         missing = sum(name not in self.results for name in self.chosen)
         if missing:
             write(f"not run: {missing} of {len(self.chosen)} planned items")
@@ -461,6 +454,33 @@ class Run:
             write(f"put aside: {self._put_aside} {told}")
         if self.written is not None:
             write(f"record: {self.written}")
+        if self.survey:
+            for line in self._gravest():
+                write(line)
+
+    def _gravest(self) -> Iterator[str]:
+        """The gravest deviation of each implementation in full; of a survey no test shows one."""
+        left = False
+        for adapter, spec in self.adapters:
+            result, of = ending.gravest(self._own(adapter))
+            if result is None:
+                continue
+            left = left or of > 1
+            stored = self.files.get(result.case)
+            item = next(item for item in self.planned if item.id == result.id)
+            alone = self._only_after_others(item)
+            yield ""
+            yield ending.heading(adapter.name, of)
+            place = (spec, stored.path if stored else "")
+            yield from failure(result, *place, alone=alone).splitlines()
+        if left:
+            yield ""
+            yield ending.everything(str(self.written or ""))
+
+    def _own(self, adapter: Adapter) -> list[CaseResult]:
+        """Results of one implementation, in the order of the plan."""
+        found = (self.results.get(item.id) for item in self.planned if item.adapter is adapter)
+        return [result for result in found if result is not None]
 
     @property
     def chosen(self) -> list[str]:
@@ -531,7 +551,3 @@ def _no_twins(adapters: list[tuple[Adapter, str]]) -> None:
     twice = [name for name, times in names.items() if times > 1]
     if twice:
         raise ConformanceError(f"two implementations are called {twice[0]!r}; rename one")
-
-
-def _told(counts: dict[str, int]) -> str:
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts)

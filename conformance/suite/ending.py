@@ -1,0 +1,98 @@
+"""What a run says at its end, for people: counts, reasons, and the gravest deviation in full."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from conformance.findings import NOT_VERIFIED, VERDICTS, CaseResult, Finding, count, gravity
+from conformance.paragraphs import plural
+from conformance.requirements import REQUIREMENTS
+from conformance.suite.message import known
+
+WRONG = ("deviates", "error")
+
+
+def vector(counts: dict[str, int]) -> str:
+    """ "12 conforms, 3 deviates"."""
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts)
+
+
+def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Iterator[str]:
+    """Of one implementation: its counts, and what is not met, or was not found out.
+
+    With `reasons`, also why something is unsupported.
+    """
+    yield f"{name}: {vector(count(result.verdict for result in results)) or 'nothing run'}"
+    wrong: dict[str, list[Finding]] = {}
+    for result in results:
+        for finding in result.findings:
+            if finding.verdict in WRONG:
+                wrong.setdefault(finding.requirement, []).append(finding)
+    for requirement in REQUIREMENTS:
+        if found := wrong.get(requirement.id):
+            verdicts = vector(count(finding.verdict for finding in found))
+            yield f"  {requirement.id}: {verdicts}{_cause(found)}"
+    for reason, times in _reasons(results, NOT_VERIFIED).items():
+        yield f"  not verified, {plural(times, 'item')}: {reason}"
+    if reasons:
+        for reason, times in unsupported(results).most_common():
+            yield f"  unsupported, {plural(times, 'item')}: {reason}"
+
+
+def _cause(found: Sequence[Finding]) -> str:
+    """The most frequent cause, with how many have it unless all do."""
+    causes = Counter(finding.cause for finding in found if finding.cause)
+    if not causes:
+        return ""
+    cause, times = causes.most_common(1)[0]
+    return f" ({f'{times} of them: ' if times < len(found) else ''}{cause})"
+
+
+def unsupported(results: Iterable[CaseResult]) -> Counter[str]:
+    """Why items are unsupported, and how many are for each reason."""
+    return _reasons(results, ("unsupported",))
+
+
+def _reasons(results: Iterable[CaseResult], verdicts: Iterable[str]) -> Counter[str]:
+    return Counter(
+        (result.findings[0].detail if result.findings else "") or "no requirement applies"
+        for result in results
+        if result.verdict in verdicts
+    )
+
+
+def gravest(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
+    """The item to tell in full, and how many there are to choose from.
+
+    What is required comes before what is only declared, and what has a cause before what has none.
+    """
+    wrong = [result for result in results if result.verdict in WRONG]
+    return max(wrong, key=_weight, default=None), len(wrong)
+
+
+def _weight(result: CaseResult) -> tuple[bool, bool, tuple[float, float]]:
+    return max(
+        (_is_must(finding), bool(finding.cause), gravity(finding))
+        for finding in result.findings
+        if finding.verdict in WRONG
+    )
+
+
+def _is_must(finding: Finding) -> bool:
+    requirement = known(finding.requirement)
+    return requirement is not None and requirement.level == "must"
+
+
+def heading(name: str, of: int) -> str:
+    """Above the item that is told in full."""
+    return f"{name}, {f'the gravest of {of} items' if of > 1 else 'the item'} in full:"
+
+
+def everything(record: str) -> str:
+    """How to see the others; `record` is where the record is, or ""."""
+    again = "the same with --strict"
+    if record:
+        return f"all of them: {shlex.join(['mha-conformance', 'report', record])}, or {again}"
+    return f"all of them: {again}; or --record FILE.json, and mha-conformance report FILE.json"
