@@ -704,6 +704,74 @@ def test_a_gate_that_holds_is_one_line(judged):
     assert "6 known" in printed[0]
 
 
+def test_how_little_was_asked_is_in_the_first_line(judged):
+    made = Made()
+    made.say("unsupported", case=CROSS, detail="no mask")
+    made.say("unsupported", case=ONE, dtype="float64", detail="no float64")
+    found = judged("", made)
+    (line,) = lines(found)
+    assert line == "gate: mine: holds (nothing deviates; items: 3 conforms, 3 unsupported)"
+    assert lines(found, verbose=True)[-2:] == [
+        "unsupported, 2 items: no mask",
+        "unsupported, 1 item: no float64",
+    ]
+    nothing = judged("", Made().say("unsupported"))
+    assert lines(nothing)[0].endswith("verified of mine (items: 6 unsupported)")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    found = judge(read_baseline(tmp_path / "none.toml"), Made().record())
+    assert lines(found)[1] == f"{tmp_path / 'none.toml'}: no such file, nothing is known yet"
+
+
+def test_the_advice_judges_what_was_judged(judged):
+    found = judged("", Made().say("deviates", requirement=OUTPUT))
+    assert "baseline update mine.py:mine --baseline" in "\n".join(lines(found))
+    told = "\n".join(lines(found, judged=("--from-record", "r.json")))
+    assert "baseline update --from-record r.json --baseline" in told
+
+
+def test_what_is_left_is_counted_in_the_right_number(judged):
+    for count, told in ((4, "and 1 more kind of new deviation"), (5, "and 2 more kinds of new")):
+        made = Made()
+        for number, key in enumerate(list(made.found)[:count]):
+            made.found[key] = Finding(key[0], "deviates", cause=f"cause {number}")
+        assert told in "\n".join(lines(judged("", made)))
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ({"case": SELF}, "  in case plain/no-mask/self"),
+        ({"dtype": "float64"}, '  where dtype == "float64"'),
+        ({"mode": "eval"}, "  in mode eval"),
+    ],
+)
+def test_where_it_is_so_is_told_in_words(judged, where, told):
+    made = Made(modes=("eval", "train")).say("deviates", requirement=OUTPUT, **where)
+    assert told in lines(judged("", made))
+
+
+@pytest.mark.parametrize(
+    ("right", "told"),
+    [
+        (["a", "c/x"], "  in all cases but a, c/x"),
+        (["a", "b/x", "c/y", "d/z"], "  in all cases but 4"),
+    ],
+)
+def test_long_patterns_are_numbers(judged, right, told):
+    made = Made()
+    made.found = {
+        (OUTPUT, case, "float32", "eval"): Finding(
+            OUTPUT, "conforms" if case in right else "deviates"
+        )
+        for case in [*right, *(f"{name}/{number}" for name in "efghijk" for number in "xyz")]
+    }
+    found = judged("", made)
+    assert told in lines(found)
+    assert f"  in all cases but {', '.join(sorted(right))}" in lines(found, verbose=True)
+
+
 def test_the_worst_comes_first_and_explains_itself(judged):
     figures = Figures("output", 1e7, 1e6, 0.0, 8.0)
     worst = Worst("output", (0, 1), "1.5", "2.5", "1e-7")

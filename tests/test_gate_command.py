@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import stat
 import subprocess
@@ -20,6 +21,7 @@ from conformance.record import encode_line, read
 
 NARROW = ("--dtype", "float32", "--case", "mask/shared/self", "--case", "plain/no-mask/self")
 QUICK = ("--no-isolate", *NARROW)
+EMPTY = "nothing deviates: the baseline is empty\n"
 
 
 @pytest.fixture
@@ -153,6 +155,33 @@ def test_the_record_is_written_although_the_gate_is_red(tmp_path):
     options = ["--record", "r.json", *QUICK]
     mha("gate", mini("Inverted"), *options, cwd=tmp_path, expect=ExitCode.DEVIATES)
     assert read(tmp_path / "r.narrowed.json").complete
+
+
+def test_the_advice_after_a_record_runs_nothing_again(tmp_path, here):
+    options = ["--record", "r.json", "--baseline", "none/such.toml", *QUICK]
+    told = mha("gate", mini("Inverted"), *options, cwd=tmp_path, expect=ExitCode.DEVIATES).stdout
+    assert "\nnone/such.toml: no such file, nothing is known yet\n" in told
+    (advice,) = re.findall(r"^  mha-conformance (.*) --reason '...'$", told, re.MULTILINE)
+    assert advice == "baseline update --from-record r.narrowed.json --baseline none/such.toml"
+    here(*advice.split(), "--reason", "x", expect=ExitCode.OK)
+    here("gate", *advice.split()[2:], expect=ExitCode.OK)
+
+
+def test_an_update_names_a_record_only_if_it_stays(tmp_path):
+    def update(*more):
+        command = ("baseline", "update", mini("Correct"), *QUICK, *more)
+        return mha(*command, cwd=tmp_path, expect=ExitCode.OK).stdout
+
+    told = update()
+    assert "record:" not in told
+    assert "Correct: " not in told
+    assert told.endswith("conformance.toml: nothing to edit\n" + EMPTY)
+    assert f"record: {tmp_path / 'r.narrowed.json'}\n" in update("--record", "r.json")
+
+
+def test_an_update_that_empties_the_file_says_so(known, records, here):
+    told = here("baseline", "update", "--from-record", records["Correct"], expect=ExitCode.OK).out
+    assert told.endswith("conformance.toml: written\n" + EMPTY)
 
 
 def test_what_is_not_there_verifies_nothing(tmp_path):

@@ -78,27 +78,37 @@ def _gate(options: argparse.Namespace) -> int:
     from conformance.gate.command import gate, part_of
 
     record = part_of(options.from_record, options.implementation)
-    return gate(baseline, record, verbose=options.verbose)
+    return gate(baseline, record, _judged(options), verbose=options.verbose)
 
 
 def _update(options: argparse.Namespace) -> int:
     from conformance.gate.baseline import read_baseline
     from conformance.gate.command import part_of, update, written
+    from conformance.record import read
 
     _check(options)
     baseline = read_baseline(options.baseline)
     if options.from_record is not None:
-        return update(
-            baseline, part_of(options.from_record, options.implementation), options.reason
-        )
+        record = part_of(options.from_record, options.implementation)
+        return update(baseline, record, options.reason, _judged(options))
+    kept = options.record is not None
     with tempfile.TemporaryDirectory() as folder:
         options.record = options.record or Path(folder) / "record.json"
-        # What it found is told below, and the record is gone afterwards.
+        # What it found is told below.
         code = examine(options, "--no-summary", survey=True)
         if code in (ExitCode.USAGE, ExitCode.INTERRUPTED):
             return code
-        record = written(options.record)
-    return update(baseline, record, options.reason)
+        file = written(options.record)
+        record = read(file)
+    if kept:
+        print(f"record: {file.absolute()}")
+    judged = ["--from-record", str(file)] if kept else []
+    return update(baseline, record, options.reason, judged)
+
+
+def _judged(options: argparse.Namespace) -> list[str]:
+    """The arguments that named the record."""
+    return [*options.implementation, "--from-record", str(options.from_record)]
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -94,11 +94,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A file of entries."""
+    """A file of entries, or none if it is not there yet."""
 
     path: Path
     text: str
     entries: tuple[Entry, ...]
+    there: bool = True
 
 
 def _some(patterns: tuple[str, ...]) -> str:
@@ -130,7 +131,7 @@ def read_baseline(path: Path) -> Baseline:
     """
     try:
         if not path.exists():
-            return Baseline(path, "", ())
+            return Baseline(path, "", (), there=False)
         if path.stat().st_size > MOST_BYTES:
             raise BrokenBaseline(f"{path}: {MOST_BYTES} bytes are the most a baseline can have")
         # Line ends as they are: what is written again must not differ in them.

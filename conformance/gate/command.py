@@ -19,19 +19,22 @@ from conformance.record import Record, read
 from conformance.terminal import printable
 
 
-def gate(baseline: Baseline, record: Record, *, verbose: bool) -> int:
-    """Judge a record, and tell."""
+def gate(baseline: Baseline, record: Record, judged: Sequence[str], *, verbose: bool) -> int:
+    """Judge a record, and tell; `judged` are the arguments that named it."""
     found = judge(baseline, record)
-    _console().print(tell(found, verbose=verbose), soft_wrap=True)
+    _console().print(tell(found, verbose=verbose, judged=judged), soft_wrap=True)
     return found.exit_code
 
 
-def update(baseline: Baseline, record: Record, reason: str) -> int:
-    """Write the smallest edit by which the gate holds; 0 if it does, or would with reasons."""
+def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str] = ()) -> int:
+    """Write the smallest edit by which the gate holds; 0 if it does, or would with reasons.
+
+    `judged` are the arguments that named the record, if it stays.
+    """
     console = _console()
     found = judge(baseline, record)
     if found.exit_code == ExitCode.NOTHING_VERIFIED:
-        console.print(tell(found), soft_wrap=True)
+        console.print(tell(found, judged=judged), soft_wrap=True)
         return found.exit_code
     text = propose(baseline, found, reason)
     if text != baseline.text:
@@ -43,12 +46,14 @@ def update(baseline: Baseline, record: Record, reason: str) -> int:
     left = judge(edited, record)
     told = "written" if text != baseline.text else "nothing to edit"
     console.print(Text(printable(f"{baseline.path}: {told}")), soft_wrap=True)
+    if left.holds and not edited.entries:
+        console.print("nothing deviates: the baseline is empty", soft_wrap=True)
     if left.reasonless and not (left.fixed or left.unmatched or left.ambiguous or left.duplicates):
         lines = ", ".join(str(entry.line or entry.number) for entry in left.reasonless)
         console.print(f"the gate holds once these say why: line {lines}", soft_wrap=True)
         return ExitCode.OK if not (left.worse or left.open or left.missing) else left.exit_code
     if not left.holds:
-        console.print(tell(left), soft_wrap=True)
+        console.print(tell(left, judged=judged), soft_wrap=True)
     return left.exit_code
 
 
@@ -73,10 +78,10 @@ def part_of(path: Path, names: Sequence[str]) -> Record:
     return msgspec.structs.replace(record, header=header, results=results)
 
 
-def written(path: Path) -> Record:
+def written(path: Path) -> Path:
     """The record of the run that has just ended; a narrowed one lies beside."""
     found = [file for file in (path.with_suffix(".narrowed.json"), path) if file.exists()]
-    return read(max(found, key=lambda file: file.stat().st_mtime_ns, default=path))
+    return max(found, key=lambda file: file.stat().st_mtime_ns, default=path)
 
 
 def _console() -> Console:

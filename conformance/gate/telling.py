@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from conformance.errors import ConformanceError, ExitCode
-from conformance.findings import gravity
+from conformance.findings import count, gravity
 from conformance.gate.baseline import Entry
 from conformance.gate.grouping import Group, groups
 from conformance.gate.judging import Cell, Judgement
 from conformance.gate.updating import propose
 from conformance.requirements import REQUIREMENTS
+from conformance.suite.ending import unsupported, vector
 from conformance.suite.message import again, failure, measured
 from conformance.terminal import printable
 
@@ -28,10 +29,13 @@ EDIT = 20
 GOOD, BAD, DIM = "green", "red", "dim"
 
 
-def tell(found: Judgement, *, verbose: bool = False) -> Text:
-    """One line that says how it stands; then what is worse, what is stale, and the edit."""
+def tell(found: Judgement, *, verbose: bool = False, judged: Sequence[str] = ()) -> Text:
+    """One line that says how it stands; then what is worse, what is stale, and the edit.
+
+    `judged` are the arguments by which `baseline update` judges the same without running it again.
+    """
     text = Text()
-    for line, style in _lines(found, verbose):
+    for line, style in _lines(found, verbose, judged):
         text.append(printable(line), style)
         text.append("\n")
     text.rstrip()
@@ -41,17 +45,20 @@ def tell(found: Judgement, *, verbose: bool = False) -> Text:
 Line = tuple[str, str]
 
 
-def _lines(found: Judgement, verbose: bool) -> Iterator[Line]:
+def _lines(found: Judgement, verbose: bool, judged: Sequence[str]) -> Iterator[Line]:
     yield _summary(found)
+    if not found.baseline.there:
+        yield f"{found.baseline.path}: no such file, nothing is known yet", DIM
     if found.exit_code == ExitCode.OK and not verbose:
         return
-    more = _More(found, verbose)
+    more = _More(found, verbose, judged)
     yield from more.new()
     yield from more.open()
     yield from more.stale()
     yield from more.edit()
     if verbose:
         yield from more.known()
+        yield from more.unsupported()
     elif more.hidden:
         yield "-v shows all of it", DIM
 
@@ -67,15 +74,17 @@ def _summary(found: Judgement) -> Line:
     lost = len(found.open) + found.missing
     told += [f"{lost} not verified"] if lost else []
     narrowed = found.record.header.provenance.selection
+    items = vector(count(result.verdict for result in found.record.results))
+    told = [", ".join(told), f"items: {items}"] if items else told
     told += [f"narrowed by {narrowed}"] if narrowed else []
     code = found.exit_code
     if code == ExitCode.NOTHING_VERIFIED:
-        return f"gate: nothing was verified of {names}", BAD
+        return f"gate: nothing was verified of {names}{f' (items: {items})' if items else ''}", BAD
     word = {
         ExitCode.OK: "holds",
         ExitCode.INCOMPLETE: "is incomplete",
     }.get(code, "changed for the worse" if found.worse else "the baseline is out of date")
-    return f"gate: {names}: {word} ({', '.join(told)})", GOOD if code == ExitCode.OK else BAD
+    return f"gate: {names}: {word} ({'; '.join(told)})", GOOD if code == ExitCode.OK else BAD
 
 
 def _stale(found: Judgement) -> Iterator[Entry]:
@@ -87,24 +96,26 @@ def _stale(found: Judgement) -> Iterator[Entry]:
 
 
 class _More:
-    def __init__(self, found: Judgement, verbose: bool) -> None:
+    def __init__(self, found: Judgement, verbose: bool, judged: Sequence[str]) -> None:
         self.found = found
         self.verbose = verbose
+        self.judged = judged
         self.hidden = False
 
-    def _first(self, items: Sequence, of: str) -> Iterator:
+    def _first(self, items: Sequence, one: str, several: str) -> Iterator:
         """The first few, and how many more there are."""
         shown = items if self.verbose else items[:SHORT]
         yield from shown
         if len(items) > len(shown):
             self.hidden = True
-            yield f"  and {len(items) - len(shown)} more {of}", DIM
+            left = len(items) - len(shown)
+            yield f"  and {left} more {one if left == 1 else several}", DIM
 
     def new(self) -> Iterator[Line]:
         """What nobody knew of, the gravest first."""
         several = groups(self.found.new, self.found.decided, named=True)
         several.sort(key=lambda group: max(gravity(c.finding) for c in group.cells), reverse=True)
-        for group in self._first(several, "kinds of new deviations"):
+        for group in self._first(several, "kind of new deviation", "kinds of new deviations"):
             if isinstance(group, Group):
                 yield from self._group(group)
             else:
@@ -116,19 +127,14 @@ class _More:
         names = sorted({one.requirement for one in group.cells})
         who = sorted({one.result.implementation for one in group.cells})
         yield "", ""
-        where = [
-            f"{key} {' '.join(group.patterns[key])}"
-            for key in ("case", "mode")
-            if key in group.patterns
-        ]
-        where += [group.dtype] if group.dtype else []
         yield (
             f"new: {_listed(who)} {_does(finding.verdict)} at "
             f"{_many(len(group.cells), 'finding')}: {_listed(names)}",
             BAD,
         )
+        where = ", ".join(self._where(group))
         if where:
-            yield f"  where {', '.join(where)}", ""
+            yield f"  {where}", ""
         expected = self.found.expected.get(cell)
         if expected is not None:
             known = expected.cause or expected.raises
@@ -155,6 +161,35 @@ class _More:
             yield f"  likely cause: {finding.cause}", ""
         yield f"  again: {again(result, spec)}", DIM
 
+    def _where(self, group: Group) -> Iterator[str]:
+        """Of what it is so, if not of all: in words, and in numbers where the words are many."""
+        for key in ("case", "mode"):
+            patterns = group.patterns.get(key, ())
+            without = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+            if not patterns:
+                continue
+            if len(patterns) > SHORT and not self.verbose:
+                self.hidden = True
+                own = {cell.part(key) for cell in group.cells}
+                every = {cell.part(key) for cell in self.found.decided} | own
+                left = len(every) - len(own)
+                yield (
+                    f"in all {key}s but {left}"
+                    if without
+                    else f"in {len(own)} of {len(every)} {key}s"
+                )
+            elif without:
+                yield f"in all {key}s but {', '.join(without)}"
+            else:
+                yield f"in {key}{'' if len(patterns) == 1 else 's'} {', '.join(patterns)}"
+        if group.dtype:
+            yield f"where {group.dtype}"
+
+    def unsupported(self) -> Iterator[Line]:
+        """Why items are unsupported."""
+        for reason, times in unsupported(self.found.record.results).most_common():
+            yield f"unsupported, {_many(times, 'item')}: {reason}", DIM
+
     def open(self) -> Iterator[Line]:
         """What has no answer."""
         found = self.found
@@ -164,7 +199,7 @@ class _More:
             reasons.setdefault(key, []).append(cell)
         if reasons or found.missing:
             yield "", ""
-        for told in self._first(list(reasons.items()), "reasons"):
+        for told in self._first(list(reasons.items()), "reason", "reasons"):
             if isinstance(told[1], str):
                 yield told
                 continue
@@ -181,7 +216,7 @@ class _More:
         lines = list(self._entries())
         if lines:
             yield "", ""
-        yield from self._first(lines, "entries")
+        yield from self._first(lines, "entry", "entries")
 
     def _entries(self) -> Iterator[Line]:
         found = self.found
@@ -223,9 +258,9 @@ class _More:
         yield from map(coloured, shown)
         if len(lines) > len(shown):
             self.hidden = True
-            yield f"and {len(lines) - len(shown)} more lines", DIM
+            yield f"and {_many(len(lines) - len(shown), 'more line')}", DIM
         command = ["mha-conformance", "baseline", "update"]
-        command += [told.spec for told in found.record.header.implementations]
+        command += self.judged or [told.spec for told in found.record.header.implementations]
         command += ["--baseline", name]
         if found.new:
             yield "to make the new deviations known, with their reason:", "bold"

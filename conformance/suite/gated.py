@@ -73,8 +73,8 @@ class Gated:
             ExitCode.INCOMPLETE: INCOMPLETE,
         }.get(self.judgement.exit_code, pytest.ExitCode.TESTS_FAILED)
 
-    def summary(self, terminal: Any) -> None:
-        """Print it as pytest prints."""
+    def summary(self, terminal: Any, record: Path | None) -> None:
+        """Print it as pytest prints; `record` is where the record was written."""
         if self.judgement is None:
             return
         writer = terminal._tw
@@ -86,5 +86,13 @@ class Gated:
             highlight=False,
             width=writer.fullwidth,
         )
-        console.print(tell(self.judgement, verbose=self.verbose), soft_wrap=True)
+        judged = ["--from-record", _relative(record)] if record is not None else []
+        told = tell(self.judgement, verbose=self.verbose, judged=judged)
+        console.print(told, soft_wrap=True)
         terminal.write(file.getvalue(), flush=True)
+
+
+def _relative(path: Path) -> str:
+    """As somebody here would write it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -434,7 +434,7 @@ class Run:
 
         terminalreporter.section("conformance")
         if self._gated is not None:
-            self._gated.summary(terminalreporter)
+            self._gated.summary(terminalreporter, self.written)
             if self.written is not None:
                 write(f"record: {self.written}")
             return
