@@ -32,11 +32,30 @@ FLAX_MASKS = (
     ),
 )
 FLAX_MODES = (
-    Mode("sown-weights", {"sow": True}),
-    Mode("no-weights", {"sow": False}, weights=False, every_case=False),
-    Mode("optimised", {"sow": True}, every_case=False, dtypes=("float32",), optimised=True),
+    Mode(
+        "sown-weights",
+        {"sow": True},
+        about="called with sow_weights=True: weights are put among the intermediates",
+    ),
+    Mode(
+        "no-weights", {"sow": False}, weights=False, every_case=False, about="without sow_weights"
+    ),
+    Mode(
+        "optimised",
+        {"sow": True},
+        every_case=False,
+        dtypes=("float32",),
+        optimised=True,
+        about="as sown-weights, with XLA's optimisations on; the others are compiled quickly",
+    ),
     # Without dropout it is the same program again.
-    Mode("training", {"sow": True, "train": True}, every_case=False, dtypes=("float32",)),
+    Mode(
+        "training",
+        {"sow": True, "train": True},
+        every_case=False,
+        dtypes=("float32",),
+        about="as sown-weights, deterministic=False",
+    ),
 )
 """Both Flax attentions name and shape their parameters alike, and have the same mask argument."""
 

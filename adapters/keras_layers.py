@@ -49,17 +49,30 @@ _SCORES = {"return_attention_scores": True, "training": False}
 _NO_SCORES = {"return_attention_scores": False, "training": False}
 _TRAINING = {"return_attention_scores": True, "training": True}
 _OPTIMISED = ("float32",)
+_ABOUT = {
+    "scores": "called with return_attention_scores=True",
+    "no-scores": "called without it, which may take another path: the backend's own attention",
+    "training": "return_attention_scores=True, training=True",
+    "optimised": "as the first mode, with XLA's optimisations on; the others are compiled quickly",
+}
 _MODES: tuple[Mode, ...] = (
-    Mode("scores", _SCORES),
-    Mode("no-scores", _NO_SCORES, weights=False),
-    Mode("training", _TRAINING, every_case=False),
+    Mode("scores", _SCORES, about=_ABOUT["scores"]),
+    Mode("no-scores", _NO_SCORES, weights=False, about=_ABOUT["no-scores"]),
+    Mode("training", _TRAINING, every_case=False, about=_ABOUT["training"]),
 )
 # Each mode is compiled anew; without dropout, training is the same program as scores.
 _COMPILED_MODES: tuple[Mode, ...] = (
-    Mode("scores", _SCORES),
-    Mode("no-scores", _NO_SCORES, weights=False, every_case=False),
-    Mode("training", _TRAINING, every_case=False, dtypes=_OPTIMISED),
-    Mode("optimised", _SCORES, every_case=False, dtypes=_OPTIMISED, optimised=True),
+    _MODES[0],
+    replace(_MODES[1], every_case=False),
+    replace(_MODES[2], dtypes=_OPTIMISED),
+    Mode(
+        "optimised",
+        _SCORES,
+        every_case=False,
+        dtypes=_OPTIMISED,
+        optimised=True,
+        about=_ABOUT["optimised"],
+    ),
 )
 _MASKED_WITH_SCORES: Mapping[str, FullyMasked] = dict.fromkeys(
     ("scores", "training", "optimised"), "output bias"
@@ -331,7 +344,7 @@ class _AdditiveAttention(_Keras, Function):
         MaskArgument("query_mask", "batch query", true="attends", number="attends if nonzero"),
     )
     # Without dropout neither training nor asking for the scores changes how it computes.
-    modes: tuple[Mode, ...] = (Mode("scores"),)
+    modes: tuple[Mode, ...] = (Mode("scores", about=_ABOUT["scores"]),)
 
     def __init__(self) -> None:
         self._layers: dict[tuple[int, str], _Stateless] = {}
@@ -426,7 +439,16 @@ class JaxAdditiveAttention(_AdditiveAttention):
 
     title = "keras.layers.AdditiveAttention (JAX)"
     framework = "jax"
-    modes = (Mode("scores"), Mode("optimised", every_case=False, dtypes=_OPTIMISED, optimised=True))
+    modes = (
+        Mode("scores", about=_ABOUT["scores"]),
+        Mode(
+            "optimised",
+            every_case=False,
+            dtypes=_OPTIMISED,
+            optimised=True,
+            about=_ABOUT["optimised"],
+        ),
+    )
 
 
 class TorchMultiHeadAttention(_MultiHeadAttention):

@@ -32,6 +32,7 @@ class TorchMultiheadAttention(Layer):
     )
     framework = "torch"
     returns_weights = "per head"
+    weights_option = "average_attn_weights=False"
     dropout_modes = ("train", "train-no-weights", "sequence-first")
     sequence_first = "sequence-first"
     # Without weights it goes through scaled_dot_product_attention, which gives zeros there.
@@ -55,15 +56,46 @@ class TorchMultiheadAttention(Layer):
     causal_flag = CausalFlag("is_causal", needs="attn_mask", alignment="top-left")
 
     modes = (
-        Mode("train", {"train": True, "need_weights": True}),
-        Mode("train-no-weights", {"train": True, "need_weights": False}, weights=False),
-        Mode("eval", {"train": False, "need_weights": True}),
-        Mode("eval-no-weights", {"train": False, "need_weights": False}, weights=False),
+        Mode(
+            "train",
+            {"train": True, "need_weights": True},
+            about="as built, in training: weights come back unless need_weights=False",
+        ),
+        Mode(
+            "train-no-weights",
+            {"train": True, "need_weights": False},
+            weights=False,
+            about="in training, need_weights=False",
+        ),
+        Mode("eval", {"train": False, "need_weights": True}, about="after .eval()"),
+        Mode(
+            "eval-no-weights",
+            {"train": False, "need_weights": False},
+            weights=False,
+            about="after .eval(), need_weights=False",
+        ),
         # Without gradients evaluation may take the fused native path.
-        Mode("fast-path", {"train": False, "need_weights": False}, gradients=False, weights=False),
-        Mode("fast-path-weights", {"train": False, "need_weights": True}, gradients=False),
-        # What torch does unless told otherwise: [length batch width].
-        Mode("sequence-first", {"train": True, "need_weights": True}, every_case=False),
+        Mode(
+            "fast-path",
+            {"train": False, "need_weights": False},
+            gradients=False,
+            weights=False,
+            about="after .eval(), need_weights=False, under torch.no_grad(): torch may compute all "
+            "in one native kernel",
+        ),
+        Mode(
+            "fast-path-weights",
+            {"train": False, "need_weights": True},
+            gradients=False,
+            about="the same with weights",
+        ),
+        # What torch does unless told otherwise.
+        Mode(
+            "sequence-first",
+            {"train": True, "need_weights": True},
+            every_case=False,
+            about="without batch_first=True: inputs are [length, batch, width]; in training",
+        ),
     )
 
     example = Example(

@@ -105,7 +105,8 @@ def _rows(adapter: Adapter) -> str:
 
 
 def _weights(adapter: Adapter) -> str:
-    return f"returns them {adapter.returns_weights}" if adapter.returns_weights else "returns none"
+    seen = adapter.returns_weights
+    return f"returns them {adapter.weights_told(seen)}" if seen else "returns none"
 
 
 def _dtypes(adapter: Adapter) -> str:

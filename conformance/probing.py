@@ -18,6 +18,7 @@ from conformance.findings import CaseResult
 from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
+from conformance.paragraphs import paragraph
 from conformance.probes import EXPERIMENTS, experiment
 from conformance.progress import progress
 from conformance.session import Session, inquiries
@@ -28,6 +29,11 @@ WIDTH = 100
 
 WORTH_IT = 6
 """Fewer experiments than these are over before other processes have imported anything."""
+
+REVERSED = (
+    "Where 0 and −inf attend, −inf counts as True because it is not 0, and 0 as False: a mask that "
+    "is meant to be added (0 visible, −inf hidden) shows exactly what it was to hide."
+)
 
 Results: TypeAlias = list[CaseResult]
 """What is printed as JSON."""
@@ -144,11 +150,42 @@ def _print(
             console.print(f"  nothing to ask: {escape(told)}")
             continue
         console.print(_table(own, evidence=evidence))
+        _print_notes(console, own)
         if code:
-            for entry in {e.code: e for result in own for e in result.entries if e.code}.values():
-                told = escape(printable(f"{entry.subject}: {entry.value}"))
-                console.print(f"\n  [bold]{told}[/bold]")
-                console.print(Text(printable(entry.code)), soft_wrap=True)
+            _print_code(console, own)
+    _print_modes(console, adapter, results)
+
+
+def _print_code(console: Console, results: Sequence[CaseResult]) -> None:
+    entries = {e.code: e for result in results for e in result.entries if e.code}.values()
+    if not entries:
+        console.print("\n  no code for this experiment")
+    for entry in entries:
+        told = escape(printable(f"{entry.subject}: {entry.value}"))
+        console.print(f"\n  [bold]{told}[/bold]")
+        console.print(Text(printable(entry.code)), soft_wrap=True)
+
+
+def _print_notes(console: Console, results: Sequence[CaseResult]) -> None:
+    """What a reader of a value may take for the opposite."""
+    entries = [entry for result in results for entry in result.entries]
+    if any("0/−inf" in entry.subject and entry.value == "attends" for entry in entries):
+        console.print()
+        paragraph(console, REVERSED)
+
+
+def _print_modes(console: Console, adapter: Adapter, results: Sequence[CaseResult]) -> None:
+    """What the modes are that the tables name: those in which something differs."""
+    values: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for result in results:
+        for entry in result.entries:
+            values[result.case, entry.subject][entry.value].add(result.mode)
+    named = {name for own in values.values() if len(own) > 1 for n in own.values() for name in n}
+    told = [mode for mode in adapter.modes if mode.name in named and mode.about]
+    if told:
+        console.print("\n[bold]Modes[/bold]  How is it called where it differs?")
+    for mode in told:
+        paragraph(console, f"{mode.name}: {mode.about}")
 
 
 def _table(results: Sequence[CaseResult], *, evidence: bool) -> Table:

@@ -266,6 +266,21 @@ def completed(line, tmp_path):
     return file.read_text().replace("\v", "\n").split()
 
 
+def test_a_probe_says_what_a_value_hides(capsys):
+    pytest.importorskip("torch")
+    assert main(["probe", "tutorial-2", "--experiment", "masks"]) == ExitCode.OK
+    assert "Where 0 and −inf attend, −inf counts as True" in capsys.readouterr().out
+    assert main(["probe", "tutorial-1", "--experiment", "same-mask", "--code"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert "no code for this experiment" in printed
+    assert "attend, −inf counts as True" not in printed
+    assert "Modes" not in printed, "no mode is named"
+    assert main(["probe", "torch-mha", "--experiment", "weights"]) == ExitCode.OK
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "averaged unless average_attn_weights=False" in printed
+    assert "sequence-first: without batch_first=True" in printed
+
+
 @pytest.mark.parametrize(
     ("line", "offers"),
     [

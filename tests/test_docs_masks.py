@@ -10,6 +10,7 @@ import pytest
 
 from conformance import report
 from conformance.cli import main
+from conformance.interface.loading import load, registered
 
 NAMES = ("torch-mha", "tutorial-1", "tutorial-2")
 EXPERIMENTS = ("masks", "same-mask", "masked-rows")
@@ -28,6 +29,15 @@ def made(tmp_path):
     specification.loader.exec_module(program)
     (written,) = record.parent.glob("*.json")
     return program.tables(report.build(report.load([written]).current))
+
+
+def test_every_mode_is_explained():
+    page = (pages.DOCS / "masks.md").read_text(encoding="utf-8")
+    told = page[page.index("## What are the modes in brackets?") :]
+    for name in registered():
+        for mode in load(name).modes:
+            assert mode.about, (name, mode.name)
+            assert f"`{mode.name}`" in told, (name, mode.name)
 
 
 def rows(table: str) -> set[tuple[str, ...]]:

@@ -36,9 +36,14 @@ class Ours(Layer):
         Parameter("score_vector", "score", "heads head -> heads head"),
     )
     modes = (
-        Mode("train", {"train": True, "need_weights": True}),
-        Mode("eval", {"train": False, "need_weights": True}),
-        Mode("eval-no-weights", {"train": False, "need_weights": False}, weights=False),
+        Mode("train", {"train": True, "need_weights": True}, about="in training, with weights"),
+        Mode("eval", {"train": False, "need_weights": True}, about="after .eval(), with weights"),
+        Mode(
+            "eval-no-weights",
+            {"train": False, "need_weights": False},
+            weights=False,
+            about="after .eval(), without weights",
+        ),
     )
 
     example = Example(

@@ -38,7 +38,10 @@ class Tutorial(Layer):
     """What the five have in common: one width for everything, and biases everywhere."""
 
     framework = "torch"
-    modes = (Mode("train", {"train": True}), Mode("eval", {"train": False}))
+    modes = (
+        Mode("train", {"train": True}, about="as built, in training"),
+        Mode("eval", {"train": False}, about="after .eval()"),
+    )
 
     def check_shape(self, shape: Shape) -> None:
         if shape.kv_heads != shape.heads or shape.value_head_size != shape.head_size:

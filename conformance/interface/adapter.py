@@ -46,6 +46,7 @@ class Mode:
             dropout itself is looked at, in a mode that the adapter names in `dropout_modes`.
         draw: seed of that dropout; equal draws drop the same weights. A layer is built anew for
             each.
+        about: for people, what it is: how the implementation is called.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Mode:
     optimised: bool = False
     dropout: float = 0.0
     draw: int = 0
+    about: str = ""
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
@@ -139,6 +141,8 @@ class Adapter(ABC):
         mask_arguments, causal_flag: see `conformance.interface.arguments`.
         modes: the first is the one that others are compared with.
         returns_weights: per head, averaged over heads, or None.
+        weights_option: what has to be passed to get them per head, where they are averaged
+            otherwise; the adapter passes it. "" where they are per head by themselves.
         fully_masked_row: what a query gets that may attend nothing, in all modes or by mode;
             None if nobody said.
         implicit_masks: masks that the framework attaches to inputs and hands on by itself, given
@@ -161,6 +165,7 @@ class Adapter(ABC):
     causal_flag: CausalFlag | None = None
     modes: tuple[Mode, ...] = (DEFAULT_MODE,)
     returns_weights: ReturnsWeights | None = None
+    weights_option: ClassVar[str] = ""
     fully_masked_row: FullyMasked | Mapping[str, FullyMasked] | None = None
     implicit_masks: tuple[MaskArgument, ...] = ()
     dropout_modes: tuple[str, ...] = ()
@@ -190,6 +195,12 @@ class Adapter(ABC):
             return self.example
         call = self.example.calls.get(mode.name)
         return None if call is None else replace(self.example, call=call)
+
+    def weights_told(self, seen: str) -> str:
+        """How weights come back, for somebody who calls the implementation without this adapter."""
+        if seen == "per head" and self.weights_option:
+            return f"averaged unless {self.weights_option}"
+        return seen
 
     def masked_row(self, mode: Mode) -> FullyMasked | None:
         """What the output is declared to be for a query that may attend nothing, in this mode."""

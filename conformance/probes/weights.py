@@ -21,7 +21,10 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     declared = (lab.adapter.returns_weights or "none") if lab.mode.weights else "none"
     seen = "none" if weights is None else "per head" if weights.ndim == 4 else "averaged"
     shape = "" if weights is None else f"shape {list(weights.shape)}, {SHAPES[seen]}"
-    yield Entry("returned weights", seen, shape, declared, seen == declared)
+    say = lab.adapter.weights_told
+    if say(seen) != seen:
+        shape += f", asked for with {lab.adapter.weights_option}"
+    yield Entry("returned weights", say(seen), shape, say(declared), seen == declared)
     if weights is None:
         return
     noise = lab.noise(found.problem)

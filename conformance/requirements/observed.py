@@ -91,7 +91,7 @@ def returned_weights(ex: Examination) -> Finding | None:
     seen = "none" if weights is None else "averaged" if weights.ndim == 3 else "per head"
     declared = ex.adapter.returns_weights or "none"
     if seen == declared:
-        return Finding(RETURNED.id, "conforms", value=seen)
+        return Finding(RETURNED.id, "conforms", value=ex.adapter.weights_told(seen))
     detail = f"the adapter declares {declared!r}, observed {seen!r}"
     return Finding(RETURNED.id, "deviates", detail=detail, value=seen)
 
