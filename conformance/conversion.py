@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -137,6 +138,8 @@ def convert_file(
         made, shape = _converted(tensors, whose, becomes, _counted(heads, kv_heads))
     except WrongTensors as error:
         raise WrongTensors(f"{weights}: {error}{_elsewhere(file, whose, prefix)}") from error
+    except Untranslatable as error:
+        raise Untranslatable(f"{weights}: {error}") from error
     note = {
         "from": whose.name,
         "to": becomes.name,
@@ -149,6 +152,17 @@ def convert_file(
     renamed = {out_prefix + name: tensor for name, tensor in made.items()}
     write(out, renamed, _noted(file.metadata, note))
     return shape
+
+
+def built_without_biases(target: str, shape: Shape) -> str:
+    """What to build the target with for such weights without biases, such as "use_bias=False"; ""
+    if they have biases, or if its adapter does not say."""
+    becomes = layer(target)
+    if shape.bias:
+        return ""
+    script = becomes.script(shape, "float32", None, becomes.modes[0])
+    found = re.search(r"\b\w*bias=False\b", "\n".join(script.build)) if script else None
+    return found[0] if found else ""
 
 
 def layer(spelled: str) -> Layer:
@@ -215,7 +229,7 @@ def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> Parameter
             rows = target.parameters_for(shape)
             break
         except Unsupported as refused:
-            reason = str(refused)
+            reason = str(refused) + (_widths(shape) if "wid" in str(refused) else "")
     else:
         raise Untranslatable(f"{told}: {reason}; choose another target")
     named = {name for row in rows for name in row.names}
@@ -226,6 +240,13 @@ def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> Parameter
             "zeros; choose another target"
         )
     return ParameterTable(rows, shape)
+
+
+def _widths(shape: Shape) -> str:
+    return (
+        f" (here: query {shape.query_width}, key {shape.key_width}, value {shape.value_width}, "
+        f"output {shape.output_width})"
+    )
 
 
 # What the tensors say
@@ -364,7 +385,20 @@ def _what_is_wrong(
         return WrongTensors(f"these are no weights of {source.name}: {'; '.join(told)}")
     shapes = ", ".join(f"{name} {list(tensor.bits.shape)}" for name, tensor in tensors.items())
     also = "".join(f" with {name}={count}" for name, count in given.items())
-    return WrongTensors(f"{source.name} cannot have weights of these shapes{also}: {shapes}")
+    why = _indivisible(reading, tensors, source, given)
+    return WrongTensors(f"{source.name} cannot have weights of these shapes{also}: {why}{shapes}")
+
+
+def _indivisible(
+    reading: _Reading, tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
+) -> str:
+    """That the number of heads given is not the one that the tensors can have."""
+    heads = given.get("heads")
+    free = next(_shapes(reading, tensors, source, {}), None)
+    if heads is None or free is None:
+        return ""
+    width = free.heads * free.head_size
+    return f"{width} is not divisible by {heads}; " if width % heads else ""
 
 
 def _misshapen(

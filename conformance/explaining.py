@@ -24,7 +24,7 @@ from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsuppor
 from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
 from conformance.interface.naming import find
-from conformance.paragraphs import heading, line, paragraph, some
+from conformance.paragraphs import heading, line, paragraph, plural, some
 from conformance.problem import Problem
 from conformance.record import CaseInfo, Plane
 from conformance.reference import LIMIT
@@ -348,7 +348,7 @@ def _again(console: Console, command: str) -> None:
 def _draw(console: Console, plane: Plane) -> None:
     """Rows are queries, columns are keys."""
     where = plane.where or "every entry and head"
-    size = f"{plane.queries} queries × {plane.keys} keys"
+    size = f"{plural(plane.queries, 'query', 'queries')} × {plural(plane.keys, 'key')}"
     if plane.keys > MOST_DRAWN or plane.queries > MOST_DRAWN:
         paragraph(console, f"{where}: {size}, too large to draw here")
         return

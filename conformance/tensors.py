@@ -98,7 +98,10 @@ def look(path: Path) -> File:
             with safe_open(path, framework="np") as checked:
                 metadata = dict(checked.metadata() or {})
         except (SafetensorError, OSError, ValueError) as error:
-            raise WrongTensors(f"{path} is no safetensors file: {error}") from error
+            raise WrongTensors(
+                f"{path} is no safetensors file: {error}; save tensors with "
+                "safetensors.torch.save_file(state_dict, path), or safetensors.numpy.save_file"
+            ) from error
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)

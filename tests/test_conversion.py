@@ -325,7 +325,8 @@ def test_nan_and_infinity_of_every_dtype(dtype):
 
 GIVEN = {
     "heads that do not divide": (
-        {"heads": 4}, WrongTensors, "cannot have weights of these shapes with heads=4",
+        {"heads": 4}, WrongTensors,
+        "cannot have weights of these shapes with heads=4: 15 is not divisible by 4; in_proj",
     ),
     "no heads": ({"heads": 0}, WrongShape, "heads is 0"),
     "fewer heads than there are": ({"heads": 3, "kv_heads": 1}, WrongTensors, "kv_heads=1"),
@@ -465,7 +466,9 @@ def test_refused_files(checkpoint, tmp_path, capsys):
     for text in (b"", b"x" * 7, b"{}" * 50, b"\xff" * 100, file.read_bytes()[:-1]):
         broken = tmp_path / "broken"
         broken.write_bytes(text)
-        assert "is no safetensors file" in refused(capsys, broken, out)
+        told = refused(capsys, broken, out)
+        assert "is no safetensors file" in told
+        assert "save tensors with safetensors.torch.save_file(state_dict, path)" in told
         broken.unlink()
     assert "cannot be read" in refused(capsys, tmp_path, out)
     told = refused(capsys, file, out, "--heads", 3)
@@ -479,6 +482,30 @@ def test_refused_files(checkpoint, tmp_path, capsys):
     prefix = ("--prefix", "layers.0.attn.", "--heads", 3)
     assert "cannot be written" in refused(capsys, file, tmp_path / "none" / "out", *prefix)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_width_that_the_target_cannot_have_is_told_with_the_file(tmp_path, capsys):
+    widths = {"q": 8, "k": 6, "v": 4}
+    tensors = {f"{name}_proj_weight": np.ones((8, width)) for name, width in widths.items()}
+    tensors["out_proj.weight"] = np.ones((8, 8))
+    file = tmp_path / "in.safetensors"
+    pytest.importorskip("safetensors.numpy").save_file(tensors, file)
+    told = refused(capsys, file, tmp_path / "out", "--heads", 2)
+    assert f"{file}: flax-nnx cannot have these weights of torch-mha: key and value" in told
+    assert "(here: query 8, key 6, value 4, output 8)" in told
+
+
+@pytest.mark.parametrize("target", ["flax-nnx", "keras-jax-mha", "torch-mha"])
+def test_weights_without_biases_say_how_to_build_the_target(tmp_path, capsys, target):
+    file, command = tmp_path / "in", ["convert", "--from", "torch-mha", "--to", target]
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    for bias in (False, True):
+        save_file(torch_weights(bias=bias), file)
+        out = tmp_path / f"out-{bias}"
+        assert main([*command, "--heads", "3", str(file), str(out)]) == ExitCode.OK
+        option = "bias=False" if target == "torch-mha" else "use_bias=False"
+        told = f"no biases: build {target} with {option}\n"
+        assert capsys.readouterr().out.endswith(told) is not bias
 
 
 def test_a_file_that_is_there_needs_force(checkpoint, tmp_path, capsys):

@@ -437,7 +437,7 @@ def test_a_folder_in_place_of_the_file_is_an_error(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("Silent",), "returns no attention weights in any mode"),
+        (("Silent",), "returns no attention weights, so there is nothing to draw; if it does"),
         (("Sometimes", "--mode", "fast"), "in mode fast; try --mode slow\n"),
     ],
 )

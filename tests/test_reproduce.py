@@ -102,6 +102,16 @@ def test_nothing_is_written_where_nothing_deviates(tmp_path, capsys):
     assert not output.exists()
 
 
+def test_what_raises_is_named_once(tmp_path, capsys):
+    output = tmp_path / "repro.py"
+    arguments = ["reproduce", "plain/no-mask/cross", f"{HERE}/miniatures.py:Puzzled"]
+    assert main([*arguments, "-o", str(output)]) == ExitCode.DEVIATES
+    first = capsys.readouterr().out.splitlines()[0]
+    kind = first.partition(": ")[0]
+    assert kind.endswith("Error")
+    assert first.count(kind) == 1
+
+
 def test_what_is_unsupported_is_told(tmp_path, capsys):
     arguments = ["reproduce", "plain/no-mask/additive", f"{HERE}/miniatures.py:Correct"]
     assert main([*arguments, "-o", str(tmp_path / "r.py")]) == ExitCode.NOTHING_VERIFIED

@@ -45,11 +45,13 @@ def add_parser(commands: Commands) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from conformance.conversion import convert_file
+    from conformance.conversion import built_without_biases, convert_file
 
     names = ("source", "target", "heads", "kv_heads", "prefix", "out_prefix", "force")
     asked = {name: getattr(options, name) for name in names}
     shape = convert_file(options.weights, options.out, **asked)
     shared = f", {shape.kv_heads} for key and value" if shape.kv_heads < shape.heads else ""
     print(f"{options.out}: {options.target}, {shape.heads} heads of size {shape.head_size}{shared}")
+    if option := built_without_biases(options.target, shape):
+        print(f"no biases: build {options.target} with {option}")
     return ExitCode.OK

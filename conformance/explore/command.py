@@ -117,7 +117,10 @@ def reproduce(pattern: str, spec: str, options: Options, output: Path | None) ->
         if not answered:
             print(f"{adapter.name}: {case.id} is unsupported")
             return ExitCode.NOTHING_VERIFIED
-        print(f"{adapter.name}: nothing deviates at {case.id}, in what one answer shows")
+        print(
+            f"{adapter.name}: nothing deviates at {case.id}; output, weights and gradients of one "
+            "call were compared, and what needs several calls shows in mha-conformance run"
+        )
         return ExitCode.OK
     best: list[object] = [trial, deviation]
     if options.shrink:
@@ -224,9 +227,11 @@ def _written(
 
 def _tell(trial: Trial, deviation: Deviation) -> None:
     shape = trial.problem.shape
+    # What raises is told with its type, which is its kind.
+    kind = deviation.requirement or deviation.kind
+    told = printable(deviation.told.removeprefix(f"{kind}: "))
     print(
-        f"{deviation.requirement or deviation.kind}: {printable(deviation.told)}, "
-        f"{trial.problem.dtype}, mode {trial.mode.name}"
+        f"{kind}: {told}, {trial.problem.dtype}, mode {trial.mode.name}"
         + (f": {ratio(deviation.ratio)}σ, allowed {LIMIT:g}σ" if deviation.index else "")
     )
     print(

@@ -100,8 +100,8 @@ def _mode(adapter: Adapter, wanted: str, dtype: str) -> Mode:
     ]
     if not having:
         raise NothingToShow(
-            f"{adapter.name} returns no attention weights in any mode in {dtype}; an adapter whose "
-            "implementation does says so with returns_weights"
+            f"{adapter.name} returns no attention weights{_in(adapter, dtype)}, so there is "
+            "nothing to draw; if it does return them, its adapter must declare returns_weights"
         )
     mode = known[wanted] if wanted else having[0]
     if not mode.weights:
@@ -114,6 +114,11 @@ def _mode(adapter: Adapter, wanted: str, dtype: str) -> Mode:
             f"{adapter.name} has no {dtype} in mode {mode.name}; try --dtype {mode.dtypes[0]}"
         )
     return mode
+
+
+def _in(adapter: Adapter, dtype: str) -> str:
+    """In which dtype, where that is the reason."""
+    return f" in {dtype}" if adapter.returns_weights else ""
 
 
 def _weights(examination: Examination) -> np.ndarray:
