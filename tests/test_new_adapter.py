@@ -103,7 +103,8 @@ def test_the_lines_of_a_build_run(tmp_path, monkeypatch, file, lines):
     assert new(tmp_path) == ExitCode.OK
     found = lines(yaml.safe_load((tmp_path / file).read_text()))
     install, *others = found
-    assert install == "python -m pip install mha-conformance"
+    source = "git+https://github.com/OWNER/mha-conformance"
+    assert install == f'python -m pip install "mha-conformance @ {source}"'
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     assert len(others) == 2

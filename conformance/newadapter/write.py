@@ -15,12 +15,12 @@ from conformance.errors import ConformanceError
 FRAMEWORKS = {"torch": "torch", "jax": "JAX", "tensorflow": "TensorFlow", "numpy": "NumPy"}
 KINDS = ("function", "layer")
 PACKAGES = {
-    "torch": "'mha-conformance[torch]'",
-    "jax": "mha-conformance jax",
-    "tensorflow": "mha-conformance tensorflow",
-    "numpy": "mha-conformance",
+    "torch": " torch",
+    "jax": " jax",
+    "tensorflow": " tensorflow",
+    "numpy": "",
 }
-"""What a build installs."""
+"""What a build installs beside the suite."""
 
 
 @dataclass(frozen=True)
