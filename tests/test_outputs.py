@@ -325,6 +325,14 @@ def test_exit_codes(tmp_path, results, code):
     assert main(["report", str(path), "--badge", str(tmp_path / "b")]) == code
 
 
+def test_a_baseline_that_is_not_there_is_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = save(tmp_path, record(result(good())), "now.json")
+    main(["report", str(path), "--summary", "s.md", "--baseline", "none.toml"])
+    told = "none.toml: no such file, nothing is known yet"
+    assert capsys.readouterr().out.splitlines() == ["written: s.md", told]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -101,6 +101,11 @@ class Baseline:
     entries: tuple[Entry, ...]
     there: bool = True
 
+    @property
+    def absence(self) -> str:
+        """What to say if it is not there, or "": a mistyped name is no empty file."""
+        return "" if self.there else f"{self.path}: no such file, nothing is known yet"
+
 
 def _some(patterns: tuple[str, ...]) -> str:
     more = f" and {len(patterns) - 2} more" if len(patterns) > 2 else ""

@@ -47,8 +47,8 @@ Line = tuple[str, str]
 
 def _lines(found: Judgement, verbose: bool, judged: Sequence[str]) -> Iterator[Line]:
     yield _summary(found)
-    if not found.baseline.there:
-        yield f"{found.baseline.path}: no such file, nothing is known yet", DIM
+    if found.baseline.absence:
+        yield found.baseline.absence, DIM
     if found.exit_code == ExitCode.OK and not verbose:
         return
     more = _More(found, verbose, judged)

@@ -69,6 +69,8 @@ def write(records: Sequence[Path], wanted: Wanted) -> int:
     told = ", ".join(str(path) for path, _, _ in files if path is not None)
     if told:
         print(printable(f"written: {told}"))
+    for absence in {judgement.baseline.absence for judgement in source.judgements} - {""}:
+        print(printable(absence))
     return source.outcome
 
 
