@@ -31,7 +31,7 @@ from records import (
 from conformance.cases import told as telling
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, ExitCode
-from conformance.findings import CaseResult, Finding
+from conformance.findings import CaseResult, Finding, Worst
 from conformance.report import build, find_records, load, plot, render_html, render_markdown, write
 from conformance.report import model as data
 from conformance.report.html import PAGE
@@ -318,8 +318,39 @@ def test_the_filter_finds_what_it_filters():
             said[name] |= set((attributes[name] or "").split())
     assert said["data-for"] == {"0", "1"}
     assert said["data-dtype"] == {"float32"}
-    assert {"output", "gradient", "mask"} <= said["data-chapter"]
-    assert len(said["data-row"]) == len(build(own).matrix)
+    assert said["data-chapter"] == {"output", "gradient"}
+    rows = [build(own).matrix[int(place)].requirement for place in said["data-row"]]
+    assert set(rows) == {OUTPUT, GRADIENT}
+
+
+def test_what_nobody_was_asked_is_one_line():
+    text = render_html(report(result(good())))
+    assert "of which nobody was asked anything" in text
+    assert len(re.findall(r"<tr data-row=", text)) == 1
+
+
+def test_a_report_of_experiments_alone_claims_no_conformance():
+    only = CaseResult("mine", "probe/same-mask", "float32", "cpu", "train",
+                      [Finding("adapter.declares-what-is-observed", "observed")])  # fmt: skip
+    for page in (render_html(report(only)), render_markdown(report(only))):
+        assert "took part in 1 experiment" in page
+        assert "nothing was asked of them that can be right or wrong" in page
+        assert "0 problems" not in page
+        assert "conform to" not in page
+
+
+def test_what_is_beyond_the_axis_says_how_far():
+    text = render_html(report(result(good(size=3e5)), result(good(size=7e8), case="a/b/self")))
+    assert re.findall(r'class="far"[^>]*>(.*?)<', text) == ["10⁷", "10⁸"]
+
+
+def test_the_worst_element_is_named_by_its_axes():
+    own = bad(worst=Worst("output", (2, 1, 6), "0.5", "0.25", "0.001"))
+    found = loaded(record(result(own)))
+    text = render_html(build([found]), None, [found])
+    assert "output[batch 2, query 1, component 6]" in text
+    assert "output[batch 2, query 1, component 6]" in render_markdown(build([found]))
+    assert held(text)["axes"] == {"output 3": ["batch", "query", "component"]}
 
 
 # Trend

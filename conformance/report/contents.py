@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 from markupsafe import Markup
 
+from conformance.axes import axes
 from conformance.card import TOPICS
 from conformance.findings import VERDICTS, CaseResult, Figures, Worst
 from conformance.record import CaseInfo
@@ -108,6 +109,7 @@ class Contents(msgspec.Struct):
     dtypes: list[str] = []
     modes: list[str] = []
     arrays: list[str] = []
+    axes: dict[str, Sequence[str]] = {}
     limits: list[str] = []
     classes: list[str] = []
     details: list[str] = []
@@ -227,6 +229,8 @@ class _Writer:
     def _worst(self, place: int, own: Worst) -> None:
         self._step(self.found.worst.at, place)
         array = self.arrays.place(own.array)
+        if names := axes(own.array, len(own.index)):
+            self.found.axes[f"{own.array} {len(own.index)}"] = names
         self.found.worst.worst.append((array, own.index, own.got, own.want, own.noise))
 
     def _step(self, steps: list[int], place: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from conformance.report.model import Card, Observed, Subject
@@ -24,6 +24,11 @@ class Glance(NamedTuple):
 
     heading: str
     take: Callable[[Card], list[Told]]
+
+
+def told(cards: Sequence[Card]) -> list[Glance]:
+    """The columns in which there is anything to say of these cards."""
+    return [glance for glance in glances() if any(glance.take(card) for card in cards)]
 
 
 def glances() -> tuple[Glance, ...]:

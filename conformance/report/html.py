@@ -20,7 +20,7 @@ from conformance.report import plot, views, wording
 from conformance.report.cards import cards, polarity
 from conformance.report.contents import contents, embedded
 from conformance.report.figures import Figure
-from conformance.report.glance import glances
+from conformance.report.glance import told
 from conformance.report.model import Loaded, Report
 from conformance.report.pattern import pattern
 
@@ -68,7 +68,7 @@ def render_html(
             polarity=polarity,
             evidence=views.evidence(report),
             figures=figures or {},
-            glances=glances(),
+            glances=told(report.cards),
             pattern=pattern,
             measured={(item.column, item.dtype): item for item in report.accuracy},
             rows={row.requirement: row for row in report.matrix},

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from conformance.findings import VERDICTS
 from conformance.report import views, wording
 from conformance.report.cards import cards
-from conformance.report.glance import glances
+from conformance.report.glance import told
 from conformance.report.model import Counts, Report
 
 _SPECIAL = re.compile(r"[\\`*\[\]<>|&@#~$]|\b_|_\b")
@@ -47,7 +47,7 @@ def render_markdown(report: Report) -> str:
         views=views,
         words=wording,
         cards=cards(report),
-        glances=glances(),
+        glances=told(report.cards),
         VERDICTS=VERDICTS,
         measured={(item.column, item.dtype): item for item in report.accuracy},
         rows={row.requirement: row for row in report.matrix},

@@ -7,7 +7,8 @@ from collections import defaultdict
 from itertools import groupby
 from typing import NamedTuple
 
-from conformance.findings import verified
+from conformance.axes import element
+from conformance.findings import Worst, verified
 from conformance.report.model import (
     Apart,
     Column,
@@ -100,6 +101,11 @@ def _symptom(item: Deviation) -> str:
         "every mode" if every_mode else modes,
     ]
     return f"beyond honest noise in {', '.join(told)}".replace("dtype, every", "dtype and")
+
+
+def place_of(worst: Worst) -> str:
+    """The worst element, by the names of its axes."""
+    return element(worst.array, worst.index)
 
 
 def where(item: Deviation) -> str:
@@ -235,12 +241,25 @@ def apart_count(report: Report) -> int:
     return sum(heat_level(pair, report.limit) == 4 for pair in report.pairs)
 
 
+def asked(report: Report) -> list[Row]:
+    """The rows of the matrix that hold anything."""
+    return [row for row in report.matrix if any(cell.counts for cell in row.cells)]
+
+
 def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
-    """The matrix by chapter, in the order of their first rows; each row with its place in it."""
+    """What was asked by chapter, in the order of their first rows; each row with its place in the
+    matrix."""
     found: dict[str, list[tuple[int, Row]]] = defaultdict(list)
+    rows = asked(report)
     for index, row in enumerate(report.matrix):
-        found[row.chapter].append((index, row))
+        if row in rows:
+            found[row.chapter].append((index, row))
     return list(found.items())
+
+
+def unasked(report: Report) -> list[str]:
+    """Requirements of which nobody was asked anything."""
+    return [row.requirement for row in report.matrix if not any(cell.counts for cell in row.cells)]
 
 
 def trend_dtypes(trend: Trend) -> list[str]:

@@ -131,8 +131,8 @@ def told(counts: Mapping[str, int]) -> str:
 
 
 def parts(name: str) -> list[str]:
-    """A long name, where it may be broken: after punctuation and before capitals."""
-    return re.split(r"(?<=[._-])|(?<=[a-z])(?=[A-Z])", name)
+    """A long name, where it may be broken: after punctuation, so that a part stays one word."""
+    return re.split(r"(?<=[._/-])", name)
 
 
 def shape(layout: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote_plus
 
 import msgspec
+import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
@@ -94,12 +95,10 @@ def test_a_filter_changes_the_matrix_and_the_address(visit, files):
     expect(cell).to_contain_text("2 deviates")
     page.get_by_role("checkbox", name="deviates").check()
     expect(cell).to_have_text(re.compile(r"^✗2 deviates\s*$"))
-    expect(page.locator("tr[data-requirement='modes.agree']")).to_be_hidden()
     expect(page.locator(".outcome")).to_have_text("5 of 33 findings")
     page.get_by_role("button", name="Remove filter dtype: float32").click()
     assert address(page) == "#verdict=deviates"
     page.get_by_role("button", name="Clear all").click()
-    expect(page.locator("tr[data-requirement='modes.agree']")).to_be_visible()
     expect(cell).to_contain_text("4 deviates")
     assert address(page) == ""
 
@@ -114,6 +113,14 @@ def test_implementations_and_chapters_are_hidden_everywhere(visit, files):
     expect(page.locator("#the-matrix th[data-column='1']")).to_be_hidden()
 
 
+def test_a_row_in_which_nothing_fits_the_filter_is_hidden(visit, files):
+    page = visit(files["two"], "#implementation=right")
+    row = page.locator("tr[data-requirement='adapter.declares-what-is-observed']")
+    expect(row).to_be_hidden()
+    page.get_by_role("button", name="Clear all").click()
+    expect(row).to_be_visible()
+
+
 def test_the_device_is_a_filter(visit, files):
     page = visit(files["two"], "#device=gpu")
     expect(page.locator("#matrix-nothing")).to_be_visible()
@@ -126,6 +133,32 @@ def test_the_legend_filters_by_verdict(visit, files):
     page.locator("[data-legend=deviates]").click()
     assert address(page) == "#verdict=deviates"
     expect(page.locator("[data-legend=deviates]")).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_verdict_of_the_legend_leads_to_what_it_filters(visit, files):
+    page = visit(files["two"], viewport={"width": 1400, "height": 700})
+    expect(page.locator("#the-matrix thead")).not_to_be_in_viewport()
+    page.locator("[data-legend=deviates]").click()
+    expect(page.locator("#the-matrix thead")).to_be_in_viewport()
+    expect(page.locator(".chip")).to_be_in_viewport()
+
+
+def test_one_implementation_alone_is_not_compared_with_itself(visit, tmp_path):
+    records = []
+    for name in ("one", "two"):
+        own = result(good(), name=name)
+        arrays = {f"{own.id}|{part}": np.ones(3) for part in ("output", "want", "noise")}
+        records.append(loaded(record(own, name=name), arrays))
+    file = tmp_path / "pairs.html"
+    file.write_text(render_html(build(records), None, records), encoding="utf-8")
+    page = visit(file)
+    expect(page.locator(".heat")).to_be_visible()
+    expect(page.locator("#pairs-nothing")).to_be_hidden()
+    page.goto(f"{file.as_uri()}#implementation=one")
+    expect(page.locator(".heat")).to_be_hidden()
+    expect(page.locator("#pairs-nothing")).to_be_visible()
+    page.goto(f"{file.as_uri()}#dtype=float32")
+    expect(page.locator(".heat")).to_be_visible()
 
 
 def test_a_link_inside_the_page_keeps_the_filter(visit, files):
@@ -377,6 +410,28 @@ def test_headings_of_the_matrix_stay_in_sight(visit, files):
     )
     expect(last).to_be_in_viewport(ratio=0.9)
     expect(page.locator("#the-matrix thead .corner")).to_be_in_viewport()
+
+
+def test_what_is_cut_fades_and_what_fits_is_whole(visit, tmp_path):
+    names = [f"layer-{n}" for n in range(14)]
+    own = loaded(record(*(result(good(), name=name) for name in names)))
+    file = tmp_path / "wide.html"
+    file.write_text(render_html(build([own]), None, [own]), encoding="utf-8")
+    page = visit(file, viewport={"width": 1900, "height": 700})
+    box = page.locator(".broad:has(#the-matrix)")
+    expect(box).to_have_class(re.compile(r"\bfits\b"))
+    expect(box).not_to_have_class(re.compile("cut-right"))
+    page.set_viewport_size({"width": 700, "height": 700})
+    expect(box).to_have_class(re.compile("cut-right"))
+    box.evaluate("(own) => { own.scrollLeft = 1e5; }")
+    expect(box).not_to_have_class(re.compile("cut-right"))
+
+
+def test_on_a_phone_every_cell_of_the_conventions_is_in_sight(visit, files):
+    page = visit(files["two"], viewport={"width": 390, "height": 800})
+    for table in page.locator(".stacked").all():
+        assert table.evaluate("(own) => own.parentElement.scrollWidth") <= 390
+    expect(page.locator(".conventions [data-label]").first).to_be_visible()
 
 
 def test_paper_has_the_open_panel_alone(visit, files):

@@ -67,7 +67,11 @@ function startFilter() {
     if (!CHOICES.verdict.includes(verdict)) return;
     const term = entry.querySelector("dt");
     const switched = el("button", { type: "button", "data-legend": verdict, "aria-pressed": "false",
-      title: `Show only what is ${verdict}`, onclick: () => toggle("verdict", verdict) });
+      title: `Show only what is ${verdict}`, onclick: () => {
+        toggle("verdict", verdict);
+        // What it changed lies below the first screen.
+        if (state.filter.verdict.has(verdict)) document.getElementById("matrix")?.scrollIntoView();
+      } });
     switched.append(...term.childNodes);
     term.append(switched);
   });
@@ -135,5 +139,13 @@ function applyFilter() {
         !left || (place !== undefined && !shown.column[place.trim()]));
     });
   }
+  const compared = [...document.querySelectorAll(".maps > .scroll")].map((map) => {
+    const few = map.querySelectorAll("tbody tr:not([data-hidden])").length < 2;
+    map.toggleAttribute("data-hidden", few || map.dataset.dtype !== undefined &&
+      state.filter.dtype.size > 0 && !state.filter.dtype.has(map.dataset.dtype));
+    return !map.hasAttribute("data-hidden");
+  });
+  const alone = document.getElementById("pairs-nothing");
+  if (alone) alone.hidden = compared.some(Boolean);
   fillMatrix(active);
 }

@@ -27,8 +27,11 @@ function foundPart(own) {
     const { array, max, rms, bias, limit, accuracy } = own.figures;
     part.append(el("figure", { class: "measured" }, gauge(own.figures),
       el("figcaption", {}, el("code", {}, array), " is off by at most ", el("b", {}, `${ratio(max)}σ`),
-        ", allowed ", `${limit}σ`, "; typically (rms) ", `${ratio(rms)}σ`, `, signed bias ${bias < 0 ? "−" : "+"}${ratio(Math.abs(bias))}`,
-        accuracy ? `; accuracy class ${accuracy}` : "", ".")));
+        ", allowed ", `${limit}σ`, "; typically (rms) ", `${ratio(rms)}σ`,
+        accuracy ? `; accuracy class ${accuracy}` : "", ". Signed errors add up to ",
+        el("span", { title: "The sum of error / σ over all N elements, divided by √N. Errors of independent signs keep it within a few units; errors of one sign let it grow with N, beyond the rms." },
+          `Σ(error/σ) / √N = ${bias < 0 ? "−" : "+"}${ratio(Math.abs(bias))}`),
+        Math.abs(bias) > 5 ? ": more than chance would give, so they lean to one side." : ".")));
   }
   if (own.worst) part.append(worstPart(own));
   if (!part.childNodes.length) {
@@ -40,6 +43,12 @@ function foundPart(own) {
   return part;
 }
 
+// "output[batch 2, query 1, component 6]": as a terminal writes it.
+function element(array, index) {
+  const names = data.axes[`${array} ${index.length}`];
+  return `${array}[${index.map((at, axis) => (names ? `${names[axis]} ${at}` : at)).join(", ")}]`;
+}
+
 function worstPart(own) {
   const { array, index, got, want, noise } = own.worst;
   const difference = Number(got) - Number(want);
@@ -48,7 +57,7 @@ function worstPart(own) {
   const line = (head, value, kind = "") =>
     el("tr", kind ? { class: kind } : {}, el("th", { scope: "row" }, head), el("td", {}, String(value)));
   return el("table", { class: "worst-element" },
-    el("caption", {}, "Worst element ", el("code", {}, `${array}[${index.join(", ")}]`)),
+    el("caption", {}, "Worst element ", el("code", {}, element(array, index))),
     el("tbody", {}, line("got", got), line("want", want), line("difference", apart, "apart"),
       line("noise σ", noise), Number.isFinite(sigma) ? line("difference / σ", ratio(sigma)) : ""));
 }

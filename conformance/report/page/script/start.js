@@ -35,16 +35,31 @@ each("[data-open]", (own) => {
   own.panel = cellPanel(column, row);
   own.classList.add("open");
 });
-// What is wider than its box is scrolled by keys too.
-const boxes = new ResizeObserver((entries) => entries.forEach(({ target }) => {
-  if (target.id || target.classList.contains("tall")) return;
-  const wide = target.scrollWidth > target.clientWidth + 1;
-  const title = target.querySelector("caption")?.textContent.trim();
-  for (const [name, value] of [["tabindex", "0"], ["role", "region"], ["aria-label", title || "Figure"]]) {
-    if (wide) target.setAttribute(name, value); else target.removeAttribute(name);
+// What is wider than its box is scrolled by keys too, and fades where it is cut.
+function cut(box) {
+  const over = getComputedStyle(box).overflowX !== "visible";
+  box.classList.toggle("cut-right", over && box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
+  box.classList.toggle("cut-below", over && box.scrollTop + box.clientHeight < box.scrollHeight - 2);
+}
+function fit(box) {
+  if (box.classList.contains("broad")) {
+    box.classList.remove("fits");
+    box.classList.toggle("fits", box.scrollWidth <= box.clientWidth + 1);
   }
-}));
-each(".scroll, .heads .drawn, .over-time figure", (box) => boxes.observe(box));
+  cut(box);
+  if (box.id || box.classList.contains("tall")) return;
+  const wide = box.scrollWidth > box.clientWidth + 1;
+  const title = box.querySelector("caption")?.textContent.trim();
+  for (const [name, value] of [["tabindex", "0"], ["role", "region"], ["aria-label", title || "Figure"]]) {
+    if (wide) box.setAttribute(name, value); else box.removeAttribute(name);
+  }
+}
+const boxes = new ResizeObserver((entries) => entries.forEach(({ target }) => fit(target.closest(".scroll, .drawn, figure"))));
+each(".scroll, .heads .drawn, .over-time figure", (box) => {
+  boxes.observe(box);
+  if (box.firstElementChild) boxes.observe(box.firstElementChild);
+  box.addEventListener("scroll", () => cut(box), { passive: true });
+});
 
 // A place on the page keeps the filter.
 document.addEventListener("click", (event) => {
