@@ -138,7 +138,7 @@ def test_a_fault_is_the_verdict_of_its_item_and_the_others_go_on(faults, name):
     assert verdicts(record, name) == {BEFORE: "conforms", FAULT: verdict, AFTER: "conforms"}
     assert any(re.fullmatch(reason, told) for told in reasons(record, name)), reasons(record, name)
     if verdict in ("crashed", "timed-out"):
-        assert f"not verified, 1 items: {reasons(record, name)[0]}" in printed
+        assert f"not verified, 1 item: {reasons(record, name)[0]}" in printed
 
 
 def test_the_record_is_complete_and_valid(faults):
@@ -154,8 +154,9 @@ def test_the_record_is_complete_and_valid(faults):
 def test_what_it_prints_goes_nowhere(faults):
     record, printed = faults
     assert set(verdicts(record, "Prints").values()) == {"conforms"}
+    # A deviation that is told in full speaks of noise, too.
     for told in ("noise", "descriptor", "other\n", "\x1b"):
-        assert told not in printed
+        assert told not in printed.replace("rounding noise.", "").replace(", noise σ ", "")
     for name in ("OsExit", "Sleeps", "PrintsForever"):
         assert "xxxx" not in str(reasons(record, name))[300:]
 
