@@ -56,7 +56,7 @@ def bad(requirement: str = OUTPUT, size: float = 99.0, **changes: object) -> Fin
     fields: dict = {
         "detail": "the output is not the definition's",
         "figures": figures(size, ""),
-        "worst": Worst("output", (0, 1), "0.5", "0.25", "0.001"),
+        "worst": Worst("output", (0, 1, 2), "0.5", "0.25", "0.001"),
     }
     return Finding(requirement, "deviates", **fields | changes)
 
