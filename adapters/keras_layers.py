@@ -117,8 +117,7 @@ def _backend(name: str) -> Framework:
     except ModuleNotFoundError as error:
         if error.name != "keras":
             raise Unavailable(f"keras does not import: {error}") from error
-        hint = f"pip install 'mha-conformance[keras-{name}]'"
-        raise Unavailable(f"keras is not installed; {hint}") from error
+        raise Unavailable("keras is not installed; pip install keras") from error
     running = keras.config.backend()
     if running != name:
         raise Unavailable(

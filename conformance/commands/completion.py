@@ -9,7 +9,7 @@ from conformance.commands.shared import Commands
 from conformance.errors import ConformanceError, ExitCode
 
 SHELLS = ("bash", "zsh", "fish")
-MISSING = "completion needs argcomplete; pip install 'mha-conformance[completion]'"
+MISSING = "completion needs argcomplete; pip install argcomplete"
 
 
 def add_parser(commands: Commands) -> None:

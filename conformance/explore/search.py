@@ -68,7 +68,7 @@ def search(
         from hypothesis.configuration import set_hypothesis_home_dir
     except ModuleNotFoundError as error:
         raise ConformanceError(
-            "exploring needs hypothesis; pip install 'mha-conformance[explore]'"
+            "exploring needs hypothesis; pip install hypothesis"
         ) from error
     from conformance.explore.strategies import drawings, learn
 

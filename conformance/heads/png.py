@@ -22,7 +22,7 @@ def renderer() -> ModuleType:
         return importlib.import_module("resvg_py")
     except ImportError as error:
         raise ConformanceError(
-            "drawing a PNG needs resvg_py: pip install 'mha-conformance[png]', or write .svg"
+            "drawing a PNG needs resvg_py: pip install resvg_py, or write .svg"
         ) from error
 
 
