@@ -308,9 +308,7 @@ def test_completion_is_a_script_for_the_shell(capsys, shell):
 def test_completion_without_its_package_says_what_to_do(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "argcomplete", None)
     found = told(capsys, "completion", "bash", code=ExitCode.USAGE)
-    assert found.err == (
-        "mha-conformance: completion needs argcomplete; pip install argcomplete\n"
-    )
+    assert found.err == ("mha-conformance: completion needs argcomplete; pip install argcomplete\n")
 
 
 # Help

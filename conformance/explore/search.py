@@ -67,9 +67,7 @@ def search(
         from hypothesis import HealthCheck, Phase, Verbosity, given, settings
         from hypothesis.configuration import set_hypothesis_home_dir
     except ModuleNotFoundError as error:
-        raise ConformanceError(
-            "exploring needs hypothesis; pip install hypothesis"
-        ) from error
+        raise ConformanceError("exploring needs hypothesis; pip install hypothesis") from error
     from conformance.explore.strategies import drawings, learn
 
     asked = _asked(adapter, wanted)
