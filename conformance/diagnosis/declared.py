@@ -8,6 +8,12 @@ from collections.abc import Sequence
 from conformance.card import Entry
 from conformance.findings import Finding
 
+_KEPT = re.compile(
+    r"(?P<share>\d+)% of the weights are 0, the others are (?P<least>\S+) to (?P<most>\S+) times"
+)
+_MEAN = re.compile(r"(-?\d+\.\d+) ± ")
+"""What `conformance.probes.dropout` says as evidence of the two."""
+
 _POLARITY = re.compile(r"declared (\S+)\[(\S+)\] (\w+), observed (\w+)")
 
 _FORMS = {"bool": "as booleans", "0/1": "as numbers 0 and 1", "0/-inf": "as numbers 0 and -inf"}
@@ -70,13 +76,11 @@ def of_entries(finding: Finding, entries: Sequence[Entry]) -> str:
         return ""
     if kept.value == "not scaled":
         return "dropout does not divide what it keeps by 1 − p"
-    share = int(re.match(r"(\d+)%", kept.evidence)[1]) if kept.evidence[0].isdigit() else 0  # type: ignore[index]
-    average = float(mean.evidence.split()[0])
-    factors = re.search(r"others are (\S+) to (\S+) times", kept.evidence)
-    if share == 0:
+    shares, means = _KEPT.match(kept.evidence), _MEAN.match(mean.evidence)
+    if shares is None or means is None:
+        return ""
+    if int(shares["share"]) == 0:
         return "dropout acts before the softmax: it drops logits, and no weight becomes 0"
-    if factors and factors[1] == factors[2]:
-        return f"dropout multiplies what it keeps by {factors[1]} instead of 1/(1 − p) = 2"
-    if average > 0:
-        return "each row is divided by its sum again after dropout"
-    return ""
+    if shares["least"] == shares["most"]:
+        return f"dropout multiplies what it keeps by {shares['least']} instead of 1/(1 − p) = 2"
+    return "each row is divided by its sum again after dropout" if float(means[1]) > 0 else ""

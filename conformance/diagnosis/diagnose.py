@@ -242,8 +242,7 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again) -> str:
         return best.told
     if breaking:
         others = ", or with another number than that" if len(breaking) > 1 else ""
-        told = f"is wrong in just the rows in which exp leaves its range {breaking[0]}{others}"
-        return told
+        return f"is wrong in just the rows in which exp leaves its range {breaking[0]}{others}"
     if np.prod(maker.problem.shape.logits) <= ELEMENTS:
         found = parts.cause(maker, evidence, computed) or fits.of_logits(maker, evidence)
         if found:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from conformance.diagnosis.hypothesis import Best, Evidence, Maker
-from conformance.diagnosis.stages import Stages
 from conformance.dtypes import Array
 
 STEPS = 33
@@ -38,11 +38,8 @@ def of_logits(maker: Maker, evidence: Evidence) -> str:
         return ""
     problem = maker.problem
 
-    def shared(**changes: object) -> Array:
-        found = Stages(problem.replace(**changes))
-        for name in ("projected", "scores", "values"):
-            found.__dict__[name] = getattr(maker.right, name)
-        return found.output
+    def shared(**changes: Any) -> Array:
+        return maker.asked("", **changes).make().output
 
     def scaled(factor: float) -> Array:
         return shared(scale=problem.logit_scale * factor)

@@ -37,7 +37,7 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again) -> str:
                 break
     if best.known:
         return best.told
-    whole = _of_all(maker, wrong)
+    whole = _of_all(wrong)
     if whole:
         return whole
     said: dict[str, list[str]] = defaultdict(list)
@@ -86,7 +86,7 @@ def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array])
     )
 
 
-def _of_all(maker: Maker, wrong: Mapping[str, Evidence]) -> str:
+def _of_all(wrong: Mapping[str, Evidence]) -> str:
     """One limit for all of them."""
     if not all(np.isfinite(one.got).all() for one in wrong.values()):
         return ""
@@ -111,9 +111,7 @@ def _of_one(maker: Maker, name: str, one: Evidence) -> str:
     if not got.any():
         return "is missing: 0 throughout"
     if not np.isfinite(got).all():
-        blocked = np.isnan(got)
-        finite = ~blocked
-        if name == "attn_bias" and one.near(want)[finite].all():
+        if name == "attn_bias" and one.near(want)[~np.isnan(got)].all():
             return "is NaN where it should be a number"
         return ""
     factor = best_factor(got, want)
@@ -161,8 +159,7 @@ def _backward(maker: Maker) -> Iterator[tuple[str, Stages]]:
 
     def changed(**stages: Callable[..., Any]) -> Stages:
         found = Stages(problem, **stages)
-        for name in ("projected", "scores", "values", "weights", "context"):
-            found.__dict__[name] = getattr(right, name)
+        maker.share(found, "weights", "context")
         return found
 
     # Made of the weights, or of the context, which is right here.
@@ -201,7 +198,7 @@ def _backward(maker: Maker) -> Iterator[tuple[str, Stages]]:
         changed(d_softmax=lambda a, w, d: d),
     )
     if problem.allowed is not None:
-        shown = Stages.softmax(right, right.biased(right.scaled(right.scores)))
+        shown = Stages.softmax(right, right.shown)
         for row in rows:
             yield (
                 "with the weights made again without the mask",

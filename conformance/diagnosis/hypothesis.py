@@ -58,7 +58,7 @@ class Maker:
         def make() -> Stages:
             found = Stages(self.problem.replace(**changes))
             if changes.keys() <= _SHARED:
-                self._share(found)
+                self.share(found)
             return found
 
         return Hypothesis(told, make, in_parts)
@@ -75,7 +75,7 @@ class Maker:
         def make() -> Stages:
             found = Stages(self.problem, **stages)
             if stages.keys() <= {"scaled", "biased", "hide", "softmax", "mix", "merge", "finish"}:
-                self._share(found)
+                self.share(found)
             return found
 
         return Hypothesis(told, make, in_parts, breaks)
@@ -84,8 +84,9 @@ class Maker:
         """The right answer under another mask."""
         return self.asked(told, mask=allowed, causal=None)
 
-    def _share(self, found: Stages) -> None:
-        for name in ("projected", "scores", "values"):
+    def share(self, found: Stages, *more: str) -> None:
+        """Hand over what the right computation has, up to the scores and `more`."""
+        for name in ("projected", "scores", "values", *more):
             found.__dict__[name] = getattr(self.right, name)
 
 

@@ -66,10 +66,10 @@ def _applied(maker: Maker) -> Iterator[Hypothesis]:
     allowed = maker.right.allowed
 
     def after(a: Stages, logits: Array) -> Array:
-        return np.where(allowed, Stages.softmax(a, _shown(a)), 0.0)
+        return np.where(allowed, Stages.softmax(a, a.shown), 0.0)
 
     right = maker.right
-    above = np.max(_shown(right), axis=-1) - np.max(right.logits, axis=-1)
+    above = np.max(right.shown, axis=-1) - np.max(right.logits, axis=-1)
     # Where the rest of the row underflows, the two are one.
     also = "the row's maximum taken before the mask, or " if np.max(above) > UNDERFLOWS else ""
     yield maker.staged(
@@ -124,6 +124,7 @@ def _axes(maker: Maker) -> Iterator[Hypothesis]:
 def _edges(maker: Maker) -> Iterator[Hypothesis]:
     """A mask that is off by one, and two masks joined wrongly."""
     problem = maker.problem
+    triangle = None
     if problem.mask is not None and problem.causal is not None:
         triangle = problem.replace(mask=None).allowed
         assert triangle is not None
@@ -140,14 +141,10 @@ def _edges(maker: Maker) -> Iterator[Hypothesis]:
     for last, told in ((False, "first"), (True, "last")):
         every = _without_edge(full, last)
         told = f"without the {told} key of each row's window"
-        if problem.mask is None:
-            yield maker.masked(told, every)
-        else:
+        if problem.mask is not None:
             yield maker.asked(told, mask=every)
         yield maker.masked(told, _without_edge(maker.right.allowed, last))
-        if problem.mask is not None and problem.causal is not None:
-            triangle = problem.replace(mask=None).allowed
-            assert triangle is not None
+        if triangle is not None:
             yield maker.masked(told, every & _without_edge(triangle, last))
 
 
@@ -170,8 +167,6 @@ def _causal(maker: Maker) -> Iterator[Hypothesis]:
         full = np.broadcast_to(triangle.astype(np.bool_), shape.logits)
         return full if problem.mask is None else problem.mask & full
 
-    if problem.mask is None:
-        yield maker.asked("with the causal flag ignored", causal=None)
     for offset, told in ((-1, "a query does not see its own key"), (1, "a query sees the next")):
         yield maker.masked(
             f"with the causal mask off by one ({offset:+d}): {told}",
@@ -243,11 +238,6 @@ def _bias(maker: Maker, bias: Array) -> Iterator[Hypothesis]:
             causal=None,
             attn_bias=bias,
         )
-
-
-def _shown(a: Stages) -> Array:
-    """The logits before the mask."""
-    return a.biased(a.scaled(a.scores))
 
 
 def hidden_by(logits: Array, weights: Array, allowed: BoolArray) -> str:

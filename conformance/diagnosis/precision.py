@@ -58,7 +58,7 @@ def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
             product=_factors(rounding),
             shifted=_shifted(rounding),
             finish=_finished(rounding),
-            biased=_biased(rounding),
+            held=_at("bias", rounding),
         )
 
 
@@ -96,14 +96,6 @@ def _finished(rounding: Any) -> Any:
         return output if bias is None else output + rounding(bias)
 
     return finish
-
-
-def _biased(rounding: Any) -> Any:
-    def biased(a: Stages, logits: Array) -> Array:
-        bias = a.problem.attn_bias
-        return logits if bias is None else logits + rounding(bias)
-
-    return biased
 
 
 ALIKE = 0.7

@@ -23,8 +23,8 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         ((-2, -1), "over queries and keys together"),
     ):
         # Where all is blocked, libraries give NaN, and the careful 0.
-        for empty in (np.nan, 0.0):
-            yield maker.staged(f"with the softmax {told}", softmax=_over(axis, empty))
+        for empty in (np.nan, 0.0) if maker.problem.allowed is not None else (np.nan,):
+            yield maker.staged(f"with the softmax {told}", softmax=over(axis, empty))
     yield maker.staged(
         "with a sigmoid in place of the softmax", softmax=lambda a, x: 1 / (1 + np.exp(-x))
     )
@@ -38,7 +38,9 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     yield from _tiles(maker)
 
 
-def _over(axis: int | tuple[int, ...], empty: float) -> Any:
+def over(axis: int | tuple[int, ...], empty: float) -> Any:
+    """A softmax over another axis; `empty` where all is blocked."""
+
     def softmax(a: Stages, logits: Array) -> Array:
         with np.errstate(invalid="ignore"):
             peak = logits.max(axis=axis, keepdims=True)
@@ -143,7 +145,7 @@ def _exponential(maker: Maker) -> Iterator[Hypothesis]:
                 softmax=_powers(lambda x, c=cap: np.exp(np.maximum(x, -c))),
             )
     for cap in (10, 20, 30, 50, 80):
-        if np.abs(maker.right.biased(maker.right.scaled(maker.right.scores))).max() > cap:
+        if np.abs(maker.right.shown).max() > cap:
             yield maker.staged(f"with the logits cut at ±{cap}", softmax=_clipped(cap))
 
 
@@ -172,7 +174,7 @@ def _clipped(cap: float) -> Any:
 
 def _maximum(maker: Maker) -> Iterator[Hypothesis]:
     """Exponentials that leave the range: infinite stands for a row that cannot be right."""
-    shown = maker.right.biased(maker.right.scaled(maker.right.scores))
+    shown = maker.right.shown
     if np.abs(shown).max() < 10:
         return
     logits = maker.right.logits

@@ -48,10 +48,14 @@ class Stages:
         return self.score(self.projected["query"], self.repeat(self.projected["key"], "key"))
 
     @cached_property
+    def shown(self) -> Array:
+        """The logits before the mask."""
+        return self.held("logits", self.biased(self.scaled(self.scores)))
+
+    @cached_property
     def logits(self) -> Array:
         """-inf where blocked."""
-        scores = self.held("scores", self.scores)
-        return self.hide(self.held("logits", self.biased(self.scaled(scores))))
+        return self.hide(self.shown)
 
     @cached_property
     def weights(self) -> Array:

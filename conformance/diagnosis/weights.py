@@ -10,6 +10,7 @@ from conformance.diagnosis.fits import LEAST, best_factor
 from conformance.diagnosis.hypothesis import Evidence, Maker
 from conformance.diagnosis.masks import hidden_by
 from conformance.diagnosis.precision import Again, coarse
+from conformance.diagnosis.softmax import over as softmax_over
 from conformance.diagnosis.stages import Stages
 from conformance.dtypes import BFLOAT16, FLOAT16, Array
 
@@ -23,7 +24,7 @@ def cause(maker: Maker, evidence: Evidence, again: Again) -> str:
             return f"the returned weights are {told}"
     right, got = maker.right, evidence.got
     if np.isfinite(got).all():
-        told = hidden_by(_shown(right), got, right.allowed)
+        told = hidden_by(right.shown, got, right.allowed)
         if told:
             return told
         factor = best_factor(got, right.weights)
@@ -36,10 +37,6 @@ def cause(maker: Maker, evidence: Evidence, again: Again) -> str:
         if cut:
             return cut
     return coarse("weights", evidence, maker.problem.dtype, again)
-
-
-def _shown(right: Stages) -> Array:
-    return right.biased(right.scaled(right.scores))
 
 
 def _instead(maker: Maker) -> Iterator[tuple[str, Array]]:
@@ -58,10 +55,10 @@ def _instead(maker: Maker) -> Iterator[tuple[str, Array]]:
         yield "those of the first batch entry, for all", np.broadcast_to(w[:1], w.shape)
     logits = right.logits
     if maker.problem.allowed is not None:
-        yield "those from before the mask", Stages.softmax(right, _shown(right))
+        yield "those from before the mask", Stages.softmax(right, right.shown)
     # Infinite where blocked: whatever is there is wrong.
     yield "the logits", np.where(np.isfinite(logits), logits, np.nan)
-    yield "the logits from before the mask", _shown(right)
+    yield "the logits from before the mask", right.shown
     yield "the scores, before scale and mask", right.scores
     with np.errstate(all="ignore"):
         peak = logits.max(axis=-1, keepdims=True)
@@ -70,20 +67,16 @@ def _instead(maker: Maker) -> Iterator[tuple[str, Array]]:
         yield "the logarithms of the weights", np.where(w > 0, np.log(w), np.nan)
         over = w.sum(axis=2, keepdims=True)
         yield "normalised over the queries", w / np.maximum(over, 1e-30)
-        peak = logits.max(axis=2, keepdims=True)
-        powers = np.exp(logits - np.where(np.isfinite(peak), peak, 0.0))
-        total = powers.sum(axis=2, keepdims=True)
-        yield "those of a softmax over the queries", powers / np.where(total > 0, total, 1.0)
+        yield "those of a softmax over the queries", softmax_over(-2, 0.0)(right, logits)
     if shape.query_length == shape.key_length:
         yield "transposed: [key query]", w.swapaxes(-1, -2)
     yield (
         "1 for the key that is attended most, and 0 for the others",
         (w == w.max(axis=-1, keepdims=True)).astype(np.float64),
     )
-    bits = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}[maker.problem.dtype]
-    for name, own, rounding in (("float16", 11, FLOAT16), ("bfloat16", 8, BFLOAT16)):
-        if own < bits:
-            yield f"rounded to {name}", rounding.round(w)
+    for narrow in (FLOAT16, BFLOAT16):
+        if narrow.significand_bits < maker.problem.format.significand_bits:
+            yield f"rounded to {narrow.name}", narrow.round(w)
 
 
 def _cut(evidence: Evidence, right: Array) -> str:

@@ -14,7 +14,7 @@ from conformance.probes.code import difference, hiding
 from conformance.probes.code import mask as mask_lines
 from conformance.probes.forms import FORMS, Form, own_forms, telling
 from conformance.probes.laboratory import Laboratory, Refused, Seen
-from conformance.probes.meaning import UNEXPLAINED, meaning, rows_changed
+from conformance.probes.meaning import READINGS, UNEXPLAINED, meaning, rows_changed
 
 HALF = ("bfloat16", "float16")
 
@@ -104,14 +104,7 @@ def declaration(argument: MaskArgument, form: Form) -> str:
         return ""
     if attends.all() or not attends.any():
         return "ignored" if attends.all() else "blocks everything"
-    readings = {
-        "attends": values != 0,
-        "attends above ½": values > 0.5,
-        "attends where 1": values == 1,
-        "blocks": values == 0,
-        "blocks where 1": values != 1,
-    }
-    return next(name for name, reading in readings.items() if (reading == attends).all())
+    return next(name for name, who in READINGS.items() if (who(values) == attends).all())
 
 
 def told(lab: Laboratory, seen: Seen, fed: Array) -> str:

@@ -9,17 +9,16 @@ With p the weights without a mask, and M the array that was handed over, the wei
     ignored      p
 
 and readings of numbers that are neither 0 nor 1: "attends above ½", "attends where 1", "blocks
-where 1". The
-values of a form (see `forms`) keep the predictions apart; where two coincide all the same, as
-"attends" and "attends above ½" for 0 and 1, the plainer name stands for both. Where every row looks
-as a fully masked one does, M "blocks everything". If no prediction is right, the meaning is
-"unexplained": never the nearest guess.
+where 1". The values of a form (see `forms`) keep the predictions apart; where two coincide all the
+same, as "attends" and "attends above ½" for 0 and 1, the plainer name stands for both. Where every
+row looks as a fully masked one does, M "blocks everything". If no prediction is right, the meaning
+is "unexplained": never the nearest guess.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +45,16 @@ def meaning(lab: Laboratory, seen: Seen, fed: Array) -> str:
     return UNEXPLAINED
 
 
+READINGS: dict[str, Callable[[Array], BoolArray]] = {
+    "attends": lambda fed: fed != 0,
+    "attends above ½": lambda fed: fed > 0.5,
+    "attends where 1": lambda fed: fed == 1,
+    "blocks": lambda fed: fed == 0,
+    "blocks where 1": lambda fed: fed != 1,
+}
+"""Who attends by these numbers; the plainer name first."""
+
+
 def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[str, Array]:
     """What each hypothesis predicts; of those that predict the same, the first."""
     shape = seen.problem.shape
@@ -58,11 +67,7 @@ def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[str, Array]:
         scaled = np.exp(fed * logits - (fed * logits).max(axis=-1, keepdims=True))
         every = {
             "ignored": plain,
-            "attends": among(plain, fed != 0),
-            "attends above ½": among(plain, fed > 0.5),
-            "attends where 1": among(plain, fed == 1),
-            "blocks": among(plain, fed == 0),
-            "blocks where 1": among(plain, fed != 1),
+            **{name: among(plain, attends(fed)) for name, attends in READINGS.items()},
             "added": _normal(plain * factor),
             "multiplied": _normal(scaled),
             "multiplied into the weights": plain * fed,

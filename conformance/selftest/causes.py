@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from conformance.examination import Workbench
 from conformance.selftest.mutant import Mutant
-from conformance.selftest.run import Examiner, Row, deviations
-from conformance.session import Inquiry, Session
+from conformance.selftest.run import Examiner, Row, deviations, examined
+from conformance.session import Session
 
 KINDS = ("named", "named wrongly", "not named", "none to name")
 """In this order in tables."""
@@ -44,21 +42,16 @@ def name(examiner: Examiner, mutant: Mutant) -> Named:
     adapter = mutant.adapter()
     # A search that explains nothing is quicker; the row is then examined again, by a fresh one.
     quick = Session(Workbench(expectations=examiner.expectations), explains=False)
+    expected = CAUSES.get(mutant.name, "")
     for row in examiner.likeliest_first(mutant, adapter):
         if set(deviations(quick, row)) & set(mutant.killed_by):
-            return Named(mutant, CAUSES.get(mutant.name, ""), _cause(examiner, mutant, row))
-    return Named(mutant, CAUSES.get(mutant.name, ""), "")
+            return Named(mutant, expected, _cause(examiner, mutant, row))
+    return Named(mutant, expected, "")
 
 
 def _cause(examiner: Examiner, mutant: Mutant, row: Row) -> str:
-    fresh = mutant.adapter()
     session = Session(Workbench(expectations=examiner.expectations))
-    again = next(item for item in examiner.likeliest_first(mutant, fresh) if item.id == row.id)
-    with np.errstate(all="ignore"):
-        if isinstance(again, Inquiry):
-            result, _ = session.inquire(again)
-        else:
-            result = session.examine(again)
+    result = examined(session, replace(row, adapter=mutant.adapter()))
     told = [f for f in result.findings if f.verdict == "deviates" and f.cause]
     told.sort(key=lambda finding: finding.requirement not in mutant.killed_by)
     return told[0].cause if told else ""

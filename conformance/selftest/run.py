@@ -112,13 +112,14 @@ TELLING = ("dropout", "repeatability")
 
 def deviations(session: Session, row: Row) -> list[str]:
     """The requirements that notice something here; one that raises is noticed too."""
-    result: CaseResult
+    findings = examined(session, row).findings
+    return [f.requirement for f in findings if f.verdict in ("deviates", "error")]
+
+
+def examined(session: Session, row: Row) -> CaseResult:
+    """What a row came to; mutants may overflow where they like."""
     with np.errstate(all="ignore"):
-        if isinstance(row, Inquiry):
-            result, _ = session.inquire(row)
-        else:
-            result = session.examine(row)
-    return [f.requirement for f in result.findings if f.verdict in ("deviates", "error")]
+        return session.inquire(row)[0] if isinstance(row, Inquiry) else session.examine(row)
 
 
 def count(outcomes: Iterable[Outcome]) -> dict[str, tuple[int, int]]:
