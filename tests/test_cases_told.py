@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -29,6 +30,14 @@ def test_the_planes_are_the_mask(case):
     told = tell(case)
     assert len(told.planes) == min(len(drawn), MOST_PLANES)
     assert len(told.planes) + told.more == len(drawn)
+
+
+def test_a_mask_that_is_too_large_to_draw_is_not_no_mask():
+    (case,) = find_cases("mask/shared/self")
+    (whole,) = planes(case.problem("float64"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("conformance.cases.told.MOST_ELEMENTS", 8)
+        assert planes(case.problem("float64")) == [msgspec.structs.replace(whole, runs=[])]
 
 
 def test_where_a_plane_holds_is_said():

@@ -79,17 +79,15 @@ def planes(problem: Problem) -> list[Plane]:
     allowed = problem.allowed_in_full()
     batch, heads, queries, keys = allowed.shape
     if queries * keys > MOST_ELEMENTS:
-        return []
+        # No plane at all would say that nothing is blocked.
+        return [Plane("", queries, keys, [])]
     places: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
-    patterns: dict[bytes, BoolArray] = {}
     for entry in range(batch):
         for head in range(heads):
-            plane = np.ascontiguousarray(allowed[entry, head])
-            places[plane.tobytes()].append((entry, head))
-            patterns[plane.tobytes()] = plane
+            places[allowed[entry, head].tobytes()].append((entry, head))
     return [
-        Plane(_where(places[key], batch, heads), queries, keys, runs(plane))
-        for key, plane in patterns.items()
+        Plane(_where(found, batch, heads), queries, keys, runs(allowed[found[0]]))
+        for found in places.values()
     ]
 
 
