@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -41,3 +42,9 @@ def printable(text: str) -> str:
         char if char == "\n" or char.isprintable() else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def relative(path: Path) -> str:
+    """A path as somebody here would write it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import xml.etree.ElementTree as ElementTree
 
 import msgspec
@@ -21,6 +22,7 @@ from conformance.record import encode_line, read
 
 NARROW = ("--dtype", "float32", "--case", "mask/shared/self", "--case", "plain/no-mask/self")
 QUICK = ("--no-isolate", *NARROW)
+mkstemp = tempfile.mkstemp
 EMPTY = "nothing deviates: the baseline is empty\n"
 
 
@@ -179,6 +181,14 @@ def test_an_update_names_a_record_only_if_it_stays(tmp_path):
     assert f"record: {tmp_path / 'r.narrowed.json'}\n" in update("--record", "r.json")
 
 
+def test_an_update_never_judges_an_earlier_record(records, tmp_path):
+    """Nothing is selected, so nothing is written; what lies there is of another run."""
+    shutil.copy(records["Inverted"], tmp_path / "r.narrowed.json")
+    command = ["baseline", "update", mini("Correct"), *QUICK, "-k", "nothing", "--record", "r.json"]
+    mha(*command, cwd=tmp_path, expect=ExitCode.NOTHING_VERIFIED)
+    assert not (tmp_path / "conformance.toml").exists()
+
+
 def test_an_update_that_empties_the_file_says_so(known, records, here):
     told = here("baseline", "update", "--from-record", records["Correct"], expect=ExitCode.OK).out
     assert told.endswith("conformance.toml: written\n" + EMPTY)
@@ -252,12 +262,17 @@ def test_a_baseline_is_written_in_the_folder_that_is_named(records, tmp_path, he
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_link_and_permissions_stay(known, records, tmp_path, here):
-    real = tmp_path / "real.toml"
+def test_a_link_and_permissions_stay(known, records, tmp_path, here, monkeypatch):
+    real = tmp_path / "elsewhere" / "real.toml"
+    real.parent.mkdir()
     shutil.move(known / "conformance.toml", real)
     real.chmod(0o600)
     (known / "conformance.toml").symlink_to(real)
+    made = []
+    monkeypatch.setattr(tempfile, "mkstemp", lambda **own: made.append(own) or mkstemp(**own))
     here("baseline", "update", "--from-record", records["Correct"], expect=ExitCode.OK)
+    # Beside the target: it may be on another file system, across which nothing is renamed.
+    assert [own["dir"] for own in made] == [real.parent]
     assert (known / "conformance.toml").is_symlink()
     assert stat.S_IMODE(real.stat().st_mode) == 0o600
     assert not read_baseline(real).entries

@@ -83,8 +83,9 @@ def _gate(options: argparse.Namespace) -> int:
 
 def _update(options: argparse.Namespace) -> int:
     from conformance.gate.baseline import read_baseline
-    from conformance.gate.command import part_of, update, written
+    from conformance.gate.command import part_of, update
     from conformance.record import read
+    from conformance.terminal import relative
 
     _check(options)
     baseline = read_baseline(options.baseline)
@@ -96,13 +97,12 @@ def _update(options: argparse.Namespace) -> int:
         options.record = options.record or Path(folder) / "record.json"
         # What it found is told below.
         code = examine(options, "--no-summary", survey=True)
-        if code in (ExitCode.USAGE, ExitCode.INTERRUPTED):
+        if options.written is None or code == ExitCode.INTERRUPTED:
             return code
-        file = written(options.record)
-        record = read(file)
+        record = read(options.written)
     if kept:
-        print(f"record: {file.absolute()}")
-    judged = ["--from-record", str(file)] if kept else []
+        print(f"record: {options.written}")
+    judged = ["--from-record", relative(options.written)] if kept else []
     return update(baseline, record, options.reason, judged)
 
 

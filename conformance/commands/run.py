@@ -144,6 +144,8 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
     if code == pytest.ExitCode.USAGE_ERROR:
         raise refusals.error(re.findall(r"--[\w-]+", options.tell_help()))
     refusals.echo()
+    # Not where it was to be: a narrowed one lies beside, and there may be none at all.
+    options.written = refusals.run.written if refusals.run is not None else None
     worth = _worth(int(code), survey=survey, gated=gated)
     if as_json and refusals.run is not None:
         from conformance.formats import print_json

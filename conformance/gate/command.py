@@ -78,11 +78,5 @@ def part_of(path: Path, names: Sequence[str]) -> Record:
     return msgspec.structs.replace(record, header=header, results=results)
 
 
-def written(path: Path) -> Path:
-    """The record of the run that has just ended; a narrowed one lies beside."""
-    found = [file for file in (path.with_suffix(".narrowed.json"), path) if file.exists()]
-    return max(found, key=lambda file: file.stat().st_mtime_ns, default=path)
-
-
 def _console() -> Console:
     return Console(highlight=False)

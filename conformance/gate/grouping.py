@@ -11,12 +11,12 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import translate
 from glob import escape
 from itertools import groupby, takewhile
 
 import numpy as np
 
-from conformance.gate.baseline import fits
 from conformance.gate.judging import Cell
 
 Place = tuple[str, str, str, str, str]
@@ -205,9 +205,10 @@ class _Around:
         grown: list[_Box] = []
         for part in parts:
             # Not with each of all: what is scattered is told in many entries, but soon.
-            for index, other in list(enumerate(grown))[-NEIGHBOURS:]:
-                if self._is_exact(part | other):
-                    grown[index] = part | other
+            for index in range(max(0, len(grown) - NEIGHBOURS), len(grown)):
+                both = part | grown[index]
+                if self._is_exact(both):
+                    grown[index] = both
                     break
             else:
                 grown.append(part)
@@ -264,11 +265,11 @@ def cover(
 def _covered(names: Collection[str], others: Collection[str]) -> tuple[str, ...]:
     found: list[str] = []
     left = set(names)
-    finds = {
-        pattern: {name for name in names if fits((pattern,), name)}
-        for pattern in {pattern for name in names for pattern in _patterns(name)}
-        if not any(fits((pattern,), other) for other in others)
-    }
+    finds: dict[str, set[str]] = {}
+    for pattern in {pattern for name in names for pattern in _patterns(name)}:
+        match = re.compile(translate(pattern)).match
+        if not any(map(match, others)):
+            finds[pattern] = set(filter(match, names))
     while left:
         best = max(sorted(finds), key=lambda pattern: len(finds[pattern] & left), default="")
         if not best or len(finds[best] & left) < 2:

@@ -13,7 +13,7 @@ from conformance.errors import ConformanceError, ExitCode
 from conformance.findings import count, gravity
 from conformance.gate.baseline import Entry
 from conformance.gate.grouping import Group, groups
-from conformance.gate.judging import Cell, Judgement
+from conformance.gate.judging import LOST, Cell, Judgement
 from conformance.gate.updating import propose
 from conformance.requirements import REQUIREMENTS
 from conformance.suite.ending import unsupported, vector
@@ -69,7 +69,7 @@ def _summary(found: Judgement) -> Line:
     if found.new:
         told = [_many(len(found.new), "new deviation")]
         told += [f"{len(found.known)} known"] if found.known else []
-    stale = {entry.number for entry in _stale(found)}
+    stale = {entry.number for _, entry in found.to_edit}
     told += [f"{_many(len(stale), 'entry', 'entries')} to edit"] if stale else []
     lost = len(found.open) + found.missing
     told += [f"{lost} not verified"] if lost else []
@@ -85,14 +85,6 @@ def _summary(found: Judgement) -> Line:
         ExitCode.INCOMPLETE: "is incomplete",
     }.get(code, "changed for the worse" if found.worse else "the baseline is out of date")
     return f"gate: {names}: {word} ({'; '.join(told)})", GOOD if code == ExitCode.OK else BAD
-
-
-def _stale(found: Judgement) -> Iterator[Entry]:
-    yield from (entry for entry, _ in found.fixed)
-    yield from found.unmatched
-    yield from found.reasonless
-    yield from (entry for one, two, _ in found.ambiguous for entry in (one, two))
-    yield from (two for _, two in found.duplicates)
 
 
 class _More:
@@ -194,7 +186,7 @@ class _More:
         """What has no answer."""
         found = self.found
         reasons: dict[str, list[Cell]] = {}
-        for cell in sorted(found.open, key=lambda cell: cell not in found.lost):
+        for cell in sorted(found.open, key=lambda cell: cell.finding.verdict not in LOST):
             key = f"{cell.finding.verdict}: {cell.finding.detail}"
             reasons.setdefault(key, []).append(cell)
         if reasons or found.missing:
@@ -270,7 +262,7 @@ class _More:
 
     def known(self) -> Iterator[Line]:
         """Every entry that holds, with its reason."""
-        wrong = {entry.number for entry in _stale(self.found)}
+        wrong = {entry.number for _, entry in self.found.to_edit}
         for entry in self.found.baseline.entries:
             cells = self.found.claimed.get(entry.number)
             if entry.number in wrong:

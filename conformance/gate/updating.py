@@ -52,15 +52,16 @@ def propose(baseline: Baseline, found: Judgement, reason: str = "", *, adds: boo
 
 def write(path: Path, text: str) -> None:
     """Write a baseline as a whole or not at all."""
+    # A link stays a link, and may lead to another file system.
+    target = path.resolve()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".new")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(text.encode())
-            Path(name).chmod(path.stat().st_mode if path.exists() else 0o644)
-            # A link stays a link.
-            Path(name).replace(path.resolve())
+            Path(name).chmod(target.stat().st_mode if target.exists() else 0o644)
+            Path(name).replace(target)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise

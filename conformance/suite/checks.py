@@ -28,7 +28,7 @@ from conformance.session import Inquiry, Item, Session, inquiries, plan
 from conformance.suite.alone import conforms_alone
 from conformance.suite.levels import LEVELS, can, cases_of, dtypes_of
 from conformance.suite.message import failure
-from conformance.terminal import printable
+from conformance.terminal import printable, relative
 
 if TYPE_CHECKING:
     import pytest
@@ -227,8 +227,7 @@ def _spec(given: Any) -> str:
     for entry in registered().values():
         if entry.value == f"{module.__name__}:{name}":
             return entry.name
-    here = Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{name}"
+    return f"{relative(path)}:{name}"
 
 
 def _rows(bench: Bench, level: str, patterns: list[str], dtypes: list[str]) -> list[Row]:

@@ -12,12 +12,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from conformance.errors import ExitCode
 from conformance.findings import CaseResult
 from conformance.gate.baseline import VERDICTS, read_baseline
 from conformance.gate.judging import Claims, Judgement, judge
 from conformance.gate.telling import tell
 from conformance.record import Header, Record
-from conformance.terminal import printable
+from conformance.terminal import printable, relative
 
 KNOWN = "known: "
 
@@ -63,7 +64,6 @@ class Gated:
         self, header: Header, results: Sequence[CaseResult], missing: Sequence[CaseResult]
     ) -> int:
         """Judge what was found; the exit code of pytest."""
-        from conformance.errors import ExitCode
         from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
 
         self.judgement = judge(self.baseline, Record(header, not missing, [*results, *missing]))
@@ -86,13 +86,7 @@ class Gated:
             highlight=False,
             width=writer.fullwidth,
         )
-        judged = ["--from-record", _relative(record)] if record is not None else []
+        judged = ["--from-record", relative(record)] if record is not None else []
         told = tell(self.judgement, verbose=self.verbose, judged=judged)
         console.print(told, soft_wrap=True)
         terminal.write(file.getvalue(), flush=True)
-
-
-def _relative(path: Path) -> str:
-    """As somebody here would write it."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

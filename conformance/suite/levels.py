@@ -76,7 +76,7 @@ def can(adapter: Adapter, case: Case, dtype: str) -> bool:
 
 def cases_of(level: str, patterns: Sequence[str]) -> list[Case]:
     """Those that match a pattern; without one, those of the level."""
+    if not patterns:
+        return [case for case in catalogue() if level == "full" or case.id in CORE]
     chosen = {case.id for pattern in patterns for case in find_cases(pattern)}
-    if not patterns and level == "core":
-        chosen = set(CORE)
-    return [case for case in catalogue() if case.id in chosen or not (patterns or chosen)]
+    return [case for case in catalogue() if case.id in chosen]

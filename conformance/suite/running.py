@@ -176,15 +176,15 @@ class Run:
             place = (self._spec(item.adapter), stored.path if stored else "")
             if self.survey:
                 pytest.xfail(failure(result, *place).splitlines()[0])
-            text = failure(result, *place, alone=self._only_after_others(item))
             if self._gated is not None:
                 known = self._gated.excuse(result)
                 if known:
                     pytest.xfail(known)
-                new = self._gated.unknown(result)
-                pytest.fail(failure(new, *place), pytrace=False)
-            if verdict != "deviates" or any(_is_must(finding) for finding in gravest):
-                pytest.fail(text, pytrace=False)
+                result = self._gated.unknown(result)
+            elif verdict == "deviates" and not any(_is_must(finding) for finding in gravest):
+                return
+            alone = self._only_after_others(item)
+            pytest.fail(failure(result, *place, alone=alone), pytrace=False)
         elif verdict in ("unsupported", "unavailable", "not-run"):
             pytest.skip(printable(gravest[0].detail) if gravest else "no requirement applies")
 
