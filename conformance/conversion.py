@@ -229,7 +229,7 @@ def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> Parameter
             rows = target.parameters_for(shape)
             break
         except Unsupported as refused:
-            reason = str(refused) + (_widths(shape) if "wid" in str(refused) else "")
+            reason = f"{refused}{_widths(shape)}"
     else:
         raise Untranslatable(f"{told}: {reason}; choose another target")
     named = {name for row in rows for name in row.names}
@@ -243,6 +243,9 @@ def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> Parameter
 
 
 def _widths(shape: Shape) -> str:
+    """Where they differ, which few layers can have."""
+    if len({shape.query_width, shape.key_width, shape.value_width, shape.output_width}) == 1:
+        return ""
     return (
         f" (here: query {shape.query_width}, key {shape.key_width}, value {shape.value_width}, "
         f"output {shape.output_width})"

@@ -108,7 +108,9 @@ Listing: TypeAlias = Implementations | Cases | Experiments | Requirements
 def listing(what: str) -> Listing:
     """What there is of a kind, in the order of reports."""
     if what == "implementations":
-        return Implementations([_implementation(name) for name in registered()])
+        return Implementations(
+            [_implementation(name, point.value) for name, point in registered().items()]
+        )
     if what == "cases":
         return Cases(
             [
@@ -161,9 +163,8 @@ def show(what: str, *, as_json: bool = False) -> int:
     return ExitCode.OK
 
 
-def _implementation(name: str) -> ListedImplementation:
+def _implementation(name: str, place: str) -> ListedImplementation:
     """As its adapter says; one that does not import is listed with the reason."""
-    place = registered()[name].value
     try:
         adapter = load(name)
     except ConformanceError as error:

@@ -58,11 +58,6 @@ class Wanted:
             return self.module
         return "".join(word[:1].upper() + word[1:] for word in self.name.split("_"))
 
-    @property
-    def spec(self) -> str:
-        """What to give to `run`, beside the file."""
-        return f"{self.module}.py:{self.adapter}"
-
     def files(self) -> dict[str, str]:
         """Name to text of everything that is written."""
         test = f"test_{self.module}.py"
