@@ -18,7 +18,6 @@ from conformance.report.model import (
     Point,
     Report,
     Row,
-    Trend,
     Unsupported,
 )
 from conformance.report.totals import WRONG
@@ -94,13 +93,16 @@ def _symptom(item: Deviation) -> str:
     if item.figures is None:
         return _PLACE.sub("", item.detail) or item.verdict
     every_dtype, every_mode = item.everywhere
-    modes = f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}"
     told = [
         *(item.cases if len(item.cases) == 1 else []),
         "every dtype" if every_dtype else listed(item.dtypes),
-        "every mode" if every_mode else modes,
+        "every mode" if every_mode else _modes(item),
     ]
     return f"beyond honest noise in {', '.join(told)}".replace("dtype, every", "dtype and")
+
+
+def _modes(item: Deviation) -> str:
+    return f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}"
 
 
 def place_of(worst: Worst) -> str:
@@ -116,8 +118,7 @@ def where(item: Deviation) -> str:
         dtype if same else f"{dtype} ({plural(cases, 'case')})"
         for dtype, cases in item.dtypes.items()
     ]
-    modes = f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}"
-    return f"{listed(dtypes)}; {modes}; {plural(total, 'case')}"
+    return f"{listed(dtypes)}; {_modes(item)}; {plural(total, 'case')}"
 
 
 class HandedRow(NamedTuple):
@@ -243,28 +244,26 @@ def apart_count(report: Report) -> int:
 
 def asked(report: Report) -> list[Row]:
     """The rows of the matrix that hold anything."""
-    return [row for row in report.matrix if any(cell.counts for cell in row.cells)]
+    return [row for row in report.matrix if _holds_anything(row)]
+
+
+def _holds_anything(row: Row) -> bool:
+    return any(cell.counts for cell in row.cells)
 
 
 def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
     """What was asked by chapter, in the order of their first rows; each row with its place in the
     matrix."""
     found: dict[str, list[tuple[int, Row]]] = defaultdict(list)
-    rows = asked(report)
     for index, row in enumerate(report.matrix):
-        if row in rows:
+        if _holds_anything(row):
             found[row.chapter].append((index, row))
     return list(found.items())
 
 
 def unasked(report: Report) -> list[str]:
     """Requirements of which nobody was asked anything."""
-    return [row.requirement for row in report.matrix if not any(cell.counts for cell in row.cells)]
-
-
-def trend_dtypes(trend: Trend) -> list[str]:
-    """Those in which something was measured in any record."""
-    return list(dict.fromkeys(dtype for point in trend.points for dtype in point.worst))
+    return [row.requirement for row in report.matrix if not _holds_anything(row)]
 
 
 def changed(point: Point) -> str:
