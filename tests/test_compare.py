@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, figures, good, record, result, save
 
@@ -238,6 +239,36 @@ def test_two_folders(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "theirs: 1 conforms\n" in printed
     assert "mine: 0 conforms (-1), 1 deviates (+1)\n" in printed
+
+
+def on(device, *findings):
+    """A record of one implementation on one device."""
+    results = [result(own, case=f"plain/{index}/self") for index, own in enumerate(findings)]
+    results = [msgspec.structs.replace(own, device=device) for own in results]
+    return record(*results, name=device, device=device)
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        (("cpu", "cuda"), "mine: 2 conforms (-1), 1 deviates (+1)"),
+        # What is on another device is another item, and no more of the same.
+        (("cpu",), "mine: 2 conforms, 1 deviates"),
+    ],
+)
+def test_one_implementation_on_two_devices_loses_no_counts(tmp_path, capsys, before, told):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    for device in before:
+        save(old, on(device, good(), *([good()] if device == "cpu" else [])))
+    save(new, on("cpu", good(), good()))
+    save(new, on("cuda", bad()))
+    found = compare(load_side(old), load_side(new))
+    assert found.after.implementations == {"mine": {"conforms": 2, "deviates": 1}}
+    assert found.after.devices == {"mine": ["cpu", "cuda"]}
+    main(["compare", str(old), str(new)])
+    assert told in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("what", ["missing", "empty folder", "twins", "foreign"])

@@ -128,11 +128,14 @@ def _side(where: str, records: Sequence[Record]) -> Side:
     packages: dict[str, str] = {}
     for provenance in made:
         packages |= provenance.packages
-    counted: dict[str, list[str]] = defaultdict(list)
+    counted: dict[str, list[str]] = {}
+    devices: dict[str, list[str]] = defaultdict(list)
     for record in records:
-        counted |= {own.name: [] for own in record.header.implementations}
+        for own in record.header.implementations:
+            counted.setdefault(own.name, [])
+            devices[own.name].append(record.header.provenance.device)
         for result in record.results:
-            counted[result.implementation].append(result.verdict)
+            counted.setdefault(result.implementation, []).append(result.verdict)
     return Side(
         file=where,
         created=max(provenance.created for provenance in made),
@@ -142,6 +145,7 @@ def _side(where: str, records: Sequence[Record]) -> Side:
         selection="; ".join(dict.fromkeys(p.selection for p in made if p.selection)),
         complete=all(record.complete for record in records),
         implementations={name: count(verdicts) for name, verdicts in counted.items()},
+        devices={name: sorted(set(found)) for name, found in devices.items()},
     )
 
 

@@ -21,7 +21,8 @@ class Side(msgspec.Struct, frozen=True):
         packages: versions of packages.
         selection: what narrowed it, or "".
         complete: whether every planned item has an outcome.
-        implementations: name to verdicts of its items.
+        implementations: name to verdicts of its items, on all devices.
+        devices: name to the devices that these are of.
     """
 
     file: str
@@ -32,6 +33,7 @@ class Side(msgspec.Struct, frozen=True):
     selection: str
     complete: bool
     implementations: dict[str, Counts]
+    devices: dict[str, list[str]]
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -66,11 +66,15 @@ def summary(changes: Changes) -> str:
 
 
 def deltas(changes: Changes) -> dict[str, str]:
-    """Implementation to its count vector, with what was added or taken away."""
+    """Implementation to its count vector, with what was added or taken away.
+
+    Counts of other devices are of other items, so between them there is no difference to tell.
+    """
+    one, other = changes.before, changes.after
     found = {}
-    for name, counts in changes.after.implementations.items():
-        before = changes.before.implementations.get(name)
-        found[name] = vector(counts, before)
+    for name, counts in other.implementations.items():
+        alike = name not in one.devices or one.devices[name] == other.devices.get(name)
+        found[name] = vector(counts, one.implementations.get(name) if alike else counts)
     return found
 
 
