@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from conformance.errors import BrokenBaseline, ExitCode
 from conformance.findings import RUN, CaseResult, Figures, Finding, Worst
+from conformance.gate import judging
 from conformance.gate.baseline import read_baseline
 from conformance.gate.condition import parse
 from conformance.gate.judging import judge
@@ -368,6 +370,21 @@ def test_entries_that_overlap_with_the_same_to_say_are_duplicates(judged):
         KNOWN + KNOWN.replace("output.", "out*."), Made().say("deviates", requirement=OUTPUT)
     )
     assert len(found.duplicates) == 1
+
+
+def test_entries_that_claim_nothing_are_duplicates_if_they_are_equal(judged):
+    other = KNOWN.replace("float32", "float16")
+    found = judged(other + KNOWN + other + KNOWN + other, Made(), selection="--case plain")
+    pairs = {(one.number, two.number) for one, two in found.duplicates}
+    assert pairs == {(1, 3), (1, 5), (3, 5), (2, 4)}
+
+
+def test_equal_entries_are_not_sought_pair_by_pair(judged, monkeypatch):
+    made = []
+    monkeypatch.setattr(judging, "replace", lambda *a, **k: made.append(a) or replace(*a, **k))
+    text = "".join(f'{KNOWN}case = "*/{number}"\n' for number in range(50))
+    assert not judged(text, Made()).duplicates
+    assert len(made) < 100
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import re
 from xml.etree import ElementTree as ET
 
+import msgspec
 import pytest
 from markdown_it import MarkdownIt
 from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, full, good, record, result, save
@@ -15,6 +16,7 @@ from conformance.cli import main
 from conformance.errors import ExitCode
 from conformance.findings import RUN, Finding
 from conformance.formats import schema
+from conformance.gate.judging import Claims
 from conformance.outputs.annotations import MOST, annotated, command
 from conformance.outputs.badge import badge
 from conformance.outputs.junit import junit
@@ -71,8 +73,6 @@ def test_the_published_schema_is_that_of_records():
 
 
 def test_a_record_with_something_everywhere_is_as_the_schema_says():
-    import msgspec
-
     own = full()[0][1]
     document = msgspec.json.decode(msgspec.json.encode(own))
     assert not faults("record", document)
@@ -261,6 +261,67 @@ def test_a_baseline_that_is_out_of_date_is_told(source):
     assert message.startswith("line 2: requirement output.*")
 
 
+@pytest.mark.parametrize(
+    ("change", "places", "why"),
+    [
+        (("", ""), ["8"], "says again what is said at line 2"),
+        (("next", "last"), ["2", "8"], "says of the same findings something else than line"),
+    ],
+)
+def test_entries_that_are_not_clear_are_told(source, change, places, why):
+    own = source(EVERYTHING[1], baseline=BASELINE + BASELINE.replace(*change))
+    assert own.judgements[0].exit_code == ExitCode.DEVIATES
+    found = [parsed(line) for line in annotated(own)]
+    assert [properties["line"] for _, properties, _ in found] == places
+    text = markdown(own)
+    assert text.count(f": {why}") == len(places)
+    assert all(why in message for _, _, message in found)
+
+
+def test_many_entries_that_are_not_clear_leave_the_summary_short(source):
+    several = (BASELINE.replace("next", f"next {index}") for index in range(40))
+    own = source(EVERYTHING[1], baseline="".join(several))
+    assert len(markdown(own)) < 10_000
+    assert "and 1530 more" in markdown(own)
+
+
+def test_rows_of_several_devices_are_compared_with_nothing(tmp_path):
+    def saved(folder, device, *findings):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        own = [result(one, case=f"plain/{index}/self") for index, one in enumerate(findings)]
+        own = [msgspec.structs.replace(one, device=device) for one in own]
+        save(tmp_path / folder, record(*own, name=device, device=device))
+
+    for folder, finding in (("old", good()), ("new", bad())):
+        saved(folder, "cpu", good(), good())
+        saved(folder, "cuda", finding)
+    text = markdown(load([tmp_path / "new"], tmp_path / "old"))
+    assert "| `mine` | 2 | 0 |" in text
+    assert "| `mine` on cuda | 0 | 1 |" in text
+    # Nothing but the one device was there: that row has something to be compared with.
+    (tmp_path / "old" / "cuda.json").unlink()
+    saved("old", "cpu", good(), bad())
+    text = markdown(load([tmp_path / "new"], tmp_path / "old"))
+    assert "| `mine` | 2 (+1) | 0 (-1) |" in text
+    assert "| `mine` on cuda | 0 | 1 |" in text
+
+
+def test_a_baseline_is_matched_once(source, monkeypatch):
+    asked = []
+    of = Claims.of
+    monkeypatch.setattr(Claims, "of", lambda *own: asked.append(own) or of(*own))
+    found = source(*EVERYTHING[:2], baseline=BASELINE)
+    assert found.totals["known"] == 1
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("name", ["totals", "wrong", "open"])
+def test_what_is_told_in_several_places_is_found_once(source, name):
+    found = source(*EVERYTHING)
+    assert getattr(found, name) is getattr(found, name)
+    assert found.items[1].wrong is found.items[1].wrong
+
+
 def test_nothing_breaks_out_of_the_summary(source):
     previous = [result(good(), name=NASTY, case=NASTY)]
     own = result(bad(cause=NASTY, detail=NASTY), name=NASTY, case=NASTY)
@@ -338,7 +399,11 @@ def test_a_baseline_that_is_not_there_is_told(tmp_path, capsys, monkeypatch):
     [
         (["--summary"], "there is no GITHUB_STEP_SUMMARY here; name a file"),
         (["--junit", "env.json/j.xml"], "env.json/j.xml: cannot be written ("),
-        (["--badge", "b", "--previous", "none.json"], "none.json: cannot be read ("),
+        (["--annotations", "--previous", "none.json"], "none.json: cannot be read ("),
+        (["--previous", "env.json"], "--previous changes nothing that is written; add --summary"),
+        (["--badge", "b", "--previous", "env.json"], "add --summary or --annotations"),
+        (["--html", "h", "--baseline", "k.toml"], "--baseline changes nothing that"),
+        (["--baseline", "k.toml"], "add --junit or --badge or --summary or --annotations"),
         (["--badge", "b", "--baseline", "wrong.toml"], "wrong.toml"),
     ],
 )

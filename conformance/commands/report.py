@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from conformance.commands.shared import Commands, add_quiet
-from conformance.errors import ExitCode
+from conformance.errors import ConformanceError, ExitCode
 
 
 def add_parser(commands: Commands) -> None:
@@ -54,7 +54,7 @@ def add_parser(commands: Commands) -> None:
         "--previous",
         type=Path,
         metavar="RECORD",
-        help="an earlier record, or a folder of them: the summary tells what changed",
+        help="an earlier record, or a folder of them: summary and annotations tell what changed",
     )
     outputs.add_argument(
         "--baseline", type=Path, metavar="FILE", help="known deviations, as gate takes them"
@@ -70,7 +70,12 @@ def add_parser(commands: Commands) -> None:
 def _report(options: argparse.Namespace) -> int:
     code = int(ExitCode.OK)
     asked = ("junit", "badge", "summary", "annotations")
-    if any(getattr(options, name) not in (None, False) for name in asked):
+    wished = [name for name in asked if getattr(options, name) not in (None, False)]
+    for name, users in (("previous", ("summary", "annotations")), ("baseline", asked)):
+        if getattr(options, name) is not None and not set(users) & set(wished):
+            told = " or ".join(f"--{user}" for user in users)
+            raise ConformanceError(f"--{name} changes nothing that is written; add {told}")
+    if wished:
         from conformance.outputs.write import Wanted
         from conformance.outputs.write import write as write_outputs
 

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from conformance.dtypes import DTYPES
 from conformance.errors import BrokenBaseline, ExitCode
@@ -97,8 +98,21 @@ class Judgement:
     @property
     def stale(self) -> bool:
         """Whether the baseline has to be edited, apart from that."""
-        return bool(
-            self.fixed or self.unmatched or self.ambiguous or self.duplicates or self.reasonless
+        return bool(self.to_edit)
+
+    @property
+    def to_edit(self) -> tuple[tuple[str, Entry], ...]:
+        """Why which entries have to be edited; one may have to be for several reasons."""
+        return (
+            *(("fixed, remove or narrow it", entry) for entry, _ in self.fixed),
+            *(("matches nothing", entry) for entry in self.unmatched),
+            *(("says no reason", entry) for entry in self.reasonless),
+            *(
+                (f"says of the same findings something else than {other.place}", entry)
+                for one, two, _ in self.ambiguous
+                for entry, other in ((one, two), (two, one))
+            ),
+            *((f"says again what is said at {one.place}", two) for one, two in self.duplicates),
         )
 
     @property
@@ -252,10 +266,12 @@ def _with_entries(
     twins = [(one, two) for one, two, _ in pairs if one.says == two.says]
     # Nothing is claimed by both, because nothing is claimed by either.
     asked = {(one.number, two.number) for one, two in twins}
-    for index, one in enumerate(active):
-        for two in active[index + 1 :]:
-            if replace(two, number=one.number, line=one.line) == one:
-                twins += [(one, two)] if (one.number, two.number) not in asked else []
+    alike: dict[Entry, list[Entry]] = defaultdict(list)
+    for entry in active:
+        alike[replace(entry, number=0, line=0)].append(entry)
+    for equal in alike.values():
+        for one, two in combinations(equal, 2):
+            twins += [(one, two)] if (one.number, two.number) not in asked else []
     fixed = []
     for entry in active:
         claimed = found.claimed[entry.number]

@@ -35,13 +35,13 @@ def annotated(source: Source) -> list[str]:
         title = f"{change.implementation}: {change.requirement}" + (" (new)" if new else "")
         level = errors if change.after != "deviates" or must(change.requirement) else warnings
         level.append((title, _message(change), files.get(change.implementation, ""), 0))
+    stale: list[tuple[str, str, str, int]] = []
     for judgement in source.judgements:
         path = _relative(str(judgement.baseline.path))
-        for entry in dict.fromkeys(
-            [*(entry for entry, _ in judgement.fixed), *judgement.unmatched, *judgement.reasonless]
-        ):
-            told = f"{entry.place}; mha-conformance gate says more"
-            errors.append(("the baseline is out of date", told, path, entry.line))
+        for why, entry in judgement.to_edit:
+            told = f"{entry.place}: {why}; mha-conformance gate says more"
+            stale.append(("the baseline is out of date", told, path, entry.line))
+    errors += dict.fromkeys(stale)
     for (name, verdict, reason), items in source.open.items():
         warnings.append((f"{name}: {verdict}", f"{plural(items, 'item')}: {reason}", "", 0))
     return [*_lines("error", errors), *_lines("warning", warnings)]

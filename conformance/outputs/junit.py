@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from conformance.findings import CaseResult
+import msgspec
+
 from conformance.outputs.source import KNOWN, Source, Told
 from conformance.record import Implementation, Record
 from conformance.suite.message import failure
@@ -64,7 +65,7 @@ def _case(suite: ET.Element, item: Told, spec: str) -> str:
         name=printable(f"{result.case}[{result.dtype}-{result.device}-{result.mode}]"),
     )
     if item.wrong:
-        text = _failure(result, item, spec)
+        text = _failure(item, spec)
         if not item.fails:
             ET.SubElement(case, "system-out").text = text
             return ""
@@ -88,13 +89,5 @@ def _case(suite: ET.Element, item: Told, spec: str) -> str:
     return "skipped"
 
 
-def _failure(result: CaseResult, item: Told, spec: str) -> str:
-    only = type(result)(
-        result.implementation,
-        result.case,
-        result.dtype,
-        result.device,
-        result.mode,
-        list(item.wrong),
-    )
-    return failure(only, spec)
+def _failure(item: Told, spec: str) -> str:
+    return failure(msgspec.structs.replace(item.result, findings=list(item.wrong)), spec)

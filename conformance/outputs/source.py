@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from conformance.changes import Changes, compare, load_side
@@ -13,7 +14,7 @@ from conformance.changes.model import Change
 from conformance.errors import BrokenRecord, ExitCode
 from conformance.findings import NOT_VERIFIED, CaseResult, Finding, count, verified
 from conformance.gate.baseline import read_baseline
-from conformance.gate.judging import Claims, Judgement, judge
+from conformance.gate.judging import Judgement, judge
 from conformance.record import Implementation, Record, read
 from conformance.report.load import find_records
 from conformance.suite.message import known as requirement_of
@@ -30,7 +31,7 @@ class Told:
     result: CaseResult
     known: tuple[Finding, ...]
 
-    @property
+    @cached_property
     def wrong(self) -> tuple[Finding, ...]:
         """What is wrong and not known."""
         return tuple(
@@ -39,7 +40,7 @@ class Told:
             if finding.verdict in BAD and finding not in self.known
         )
 
-    @property
+    @cached_property
     def worth_telling(self) -> tuple[Finding, ...]:
         """Those of `wrong`, with an error once that many requirements met."""
         errors = {f.detail: f for f in reversed(self.wrong) if f.verdict == "error"}
@@ -49,13 +50,13 @@ class Told:
             if finding.verdict != "error" or errors[finding.detail] is finding
         )
 
-    @property
+    @cached_property
     def verdict(self) -> str:
         """The item's, or "known" if all that is wrong with it is."""
         verdict = self.result.verdict
         return KNOWN if verdict in BAD and not self.wrong else verdict
 
-    @property
+    @cached_property
     def fails(self) -> bool:
         """Whether `run --strict` would: something wrong that a requirement forbids."""
         return any(
@@ -74,7 +75,7 @@ class Source:
     changes: Changes | None
     """Since the previous record, if there is one."""
 
-    @property
+    @cached_property
     def implementations(self) -> list[tuple[Record, Implementation]]:
         """Each with its record."""
         return [(record, own) for record in self.records for own in record.header.implementations]
@@ -88,12 +89,12 @@ class Source:
             == (implementation, device)
         )
 
-    @property
+    @cached_property
     def totals(self) -> dict[str, int]:
         """Verdicts of all items."""
         return counted(item.verdict for item in self.items)
 
-    @property
+    @cached_property
     def wrong(self) -> list[Change]:
         """What is wrong and not known; what is alike is one, the gravest first."""
         specs = {
@@ -109,7 +110,7 @@ class Source:
             specs,
         )
 
-    @property
+    @cached_property
     def open(self) -> dict[tuple[str, str, str], int]:
         """What was not found out: implementation, verdict and reason, to the number of items."""
         found: defaultdict[tuple[str, str, str], int] = defaultdict(int)
@@ -144,18 +145,15 @@ def load(
     records = [read(file) for file in files]
     items: list[Told] = []
     judgements = []
-    known = read_baseline(baseline) if baseline is not None else None
+    entries = read_baseline(baseline) if baseline is not None else None
     for record in records:
-        claims = None
-        if known is not None:
-            claims = Claims(known, record)
-            judgements.append(judge(known, record))
+        known: set[int] = set()
+        if entries is not None:
+            judgement = judge(entries, record)
+            judgements.append(judgement)
+            known = {id(cell.finding) for cell in judgement.known}
         items += [
-            Told(
-                record,
-                result,
-                tuple(f for f in result.findings if claims is not None and claims.knows(result, f)),
-            )
+            Told(record, result, tuple(f for f in result.findings if id(f) in known))
             for result in record.results
         ]
     changes = None

@@ -43,7 +43,10 @@ def _counts(source: Source) -> Iterator[str]:
     """A row for each implementation, with what was added or taken away."""
     rows = []
     used = {verdict for verdict, number in source.totals.items() if number}
-    before = source.changes.before.implementations if source.changes else {}
+    then = source.changes.before if source.changes else None
+    before = then.implementations if then else {}
+    # A row is of one device, and what was before is of all that there were.
+    devices = then.devices if then else {}
     used |= {verdict for counts in before.values() for verdict in counts}
     columns = [verdict for verdict in ORDER if verdict in used]
     if not columns:
@@ -53,7 +56,8 @@ def _counts(source: Source) -> Iterator[str]:
         device = record.header.provenance.device
         counts = source.counts(own.name, device)
         told = code(own.name) + (f" on {device}" if device != "cpu" else "")
-        cells = [_cell(counts, before.get(own.name), verdict) for verdict in columns]
+        was = before.get(own.name) if devices.get(own.name) == [device] else None
+        cells = [_cell(counts, was, verdict) for verdict in columns]
         rows.append(f"| {told} | {' | '.join(cells)} |")
     heads = " | ".join(f"{SYMBOLS.get(verdict, '✓')} {verdict}" for verdict in columns)
     yield "\n".join([f"| items | {heads} |", "| :-- |" + " --: |" * len(columns), *rows])
@@ -150,19 +154,14 @@ def _details(change: Change) -> str:
 
 
 def _baseline(source: Source) -> Iterator[str]:
-    stale = [
-        f"- {text(f'{judgement.baseline.path.name}, {entry.place}')}: {why}"
+    stale = dict.fromkeys(
+        f"- {text(f'{judgement.baseline.path.name}, {entry.place}')}: {text(why)}"
         for judgement in source.judgements
-        for why, entries in (
-            ("fixed, remove it", [entry for entry, _ in judgement.fixed]),
-            ("matches nothing", judgement.unmatched),
-            ("says no reason", judgement.reasonless),
-        )
-        for entry in entries
-    ]
+        for why, entry in judgement.to_edit
+    )
     if stale:
         yield "### The baseline is out of date"
-        yield "\n".join(dict.fromkeys(stale))
+        yield "\n".join([*list(stale)[:MOST], *(f"\n{more}" for more in _rest(len(stale), MOST))])
 
 
 def _open(source: Source) -> Iterator[str]:

@@ -36,11 +36,6 @@ class Wanted:
     previous: Path | None = None
     baseline: Path | None = None
 
-    @property
-    def anything(self) -> bool:
-        """Whether there is something to write."""
-        return bool(self.junit or self.badge or self.annotations or self.summary is not None)
-
 
 def write(records: Sequence[Path], wanted: Wanted) -> int:
     """Write all of it.
