@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from conformance.report import Report, build, load
+from conformance.report import Report, build, load, views
 from conformance.report.glance import glances
 from conformance.report.markdown import code, text
 from conformance.report.model import Card, Column, Observed
@@ -52,7 +52,8 @@ def main(records: Sequence[str]) -> None:
     report = build(load([Path(record) for record in records]).current)
     made = tables(report)
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(TABLE.sub(lambda found: f"{found[1]}{found[2]}{made[found[1]]}", page))
+    page = TABLE.sub(lambda found: f"{found[1]}{found[2]}{made[found[1]]}", page)
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def tables(report: Report) -> dict[str, str]:
@@ -63,7 +64,7 @@ def tables(report: Report) -> dict[str, str]:
     made = {
         "masks": _table(["Argument", *FORMS.values()], _arguments(cards)),
         "same-mask": _table(
-            ["Argument", *dict.fromkeys(item.written for item in report.handed)],
+            ["Argument", *views.written(report)],
             _handed(report, columns),
         ),
         "versions": _versions(report),
@@ -142,11 +143,8 @@ def _names(columns: Sequence[Column]) -> str:
 
 
 def _versions(report: Report) -> str:
-    found: dict[str, set[str]] = defaultdict(set)
-    for column in report.columns:
-        for package, version in column.versions.items():
-            found[package].add(version)
-    told = ", ".join(f"{name} {' and '.join(sorted(own))}" for name, own in sorted(found.items()))
+    found = sorted(views.versions(report).items())
+    told = ", ".join(f"{name} {' and '.join(sorted(own))}" for name, own in found)
     return f"Seen on {date(report.created)}: {told}.\n"
 
 
