@@ -20,6 +20,7 @@ from conformance.report import wording
 from conformance.report.columns import column_keys, declared
 from conformance.report.matrix import levels
 from conformance.report.model import Card, Loaded, Report
+from conformance.report.totals import GRAVITY
 
 
 class Words:
@@ -90,6 +91,7 @@ class Contents(msgspec.Struct):
 
     limit: float
     verdicts: Sequence[str]
+    gravity: Sequence[str]
     symbols: dict[str, str]
     columns: list[Shown]
     requirements: list[tuple[str, str, str, str, str]]
@@ -140,6 +142,7 @@ class _Writer:
         self.found = Contents(
             limit=report.limit,
             verdicts=VERDICTS,
+            gravity=GRAVITY,
             symbols=wording.SYMBOLS,
             columns=[
                 Shown(item.key, item.name, item.title, item.device, item.spec, item.versions)

@@ -28,7 +28,7 @@ from conformance.card import Entry
 from conformance.cases.catalogue import find_cases
 from conformance.cases.told import told
 from conformance.findings import CaseResult, Finding
-from conformance.record import Record
+from conformance.record import CaseInfo, Plane, Record
 from conformance.report import build, render_html
 
 CASE = "mask/per-head/cross"
@@ -205,6 +205,21 @@ def test_a_cell_opens_its_findings_and_one_of_them_in_full(visit, files):
     expect(detail.locator("figcaption li").first).to_contain_text("query 0 may attend keys")
 
 
+def test_a_mask_too_large_to_be_drawn_is_said_to_be_one(visit, tmp_path):
+    own = record(result(good(), name="right", case=CASE))
+    large = CaseInfo("Why", ["mask of shape 400×400"], [Plane("", 400, 400, [])])
+    own = msgspec.structs.replace(
+        own, header=msgspec.structs.replace(own.header, cases={CASE: large})
+    )
+    file = tmp_path / "large.html"
+    file.write_text(render_html(build([loaded(own)]), None, [loaded(own)]), encoding="utf-8")
+    page = visit(file, CELL)
+    case = panel(page).locator(".case")
+    expect(case).to_contain_text("Too large to be drawn.")
+    expect(case).not_to_contain_text("No mask")
+    expect(case.locator("svg")).to_have_count(0)
+
+
 def test_every_cell_can_be_opened(visit, files):
     page = visit(files["two"])
     links = page.locator("#the-matrix tbody td a.open")
@@ -233,6 +248,22 @@ def test_the_filter_holds_in_the_panel(visit, files):
     expect(panel(page).locator(".findings li")).to_have_count(4)
     panel(page).get_by_role("button", name="Remove filter dtype: float32").click()
     expect(panel(page).locator(".findings li")).to_have_count(8)
+
+
+def test_a_panel_leaves_the_filtered_page_as_it_is(visit, files):
+    page = visit(files["two"], "#dtype=float32")
+    link = page.locator(f"tr[data-requirement='{OUTPUT}'] td[data-for='1'] a")
+    link.click()
+    panel(page).locator(".findings a").nth(1).click()
+    page.keyboard.press("Escape")
+    # The cell that was opened is still there, to go on from.
+    expect(link).to_be_focused()
+    assert address(page) == "#dtype=float32"
+    page.evaluate("location.hash = '#dtype=float64'")
+    expect(page.locator("th[data-dtype=float32]").first).to_be_hidden()
+    assert (
+        unquote_plus(link.get_attribute("href")) == f"#dtype=float64&of=wrong&requirement={OUTPUT}"
+    )
 
 
 def test_a_deep_link_shows_one_finding(visit, files):

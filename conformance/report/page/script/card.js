@@ -8,11 +8,10 @@ function cardPanel(card) {
     subject.observed.filter((own) => own.agrees === false).map((own) => [subject.subject, own])));
   const title = (topic) => data.topics[topic]?.[0] ?? topic;
   return {
-    kind: "wide",
     key: `card ${card.column}`,
     head: [el("p", { class: "kicker" }, "Convention card"),
       el("h2", { id: "panel-title", tabindex: "-1" }, breakable(column.title)),
-      el("p", { class: "muted" }, `${card.column} · ${Object.entries(column.versions).map((pair) => pair.join(" ")).join(", ")} · ${column.device}`)],
+      el("p", { class: "muted" }, `${card.column} · ${versions(column)} · ${column.device}`)],
     body: el("div", { class: "panel-body card-body", tabindex: "0", role: "region", "aria-label": "Convention card" },
       wrong.length ? el("section", { class: "not-declared" }, el("h3", {}, "Not as the adapter declares"),
         el("ul", { class: "plainly" }, wrong.map(([subject, own]) => el("li", {}, el("code", {}, subject),

@@ -22,6 +22,9 @@ const unseen = (text) => el("span", { class: "unseen" }, text);
 const number = (value) => value.toLocaleString("en-US");
 const plural = (value, word) => `${number(value)} ${word}${value === 1 ? "" : "s"}`;
 
+const superscript = (power) =>
+  [...String(power)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("");
+
 // A ratio in σ, as the rest of the page writes it.
 const INFINITE = 1e300;
 function ratio(value) {
@@ -29,7 +32,7 @@ function ratio(value) {
   if (value === 0) return "0";
   if (value >= 1e4) {
     const [mantissa, exponent] = value.toExponential(1).split("e");
-    return `${mantissa}×10${[...String(Number(exponent))].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`;
+    return `${mantissa}×10${superscript(Number(exponent))}`;
   }
   if (value >= 10) return number(Math.round(value));
   return value >= 0.05 ? value.toFixed(1) : value.toPrecision(1);

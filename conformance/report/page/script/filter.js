@@ -92,8 +92,9 @@ function applyFilter() {
   const bar = document.querySelector(".active");
   if (!bar) return;
   chosen.replaceChildren(...chips());
+  const counts = active ? count(state.filter) : null;
   if (active) {
-    const total = count(state.filter).reduce((sum, times) => sum + times, 0);
+    const total = counts.reduce((sum, times) => sum + times, 0);
     const words = `${number(total)} of ${plural(FINDINGS, "finding")}`;
     outcome.replaceChildren(total ? el("a", { href: panelAddress({ by: "all" }) }, words) : words);
   }
@@ -141,11 +142,10 @@ function applyFilter() {
   }
   const compared = [...document.querySelectorAll(".maps > .scroll")].map((map) => {
     const few = map.querySelectorAll("tbody tr:not([data-hidden])").length < 2;
-    map.toggleAttribute("data-hidden", few || map.dataset.dtype !== undefined &&
-      state.filter.dtype.size > 0 && !state.filter.dtype.has(map.dataset.dtype));
+    map.toggleAttribute("data-hidden", few || map.hasAttribute("data-hidden"));
     return !map.hasAttribute("data-hidden");
   });
   const alone = document.getElementById("pairs-nothing");
   if (alone) alone.hidden = compared.some(Boolean);
-  fillMatrix(active);
+  fillMatrix(active, counts);
 }

@@ -79,7 +79,8 @@ function casePart(own, told) {
   part.append(el("p", {}, told.why), el("ul", { class: "fact-list" }, told.facts.map((fact) => el("li", {}, fact))));
   const planes = told.planes ?? [];
   if (planes.length) {
-    part.append(el("p", { class: "mask-key" },
+    const drawn = planes.some((plane) => plane.runs.length);
+    part.append(!drawn ? "" : el("p", { class: "mask-key" },
       draw("svg", { class: "mask", width: 14, height: 14, "aria-hidden": "true" }, draw("path", { class: "yes", d: "M1 1h12v12h-12z" })), "may be attended",
       draw("svg", { class: "mask", width: 14, height: 14, "aria-hidden": "true" }, draw("rect", { class: "ground", x: 0, y: 0, width: 14, height: 14 }), draw("path", { class: "no", d: "M5 5l4 4m0-4l-4 4" })), "blocked",
       el("span", { class: "muted" }, "queries downwards, keys to the right")),

@@ -2,8 +2,7 @@
 
 const data = JSON.parse(document.getElementById("contents").textContent);
 const VERDICTS = data.verdicts;
-const GRAVITY = ["crashed", "timed-out", "error", "deviates", "not-run", "unavailable", "conforms",
-  "observed", "unsupported"].map((verdict) => VERDICTS.indexOf(verdict));
+const GRAVITY = data.gravity.map((verdict) => VERDICTS.indexOf(verdict));
 const RANK = VERDICTS.map((_, verdict) => GRAVITY.indexOf(verdict));
 const FINDINGS = data.requirement.length;
 
@@ -111,6 +110,9 @@ function select(filter, column, requirement) {
   grave.sort((one, other) => one[0] - other[0] || one[1] - other[1] || one[2] - other[2]);
   return grave.map((own) => own[2]);
 }
+
+const versions = (own) =>
+  Object.entries(own.versions).map((pair) => pair.join(" ")).join(", ");
 
 // Counts as a vector of [verdict, times], the gravest first.
 const vector = (counts) =>

@@ -26,10 +26,10 @@ function fillCell(cell, counts, column, row) {
   return true;
 }
 
-function fillMatrix(active) {
+function fillMatrix(active, counts) {
   if (!matrix || (!active && !recounted)) return;
   recounted = active;
-  const counts = count(state.filter);
+  counts ??= count(state.filter);
   const rows = data.requirements.length, kinds = VERDICTS.length;
   const totals = data.columns.map(() => new Uint32Array(kinds));
   rowsOf().forEach((line) => {

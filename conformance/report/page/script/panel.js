@@ -21,7 +21,6 @@ function showPanel() {
     el("div", { class: "panel-told" }, parts.head),
     el("button", { type: "button", class: "close", "aria-label": "Close", onclick: closePanel }, "×"));
   const kept = dialog.querySelector(".list")?.scrollTop ?? 0;
-  dialog.className = parts.kind;
   dialog.replaceChildren(head, parts.body);
   const list = dialog.querySelector(".list");
   if (list && parts.key === listed.was) list.scrollTop = kept;
@@ -42,7 +41,7 @@ function closePanel() {
 }
 
 function unknownPanel() {
-  return { kind: "narrow", key: "", head: [el("h2", { id: "panel-title", tabindex: "-1" }, "Not in this report")],
+  return { key: "", head: [el("h2", { id: "panel-title", tabindex: "-1" }, "Not in this report")],
     body: el("div", { class: "panel-body" }, el("p", {},
       "The address names an implementation or a requirement that this report does not have. It may have been of another report."),
     el("p", {}, el("button", { type: "button", class: "plain", onclick: closePanel }, "To the report"))) };
@@ -66,7 +65,7 @@ function findingsPanel(ofColumn, ofRow) {
     el("div", { class: "detail-pane", tabindex: "0", role: "region", "aria-label": "Finding" },
       el("p", { class: "back" }, el("a", { href: panelAddress(column < 0 && row < 0 ? { by: "all" } : cellPanel(column, row)) }, "← All findings")),
       shown === undefined ? emptyDetail(found) : findingArticle(finding(shown))));
-  return { kind: "wide", key, head: panelHead(column, row, vector(counts)), body };
+  return { key, head: panelHead(column, row, vector(counts)), body };
 }
 
 function emptyDetail(found) {
@@ -85,7 +84,7 @@ function panelHead(column, row, counts) {
       level ? el("span", { class: "level" }, level) : "",
       row >= 0 && own ? el("span", { class: "whose" }, ` on ${own.key}`) : ""),
     sentence ? el("p", { class: "sentence-full" }, sentence, why ? el("span", { class: "muted" }, ` ${why}`) : "") : "",
-    own && row < 0 ? el("p", { class: "muted" }, Object.entries(own.versions).map((pair) => pair.join(" ")).join(", "),
+    own && row < 0 ? el("p", { class: "muted" }, versions(own),
       data.cards.some((card) => card.column === own.key) ? [" · ", el("a", { href: panelAddress({ card: own.key }) }, "convention card")] : "") : "",
     el("div", { class: "panel-counts" }, counted(counts),
       filtered() ? el("div", { class: "chosen" }, chips()) : "")];

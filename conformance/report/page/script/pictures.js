@@ -1,11 +1,9 @@
 // Pictures: who may attend whom, and how far an answer is from what was wanted.
 
-const MOST = 1 << 18;
-
 function maskPicture(plane, caseName) {
   const { queries, keys, runs } = plane;
+  if (!runs.length) return el("p", { class: "muted" }, "Too large to be drawn.");
   const total = queries * keys;
-  if (!(queries > 0 && keys > 0 && total <= MOST)) return el("p", { class: "muted" }, "Too large to be drawn.");
   const size = Math.max(1, Math.min(18, Math.floor(340 / Math.max(queries, keys))));
   const small = size >= 8;
   const edge = small ? 16 : 4;
@@ -87,4 +85,4 @@ function gauge(figures) {
   return picture;
 }
 const ratioTick = (power) => (power < 0 ? `${10 ** power}` : power < 4 ? number(10 ** power)
-  : `10${[...String(power)].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]).join("")}`);
+  : `10${superscript(power)}`);

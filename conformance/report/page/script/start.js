@@ -1,8 +1,15 @@
 // Without this script everything but the single findings and the cards can be read on the page.
 
+let applied;
+
 function show() {
-  applyFilter();
-  each("a.open", (own) => { own.href = panelAddress(own.panel); });
+  // The rest of the page hangs on the filter, and not on what the panel shows.
+  const now = address({ ...state, panel: {}, at: "" });
+  if (now !== applied) {
+    applied = now;
+    applyFilter();
+    each("a.open", (own) => { own.href = panelAddress(own.panel); });
+  }
   showPanel();
 }
 
