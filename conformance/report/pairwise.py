@@ -89,7 +89,8 @@ def _pair(dtype: str, one: str, other: str, common: Mapping[str, Mapping[str, Ex
         for case, own in common.items()
         if case not in nan
     }
-    worst = max(sizes, key=lambda case: sizes[case], default="")
+    # Of equal ones the first by name: the order of arrays in a file is no order.
+    worst = max(sorted(sizes), key=lambda case: sizes[case], default="")
     size = min(sizes.get(worst, 0.0), INFINITE)
     return Pair(dtype, one, other, float(f"{size:.4g}"), worst, len(common), nan)
 
