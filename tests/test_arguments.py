@@ -85,6 +85,10 @@ def labels(table, problem):
             )
         ],
         (lambda: CausalFlag("causal", alignment="topleft"), "causal: alignment='topleft'; say"),
+        (
+            lambda: CausalFlag("causal", needs="mask", alone=True),
+            "causal: it cannot both stand alone and need mask",
+        ),
         (lambda: MaskTable((ATTENDS, ATTENDS)), "two mask arguments have the same name"),
         (
             lambda: MaskTable((ATTENDS,), CausalFlag("mask")),
@@ -229,6 +233,13 @@ def test_a_flag_with_a_mask_beside_it():
     spelling = table.spell(ask((2, 3, 4, 4), mask=mask, causal="top-left"))
     assert spelling.label == f"mask=bool[{FULL}], causal"
     assert np.array_equal(spelling.arguments["mask"], np.broadcast_to(mask, (2, 3, 4, 4)))
+
+
+def test_a_flag_that_stands_alone_is_never_beside_a_mask():
+    table = MaskTable((ATTENDS,), CausalFlag("causal", alone=True))
+    both = ask((2, 3, 4, 4), mask=pattern(2, 1, 1, 4), causal="top-left")
+    assert [spelling.label for spelling in table.spellings(both)] == [f"mask=bool[{FULL}]"]
+    assert table.spell(ask((2, 3, 4, 4), causal="top-left")).label == "causal"
 
 
 def test_a_flag_that_needs_its_mask():

@@ -119,11 +119,13 @@ class CausalFlag:
         alignment: what it means where lengths differ, or None if it is refused there.
         needs: a mask argument that must hold the causal mask all the same (torch's `is_causal`
             is a hint about `attn_mask`).
+        alone: whether it is refused beside a mask argument.
     """
 
     name: str
     alignment: Causal | None = None
     needs: str | None = None
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if self.alignment not in ("top-left", "bottom-right", None):
@@ -131,6 +133,8 @@ class CausalFlag:
                 f"{self.name}: alignment={self.alignment!r}; say 'top-left' or 'bottom-right', "
                 "or None where lengths must be equal"
             )
+        if self.alone and self.needs:
+            raise WrongDeclaration(f"{self.name}: it cannot both stand alone and need {self.needs}")
 
     def expresses(self, problem: Problem) -> bool:
         """Whether the flag alone means the problem's causal."""
@@ -274,6 +278,8 @@ class MaskTable:
         broadcast: bool,
     ) -> Spelling | None:
         """One spelling, or None where a part does not fit its argument."""
+        if flagged and targets and self.causal and self.causal.alone:
+            return None
         if broadcast and not any(argument.broadcasts for _, argument in targets):
             return None
         arguments: dict[str, Native] = {}
