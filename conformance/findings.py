@@ -88,7 +88,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `value` is the observed value of a characteristic; `detail` one line for people; `cause` names
     the known mistake whose answer this is, where there is one, and `where` the part of an array
-    that deviates, if it is not all of it.
+    that deviates, if it is not all of it. `made_by` says, where the suite supplies the projections,
+    whether the kernel made the deviation or they: it deviates also alone, or only with them.
     """
 
     requirement: str
@@ -99,6 +100,14 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     worst: Worst | None = None
     cause: str = ""
     where: str = ""
+    made_by: Literal["", "kernel", "projections"] = ""
+
+
+MAKERS = {
+    "kernel": "the kernel: given heads that are projected already, it deviates too",
+    "projections": "the projections that the suite supplies: without them the kernel conforms",
+}
+"""`Finding.made_by` in words."""
 
 
 def gravity(finding: Finding) -> tuple[float, float]:

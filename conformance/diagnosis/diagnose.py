@@ -1,4 +1,5 @@
-"""From an answer that is wrong to a cause, if one is known, and to where it is wrong.
+"""From an answer that is wrong to a cause, if one is known, to where it is wrong, and to who made
+it so.
 
 The output first: what made it wrong made everything wrong. If it is right, the weights that are
 returned, and the gradients, each have mistakes of their own.
@@ -17,6 +18,7 @@ from conformance.diagnosis import (
     declared,
     fits,
     gradients,
+    kernel,
     location,
     masks,
     parts,
@@ -79,10 +81,10 @@ def explain(finding: Finding, ex: Examination) -> Finding:
         # Who computes something else without any mask is not to be believed about masks.
         cause = _cause(finding, ex)
     cause = cause or declared.cause(finding)
-    where = _where(finding, ex) if finding.requirement.startswith(LOCATED) else ""
-    if not cause and not where:
-        return finding
-    return msgspec.structs.replace(finding, cause=cause, where=where)
+    if not finding.requirement.startswith(LOCATED):
+        return msgspec.structs.replace(finding, cause=cause) if cause else finding
+    where, made_by = _where(finding, ex), kernel.maker(finding, ex)
+    return msgspec.structs.replace(finding, cause=cause, where=where, made_by=made_by)
 
 
 def _cause(finding: Finding, ex: Examination) -> str:

@@ -10,10 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+
+from packaging.version import Version
 
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.frameworks.surroundings import Setting
@@ -103,6 +106,10 @@ class Framework(ABC):
     def einsum(self, axes: str, *operands: Any) -> Any:
         """The framework's own einsum, for projections around function adapters."""
 
+    def cast(self, native: Any, dtype: str) -> Any:
+        """The array in another dtype, told by NumPy's name."""
+        return native.astype(dtype)
+
     @abstractmethod
     def devices(self) -> dict[str, str]:
         """The kinds of device there are, "cpu" and maybe "gpu", with their models."""
@@ -178,3 +185,13 @@ def package_versions(packages: tuple[str, ...]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def since(package: str, version: str) -> bool:
+    """Whether the installed package has this version or a later one, without importing it.
+
+    True also if it is not installed: what nobody can run is declared as it is today.
+    """
+    found = package_versions((package,))
+    return not found or Version(found[package]) >= Version(version)

@@ -3,12 +3,14 @@
 Eagerly each new shape costs two seconds, because every operation is compiled on its own; as one
 program 0.5 s; and with `QUICK` 0.14 s, at most 4 ulp away from the optimised program. So most
 of the suite compiles quickly, and a mode that says `optimised` compares with what users run.
+
+From JAX 0.4.31 on. What it lacked then is asked for by name, never by version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any
 
@@ -52,7 +54,7 @@ class Jax(Framework):
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
         # 64 bits only for float64: elsewhere the library runs as its users run it.
-        with jax.enable_x64(dtype == "float64"), jax.default_device(jax.devices(device)[0]):
+        with _enable_x64(dtype == "float64"), jax.default_device(jax.devices(device)[0]):
             yield
 
     def evaluate(
@@ -76,24 +78,30 @@ class Jax(Framework):
         key = (program, gradients, optimised)
         if key not in self._programs:
             run = _vjp(function) if gradients else _plain(function)
-            self._programs[key] = jax.jit(run, compiler_options=self._options(optimised))
+            options = self._options(optimised)
+            self._programs[key] = jax.jit(run, **({"compiler_options": options} if options else {}))
         output, weights, found = self._programs[key](variables, constants, cotangent)
         return Evaluated(output, weights, found)
 
-    def _options(self, optimised: bool) -> dict[str, Any] | None:
+    def _options(self, optimised: bool) -> dict[str, Any]:
         on_cpu = jax.config.jax_default_device is None or (
             jax.config.jax_default_device.platform == "cpu"
         )
-        return QUICK if on_cpu and not optimised and self._quick_options_known() else None
+        return self._quick_options() if on_cpu and not optimised else {}
 
     @lru_cache(maxsize=1)  # noqa: B019 - the bridge lives as long as the process
-    def _quick_options_known(self) -> bool:
-        """Options come and go with XLA's versions; an unknown one is refused when compiling."""
-        try:
-            jax.jit(lambda x: x, compiler_options=QUICK)(jnp.zeros(()))
-        except Exception:
-            return False
-        return True
+    def _quick_options(self) -> dict[str, Any]:
+        """Those of `QUICK` that are known.
+
+        Options come and go with XLA's versions; an unknown one is refused when compiling. Before
+        JAX 0.4.36 there are none for `jit`.
+        """
+        known = {}
+        for name, value in QUICK.items():
+            with suppress(Exception):
+                jax.jit(lambda x: x, compiler_options={name: value})(jnp.zeros(()))
+                known[name] = value
+        return known
 
     def settings(self) -> tuple[Setting, ...]:
         return tuple(
@@ -120,6 +128,15 @@ class Jax(Framework):
         with suppress(RuntimeError):
             found["gpu"] = jax.devices("gpu")[0].device_kind
         return found
+
+
+def _enable_x64(on: bool) -> AbstractContextManager[Any]:
+    """Whether there are 64 bits; in JAX' experimental part before 0.8."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(on)
+    from jax.experimental import enable_x64
+
+    return enable_x64(on)
 
 
 def _vjp(function: Function) -> Callable[..., tuple[Any, Any, Natives]]:

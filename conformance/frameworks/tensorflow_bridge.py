@@ -85,6 +85,9 @@ class TensorFlow(Framework):
     def einsum(self, axes: str, *operands: Any) -> Any:
         return tf.einsum(axes, *operands)
 
+    def cast(self, native: Any, dtype: str) -> Any:
+        return tf.cast(native, dtype)
+
     def devices(self) -> dict[str, str]:
         found = {"cpu": "tensorflow on the CPU"}
         gpus = tf.config.list_physical_devices("GPU")

@@ -131,6 +131,9 @@ class Torch(Framework):
     def einsum(self, axes: str, *operands: Any) -> Any:
         return torch.einsum(axes, *operands)
 
+    def cast(self, native: Any, dtype: str) -> Any:
+        return native.to(_DTYPES[dtype])
+
     def devices(self) -> dict[str, str]:
         found = {"cpu": "torch on the CPU"}
         if torch.cuda.is_available():

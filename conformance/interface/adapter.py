@@ -99,6 +99,9 @@ class Call:
 
     `wanted` names what needs a gradient, if not everything does: inputs, "attn_bias", or "weights"
     for all parameters. `backwards` is how often the gradients are asked for.
+
+    `projected` says that inputs are heads side by side, and all projections the identity: who
+    supplies the projections leaves them out.
     """
 
     mode: Mode = DEFAULT_MODE
@@ -109,6 +112,7 @@ class Call:
     strided: Strides = ""
     wanted: frozenset[str] | None = None
     backwards: int = 1
+    projected: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,8 @@ class Adapter(ABC):
             None if nobody said.
         implicit_masks: masks that the framework attaches to inputs and hands on by itself, given
             to `call` as mask arguments are; only the probe uses them.
+        projections_supplied: whether the suite projects; then a deviation says whether the kernel
+            made it.
         dropout_modes: names of the modes in which dropout is active, if `Mode.dropout` asks for it.
         sequence_first: name of the mode that takes `[length batch width]`, or "".
         example: what a user types, for the code on its convention card.
@@ -169,6 +175,7 @@ class Adapter(ABC):
     fully_masked_row: FullyMasked | Mapping[str, FullyMasked] | None = None
     implicit_masks: tuple[MaskArgument, ...] = ()
     dropout_modes: tuple[str, ...] = ()
+    projections_supplied: ClassVar[bool] = False
     sequence_first: str = ""
     example: ClassVar[Example | None] = None
 

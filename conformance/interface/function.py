@@ -6,21 +6,25 @@ layers stand in one table.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Literal
 
+import einops
 import numpy as np
 
+from conformance.dtypes import DTYPES
 from conformance.errors import Unsupported, WrongDeclaration
-from conformance.frameworks.base import Natives, WrongAnswer
+from conformance.frameworks.base import Evaluated, Natives, WrongAnswer
 from conformance.interface.adapter import Call, FullyMasked, Mode
 from conformance.interface.arguments import CausalFlag, MaskArgument
-from conformance.interface.native import NativeAdapter
-from conformance.problem import Problem, Shape, check_shape
+from conformance.interface.native import NativeAdapter, Prepared
+from conformance.problem import Answer, Problem, Shape, check_shape
 
 Layout = Literal["batch heads length head", "batch length heads head"]
+_INPUTS = ("query", "key", "value")
 _EINSUM = {"batch heads length head": "bhqd", "batch length heads head": "bqhd"}
 
 
@@ -38,6 +42,7 @@ class Function(NativeAdapter):
 
     layout: Layout = "batch heads length head"
     grouped: bool = False
+    projections_supplied = True
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
@@ -64,9 +69,12 @@ class Function(NativeAdapter):
         natives = {
             name: bridge.array(values, problem.dtype, call.device)
             for name, values in problem.weights.named().items()
+            if name == "score" or not call.projected
         }
 
         def project(own: Natives, name: str, values: Any) -> Any:
+            if call.projected:
+                return values
             heads = bridge.einsum(f"bqe,ehd->{axes}", values, own[name])
             bias = own.get(f"{name}_bias")
             if bias is not None:
@@ -80,11 +88,41 @@ class Function(NativeAdapter):
             result = self.attend(*projected, project(own, "value", value), masks, **options)
             context, weights = result if isinstance(result, tuple) else (result, None)
             self._check_context(context, problem)
+            if call.projected:
+                return context, weights
+            # The projection takes the inputs' dtype only; the output is given back the one that the
+            # function returned, so that another one shows.
+            returned = bridge.dtype(context)
+            another = returned in DTYPES and returned != problem.dtype
+            context = bridge.cast(context, problem.dtype) if another else context
             output = bridge.einsum(f"{axes},hde->bqe", context, own["output"])
             bias = own.get("output_bias")
-            return (output if bias is None else output + bias), weights
+            output = output if bias is None else output + bias
+            return (bridge.cast(output, returned) if another else output), weights
 
-        return natives, invoke, (problem.shape, problem.dtype, scale, call.mode.name, call.device)
+        program = (problem.shape, problem.dtype, scale, call.mode.name, call.device)
+        return natives, invoke, (*program, call.projected)
+
+    def _input(self, name: str, problem: Problem, call: Call) -> Any:
+        if not call.projected:
+            return super()._input(name, problem, call)
+        heads = problem.shape.kv_heads if name in ("key", "value") else problem.shape.heads
+        pattern = f"batch length (heads head) -> {self.layout}"
+        values = einops.rearrange(getattr(problem, name), pattern, heads=heads)
+        return self.bridge.array(values, problem.dtype, call.device)
+
+    def _answer(self, problem: Problem, ready: Prepared, found: Evaluated) -> Answer:
+        answer = super()._answer(problem, ready, found)
+        if answer.output.ndim == 3:
+            return answer
+        gradients = {
+            name: self._merged(array) if name in _INPUTS else array
+            for name, array in answer.gradients.items()
+        }
+        return dataclasses.replace(answer, output=self._merged(answer.output), gradients=gradients)
+
+    def _merged(self, heads: np.ndarray) -> np.ndarray:
+        return einops.rearrange(heads, f"{self.layout} -> batch length (heads head)")
 
     def _check_context(self, context: Any, problem: Problem) -> None:
         # Here, because an einsum takes lists, and may broadcast an axis of size 1.

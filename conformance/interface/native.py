@@ -158,7 +158,7 @@ class NativeAdapter(Adapter):
         bridge = self.bridge
         spelling = call.spelling or self.masks.spell(problem)
         variables = {
-            name: self._input(getattr(problem, name), problem, call)
+            name: self._input(name, problem, call)
             for name in problem.shape.distinct_inputs()
         }
         constants: Natives = {}
@@ -189,12 +189,13 @@ class NativeAdapter(Adapter):
                 )
             return result
 
-        cotangent = self._input(problem.cotangent, problem, call)
+        cotangent = self._input("cotangent", problem, call)
         signature = (self.name, program, tuple(variables), tuple(constants), tuple(flags.items()))
         return Prepared(function, variables, constants, cotangent, spelling, signature)
 
-    def _input(self, values: Array, problem: Problem, call: Call) -> Any:
+    def _input(self, name: str, problem: Problem, call: Call) -> Any:
         """Query, key, value or cotangent as the call wants it."""
+        values: Array = getattr(problem, name)
         native = self.bridge.array(
             values[0] if call.unbatched else values, problem.dtype, call.device
         )

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from conformance.axes import axes
 from conformance.card import TOPICS
-from conformance.findings import VERDICTS, CaseResult, Figures, Worst
+from conformance.findings import MAKERS, VERDICTS, CaseResult, Figures, Worst
 from conformance.record import CaseInfo
 from conformance.report import wording
 from conformance.report.columns import column_keys, declared
@@ -107,6 +107,8 @@ class Contents(msgspec.Struct):
     cause: Told
     where: Told
     value: Told
+    made_by: Told
+    makers: dict[str, str]
     case_words: list[str] = []
     dtypes: list[str] = []
     modes: list[str] = []
@@ -118,6 +120,7 @@ class Contents(msgspec.Struct):
     causes: list[str] = []
     wheres: list[str] = []
     values: list[str] = []
+    made_bys: list[str] = []
 
 
 def contents(report: Report, records: Sequence[Loaded]) -> Contents:
@@ -139,6 +142,7 @@ class _Writer:
         self.cases, self.dtypes, self.modes = Words(), Words(*report.totals.dtypes), Words()
         self.arrays, self.limits, self.classes = Words(), Words(), Words()
         self.details, self.causes, self.wheres, self.values = Words(), Words(), Words(), Words()
+        self.made_bys = Words()
         self.found = Contents(
             limit=report.limit,
             verdicts=VERDICTS,
@@ -170,6 +174,8 @@ class _Writer:
             cause=Told(),
             where=Told(),
             value=Told(),
+            made_by=Told(),
+            makers=MAKERS,
         )
         self._last: dict[int, int] = {}
 
@@ -192,6 +198,7 @@ class _Writer:
         found.limits = self.limits.listed
         found.details, found.causes = self.details.listed, self.causes.listed
         found.wheres, found.values = self.wheres.listed, self.values.listed
+        found.made_bys = self.made_bys.listed
         return found
 
     def _item(self, column: int, result: CaseResult) -> None:
@@ -214,6 +221,7 @@ class _Writer:
                 (self.found.cause, self.causes, finding.cause),
                 (self.found.where, self.wheres, finding.where),
                 (self.found.value, self.values, finding.value),
+                (self.found.made_by, self.made_bys, finding.made_by),
             ):
                 if word:
                     self._step(told.at, place)

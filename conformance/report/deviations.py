@@ -29,6 +29,7 @@ class Kind(NamedTuple):
     requirement: str
     verdict: str
     cause: str
+    made_by: str
     shape: str
     dtypes: frozenset[str]
 
@@ -88,7 +89,7 @@ def _asked(seen: Sequence[Seen]) -> dict[tuple[str, str], Asked]:
 
 def _groups(wrong: Sequence[Seen]) -> dict[Kind, list[Seen]]:
     kinds = [
-        Kind(column, own.requirement, own.verdict, own.cause, shape, frozenset())
+        Kind(column, own.requirement, own.verdict, own.cause, own.made_by, shape, frozenset())
         for column, result, own in wrong
         for shape in [normalised(own, result.mode, result.dtype)]
     ]
@@ -118,6 +119,7 @@ def _deviation(
         level=level,
         verdict=finding.verdict,
         cause=finding.cause,
+        made_by=finding.made_by,
         detail=finding.detail,
         times=len(group),
         of=asked.times,

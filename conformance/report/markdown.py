@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from conformance.findings import VERDICTS
+from conformance.findings import MAKERS, VERDICTS
 from conformance.report import views, wording
 from conformance.report.cards import cards
 from conformance.report.glance import told
@@ -48,6 +48,7 @@ def render_markdown(report: Report) -> str:
         words=wording,
         cards=cards(report),
         glances=told(report.cards),
+        MAKERS=MAKERS,
         VERDICTS=VERDICTS,
         measured={(item.column, item.dtype): item for item in report.accuracy},
         rows={row.requirement: row for row in report.matrix},

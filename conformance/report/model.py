@@ -278,6 +278,7 @@ class Deviation(msgspec.Struct, frozen=True):
     level: str
     verdict: str
     cause: str
+    made_by: str
     detail: str
     times: int
     of: int

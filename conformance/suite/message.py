@@ -6,7 +6,7 @@ import shlex
 
 from conformance.axes import element
 from conformance.errors import UnknownName
-from conformance.findings import INFINITE, CaseResult, Figures, Finding
+from conformance.findings import INFINITE, MAKERS, CaseResult, Figures, Finding
 from conformance.requirements import find_requirement
 from conformance.requirements.requirement import Requirement
 from conformance.terminal import printable
@@ -15,7 +15,6 @@ ALONE = (
     "asked alone, a fresh instance conforms: this deviates only after other calls. Something is "
     "kept between calls: a cache, a buffer, a seed, an input that is changed in place"
 )
-
 
 def failure(
     result: CaseResult, spec: str, file: str = "", *, alone: bool = False, command: str = ""
@@ -111,6 +110,8 @@ def _paragraph(finding: Finding, said: str) -> list[str]:
         )
     if finding.where:
         lines.append(f"  deviates only in: {finding.where}")
+    if finding.made_by:
+        lines.append(f"  made by: {MAKERS[finding.made_by]}")
     if finding.cause:
         lines.append(f"  likely cause: {'the same' if finding.cause == said else finding.cause}")
     return lines

@@ -22,6 +22,7 @@ function foundPart(own) {
   if (own.detail) part.append(el("p", { class: "detail" }, own.detail));
   if (own.value) part.append(el("p", {}, "Observed: ", el("b", {}, own.value)));
   if (own.cause) part.append(el("p", {}, "Likely cause: ", el("mark", {}, own.cause)));
+  if (own.madeBy) part.append(el("p", {}, "Made by ", data.makers[own.madeBy], "."));
   if (own.where) part.append(el("p", {}, "Deviates only in: ", own.where, "."));
   if (own.figures) {
     const { array, max, rms, bias, limit, accuracy } = own.figures;

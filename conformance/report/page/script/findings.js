@@ -24,7 +24,7 @@ const figuresAt = places(data.figures.at);
 const worstAt = places(data.worst.at);
 const toldAt = {
   detail: places(data.detail.at), cause: places(data.cause.at), where: places(data.where.at),
-  value: places(data.value.at),
+  value: places(data.value.at), made_by: places(data.made_by.at),
 };
 
 const told = (kind, finding) => {
@@ -57,6 +57,7 @@ function finding(place) {
     cause: told("cause", place),
     where: told("where", place),
     value: told("value", place),
+    madeBy: told("made_by", place),
     figures: at < 0 ? null : {
       array: data.arrays[own.array[at]], max: own.max[at], rms: own.rms[at], bias: own.bias[at],
       limit: Number(data.limits[own.limit[at]]), accuracy: data.classes[own.accuracy[at]],
