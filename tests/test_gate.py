@@ -514,6 +514,7 @@ def test_an_implementation_that_is_unavailable_has_no_versions_to_ask(judged):
         ('[[known]]\nverdict="deviates"\nreason="x"', "requirement or a case"),
         ('[[known]]\ncase="*"\nreason="x"', "verdict"),
         (KNOWN + "link = 3", "link"),
+        (KNOWN + 'kind = "bug"', "defect"),
         (KNOWN + 'raises = "x"', "raises"),
         (KNOWN + 'within = "8"', "within"),
         (KNOWN + "within = true", "within"),

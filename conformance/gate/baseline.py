@@ -8,6 +8,8 @@
     cause = "is only as accurate as float32"
     reason = "The kernel's softmax is in float32."
     link = "https://example.org/issues/1"
+    kind = "defect"
+    reproduction = "docs/reproductions/softmax.py"
 
 The first keys say of which findings an entry speaks; `verdict`, with `cause` or `raises`, what each
 of them must be. Patterns are those of the shell; one that begins with "!" takes away.
@@ -39,9 +41,13 @@ would have answered."""
 TODO = "TODO: say why this is known, and until when"
 """Written in place of a reason that nobody gave; the gate takes no such reason."""
 
+KINDS = ("convention", "limitation", "accuracy", "defect")
+"""What a known deviation is: another agreement than the definition's; something documented that it
+cannot do; a coarser computation than the dtype's; or a mistake."""
+
 MOST_BYTES = 2**22
 
-_TEXTS = ("verdict", "reason", "link", "when", "cause", "raises")
+_TEXTS = ("verdict", "reason", "link", "when", "cause", "raises", "kind", "reproduction")
 _KEYS = (*PLACES, *_TEXTS, "within", "strict")
 
 
@@ -56,6 +62,8 @@ class Entry:
         raises: text that each error contains.
         within: how many σ each may be off; infinite if nothing is said.
         strict: whether all findings must deviate; otherwise, any.
+        kind: one of `KINDS`, or "" if nobody sorted it.
+        reproduction: a script that shows it without the suite, or "".
     """
 
     number: int
@@ -72,6 +80,8 @@ class Entry:
     reason: str = ""
     link: str = ""
     strict: bool = True
+    kind: str = ""
+    reproduction: str = ""
 
     @property
     def has_reason(self) -> bool:
@@ -200,6 +210,8 @@ def _entry(table: dict[str, Any], number: int, line: int) -> Entry:
         raise BrokenBaseline('raises is for verdict = "error"; of a deviation, say its cause')
     if verdict == "error" and texts["cause"]:
         raise BrokenBaseline('cause is for verdict = "deviates"; of an error, say raises')
+    if texts["kind"] not in ("", *KINDS):
+        raise BrokenBaseline(f"kind {texts['kind']!r}; a deviation is one of {', '.join(KINDS)}")
     strict = table.get("strict", True)
     if not isinstance(strict, bool):
         raise BrokenBaseline("strict is true or false")
