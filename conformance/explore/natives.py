@@ -32,17 +32,23 @@ class Native:
 
 
 _IMPORT = {"torch": "import torch", "jax": "import jax, jax.numpy as jnp"}
-_IMPORT |= {"tensorflow": "import tensorflow as tf"}
+_IMPORT |= {"tensorflow": "import tensorflow as tf", "paddle": "import paddle"}
+_IMPORT |= {"mlx": "import mlx.core as mx"}
 _ARRAY = {
     "torch": "torch.tensor({}, dtype=torch.{dtype})",
     "jax": 'jnp.asarray({}, "{dtype}")',
     "tensorflow": 'tf.constant({}, "{dtype}")',
+    "mlx": "mx.array({}, mx.{dtype})",
+    "paddle": 'paddle.to_tensor({}, "{dtype}")',
 }
 _BOOL = {"torch": "torch.tensor({})", "jax": "jnp.asarray({})", "tensorflow": "tf.constant({})"}
+_BOOL |= {"mlx": "mx.array({})", "paddle": "paddle.to_tensor({})"}
 _NUMPY = {
     "torch": "{}.detach().double().numpy()",
     "jax": "np.array({}).astype(float)",
     "tensorflow": "{}.numpy().astype(float)",
+    "mlx": "np.array({}.astype(mx.float64))",
+    "paddle": '{}.astype("float64").numpy()',
 }
 
 
@@ -67,6 +73,8 @@ def _own(adapter: Layer, script: Script, trial: Trial, deviation: Deviation) -> 
         imports.append(_IMPORT[framework])
     if framework == "jax" and problem.dtype == "float64":
         imports.append('jax.config.update("jax_enable_x64", True)')
+    if framework == "mlx" and problem.dtype == "float64":
+        imports.append("mx.set_default_device(mx.cpu)")
     rows = [f'"{row.native}": {parameter(row, shape)},' for row in adapter.table(shape).rows]
     loaded = enclosed("native = {", rows, "}")
     array = _ARRAY[framework].replace("{dtype}", problem.dtype)
@@ -160,12 +168,17 @@ def _gradient(
             f"gradient = jax.jit(jax.grad(loss, argnums={number}))({every}){part}",
             f"got = {_NUMPY[framework].format('gradient')}{at}",
         ]
-    if framework == "torch":
-        before = [] if own else [f"{leaf}.requires_grad_()"]
+    if framework == "mlx":
+        raise Unsupported("derivatives of mlx are functions")
+    if framework in ("torch", "paddle"):
+        wanted, grad = {
+            "torch": (f"{leaf}.requires_grad_()", "torch.autograd.grad"),
+            "paddle": (f"{leaf}.stop_gradient = False", "paddle.grad"),
+        }[framework]
         return [
-            *before,
+            *([] if own else [wanted]),
             f"result = {result}",
-            f"gradient = torch.autograd.grad(result, {leaf}, {cotangent})[0]",
+            f"gradient = {grad}(result, {leaf}, {cotangent})[0]",
             f"got = {_NUMPY[framework].format('gradient')}{at}",
         ]
     return [

@@ -13,6 +13,12 @@ BRIDGES = {
     "torch": ("conformance.frameworks.torch_bridge", "Torch", "torch"),
     "jax": ("conformance.frameworks.jax_bridge", "Jax", "jax"),
     "tensorflow": ("conformance.frameworks.tensorflow_bridge", "TensorFlow", "tensorflow"),
+    "onnx": ("conformance.frameworks.onnx_bridge", "OnnxReference", "onnx"),
+    "onnxruntime": ("conformance.frameworks.onnxruntime_bridge", "OnnxRuntime", "onnxruntime"),
+    "openvino": ("conformance.frameworks.openvino_bridge", "OpenVino", "openvino"),
+    "mlx": ("conformance.frameworks.mlx_bridge", "Mlx", "mlx.core"),
+    "paddle": ("conformance.frameworks.paddle_bridge", "Paddle", "paddle"),
+    "tinygrad": ("conformance.frameworks.tinygrad_bridge", "Tinygrad", "tinygrad"),
 }
 """Framework name to module, class and the import that it needs."""
 
@@ -34,4 +40,10 @@ def framework(name: str) -> Framework:
         raise Unavailable(f"{needed} is not installed; pip install {needed}") from error
     except Exception as error:
         raise Unavailable(f"{needed} does not import: {type(error).__name__}: {error}") from error
-    return getattr(importlib.import_module(module), bridge)()
+    try:
+        return getattr(importlib.import_module(module), bridge)()
+    except ModuleNotFoundError as error:
+        if (error.name or "conformance").startswith("conformance"):
+            raise
+        told = f"{error.name} is not installed; pip install {error.name}"
+        raise Unavailable(f"{needed} needs another package here: {told}") from error

@@ -18,9 +18,12 @@ SIZES = {"batch": 2, "heads": 2, "query": 4, "key": 4}
 WIDTH = 8
 
 _IMPORT = {"torch": "import torch", "jax": "import jax.numpy as jnp"}
-_IMPORT |= {"tensorflow": "import tensorflow as tf"}
+_IMPORT |= {"tensorflow": "import tensorflow as tf", "mlx": "import mlx.core as mx"}
+_IMPORT |= {"paddle": "import paddle", "tinygrad": "from tinygrad import Tensor"}
 _NATIVE = {"torch": "torch.tensor({})", "jax": "jnp.asarray({})", "tensorflow": "tf.constant({})"}
+_NATIVE |= {"mlx": "mx.array({})", "paddle": "paddle.to_tensor({})", "tinygrad": "Tensor({})"}
 _NUMPY = {"torch": "{}.detach().numpy()", "jax": "np.asarray({})", "tensorflow": "{}.numpy()"}
+_NUMPY |= {"mlx": "np.array({})", "paddle": "{}.numpy()", "tinygrad": "{}.numpy()"}
 
 
 def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token: int = 0) -> str:

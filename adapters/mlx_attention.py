@@ -1,0 +1,155 @@
+"""mlx.nn.MultiHeadAttention, and mlx.core.fast.scaled_dot_product_attention beneath it.
+
+What a port gets wrong: there are no biases unless `bias=True`, unlike nearly everywhere else.
+`value_input_dims` is the key's width if it is not given, `value_dims` is that of all heads. A mask
+may be boolean, and then True attends, or numbers, which are added and must have a dtype that
+promotes to the output's: a float32 mask beside float16 is an error. A row that booleans block
+attends all keys alike, and one that −∞ blocks is NaN; so what a fully masked row gives is not
+declared. The layer has no causal flag. The function takes the string "causal" in the mask's place,
+aligned bottom-right, so there cannot be a mask beside it; and it does not know the factor 1/√d, so
+`scale` has to be given. No attention weights come back.
+
+On CPUs the function is computed operation by operation; fused kernels are for GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance import (
+    CausalFlag,
+    Example,
+    Function,
+    Layer,
+    MaskArgument,
+    Mode,
+    Parameter,
+    Script,
+    Shape,
+    Unsupported,
+)
+
+_DOCS = "https://ml-explore.github.io/mlx/build/html/python"
+_MASK = MaskArgument(
+    "mask", "batch heads query key", true="attends", number="added", broadcasts=True
+)
+_MODES = (
+    Mode("default", about="operation by operation"),
+    Mode(
+        "compiled",
+        every_case=False,
+        dtypes=("float32",),
+        optimised=True,
+        about="through mlx.core.compile, which needs a C++ compiler on CPUs",
+    ),
+)
+
+
+class MlxMultiHeadAttention(Layer):
+    """mlx.nn.MultiHeadAttention, with its parameters as arguments."""
+
+    title = "mlx.nn.MultiHeadAttention"
+    documentation = f"{_DOCS}/nn/_autosummary/mlx.nn.MultiHeadAttention.html"
+    framework = "mlx"
+    mask_arguments = (_MASK,)
+    modes = _MODES
+    parameters = (
+        Parameter("query_proj.weight", "query", "embed heads head -> (heads head) embed"),
+        Parameter("query_proj.bias", "query_bias", "heads head -> (heads head)"),
+        Parameter("key_proj.weight", "key", "embed heads head -> (heads head) embed"),
+        Parameter("key_proj.bias", "key_bias", "heads head -> (heads head)"),
+        Parameter("value_proj.weight", "value", "embed heads head -> (heads head) embed"),
+        Parameter("value_proj.bias", "value_bias", "heads head -> (heads head)"),
+        Parameter("out_proj.weight", "output", "heads head embed -> embed (heads head)"),
+        Parameter("out_proj.bias", "output_bias", "embed -> embed"),
+    )
+    example = Example(
+        imports="import mlx.core as mx\nfrom mlx import nn",
+        build="attention = nn.MultiHeadAttention({query_width}, {heads})",
+        call="attention(query, key, value{masks})",
+    )
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        from mlx import nn
+
+        return nn.MultiHeadAttention(
+            shape.heads * shape.head_size,
+            shape.heads,
+            query_input_dims=shape.query_width,
+            key_input_dims=shape.key_width,
+            value_input_dims=shape.value_width,
+            value_dims=shape.heads * shape.value_head_size,
+            value_output_dims=shape.output_width,
+            bias=shape.bias,
+        )
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        width = shape.heads * shape.head_size
+        return Script(
+            imports=("from mlx import nn",),
+            build=(
+                f"layer = nn.MultiHeadAttention({width}, {shape.heads}, "
+                f"query_input_dims={shape.query_width}, key_input_dims={shape.key_width}, "
+                f"value_input_dims={shape.value_width}, "
+                f"value_dims={shape.heads * shape.value_head_size}, "
+                f"value_output_dims={shape.output_width}, bias={shape.bias})",
+            ),
+            load=(
+                "layer.load_weights([(name, mx.array(a, "
+                f"mx.{dtype})) for name, a in native.items()])",
+            ),
+            call="mx.compile(layer)(query, key, value{masks})"
+            if mode.optimised
+            else "layer(query, key, value{masks})",
+        )
+
+    def bind(self, layer: Any, parameters: dict[str, Any]) -> Any:
+        from mlx.utils import tree_unflatten
+
+        return layer.update(tree_unflatten(list(parameters.items())))
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        return layer(query, key, value, **masks)
+
+
+class MlxScaledDotProductAttention(Function):
+    """mlx.core.fast.scaled_dot_product_attention, between projections that the suite supplies."""
+
+    title = "mlx.core.fast.scaled_dot_product_attention"
+    documentation = f"{_DOCS}/_autosummary/mlx.core.fast.scaled_dot_product_attention.html"
+    framework = "mlx"
+    grouped = True
+    custom_scale = True
+    mask_arguments = (_MASK,)
+    # mask="causal", as a flag: it stands in the mask's place.
+    causal_flag = CausalFlag("causal", alignment="bottom-right", alone=True)
+    modes = _MODES
+    example = Example(
+        imports="import mlx.core as mx",
+        build="""\
+def attention(query, key, value, mask=None, causal=False):
+    heads = [mx.unflatten(x, -1, ({heads}, -1)).swapaxes(1, 2) for x in (query, key, value)]
+    context = mx.fast.scaled_dot_product_attention(
+        *heads, scale={head_size} ** -0.5, mask="causal" if causal else mask
+    )
+    return context.swapaxes(1, 2).flatten(-2)""",
+        call="attention(query, key, value{masks})",
+    )
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        import mlx.core as mx
+
+        scale = options.get("scale", query.shape[-1] ** -0.5)
+        if "causal" in masks:
+            if "mask" in masks:
+                raise Unsupported('mask is "causal" or an array, not both')
+            masks = {"mask": "causal"}
+        return mx.fast.scaled_dot_product_attention(query, key, value, scale=scale, **masks)

@@ -1,0 +1,162 @@
+"""MLX: lazy arrays, derivatives as functions, and float64 on the CPU only.
+
+Nothing is computed before `mx.eval`; it is asked for here, so that an error belongs to the problem
+that made it. Output and weights are taken out of the function as it is traced, because `mx.vjp`
+wants a cotangent, of the same dtype, for everything that is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from conformance.errors import Unsupported
+from conformance.frameworks.base import (
+    Evaluated,
+    Framework,
+    Function,
+    Natives,
+    Strides,
+    place_within,
+)
+from conformance.frameworks.surroundings import Setting
+
+
+class Mlx(Framework):
+    """MLX arrays in and out."""
+
+    name = "mlx"
+    packages = ("mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13")
+    takes_other_paths = True
+
+    def __init__(self) -> None:
+        self._programs: dict[Hashable, Callable[..., dict[str, Any]]] = {}
+
+    def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
+        if values.dtype != np.float64:
+            return mx.array(values)
+        with mx.stream(mx.cpu):
+            native = mx.array(values, mx.float64).astype(getattr(mx, dtype))
+            mx.eval(native)
+        return native
+
+    def numpy(self, native: Any) -> np.ndarray:
+        if native.dtype == mx.bool_:
+            return np.array(native)
+        with mx.stream(mx.cpu):
+            return np.array(native.astype(mx.float64))
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, mx.array)
+
+    def dtype(self, native: Any) -> str:
+        return str(native.dtype).removeprefix("mlx.core.")
+
+    @contextmanager
+    def session(self, dtype: str, device: str) -> Iterator[None]:
+        if dtype == "float64" and device != "cpu":
+            raise Unsupported("mlx has float64 on the CPU only")
+        with mx.stream(_device(device)):
+            yield
+
+    def evaluate(
+        self,
+        function: Function,
+        variables: Natives,
+        constants: Natives,
+        cotangent: Any,
+        *,
+        gradients: bool,
+        program: Hashable,
+        optimised: bool = False,
+        compiled: bool = True,
+        backwards: int = 1,
+    ) -> Evaluated:
+        if backwards > 1:
+            raise Unsupported("derivatives of mlx are functions, not graphs")
+        run = _vjp(function) if gradients else _plain(function)
+        if optimised and compiled:
+            run = self._programs.setdefault((program, gradients), mx.compile(run))
+        try:
+            found = run(variables, constants, cotangent)
+        except _NoDerivative:
+            found = _plain(function)(variables, constants, cotangent)
+        mx.eval(found)
+        return Evaluated(found["output"], found.get("weights"), found.get("gradients", {}))
+
+    def settings(self) -> tuple[Setting, ...]:
+        return _SETTINGS
+
+    def strided(self, native: Any, how: Strides) -> Any:
+        if how == "gaps":
+            return mx.stack([native, native], axis=-1)[..., 0]
+        larger, window = place_within(native.shape)
+        floating = mx.issubdtype(native.dtype, mx.floating)
+        around = mx.full(larger, mx.nan if floating else 1, native.dtype)
+        around[window] = native
+        return around[window]
+
+    def overwrite(self, native: Any, by: Any) -> None:
+        native[...] = by
+
+    def einsum(self, axes: str, *operands: Any) -> Any:
+        return mx.einsum(axes, *operands)
+
+    def devices(self) -> dict[str, str]:
+        found = {"cpu": "mlx on the CPU"}
+        if mx.is_available(mx.gpu):
+            found["gpu"] = str(mx.device_info(mx.gpu).get("device_name", "GPU"))
+        return found
+
+
+class _NoDerivative(Exception):
+    """What the function returned has no vector-Jacobian product with this cotangent."""
+
+
+def _vjp(function: Function) -> Callable[..., dict[str, Any]]:
+    def run(variables: Natives, constants: Natives, cotangent: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+
+        def forward(*given: Any) -> Any:
+            found.update(_plain(function)(dict(zip(variables, given, strict=True)), constants))
+            output = found["output"]
+            if not isinstance(output, mx.array) or output.shape != cotangent.shape:
+                raise _NoDerivative
+            return output.astype(cotangent.dtype)
+
+        _, pulled = mx.vjp(forward, list(variables.values()), [cotangent])
+        return found | {"gradients": dict(zip(variables, pulled, strict=True))}
+
+    return run
+
+
+def _plain(function: Function) -> Callable[..., dict[str, Any]]:
+    def run(variables: Natives, constants: Natives, cotangent: Any = None) -> dict[str, Any]:
+        output, weights = function(variables, constants)
+        return {"output": output} | ({} if weights is None else {"weights": weights})
+
+    return run
+
+
+def _generator() -> int:
+    high, low = np.array(mx.random.state[0]).tolist()
+    return (high << 32) | low
+
+
+_SETTINGS = (
+    Setting("MLX' random generator", _generator, mx.random.seed, told=False),
+    Setting("MLX' default device", mx.default_device, mx.set_default_device),
+    Setting(
+        "MLX' default stream",
+        lambda: mx.default_stream(mx.default_device()),
+        mx.set_default_stream,
+    ),
+)
+
+
+def _device(kind: str) -> Any:
+    return {"gpu": mx.gpu, "cpu": mx.cpu}[kind]
