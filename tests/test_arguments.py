@@ -242,6 +242,16 @@ def test_a_flag_that_stands_alone_is_never_beside_a_mask():
     assert table.spell(ask((2, 3, 4, 4), causal="top-left")).label == "causal"
 
 
+def test_an_argument_that_stands_alone_is_never_beside_another():
+    bias = MaskArgument("bias", FULL, number="added", alone=True)
+    table = MaskTable((ATTENDS, bias), CausalFlag("causal", alignment="top-left"))
+    numbers = np.ones((2, 1, 4, 4))
+    both = ask((2, 3, 4, 4), mask=pattern(2, 1, 1, 4), causal="top-left", bias=numbers)
+    assert labels(table, both) == [f"bias=float[{FULL}], causal", f"bias=float[{FULL}]"]
+    assert np.isneginf(table.spell(both).arguments["bias"]).any()
+    assert table.spell(ask((2, 3, 4, 4), bias=numbers)).label == f"bias=float[{FULL}]"
+
+
 def test_a_flag_that_needs_its_mask():
     table = MaskTable((PADDING, TORCH), HINT)
     problem = ask((2, 3, 4, 4), mask=pattern(2, 1, 1, 4), causal="top-left")

@@ -57,6 +57,7 @@ class MaskArgument:
             attends, 0 blocks, and nothing is said of other numbers. "blocks if nonzero", "blocks if
             1" and "blocks, 0 or 1 only": likewise, the other way round.
         broadcasts: axes that stand alone in a layout may also have size 1.
+        alone: whether it is refused beside another mask argument; a causal flag may be there.
     """
 
     name: str
@@ -64,6 +65,7 @@ class MaskArgument:
     true: TrueMeans | None = None
     number: NumberMeans | None = None
     broadcasts: bool = False
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.axes, str):
@@ -279,6 +281,9 @@ class MaskTable:
     ) -> Spelling | None:
         """One spelling, or None where a part does not fit its argument."""
         if flagged and targets and self.causal and self.causal.alone:
+            return None
+        several = len({argument.name for _, argument in targets}) > 1
+        if several and any(argument.alone for _, argument in targets):
             return None
         if broadcast and not any(argument.broadcasts for _, argument in targets):
             return None

@@ -40,8 +40,9 @@ def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: s
     found = lab.ask(problem, natives)
     names = (one.argument.name, other.argument.name)
     subject = f"{names[0]} with {names[1]}, {told}"
+    declared = "refused" if one.argument.alone or other.argument.alone else ""
     if isinstance(found, Refused):
-        return Entry(subject, "refused", found.told)
+        return Entry(subject, "refused", found.told, declared)
     value = combined(lab, found, visible[0], visible[1], names)
     fed = [numbers(np.broadcast_to(v, problem.shape.logits)[0, 0, 0] * 1.0) for v in visible]
     return Entry(
@@ -49,6 +50,8 @@ def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: s
         value,
         f"entry 0, head 0, query 0: visible {fed[0]} and {fed[1]}, "
         f"weights {numbers(found.applied[0, 0, 0])}",
+        declared,
+        not declared,
     )
 
 
