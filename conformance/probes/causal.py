@@ -48,8 +48,9 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
             found = lab.ask(problem, natives | {argument.name: native})
             beside = " and ".join(name for name in (*natives, argument.name) if name != flag.name)
             subject = f"{flag.name} with {beside}, {told}"
+            declared = "refused" if flag.alone else ""
             if isinstance(found, Refused):
-                yield Entry(subject, "refused", found.told)
+                yield Entry(subject, "refused", found.told, declared)
                 continue
             yield Entry(
                 subject,
@@ -57,6 +58,8 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
                 f"entry 0, head 0, query 0: visible "
                 f"{numbers(np.broadcast_to(visible, problem.shape.logits)[0, 0, 0] * 1.0)}, "
                 f"weights {numbers(found.applied[0, 0, 0])}",
+                declared,
+                not declared,
             )
 
 
