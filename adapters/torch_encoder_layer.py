@@ -1,0 +1,189 @@
+"""The self-attention within torch.nn.TransformerEncoderLayer, on its slow and on its fast path.
+
+What a port gets wrong: after .eval() and without gradients another implementation runs, one native
+operation for the whole layer, unless biases are left out, the number of heads is odd, a hook hangs
+on a part, or autocast is on. There a mask of numbers is not added: whatever is not 0 is blocked,
+and a query that may attend nothing gets NaN. Boolean masks say what is *blocked*, everywhere.
+`is_causal` is a hint about `src_mask`, which is needed all the same; without it training raises,
+and the fast path attends the future. torch.nn.TransformerEncoder goes further: tokens at the end
+of a sequence that a padding mask hides are cut out before its layers, and come back as 0, where
+the encoder in training gives what they attend.
+
+The layer has no switch for what is not attention, so the rest is made the identity. The
+feed-forward network is zero. A LayerNorm with eps 4^n and weight 2^n divides by 2^n and multiplies
+with it again, if n is so large that the variance vanishes beside eps; what it still does is to
+take away the mean of a token's channels. So the layer is four times as wide as the problem and has
+four times as many heads, and its channels are [x, -x, a, -a], of mean 0. The attention reads x and
+writes a and -a, to which the residual adds 0. All other weights are 0, and the output is half of a
+- (-a), in which what is left of a mean cancels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from conformance import (
+    CausalFlag,
+    Layer,
+    MaskArgument,
+    Mode,
+    Parameter,
+    Shape,
+    Unsupported,
+)
+
+_BROAD = 4
+"""How many times as wide, and as many heads."""
+
+_POWERS = {"float64": 50, "float32": 20, "bfloat16": 20, "float16": 14}
+"""n by dtype: 2^n is a number of the dtype, and a variance vanishes beside 4^n."""
+
+
+class EncoderLayerAttention(Layer):
+    """torch.nn.TransformerEncoderLayer, batch_first=True, of which only the attention is left."""
+
+    title = "torch.nn.TransformerEncoderLayer (its attention)"
+    documentation = (
+        "https://docs.pytorch.org/docs/stable/generated/torch.nn.TransformerEncoderLayer.html"
+    )
+    framework = "torch"
+    mask_arguments = (
+        MaskArgument("src_key_padding_mask", "batch key", true="blocks", number="added"),
+        MaskArgument(
+            "src_mask", ("query key", "(batch heads) query key"), true="blocks", number="added"
+        ),
+    )
+    causal_flag = CausalFlag("is_causal", needs="src_mask", alignment="top-left")
+    # In the encoder it depends on the mask: a sequence that is all padding is cut out.
+    fully_masked_row: ClassVar = {"train": "output bias", "fast-path": "nan"}
+
+    modes = (
+        Mode("train", {"train": True}, about="as built, in training: the slow path"),
+        Mode(
+            "fast-path",
+            {"train": False},
+            gradients=False,
+            about="after .eval(), under torch.no_grad(): one native operation",
+        ),
+        Mode(
+            "encoder",
+            {"train": False, "encoder": True},
+            gradients=False,
+            about="the same layer in torch.nn.TransformerEncoder(layer, 1), which cuts out padding",
+        ),
+    )
+
+    parameters = (
+        Parameter(
+            "self_attn.in_proj_weight",
+            "query key value",
+            "embed heads head -> (heads head) embed",
+            stack=0,
+        ),
+        Parameter(
+            "self_attn.in_proj_bias",
+            "query_bias key_bias value_bias",
+            "heads head -> (heads head)",
+            stack=0,
+        ),
+        Parameter("self_attn.out_proj.weight", "output", "heads head embed -> embed (heads head)"),
+        Parameter("self_attn.out_proj.bias", "output_bias", "embed -> embed"),
+    )
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.sharing != "self":
+            raise Unsupported("self-attention only")
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("no value head size of its own")
+        if shape.heads * shape.head_size != shape.query_width:
+            raise Unsupported("heads x head size must be the query's width")
+        if shape.output_width != shape.query_width:
+            raise Unsupported("the output is as wide as the query")
+        if not shape.bias:
+            raise Unsupported("without biases there is no fast path")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import torch
+
+        own = torch.nn.Module()
+        own.self_attn = torch.nn.MultiheadAttention(
+            shape.query_width, shape.heads, batch_first=True, dtype=getattr(torch, dtype)
+        )
+        layer = torch.nn.TransformerEncoderLayer(
+            _BROAD * shape.query_width,
+            _BROAD * shape.heads,
+            dim_feedforward=1,
+            dropout=0.0,
+            layer_norm_eps=4.0 ** _POWERS[dtype],
+            batch_first=True,
+            dtype=getattr(torch, dtype),
+            # All of its parameters are arguments.
+            device="meta",
+        )
+        whole = torch.nn.TransformerEncoder(layer, 1) if mode.options.get("encoder") else layer
+        # In a tuple, so that the only parameters are those of the problem.
+        own.whole = (whole.train(mode["train"]),)
+        return own
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        import torch
+
+        (whole,) = layer.whole
+        width, heads = query.shape[-1], layer.self_attn.num_heads
+        masks = dict(masks)
+        mask = masks.pop("src_mask", None)
+        if mask is not None:
+            # torch.nn.TransformerEncoder calls it otherwise.
+            masks["mask" if mode.options.get("encoder") else "src_mask"] = _for_all(mask, heads)
+        zeros = torch.zeros_like(query)
+        output = torch.func.functional_call(
+            whole,
+            _parameters(layer.self_attn, whole, _POWERS[str(query.dtype).removeprefix("torch.")]),
+            (torch.cat([query, -query, zeros, zeros], dim=-1),),
+            masks,
+        )
+        positive, negative = output[..., 2 * width :].split(width, dim=-1)
+        return (positive - negative) / 2
+
+
+def _parameters(own: Any, whole: Any, power: int) -> dict[str, Any]:
+    """Those of the wide layer, made of the problem's: what is not attention does nothing."""
+    import torch
+
+    width = own.embed_dim
+    pad = torch.nn.functional.pad
+    rest = (_BROAD - 1) * width
+    in_weight = pad(own.in_proj_weight.unflatten(0, (3, width)), (0, rest, 0, rest))
+    in_bias = pad(own.in_proj_bias.unflatten(0, (3, width)), (0, rest))
+    out_weight, out_bias = own.out_proj.weight, own.out_proj.bias
+    zeros = torch.zeros_like(out_bias)
+    made = {
+        "self_attn.in_proj_weight": in_weight.flatten(0, 1),
+        "self_attn.in_proj_bias": in_bias.flatten(),
+        "self_attn.out_proj.weight": pad(
+            torch.cat([out_weight, -out_weight]), (0, rest, 2 * width, 0)
+        ),
+        "self_attn.out_proj.bias": torch.cat([zeros, zeros, out_bias, -out_bias]),
+    }
+    like = {"dtype": out_bias.dtype, "device": out_bias.device}
+    found = {}
+    for path, parameter in whole.named_parameters():
+        name = path.removeprefix("layers.0.")
+        fill = 2.0**power if name in ("norm1.weight", "norm2.weight") else 0.0
+        found[path] = made[name] if name in made else torch.full(parameter.shape, fill, **like)
+    return found
+
+
+def _for_all(mask: Any, heads: int) -> Any:
+    """A mask for each head as one for each of the wide layer's; those without weights see all."""
+    import torch
+
+    if mask.ndim != 3 or mask.shape[0] % heads:
+        return mask
+    own = mask.unflatten(0, (-1, heads))
+    others = torch.zeros_like(own).repeat(1, _BROAD - 1, 1, 1)
+    return torch.cat([own, others], dim=1).flatten(0, 1)

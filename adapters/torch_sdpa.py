@@ -1,0 +1,205 @@
+"""torch.nn.functional.scaled_dot_product_attention: as torch chooses, and kernel by kernel.
+
+What a port gets wrong: True in a mask attends, which is the opposite of
+torch.nn.MultiheadAttention. The causal flag is aligned top-left where lengths differ, and does not
+go with a mask: the two have to be joined in one. Fewer key/value heads need enable_gqa=True.
+dropout_p drops always, also after .eval(). A query that may attend nothing gets zeros, not NaN
+(since torch 2.5).
+
+Behind the one name are several kernels, and torch chooses by device, dtype, shape, mask, and by
+what needs a gradient: on a CPU the tiled kernel ("flash"), unless the value's heads have another
+size, the mask has three axes or wants a gradient, or something is dropped; then the products are
+written out ("math"). `torch.nn.attention.sdpa_kernel` leaves torch a single choice. Where that
+kernel cannot do what is asked, torch raises "No available kernel" and warns of the reason, which
+is here the reason of `Unsupported`. Two kernels are for GPUs only.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar
+
+from conformance import (
+    Call,
+    CausalFlag,
+    Example,
+    Function,
+    MaskArgument,
+    Mode,
+    Problem,
+    Unavailable,
+    Unsupported,
+)
+from conformance.frameworks.base import Natives
+
+_MODES = (
+    Mode("with-gradients", about="called as in training, so that gradients can be asked for"),
+    Mode(
+        "no-grad",
+        gradients=False,
+        about="called under torch.no_grad(): torch may choose another kernel",
+    ),
+)
+
+_NO_KERNEL = ("No available kernel", "No viable backend")
+"""How torch's error begins if the one kernel that is left to it cannot be used."""
+
+
+def _example(attention: str, imports: str = "") -> Example:
+    return Example(
+        imports="import torch\nfrom torch.nn.functional import scaled_dot_product_attention"
+        + imports,
+        build=f"attention = {attention}\n"
+        "split = lambda x: x.unflatten(-1, ({heads}, -1)).transpose(1, 2)",
+        call="attention(split(query), split(key), split(value){masks}).transpose(1, 2).flatten(2)",
+    )
+
+
+def _forced(backend: str) -> Example:
+    return _example(
+        f"sdpa_kernel(SDPBackend.{backend})(scaled_dot_product_attention)",
+        "\nfrom torch.nn.attention import SDPBackend, sdpa_kernel",
+    )
+
+
+class Default(Function):
+    """scaled_dot_product_attention, with the kernel that torch chooses."""
+
+    title = "torch.nn.functional.scaled_dot_product_attention"
+    documentation = (
+        "https://docs.pytorch.org/docs/stable/generated/"
+        "torch.nn.functional.scaled_dot_product_attention.html"
+    )
+    framework = "torch"
+    grouped = True
+    custom_scale = True
+    fully_masked_row = "zeros"
+    modes = _MODES
+    # dropout_p is obeyed wherever it is given.
+    dropout_modes = ("with-gradients", "no-grad")
+    example = _example("scaled_dot_product_attention")
+
+    mask_arguments = (
+        MaskArgument(
+            "attn_mask",
+            ("query key", "batch heads query key"),
+            true="attends",
+            number="added",
+            broadcasts=True,
+        ),
+    )
+    # "An error is thrown if both attn_mask and is_causal are set."
+    causal_flag = CausalFlag("is_causal", alignment="top-left", alone=True)
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        natives, invoke, program = super()._bind(problem, call)
+
+        def in_mode(*arguments: Any) -> Any:
+            self._mode = call.mode
+            return invoke(*arguments)
+
+        return natives, in_mode, program
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        if query.shape[1] != key.shape[1]:
+            options["enable_gqa"] = True
+        if self._mode.dropout:
+            import torch
+
+            torch.manual_seed(self._mode.draw)
+            options["dropout_p"] = self._mode.dropout
+        return self._attention(query, key, value, **masks, **options)
+
+    def _attention(self, *inputs: Any, **arguments: Any) -> Any:
+        from torch.nn.functional import scaled_dot_product_attention
+
+        return scaled_dot_product_attention(*inputs, **arguments)
+
+
+class _OneKernel(Default):
+    """With all other kernels forbidden."""
+
+    documentation = (
+        "https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html"
+    )
+    backend: ClassVar[str]
+    """Its name in `torch.nn.attention.SDPBackend`."""
+
+    def _attention(self, *inputs: Any, **arguments: Any) -> Any:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                with sdpa_kernel(getattr(SDPBackend, self.backend)):
+                    return super()._attention(*inputs, **arguments)
+            except RuntimeError as error:
+                if not str(error).startswith(_NO_KERNEL):
+                    raise
+                reason = _reason([str(item.message) for item in told], arguments.get("attn_mask"))
+                raise Unsupported(reason) from error
+
+
+def _reason(warned: list[str], mask: Any) -> str:
+    """Why torch did not take the only kernel: what it warned of, without the sizes found."""
+    told = [re.split(r" Got | \(Triggered internally", text)[0] for text in warned]
+    reasons = [text for text in told if not text.endswith("because:")]
+    if not reasons and mask is not None and mask.requires_grad:
+        # check_attn_mask_shape in sdp_utils_cpp.h says no, and nothing else.
+        return "the kernel gives no gradient of attn_mask"
+    return " ".join(reasons) or "No available kernel, and torch does not say why"
+
+
+class Math(_OneKernel):
+    """The products written out, by operations of torch."""
+
+    title = "scaled_dot_product_attention (math)"
+    backend = "MATH"
+    example = _forced("MATH")
+
+
+class Flash(_OneKernel):
+    """Tile by tile: FlashAttention 2 on a GPU, and a kernel of torch's own on a CPU.
+
+    On a CPU it has float64 and float32 too.
+    """
+
+    title = "scaled_dot_product_attention (flash)"
+    backend = "FLASH_ATTENTION"
+    example = _forced("FLASH_ATTENTION")
+
+
+class _OnGpu(_OneKernel):
+    """A kernel that there is for GPUs only."""
+
+    def device_model(self, device: str) -> str:
+        self._check_device(device)
+        return super().device_model(device)
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        self._check_device(call.device)
+        return super()._bind(problem, call)
+
+    def _check_device(self, device: str) -> None:
+        if device == "cpu":
+            raise Unavailable(f"torch has {self.backend} for GPUs only; run it with --device gpu")
+
+
+class Efficient(_OnGpu):
+    """Memory-efficient attention, from xFormers."""
+
+    title = "scaled_dot_product_attention (efficient)"
+    backend = "EFFICIENT_ATTENTION"
+    example = _forced("EFFICIENT_ATTENTION")
+
+
+class Cudnn(_OnGpu):
+    """That of cuDNN."""
+
+    title = "scaled_dot_product_attention (cuDNN)"
+    backend = "CUDNN_ATTENTION"
+    example = _forced("CUDNN_ATTENTION")
