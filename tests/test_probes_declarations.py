@@ -281,6 +281,16 @@ def test_a_whole_number_may_be_refused_where_fractions_are_added():
     assert entries(adapter, "masks")["mask, int32 0/1"].value == "rejected"
 
 
+@pytest.mark.parametrize("said", [None, "attends if nonzero", "blocks if nonzero"])
+def test_whole_numbers_may_mean_something_else_than_fractions(said):
+    argument = MaskArgument(
+        "mask", "batch heads query key", true="attends", number="added", whole=said
+    )
+    found = entries(fake(whole, masks=argument), "masks")
+    assert found["mask, int32 0/1"].agrees == (said == "attends if nonzero")
+    assert found["mask, float32 0/1"].agrees
+
+
 # Whatever happens, an experiment has an outcome
 
 DOUBLES = {

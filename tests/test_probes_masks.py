@@ -200,6 +200,28 @@ def test_half_precision_is_asked_in_the_one_that_there_is():
     assert len(values(fake(usual, dtypes=("float32", "float64")), "masks")) == EVERY
 
 
+@pytest.mark.parametrize(("least", "value"), [(-64, "attends"), (-40, "unexplained")])
+def test_a_softmax_that_never_reaches_zero_blocks_all_the_same(least, value):
+    def clipped(logits, mask):
+        highest = np.where(mask != 0, logits, -np.inf).max(axis=-1, keepdims=True)
+        return np.maximum(blocked(logits, mask != 0), highest + least)
+
+    assert values(fake(clipped), "masks")["mask, bool"] == value
+
+
+def test_a_half_precision_that_cannot_be_had_here_is_not_asked():
+    adapter = fake(usual)
+    run = adapter.run
+
+    def elsewhere(problem, call):
+        if problem.dtype == "float16":
+            raise Unsupported("not on this device")
+        return run(problem, call)
+
+    adapter.run = elsewhere
+    assert len(values(adapter, "masks")) == EVERY
+
+
 QUERIES = MaskArgument("mask", "batch query", true="attends")
 
 

@@ -56,6 +56,8 @@ class MaskArgument:
             if 1": any other number than 1 blocks, as in `mask != 1`. "attends, 0 or 1 only": 1
             attends, 0 blocks, and nothing is said of other numbers. "blocks if nonzero", "blocks if
             1" and "blocks, 0 or 1 only": likewise, the other way round.
+        whole: what numbers of an integer type mean, where that is something else. Problems are put
+            in floating-point numbers; only the probe feeds others.
         broadcasts: axes that stand alone in a layout may also have size 1.
         alone: whether it is refused beside another mask argument; a causal flag may be there.
     """
@@ -66,15 +68,18 @@ class MaskArgument:
     number: NumberMeans | None = None
     broadcasts: bool = False
     alone: bool = False
+    whole: NumberMeans | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.axes, str):
             object.__setattr__(self, "axes", (self.axes,))
         if self.true not in ("attends", "blocks", None):
             raise WrongDeclaration(f"{self.name}: true={self.true!r}; say 'attends' or 'blocks'")
-        if self.number is not None and self.number not in get_args(NumberMeans):
-            said = ", ".join(map(repr, get_args(NumberMeans)))
-            raise WrongDeclaration(f"{self.name}: number={self.number!r}; say one of {said}")
+        for field_name in ("number", "whole"):
+            meant = getattr(self, field_name)
+            if meant is not None and meant not in get_args(NumberMeans):
+                said = ", ".join(map(repr, get_args(NumberMeans)))
+                raise WrongDeclaration(f"{self.name}: {field_name}={meant!r}; say one of {said}")
         if self.true is None and self.number is None:
             raise WrongDeclaration(f"{self.name} accepts neither booleans nor numbers")
         if not self.layouts:

@@ -27,6 +27,9 @@ from conformance.reference import expect
 
 Natives = Mapping[str, Native]
 
+NOTHING = 1e-25
+"""A weight that passes for zero. Softmaxes that stop at exp(-64) leave 1.6e-28 of a blocked key."""
+
 
 @dataclass(frozen=True, eq=False)
 class Seen:
@@ -83,8 +86,16 @@ class Laboratory:
         return self._expressible(self.sharing, bias=True)
 
     def has(self, dtype: str) -> bool:
-        """Whether the adapter and its framework have it."""
-        return self._is_expressible(self.problem(dtype=dtype))
+        """Whether the adapter and its framework have it, on this device."""
+        if not self._is_expressible(self.problem(dtype=dtype)):
+            return False
+        try:
+            self.plain(dtype=dtype)
+        except Unsupported:
+            return False
+        except NoAnswer:
+            pass
+        return True
 
     def _expressible(self, sharing: Sharing, *, bias: bool) -> bool:
         length = 5 if sharing == "self" else 4
@@ -197,7 +208,7 @@ class Laboratory:
         return self._noise[key]
 
     def alike(self, seen: Seen, predicted: Array) -> bool:
-        """Whether these are the applied weights: to the noise of two answers, zeros exactly.
+        """Whether these are the applied weights: to the noise of two answers, zeros to `NOTHING`.
 
         Where a mask leaves few keys, their weights grow, and the noise with them.
         """
@@ -205,7 +216,7 @@ class Laboratory:
         with np.errstate(all="ignore"):
             growth = np.where(plain > 0, np.abs(predicted) / plain, 1.0)
             allowed = BETWEEN_ANSWERS * self.noise(seen.problem) * np.maximum(growth, 1.0)
-            allowed = np.where(predicted == 0, 0.0, allowed)
+            allowed = np.where(predicted == 0, NOTHING, allowed)
             near = np.abs(seen.applied - predicted) <= allowed
         both = np.isnan(seen.applied) & np.isnan(predicted)
         return bool((near | both).all())

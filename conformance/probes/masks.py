@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -96,6 +97,8 @@ def declaration(argument: MaskArgument, form: Form) -> str:
     """
     if form.dtype == "bool":
         return argument.true or ""
+    if "int" in form.dtype and argument.whole is not None:
+        argument = dataclasses.replace(argument, number=argument.whole)
     if argument.number == "added":
         return "added"
     values = np.array(form.values)
