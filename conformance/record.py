@@ -290,7 +290,7 @@ def read(path: Path) -> Record:
     if path.suffix == ".journal":
         header, results, _ = read_journal(path)
         return Record(header, False, results)
-    text = _bounded(path)
+    text = _text(path)
     try:
         schema = msgspec.json.decode(text, type=_Envelope).header.schema
     except _UNREADABLE as error:
@@ -345,6 +345,26 @@ def _bounded(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BrokenRecord(f"{path}: cannot be read ({reason})") from error
+
+
+def _text(path: Path) -> bytes:
+    """The JSON of a record, which may be compressed."""
+    content = _bounded(path)
+    if path.suffix != ".gz":
+        return content
+    import zlib
+
+    # A few bytes may stand for any number of them.
+    inflate = zlib.decompressobj(wbits=31)
+    try:
+        text = inflate.decompress(content, MOST_BYTES)
+    except zlib.error as error:
+        raise BrokenRecord(f"{path}: is damaged ({error})") from error
+    if inflate.unconsumed_tail:
+        raise BrokenRecord(f"{path}: more than {MOST_BYTES} bytes are no record")
+    if not inflate.eof:
+        raise BrokenRecord(f"{path}: is cut off")
+    return text
 
 
 def _save_arrays(record: Path, arrays: dict[str, Array]) -> tuple[str, str]:

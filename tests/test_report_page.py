@@ -375,8 +375,8 @@ def test_earlier_records_make_a_trend_and_are_in_no_table(tmp_path):
     first, second, third = trend.points
     assert [point.created for point in trend.points] == ["2026-01-01", "2026-02-01", "2026-03-01"]
     assert first.change is None
-    assert second.change == data.Change({OUTPUT: 1}, {}, 1, 0)
-    assert third.change == data.Change({GRADIENT: 1}, {OUTPUT: 1}, 0, 0)
+    assert second.change == data.Change({OUTPUT: 1}, {}, [], 1, 0)
+    assert third.change == data.Change({GRADIENT: 1}, {OUTPUT: 1}, [], 0, 0)
     assert second.worst == {"float32": 50.0, "float64": 2.0}
     for page in (render_html(made), render_markdown(made)):
         assert "2026-02-01" in page

@@ -59,6 +59,15 @@ def add_parser(commands: Commands) -> None:
     outputs.add_argument(
         "--baseline", type=Path, metavar="FILE", help="known deviations, as gate takes them"
     )
+    report.add_argument(
+        "--versions",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="RECORD",
+        help="records, or folders of them, of the same implementations with other versions of "
+        "their libraries: what changed between which versions",
+    )
     add_quiet(report)
     report.set_defaults(action=_report)
 
@@ -89,7 +98,9 @@ def _report(options: argparse.Namespace) -> int:
     output = options.output
     if output is None and options.html is None:
         output = Path("reports/compatibility")
-    report = write(options.records, output, options.expect, options.run_file, options.html)
+    report = write(
+        options.records, output, options.expect, options.run_file, options.html, options.versions
+    )
     return report or code
 
 

@@ -12,6 +12,7 @@ from conformance.report.experiments import experiment_cards, handed
 from conformance.report.matrix import matrix
 from conformance.report.model import SCHEMA, Loaded, Report
 from conformance.report.pairwise import apart, exchanged, pairs
+from conformance.report.timeline import timelines
 from conformance.report.totals import totals
 from conformance.report.trend import trends
 from conformance.report.unanswered import not_verified, unsupported
@@ -22,6 +23,7 @@ def build(
     expected: Sequence[str] = (),
     problems: Sequence[str] = (),
     earlier: Sequence[Loaded] = (),
+    versions: Sequence[Loaded] = (),
 ) -> Report:
     """The report of these records.
 
@@ -30,6 +32,7 @@ def build(
         expected: names of records that must be there; those that are not are named.
         problems: lines about records that could not be used.
         earlier: records of the same implementations that were made before these.
+        versions: records of the same implementations with other versions of their libraries.
     """
     order = {name: place for place, name in enumerate(expected)}
     records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
@@ -56,4 +59,5 @@ def build(
         not_verified=not_verified(found, origins, seen, expected, [*problems, *unfit]),
         sources=origins,
         trends=trends(records, earlier),
+        timelines=timelines(records, versions),
     )

@@ -27,7 +27,12 @@ def find_records(paths: Iterable[Path]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        whole = [file for file in path.glob("*.json") if not file.name.endswith(".narrowed.json")]
+        whole = [
+            file
+            for pattern in ("*.json", "*.json.gz")
+            for file in path.glob(pattern)
+            if not file.name.endswith(".narrowed.json")
+        ]
         unfinished = [
             file
             for file in path.glob("*.json.journal")
@@ -73,6 +78,18 @@ def load(paths: Iterable[Path], run: str = "") -> Read:
     problems += refused
     loaded, refused = _without_twins(loaded)
     return Read(loaded, earlier, problems + refused)
+
+
+def load_versions(paths: Iterable[Path]) -> tuple[list[Loaded], list[str]]:
+    """Records that stand beside each other: the same implementations with other versions."""
+    loaded: list[Loaded] = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            loaded.append((path, read(path), {}))
+        except BrokenRecord as error:
+            problems.append(_without_folder(str(error), path))
+    return loaded, problems
 
 
 def load_records(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], list[str]]:

@@ -300,21 +300,26 @@ class Change(msgspec.Struct, frozen=True):
 
     Attributes:
         worse, better: requirement to how many findings are wrong now and were not, and the reverse.
+        other: requirement or subject of an experiment, what was and what is, how often: what is
+            neither better nor worse, such as another value of a characteristic, or what could not
+            be asked before.
         added, removed: how many findings only the later or only the earlier one has.
     """
 
     worse: Counts
     better: Counts
+    other: list[tuple[str, str, str, int]]
     added: int
     removed: int
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One record of an implementation, as a point in time.
+    """One record of an implementation, as a point in time or among its library's versions.
 
     Attributes:
         worst: dtype to the largest |output error| / σ of any case.
         change: since the point before; None for the first.
+        unavailable: why nothing of it could be run, or "".
     """
 
     record: str
@@ -325,10 +330,11 @@ class Point(msgspec.Struct, frozen=True):
     findings: Counts
     worst: dict[str, float]
     change: Change | None
+    unavailable: str = ""
 
 
 class Trend(msgspec.Struct, frozen=True):
-    """One implementation over several records, the oldest first."""
+    """One implementation over several records, the oldest first; or over versions."""
 
     column: str
     points: list[Point]
@@ -400,6 +406,7 @@ class Report(msgspec.Struct, frozen=True):
     not_verified: NotVerified
     sources: list[Source]
     trends: list[Trend] = []
+    timelines: list[Trend] = []
 
     def column(self, key: str) -> Column:
         """The column of this key."""

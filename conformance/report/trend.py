@@ -33,20 +33,21 @@ def trends(records: Sequence[Loaded], earlier: Sequence[Loaded]) -> list[Trend]:
                 and implementation.name in {told.name for told in declared(item[1])}
             ]
             if before:
-                points = _points([*before, own], implementation.name)
-                found.append(Trend(keys[index, implementation.name], points))
+                course = points([*before, own], implementation.name)
+                found.append(Trend(keys[index, implementation.name], course))
     return found
 
 
-def _points(records: Sequence[Loaded], name: str) -> list[Point]:
-    points: list[Point] = []
-    before: Asked | None = None
+def points(records: Sequence[Loaded], name: str) -> list[Point]:
+    """One implementation in each of these records, and what changed from one to the next."""
+    found: list[Point] = []
+    before: Sequence[CaseResult] | None = None
     for _, record, _ in records:
         results = [result for result in record.results if result.implementation == name]
         implementation = next(item for item in declared(record) if item.name == name)
-        asked = _asked(results)
+        told = implementation.unavailable
         made = record.header.provenance
-        points.append(
+        found.append(
             Point(
                 record=record.header.name,
                 created=made.created,
@@ -55,11 +56,12 @@ def _points(records: Sequence[Loaded], name: str) -> list[Point]:
                 versions=implementation.versions,
                 findings=finding_counts(results),
                 worst=_worst(results),
-                change=None if before is None else _change(before, asked),
+                change=None if before is None or told else _change(before, results),
+                unavailable=told,
             )
         )
-        before = asked
-    return points
+        before = before if told else results
+    return found
 
 
 def _asked(results: Sequence[CaseResult]) -> Asked:
@@ -80,16 +82,36 @@ def _worst(results: Sequence[CaseResult]) -> dict[str, float]:
     return worst
 
 
-def _change(before: Asked, after: Asked) -> Change:
+def _seen(results: Sequence[CaseResult]) -> dict[tuple[str, str, str], str]:
+    """What experiments showed: by experiment, mode and subject."""
+    return {
+        (result.case, result.mode, entry.subject): entry.value
+        for result in results
+        for entry in result.entries
+    }
+
+
+def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change:
+    before, after = _asked(first), _asked(second)
     worse: Counter[str] = Counter()
     better: Counter[str] = Counter()
+    other: Counter[tuple[str, str, str]] = Counter()
     for key in before.keys() & after.keys():
-        was, is_now = before[key].verdict in WRONG, after[key].verdict in WRONG
+        one, two = before[key], after[key]
+        was, is_now = one.verdict in WRONG, two.verdict in WRONG
         if was != is_now:
             (worse if is_now else better)[key[3]] += 1
+        elif (one.value or one.verdict) != (two.value or two.verdict):
+            other[key[3], one.value or one.verdict, two.value or two.verdict] += 1
+    was_seen, seen = _seen(first), _seen(second)
+    for place in was_seen.keys() & seen.keys():
+        if was_seen[place] != seen[place]:
+            experiment, _, subject = place
+            other[f"{experiment}: {subject}", was_seen[place], seen[place]] += 1
     return Change(
         worse=dict(sorted(worse.items())),
         better=dict(sorted(better.items())),
+        other=[(*change, times) for change, times in sorted(other.items())],
         added=len(after.keys() - before.keys()),
         removed=len(before.keys() - after.keys()),
     )

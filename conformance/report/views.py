@@ -269,6 +269,8 @@ def unasked(report: Report) -> list[str]:
 def changed(point: Point) -> str:
     """What changed since the point before, in one line."""
     change = point.change
+    if point.unavailable:
+        return point.unavailable
     if change is None:
         return "the first"
     told = [
@@ -276,6 +278,7 @@ def changed(point: Point) -> str:
         for word, counts in (("worse", change.worse), ("mended", change.better))
         if counts
     ]
+    told += [f"{name}: {was} → {now}" for name, was, now, _ in change.other]
     told += [f"{change.added:,} asked for the first time"] if change.added else []
     told += [f"{change.removed:,} no longer asked"] if change.removed else []
     return "; ".join(told) or "no change"

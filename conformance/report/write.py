@@ -13,7 +13,7 @@ from conformance.progress import progress
 from conformance.report.build import build
 from conformance.report.figures import figures
 from conformance.report.html import render_html
-from conformance.report.load import find_records, load
+from conformance.report.load import find_records, load, load_versions
 from conformance.report.markdown import render_markdown
 from conformance.report.model import Report
 from conformance.report.wording import told
@@ -26,6 +26,7 @@ def write(
     expected: Sequence[str] = (),
     run: Path | None = None,
     html: Path | None = None,
+    versions: Sequence[Path] = (),
 ) -> int:
     """Write the report, and say in a few lines what is in it.
 
@@ -35,6 +36,7 @@ def write(
         expected: names of records that must be there.
         run: file with the id of the run that the records must be of.
         html: file for the page alone.
+        versions: records of the same implementations with other versions of their libraries.
 
     Returns:
         An exit code: nothing verified, incomplete, or fine. Deviations are findings, not failures.
@@ -43,9 +45,11 @@ def write(
         ConformanceError: the run's file cannot be read, or a file cannot be written.
     """
     with progress("reading records") as advance:
-        found = load(find_records(records), _run_id(run))
+        found = load(find_records(records), read_run(run))
+        others, refused = load_versions(find_records(versions))
+        found = found._replace(problems=[*found.problems, *refused])
         advance("making the report")
-        report = build(found.current, expected, found.problems, found.earlier)
+        report = build(found.current, expected, found.problems, found.earlier, others)
         page = render_html(report, figures(report, found.current), found.current).encode()
     files: dict[Path, bytes] = {}
     if output is not None:
@@ -79,7 +83,8 @@ def outcome(report: Report) -> ExitCode:
     return ExitCode.INCOMPLETE if report.not_verified.anything else ExitCode.OK
 
 
-def _run_id(file: Path | None) -> str:
+def read_run(file: Path | None) -> str:
+    """The id in a file of `begin`; "" without one."""
     if file is None:
         return ""
     try:

@@ -1,0 +1,74 @@
+"""`mha-conformance publish`: records of everybody, kept with pages that are made of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from conformance.commands.shared import Commands, add_quiet
+
+
+def add_parser(commands: Commands) -> None:
+    """How it is called."""
+    parser = commands.add_parser(
+        "publish",
+        help="keep records, compressed, with a table of them and a page for each implementation",
+        description="Without records, render the pages again from those that are kept.",
+    )
+    parser.add_argument("records", nargs="*", type=Path, help="record files or folders of them")
+    parser.add_argument(
+        "--versions",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="RECORD",
+        help="records of the same implementations with other versions of their libraries",
+    )
+    parser.add_argument(
+        "--expect",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="records that must be there, by their file's name without .json",
+    )
+    parser.add_argument(
+        "--run-file", type=Path, help="refuse records of other runs than the one named in this file"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("reports/published"),
+        help="folder of the records and the table (default: reports/published)",
+    )
+    parser.add_argument(
+        "--pages",
+        type=Path,
+        default=Path("docs/implementations"),
+        help="folder of the pages (default: docs/implementations)",
+    )
+    parser.add_argument(
+        "--baseline",
+        nargs="+",
+        type=Path,
+        default=[Path("reports/baselines")],
+        metavar="FILE",
+        help="known deviations, by file or folder (default: reports/baselines)",
+    )
+    add_quiet(parser)
+    parser.set_defaults(action=_publish)
+
+
+def _publish(options: argparse.Namespace) -> int:
+    from conformance.published.write import Wanted, publish
+
+    return publish(
+        Wanted(
+            records=options.records,
+            versions=options.versions,
+            expected=options.expect,
+            run=options.run_file,
+            output=options.output,
+            pages=options.pages,
+            baselines=options.baseline,
+        )
+    )

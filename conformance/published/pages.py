@@ -1,0 +1,276 @@
+"""The published pages: one table over everybody, and a page for each implementation.
+
+Numbers and conventions come from records, what an adapter declares from the adapter, which imports
+no framework for that. Whatever comes out of a record is escaped.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from conformance.cases.catalogue import find_cases
+from conformance.errors import ConformanceError, Unsupported
+from conformance.findings import MAKERS
+from conformance.gate.baseline import KINDS
+from conformance.interface.adapter import Adapter
+from conformance.interface.function import Function
+from conformance.interface.layer import Layer
+from conformance.interface.loading import load
+from conformance.interface.parameters import Parameter
+from conformance.published import keep
+from conformance.published.sorting import UNSORTED, Known
+from conformance.report import views, wording
+from conformance.report.glance import told
+from conformance.report.markdown import code, fenced, text, vector
+from conformance.report.model import Column, Point, Report, Trend
+
+_OWN = "Written here, or for teaching"
+"""Heading of what belongs to no library: its title begins with none."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """All that the pages are made of.
+
+    Attributes:
+        report: of the published records.
+        known: by column, its deviations by what they are.
+        made: how the records were made, if that was kept.
+        output, pages: folders of the table and of the pages.
+        root: folder that links of baselines are relative to.
+    """
+
+    report: Report
+    known: Mapping[str, Sequence[Known]]
+    made: keep.Made | None
+    output: Path
+    pages: Path
+    root: Path = Path()
+
+
+def render_table(published: Published) -> str:
+    """The table over everybody."""
+    report = published.report
+    link = _links(published.output, published.root)
+    return _render(
+        "table.md.j2",
+        report=report,
+        made=published.made,
+        groups=_groups(report.columns),
+        glances=_few(report),
+        cards={card.column: card for card in report.cards},
+        dtypes=views.dtypes(report),
+        reached=_reached(report),
+        kinds=lambda key: _kinds(published.known.get(key, ())),
+        defects=[
+            (column.key, known)
+            for column in report.columns
+            for known in published.known.get(column.key, ())
+            if known.kind == "defect"
+        ],
+        pages=link(_within(published.pages, published.root)),
+        root=link("."),
+        script=lambda known: _link(known.reproduction, link),
+        linked=lambda target: _link(target, link),
+        changes=_changes,
+        varying=_varying,
+        most_record=keep.MOST_RECORD // 2**10,
+        most_together=keep.MOST_TOGETHER // 2**20,
+    )
+
+
+def render_page(published: Published, column: Column) -> str:
+    """The page of one implementation."""
+    report = published.report
+    adapter = load(column.name)
+    link = _links(published.pages, published.root)
+    cards = [card for card in report.cards if card.column == column.key]
+    known = published.known.get(column.key, ())
+    return _render(
+        "page.md.j2",
+        column=column,
+        adapter=adapter,
+        source=next(item for item in report.sources if item.name == column.record),
+        about=Markup(_about(adapter)),
+        example=_example(adapter),
+        layout=f"[{adapter.layout}]" if isinstance(adapter, Function) else "",
+        modes=[mode for mode in adapter.modes if mode.about],
+        rows=_rows(adapter),
+        answers=[(glance.heading, glance.take(cards[0])) for glance in told(cards)],
+        deviations=known,
+        all_modes=lambda item: set(item.modes) >= set(column.modes),
+        accuracy=[item for item in report.accuracy if item.column == column.key],
+        limit=report.limit,
+        unsupported=[item for item in report.unsupported if item.column == column.key],
+        course=next((item for item in report.timelines if item.column == column.key), None),
+        varying=_varying,
+        root=link("."),
+        script=lambda item: _link(item.reproduction, link),
+        linked=lambda target: _link(target, link),
+        MAKERS=MAKERS,
+    )
+
+
+def render_index(published: Published) -> str:
+    """The list of the pages."""
+    return _render(
+        "index.md.j2",
+        groups=_groups(published.report.columns),
+        table=_links(published.pages, published.root)(
+            _within(published.output / "README.md", published.root)
+        ),
+        kinds=lambda key: _kinds(published.known.get(key, ())),
+    )
+
+
+def _render(template: str, **known: Any) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=text,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "code": code,
+        "vector": vector,
+        "ratio": wording.ratio,
+        "number": wording.number,
+        "plural": wording.plural,
+        "listed": wording.listed,
+        "shape": wording.shape,
+    }
+    page = environment.get_template(template).render(views=views, words=wording, **known)
+    # Rows of a table, and items of a list, stand together however the template is laid out.
+    page = re.sub(r"(?<=\|)\n{2,}(?=\|)", "\n", page)
+    page = re.sub(r"(?m)^(- .*)\n{2,}(?=- )", r"\1\n", page)
+    return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+
+
+def _groups(columns: Sequence[Column]) -> list[tuple[str, list[Column]]]:
+    """Columns by library, which is what titles begin with, in the order in which they come."""
+    found: dict[str, list[Column]] = {}
+    for column in columns:
+        library, dot, _ = column.title.partition(".")
+        found.setdefault(library if dot else _OWN, []).append(column)
+    return list(found.items())
+
+
+def _few(report: Report) -> list[Any]:
+    """The columns of the table of cards that people look for first."""
+    wanted = ("True in a mask", "0 and −inf", "A query that may attend nothing gets")
+    return [
+        glance
+        for glance in told(report.cards)
+        if glance.heading in wanted or glance.heading.startswith("Causal flag, fewer")
+    ]
+
+
+def _reached(report: Report) -> Callable[[Column, str], str]:
+    measured = {(item.column, item.dtype): item for item in report.accuracy}
+
+    def reached(column: Column, dtype: str) -> str:
+        item = measured.get((column.key, dtype))
+        spreads = [one for one in (item.output, item.gradients) if one] if item else []
+        if not spreads:
+            return "·"
+        worst = max(spreads, key=lambda one: one.max_ratio / one.limit)
+        if worst.max_ratio > worst.limit:
+            return f"✗ {wording.ratio(worst.max_ratio)}σ"
+        return wording.accuracy_class(spreads[0].worst_class)
+
+    return reached
+
+
+def _kinds(known: Sequence[Known]) -> list[tuple[str, int]]:
+    kinds = [UNSORTED, *reversed(KINDS)]
+    counted = [(kind, sum(item.kind == kind for item in known)) for kind in kinds]
+    return [(kind, times) for kind, times in counted if times]
+
+
+def _changes(course: Trend) -> str:
+    """How much changed over all versions, in few words."""
+    better = worse = other = 0
+    for point in course.points:
+        if point.change is not None:
+            worse += sum(point.change.worse.values())
+            better += sum(point.change.better.values())
+            other += len(point.change.other)
+    told = [(worse, "worse"), (better, "mended"), (other, "otherwise")]
+    return ", ".join(f"{times:,} {word}" for times, word in told if times) or "none"
+
+
+def _varying(course: Trend, point: Point) -> str:
+    """The versions of a point, of what is not the same in all points."""
+    names = {name for one in course.points for name in one.versions}
+    differ = {name for name in names if len({one.versions.get(name) for one in course.points}) > 1}
+    told = [f"{name} {version}" for name, version in point.versions.items() if name in differ]
+    return ", ".join(told) or point.record
+
+
+def _about(adapter: Adapter) -> str:
+    """What the adapter's file says of the library: ours, so it may be Markdown."""
+    module = sys.modules.get(type(adapter).__module__)
+    return inspect.cleandoc((module.__doc__ if module else "") or type(adapter).__doc__ or "")
+
+
+def _example(adapter: Adapter) -> Markup | None:
+    if adapter.example is None:
+        return None
+    known = {"heads": 2, "head_size": 4, "value_head_size": 4}
+    known |= {f"{which}_width": 8 for which in ("query", "key", "value", "output")}
+    own = adapter.example
+    call = own.call.format(masks=", ..." if adapter.mask_arguments else "", **known)
+    lines = [*own.imports.splitlines(), *own.build.format(**known).splitlines(), f"output = {call}"]
+    return Markup(fenced("\n".join(line for line in lines if line)).replace("sh\n", "python\n", 1))
+
+
+def _rows(adapter: Adapter) -> tuple[Parameter, ...]:
+    if not isinstance(adapter, Layer):
+        return ()
+    for name in ("plain/no-mask/self", "plain/no-mask/cross"):
+        (case,) = find_cases(name)
+        shape = case.problem("float32").shape
+        try:
+            adapter.check_shape(shape)
+            return adapter.parameters_for(shape)
+        except (Unsupported, ConformanceError):
+            continue
+    return ()
+
+
+def _links(folder: Path, root: Path) -> Callable[[str], str]:
+    """Of a path from the root, the way there from a folder below it."""
+    steps = len(PurePosixPath(_within(folder, root)).parts)
+
+    def link(target: str) -> str:
+        up = "../" * steps
+        return up if target == "." else up + PurePosixPath(target).as_posix()
+
+    return link
+
+
+def _within(path: Path, root: Path) -> str:
+    return path.resolve().relative_to(root.resolve()).as_posix()
+
+
+def _link(target: str, link: Callable[[str], str]) -> Markup:
+    """A link of a baseline as Markdown; "" where there is none."""
+    if not target:
+        return Markup("")
+    if target.startswith("https://"):
+        shown = re.sub(r"^https://(www\.)?github\.com/", "", target).removeprefix("https://")
+        return Markup(f"[{text(shown)}]({target})")
+    path, _, anchor = target.partition("#")
+    shown = f"§ {anchor.replace('-', ' ')}" if anchor else path
+    return Markup(f"[{text(shown)}]({link(target)})")

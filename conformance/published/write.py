@@ -1,0 +1,116 @@
+"""`mha-conformance publish`: keep the records of a run, and render the pages from what is kept."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.errors import ConformanceError
+from conformance.progress import progress
+from conformance.published import keep
+from conformance.published.pages import Published, render_index, render_page, render_table
+from conformance.published.sorting import UNSORTED, read_baselines, sort
+from conformance.report.build import build
+from conformance.report.load import find_records, load, load_versions
+from conformance.report.wording import plural
+from conformance.report.write import outcome, read_run
+from conformance.terminal import printable
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to publish, and where.
+
+    Attributes:
+        records: files or folders; none to render again what is kept in `output`.
+        versions: likewise, of the same implementations with other versions.
+        expected: names of records that must be there.
+        run: file with the id of the run that they must be of.
+        output: folder of the records and of the table.
+        pages: folder of the pages.
+        baselines: files or folders of known deviations.
+    """
+
+    records: Sequence[Path]
+    versions: Sequence[Path]
+    expected: Sequence[str]
+    run: Path | None
+    output: Path
+    pages: Path
+    baselines: Sequence[Path]
+
+
+def publish(wanted: Wanted) -> int:
+    """Write the files; an exit code as that of a report.
+
+    Raises:
+        ConformanceError: records are too large to keep, or something cannot be read or written.
+    """
+    with progress("reading records") as advance:
+        if wanted.records:
+            _keep(wanted)
+        advance("rendering")
+        published = read(wanted)
+        files = render(published)
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    for stale in set(wanted.pages.glob("*.md")) - set(files):
+        stale.unlink()
+    for key, known in published.known.items():
+        times = sum(item.kind == UNSORTED for item in known)
+        if times:
+            print(printable(f"{key}: {plural(times, 'deviation')} that no baseline sorts"))
+    print(printable(f"published: {wanted.output}, {len(files) - 2} pages in {wanted.pages}"))
+    return outcome(published.report)
+
+
+def _keep(wanted: Wanted) -> None:
+    run = read_run(wanted.run)
+    found = load(find_records(wanted.records), run)
+    others, refused = load_versions(find_records(wanted.versions))
+    keep.keep(found.current, wanted.output / keep.RECORDS)
+    keep.keep(others, wanted.output / keep.VERSIONS)
+    problems = [*found.problems, *refused]
+    made = keep.made_here(_minutes(run) if run else 0, wanted.expected, problems)
+    keep.write_made(made, wanted.output)
+
+
+def _minutes(run: str) -> int:
+    """Since the run was begun, which is what its id begins with."""
+    began = datetime.datetime.strptime(run.partition("-")[0], "%Y%m%dT%H%M%SZ")
+    now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+    return round((now - began).total_seconds() / 60)
+
+
+def read(wanted: Wanted, root: Path = Path()) -> Published:
+    """What the pages are made of, from the records that are kept; links lead from `root`."""
+    found = load(find_records([wanted.output / keep.RECORDS]))
+    others, refused = load_versions(find_records([wanted.output / keep.VERSIONS]))
+    if not found.current:
+        raise ConformanceError(f"{wanted.output}: no records are kept there; name some to publish")
+    made = keep.read_made(wanted.output)
+    problems = [*(made.problems if made else ()), *found.problems, *refused]
+    expected = made.expected if made else ()
+    report = build(found.current, expected, problems, versions=others)
+    return Published(
+        report=report,
+        known=sort(found.current, read_baselines(wanted.baselines)),
+        made=made,
+        output=wanted.output,
+        pages=wanted.pages,
+        root=root,
+    )
+
+
+def render(published: Published) -> dict[Path, str]:
+    """Every file by its path."""
+    files = {
+        published.output / "README.md": render_table(published),
+        published.pages / "index.md": render_index(published),
+    }
+    for column in published.report.columns:
+        files[published.pages / f"{column.key}.md"] = render_page(published, column)
+    return files

@@ -1,0 +1,313 @@
+"""What is published: the records are whole and small, the pages are those that they make."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from records import GRADIENT, OUTPUT, bad, good, implementation, loaded, record, result
+from schemas import faults
+from test_docs import ROOT, anchors
+
+from conformance.card import Entry
+from conformance.cli import main
+from conformance.errors import BrokenRecord, ConformanceError, ExitCode
+from conformance.findings import Finding
+from conformance.gate.baseline import KINDS
+from conformance.published import keep
+from conformance.published.sorting import UNSORTED, read_baselines, sort
+from conformance.published.write import Wanted, read, render
+from conformance.record import read as read_record
+from conformance.report.build import build
+from conformance.report.html import render_html
+from conformance.report.load import find_records, load, load_versions
+from conformance.report.markdown import render_markdown
+
+PUBLISHED = ROOT / "reports" / "published"
+RECORDS = sorted(PUBLISHED.glob("*/*.json.gz"))
+WANTED = Wanted(
+    records=[],
+    versions=[],
+    expected=[],
+    run=None,
+    output=PUBLISHED,
+    pages=ROOT / "docs" / "implementations",
+    baselines=[ROOT / "reports" / "baselines"],
+)
+
+
+# What is in the repository
+
+
+@pytest.mark.parametrize("file", RECORDS, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_every_record_is_as_the_schema_says(file):
+    assert not faults("record", msgspec.json.decode(gzip.decompress(file.read_bytes())))
+    assert file.stat().st_size <= keep.MOST_RECORD
+
+
+def test_together_they_are_small():
+    assert RECORDS
+    assert sum(file.stat().st_size for file in RECORDS) <= keep.MOST_TOGETHER
+
+
+@pytest.fixture(scope="module")
+def published():
+    return read(WANTED, root=ROOT)
+
+
+def test_the_pages_are_those_that_the_records_make(published):
+    made = render(published)
+    for path, content in made.items():
+        assert path.read_text(encoding="utf-8") == content, f"{path.name}: mha-conformance publish"
+    kept = {*PUBLISHED.glob("*.md"), *WANTED.pages.glob("*.md")}
+    assert kept == set(made)
+
+
+def test_every_deviation_is_sorted(published):
+    unsorted = {
+        key: [item.detail for item in known if item.kind == UNSORTED]
+        for key, known in published.known.items()
+    }
+    assert not {key: told for key, told in unsorted.items() if told}
+
+
+def test_every_defect_has_a_script(published):
+    for known in itertools.chain.from_iterable(published.known.values()):
+        if known.kind == "defect":
+            assert known.reproduction, known.reason
+            assert (ROOT / known.reproduction).is_file()
+
+
+def test_links_of_the_pages_lead_somewhere(published):
+    for path, content in render(published).items():
+        for target in re.findall(r"\]\((?!https://)([^)]+)\)", content):
+            place, _, anchor = target.partition("#")
+            file = (path.parent / place).resolve() if place else path
+            assert file.exists(), (path.name, target)
+            if anchor and file.suffix == ".md" and file != path:
+                assert anchor in anchors(file), (path.name, target)
+
+
+# How it is made
+
+
+def publish(tmp_path, *records, versions=(), baseline=""):
+    for folder, own in (("records", records), ("versions", versions)):
+        (tmp_path / folder).mkdir()
+        for one in own:
+            file = tmp_path / folder / f"{one.header.name}.json"
+            file.write_bytes(msgspec.json.encode(one))
+    known = tmp_path / "known.toml"
+    known.write_text(baseline)
+    arguments = ["publish", str(tmp_path / "records"), "--output", "published", "--pages", "pages"]
+    arguments += ["--baseline", str(known)]
+    return main([*arguments, "--versions", str(tmp_path / "versions"), "--quiet"])
+
+
+OURS = implementation("ours", title="MultiHeadAttention (ours)", versions={"torch": "2.9"})
+
+
+def of(*results, name="env", ours=OURS, **changes):
+    return record(*results, name=name, implementations=[ours], **changes)
+
+
+def test_records_are_kept_and_rendered_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    own = of(result(good(), bad(GRADIENT), name="ours"))
+    old = of(
+        result(bad(), good(GRADIENT), name="ours"),
+        name="old",
+        ours=msgspec.structs.replace(OURS, versions={"torch": "2.8"}),
+    )
+    known = f'[[known]]\nrequirement="{GRADIENT}"\nverdict="deviates"\nkind="defect"\n'
+    known += 'reason="it is wrong"\n'
+    assert publish(tmp_path, own, versions=[old], baseline=known) == ExitCode.OK
+    table = Path("published/README.md").read_text()
+    page = Path("pages/ours.md").read_text()
+    assert "1 defect" in table
+    assert "it is wrong" in table
+    assert "### Defect: float32" in page
+    assert "1 worse: gradient.inputs-equal-definition; 1 mended: output.equals-definition" in page
+    kept = read_record(Path("published/records/env.json.gz"))
+    assert kept.results == own.results
+    assert kept.exchange == ""
+    before = {file: file.read_bytes() for file in Path("published").rglob("*.gz")}
+    assert (
+        main(["publish", "--output", "published", "--pages", "pages", "--baseline", "known.toml"])
+        == ExitCode.OK
+    )
+    assert Path("published/README.md").read_text() == table
+    assert {file: file.read_bytes() for file in Path("published").rglob("*.gz")} == before
+    capsys.readouterr()
+
+
+def test_what_is_not_sorted_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(bad(), name="ours"))) == ExitCode.OK
+    assert "ours: 1 deviation that no baseline sorts" in capsys.readouterr().out
+    assert "1 unsorted deviation" in Path("published/README.md").read_text()
+
+
+def test_what_could_not_be_set_up_is_said_and_the_rest_is_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "env.json").write_bytes(
+        msgspec.json.encode(of(result(good(), name="ours")))
+    )
+    (tmp_path / "records" / "broken.json").write_text("{")
+    code = main(
+        [
+            "publish",
+            "records",
+            "--output",
+            "p",
+            "--pages",
+            "q",
+            "--baseline",
+            ".",
+            "--expect",
+            "env",
+            "other",
+        ]
+    )
+    assert code == ExitCode.INCOMPLETE
+    table = Path("p/README.md").read_text()
+    assert "**other**: its environment could not be set up" in table
+    assert "broken.json: no record of this suite" in table
+    assert "MultiHeadAttention (ours)" in table
+
+
+def test_nothing_to_render_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["publish"]) == ExitCode.USAGE
+    assert "no records are kept there" in capsys.readouterr().err
+
+
+def test_a_record_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(keep, "MOST_RECORD", 10)
+    with pytest.raises(ConformanceError, match=r"env\.json\.gz: .* 10 are the most"):
+        keep.keep([loaded(of(result(good(), name="ours")))], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_is_packed_to_the_same_bytes():
+    own = of(result(good(), name="ours"))
+    assert keep.packed(own) == keep.packed(own)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda content: content[:-9], "cut off"),
+        (lambda content: b"no gzip", "damaged"),
+        (lambda content: gzip.compress(b"{}"), "no record"),
+    ],
+)
+def test_what_is_no_compressed_record_is_one_line(tmp_path, spoil, told):
+    file = tmp_path / "env.json.gz"
+    file.write_bytes(spoil(keep.packed(of(result(good(), name="ours")))))
+    with pytest.raises(BrokenRecord, match=told) as raised:
+        read_record(file)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_bomb_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("conformance.record.MOST_BYTES", 2**16)
+    file = tmp_path / "env.json.gz"
+    file.write_bytes(gzip.compress(b" " * 2**20))
+    with pytest.raises(BrokenRecord, match="no record"):
+        read_record(file)
+
+
+def test_defects_come_first_and_all_is_counted(tmp_path):
+    text = "".join(
+        f'[[known]]\nimplementation="ours"\nrequirement="{requirement}"\nverdict="deviates"\n'
+        f'kind="{kind}"\nreason="{kind}"\n'
+        for requirement, kind in zip((OUTPUT, GRADIENT), KINDS[::3], strict=True)
+    )
+    (tmp_path / "a.toml").write_text(text)
+    own = of(
+        result(bad(made_by="kernel"), bad(GRADIENT), name="ours"),
+        result(bad(), name="ours", dtype="float64"),
+    )
+    known = sort([loaded(own)], read_baselines([tmp_path]))["ours"]
+    assert [(item.kind, item.times) for item in known] == [("defect", 1), ("convention", 2)]
+    assert known[1].made_by == "kernel"
+    assert known[1].dtypes == ("float32", "float64")
+
+
+# Versions
+
+
+def version(name, number, *results, **changes):
+    ours = msgspec.structs.replace(OURS, versions={"torch": "2.9", "mine": number}, **changes)
+    return loaded(of(*results, name=name, ours=ours))
+
+
+def test_versions_stand_in_their_own_order():
+    seen = result(
+        Finding("observed.fully-masked-row", "observed", value="nan"), good(), name="ours"
+    )
+    other = result(
+        Finding("observed.fully-masked-row", "observed", value="zeros"), good(), name="ours"
+    )
+    newest = version("new", "1.10", other)
+    others = [
+        version("broken", "1.9", unavailable="mine does not import: no such name"),
+        version("old", "1.2", result(good(), bad(GRADIENT), name="ours")),
+        version("middle", "1.8", seen),
+    ]
+    made = build([newest], versions=others)
+    (course,) = made.timelines
+    assert [point.versions["mine"] for point in course.points] == ["1.2", "1.8", "1.9", "1.10"]
+    assert course.points[2].unavailable == "mine does not import: no such name"
+    assert course.points[2].change is None
+    # What does not import is stepped over.
+    assert course.points[3].change.other == [("observed.fully-masked-row", "nan", "zeros", 1)]
+    for page in (render_html(made), render_markdown(made)):
+        assert "mine does not import: no such name" in page
+        assert "nan → " in page
+    assert made.trends == []
+    assert made.totals.implementations == {"conforms": 1}
+
+
+def test_a_convention_that_changed_is_told():
+    def shown(value):
+        own = result(good(), name="ours", case="probe/masks")
+        return msgspec.structs.replace(own, entries=[Entry("mask, bool", value)])
+
+    made = build(
+        [version("new", "2", shown("blocks"))], versions=[version("old", "1", shown("attends"))]
+    )
+    assert made.timelines[0].points[1].change.other == [
+        ("probe/masks: mask, bool", "attends", "blocks", 1)
+    ]
+
+
+def test_python_and_numpy_are_told_where_they_differ():
+    records = [
+        loaded(of(result(good(), name="ours"), name=name, python=python, packages={"numpy": numpy}))
+        for name, python, numpy in (
+            ("a", "3.13.0", "2.0"),
+            ("b", "3.11.7", "2.0"),
+            ("c", "3.11.7", "1.26"),
+        )
+    ]
+    (course,) = build(records[:1], versions=records[1:]).timelines
+    assert [(point.versions["numpy"], point.versions["python"]) for point in course.points] == [
+        ("1.26", "3.11"),
+        ("2.0", "3.11"),
+        ("2.0", "3.13"),
+    ]
+
+
+def test_records_of_versions_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "x.json").write_text("{")
+    found, problems = load_versions(find_records([tmp_path]))
+    assert found == []
+    assert problems[0].startswith("x.json: no record")
+    assert load(find_records([tmp_path])).current == []
