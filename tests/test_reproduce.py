@@ -53,7 +53,8 @@ def run(path, alone=True):
 
 @pytest.mark.parametrize("path", REPRODUCTIONS, ids=lambda path: path.stem)
 def test_reproductions_of_the_docs_run_without_this_suite(path):
-    for package in NEEDS[path.stem.split("_")[0]]:
+    library = path.stem.split("_")[0]
+    for package in NEEDS.get(library, (library,)):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     text = path.read_text(encoding="utf-8")

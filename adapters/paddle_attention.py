@@ -1,0 +1,174 @@
+"""paddle.nn.MultiHeadAttention, and paddle.nn.functional.scaled_dot_product_attention.
+
+What a port gets wrong: a Linear keeps its weight as `[in out]`, so nothing is transposed as in
+torch. True in a mask attends, unlike torch's layer. What a number means depends on its type: floats
+are added, whole numbers are 1 for may attend and 0 for blocked. Where booleans block, the layer adds
+-10⁹, so that such a row attends all keys alike; a row blocked by -∞ is NaN. Attention weights come
+back if the layer was built with `need_weights=True`, and are those after dropout.
+
+The layer does not use the function. That has another layout, `[batch length heads head]`, shares
+key/value heads by itself, adds -∞ for False, aligns its causal flag top-left, and ignores a mask
+beside it. On CPUs the flag adds -10⁴ only.
+
+bfloat16 and float16 are not run on CPUs, where Paddle has no matrix product of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from conformance import (
+    CausalFlag,
+    Example,
+    Function,
+    Layer,
+    MaskArgument,
+    Mode,
+    Parameter,
+    Script,
+    Shape,
+    Unsupported,
+)
+
+_DOCS = "https://www.paddlepaddle.org.cn/documentation/docs/en/api/paddle/nn"
+_MASK = MaskArgument(
+    "attn_mask", "batch heads query key", true="attends", number="added", broadcasts=True
+)
+
+
+class PaddleMultiHeadAttention(Layer):
+    """paddle.nn.MultiHeadAttention, in training and in evaluation."""
+
+    title = "paddle.nn.MultiHeadAttention"
+    documentation = f"{_DOCS}/MultiHeadAttention_en.html"
+    framework = "paddle"
+    returns_weights = "per head"
+    dropout_modes = ("train",)
+    mask_arguments = (dataclasses.replace(_MASK, whole="attends, 0 or 1 only"),)
+    parameters = (
+        Parameter("q_proj.weight", "query", "embed heads head -> embed (heads head)"),
+        Parameter("q_proj.bias", "query_bias", "heads head -> (heads head)"),
+        Parameter("k_proj.weight", "key", "embed heads head -> embed (heads head)"),
+        Parameter("k_proj.bias", "key_bias", "heads head -> (heads head)"),
+        Parameter("v_proj.weight", "value", "embed heads head -> embed (heads head)"),
+        Parameter("v_proj.bias", "value_bias", "heads head -> (heads head)"),
+        Parameter("out_proj.weight", "output", "heads head embed -> (heads head) embed"),
+        Parameter("out_proj.bias", "output_bias", "embed -> embed"),
+    )
+    modes = (
+        Mode(
+            "train",
+            {"train": True, "need_weights": True},
+            about="built with need_weights=True, in training",
+        ),
+        Mode("eval", {"train": False, "need_weights": True}, about="the same after .eval()"),
+        Mode(
+            "eval-no-weights",
+            {"train": False, "need_weights": False},
+            weights=False,
+            every_case=False,
+            about="built without need_weights, after .eval()",
+        ),
+    )
+    example = Example(
+        imports="import paddle",
+        build="attention = paddle.nn.MultiHeadAttention("
+        "{query_width}, {heads}, need_weights=True).eval()",
+        call="attention(query, key, value{masks})[0]",
+        weights="attention(query, key, value{masks})[1]",
+    )
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("no value head size of its own")
+        if shape.heads * shape.head_size != shape.query_width:
+            raise Unsupported("heads x head size must be the query's width")
+        if shape.output_width != shape.query_width:
+            raise Unsupported("the output is as wide as the query")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import paddle
+
+        layer = paddle.nn.MultiHeadAttention(
+            shape.query_width,
+            shape.heads,
+            dropout=mode.dropout,
+            kdim=shape.key_width,
+            vdim=shape.value_width,
+            need_weights=mode["need_weights"],
+            bias_attr=None if shape.bias else False,
+        )
+        return _switched(layer.to(dtype=dtype), mode)
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        weights = mode["need_weights"]
+        options = "" if shape.bias else ", bias_attr=False"
+        return Script(
+            imports=("import paddle",),
+            build=(
+                f"layer = paddle.nn.MultiHeadAttention({shape.query_width}, {shape.heads}, "
+                f"kdim={shape.key_width}, vdim={shape.value_width}, need_weights={weights}"
+                f'{options}).to(dtype="{dtype}")',
+                f"layer.{'train' if mode['train'] else 'eval'}()",
+            ),
+            load=(
+                "for name, p in layer.named_parameters(): "
+                f'p.set_value(native[name].astype("{dtype}"))',
+            ),
+            call="layer(query, key, value{masks})",
+            output="{}[0]" if weights else "{}",
+            weights="{}[1]" if weights else "",
+            parameter='dict(layer.named_parameters())["{name}"]',
+        )
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        if mode.dropout:
+            import paddle
+
+            paddle.seed(mode.draw)
+        return layer(query, key, value, **masks)
+
+
+class PaddleScaledDotProductAttention(Function):
+    """paddle.nn.functional.scaled_dot_product_attention, between projections of the suite."""
+
+    title = "paddle.nn.functional.scaled_dot_product_attention"
+    documentation = f"{_DOCS}/functional/scaled_dot_product_attention_en.html"
+    framework = "paddle"
+    layout = "batch length heads head"
+    grouped = True
+    custom_scale = True
+    fully_masked_row = "nan"
+    mask_arguments = (_MASK,)
+    causal_flag = CausalFlag("is_causal", alignment="top-left", alone=True)
+    example = Example(
+        imports="import paddle",
+        build="""\
+def attention(query, key, value, **masks):
+    heads = [x.reshape([0, 0, {heads}, {head_size}]) for x in (query, key, value)]
+    context = paddle.nn.functional.scaled_dot_product_attention(*heads, **masks)
+    return context.flatten(2)""",
+        call="attention(query, key, value{masks})",
+    )
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        import paddle
+
+        if len(masks) > 1:
+            raise Unsupported("documented: the mask beside is_causal is ignored")
+        return paddle.nn.functional.scaled_dot_product_attention(
+            query, key, value, **masks, **options
+        )
+
+
+def _switched(layer: Any, mode: Mode) -> Any:
+    """Layers of Paddle return nothing from train() and eval()."""
+    layer.train() if mode["train"] else layer.eval()
+    return layer
