@@ -170,8 +170,7 @@ def test_what_could_not_be_set_up_is_said_and_the_rest_is_there(tmp_path, monkey
             "--baseline",
             ".",
             "--expect",
-            "env",
-            "other",
+            "env,other",
         ]
     )
     assert code == ExitCode.INCOMPLETE

@@ -26,9 +26,8 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "--expect",
-        nargs="+",
-        default=[],
-        metavar="NAME",
+        default="",
+        metavar="NAME,NAME",
         help="records that must be there, by their file's name without .json",
     )
     parser.add_argument(
@@ -65,7 +64,7 @@ def _publish(options: argparse.Namespace) -> int:
         Wanted(
             records=options.records,
             versions=options.versions,
-            expected=options.expect,
+            expected=[name for name in options.expect.split(",") if name],
             run=options.run_file,
             output=options.output,
             pages=options.pages,
