@@ -11,21 +11,27 @@ import pytest
 from test_docs import DOCS, ROOT, anchors
 
 from conformance.cases.catalogue import catalogue
-from conformance.gate.baseline import fits, read_baseline
+from conformance.gate.baseline import KINDS, fits, read_baseline
 from conformance.interface.loading import registered
 from conformance.probes import EXPERIMENTS
 from conformance.requirements import REQUIREMENTS
 
 FILES = sorted((ROOT / "reports" / "baselines").glob("*.toml"))
-FILES += [DOCS / "examples" / "known.toml"]
-ENTRIES = [
-    pytest.param(entry, id=f"{file.stem}-{entry.number}")
-    for file in FILES
-    for entry in read_baseline(file).entries
-]
+EXAMPLE = DOCS / "examples" / "known.toml"
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+def _entries(files):
+    return [
+        pytest.param(entry, id=f"{file.stem}-{entry.number}")
+        for file in files
+        for entry in read_baseline(file).entries
+    ]
+
+
+ENTRIES = _entries(FILES)
+
+
+@pytest.mark.parametrize("entry", [*ENTRIES, *_entries([EXAMPLE])])
 def test_every_pattern_finds_something(entry):
     known = {
         "requirement": [item.id for item in REQUIREMENTS],
@@ -37,7 +43,7 @@ def test_every_pattern_finds_something(entry):
             assert any(fits((pattern.removeprefix("!"),), name) for name in names), pattern
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", [*ENTRIES, *_entries([EXAMPLE])])
 def test_every_entry_has_a_reason_and_a_link_that_leads_somewhere(entry):
     assert entry.has_reason
     if not entry.link.startswith("https://"):
@@ -46,17 +52,54 @@ def test_every_entry_has_a_reason_and_a_link_that_leads_somewhere(entry):
         assert not anchor or anchor in anchors(ROOT / path)
 
 
-def test_every_environment_of_tox_is_a_gate():
-    tox = configparser.ConfigParser(interpolation=None)
-    tox.read(ROOT / "tox.ini")
-    environments = re.split(r",\s*", tox["tox"]["env_list"])
+TOX = configparser.ConfigParser(interpolation=None)
+TOX.read(ROOT / "tox.ini")
+EVERYBODY = TOX["everybody"]["environments"].split(",")
+
+NEEDS_A_GPU = {"torch-sdpa-efficient", "torch-sdpa-cudnn"}
+"""Kernels that no environment on a CPU can run."""
+
+
+def test_every_implementation_has_an_environment_that_is_a_gate():
     examined = set()
-    for name in environments:
-        words = shlex.split(tox[f"testenv:{name}"]["commands"])
-        if name in ("begin", "report"):
-            continue
+    for name in EVERYBODY:
+        section = TOX[f"testenv:{name}"]
+        words = shlex.split(section["commands"])
         assert words[:2] == ["mha-conformance", "gate"]
         examined |= {word for word in words if word in registered()}
         assert Path(ROOT, words[words.index("--baseline") + 1]) in FILES
         assert f"reports/records/{name}.json" in words
-    assert examined == set(registered())
+        assert {"everybody", "published"} <= set(re.split(r",\s*", section["labels"]))
+    assert examined == set(registered()) - NEEDS_A_GPU
+
+
+def test_the_default_is_a_part_of_everybody():
+    default = re.split(r",\s*", TOX["tox"]["env_list"])
+    assert default[0] == "begin"
+    assert default[-1] == "report"
+    assert set(default[1:-1]) < set(EVERYBODY)
+
+
+def test_versions_are_no_part_of_the_default_and_have_a_record_each():
+    sections = [name for name in TOX.sections() if "versions" in TOX[name].get("labels", "")]
+    assert sections
+    for name in sections:
+        commands = TOX[name]["commands"]
+        assert "{[versions]run}" in commands
+        assert "{[versions]told}" in commands
+        words = set(commands.split()) - {"{[versions]run}", "{[versions]told}"}
+        assert words <= set(registered())
+    assert "reports/records/versions/{env_name}.json" in TOX["versions"]["told"]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_entry_speaks_of_implementations_by_name(entry):
+    """All files are read together where deviations are sorted."""
+    assert entry.implementation
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_entry_is_sorted_and_a_defect_has_a_script(entry):
+    assert entry.kind in KINDS
+    if entry.kind == "defect":
+        assert (ROOT / entry.reproduction).is_file()
