@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class NumPy(Framework):
     """NumPy arrays in and out."""
 
     name = "numpy"
-    packages = ("numpy",)
+    packages: ClassVar[tuple[str, ...]] = ("numpy",)
     differentiable = False
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:

@@ -1,0 +1,60 @@
+"""Lengths: how serving kernels say padding, one number for each sequence of the batch.
+
+What a port gets wrong: a length counts keys from the left, so the padding has to be on the right;
+and it is a count in one library, and a count minus one in the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from conformance import Problem
+from conformance.interface.arguments import MaskTable, Spelling
+
+
+@dataclass(frozen=True, eq=False)
+class LengthTable(MaskTable):
+    """Mask arguments, and lengths for masks that are padding on the right and nothing else.
+
+    Args:
+        lengths: the argument's name.
+        less: what is subtracted from the count of keys.
+        first: whether lengths are the preferred way to say padding.
+    """
+
+    lengths: str = ""
+    less: int = 0
+    first: bool = False
+
+    def spellings(self, problem: Problem) -> Iterator[Spelling]:
+        ways = (self._counted(problem), super().spellings(problem))
+        for way in ways if self.first else reversed(ways):
+            yield from way
+
+    def _counted(self, problem: Problem) -> Iterator[Spelling]:
+        mask, shape = problem.mask, problem.shape
+        if mask is None or mask.shape[1:3] != (1, 1):
+            return
+        counts = right_padding(np.broadcast_to(mask, (shape.batch, 1, 1, shape.key_length)))
+        if counts is None:
+            return
+        native: Any = (counts - self.less).astype(np.int32)
+        for other in super().spellings(replace(problem, mask=None)):
+            if self.lengths not in other.arguments:
+                label = f"{self.lengths}=int[batch]"
+                label += f", {other.label}" if other.arguments else ""
+                yield Spelling(label, {self.lengths: native, **other.arguments}, other.bias)
+
+
+def right_padding(visible: np.ndarray) -> np.ndarray | None:
+    """The number of keys of each batch entry, if that is all `[batch heads query key]` says.
+
+    None if it says something else, or leaves an entry no key at all.
+    """
+    counts = visible[:, 0, 0].sum(axis=-1)
+    padded = np.arange(visible.shape[-1]) < counts[:, None, None, None]
+    return counts if counts.all() and (visible == padded).all() else None

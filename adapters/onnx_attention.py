@@ -1,0 +1,209 @@
+"""The operator Attention of ONNX, in ONNX' own reference evaluator and in onnxruntime.
+
+What a port gets wrong: True in `attn_mask` attends, numbers are added. A mask may have fewer axes,
+and three of them are `[heads query key]`, not `[batch query key]`. `is_causal` is aligned top-left,
+but beside a cache it is moved by as many keys as come before the queries, which is bottom-right.
+`scale` is applied as its square root, once to the query and once to the key. The operator takes
+heads as an axis of their own, or side by side if `q_num_heads` and `kv_num_heads` are given. The
+weights are the fourth output, in mode 3 only: by default that is the logits before the mask. The
+softmax is in the inputs' own dtype, float16 included, unless `softmax_precision` says otherwise.
+
+Opset 23 has the operator, 24 adds the input `nonpad_kv_seqlen`, 25 adds windows. onnxruntime has
+kernels for float32 and float16; float64 it computes operator by operator, as ONNX defines it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from conformance.adapters.lengths import right_padding
+
+from conformance import (
+    Call,
+    CausalFlag,
+    Function,
+    MaskArgument,
+    Mode,
+    Problem,
+    Unsupported,
+)
+from conformance.frameworks.base import Natives, since
+
+_DOCS = "https://onnx.ai/onnx/operators/onnx__Attention.html"
+_INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
+_OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
+_WITH_WEIGHTS = {"qk_matmul_output_mode": 3}
+
+_MODES = (
+    Mode("opset-23", {"opset": 23}, about="opset 23, with qk_matmul_output_mode=3"),
+    Mode("opset-24", {"opset": 24}, about="the same in opset 24"),
+    Mode(
+        "no-weights",
+        {"opset": 23, "attributes": {}},
+        weights=False,
+        about="opset 23, without the fourth output",
+    ),
+    Mode(
+        "three-axes",
+        {"opset": 23, "side by side": True},
+        about="opset 23, inputs [batch, length, heads · head] with q_num_heads and kv_num_heads",
+    ),
+    Mode(
+        "softmax-float32",
+        {"opset": 23, "attributes": _WITH_WEIGHTS | {"softmax_precision": 1}},
+        dtypes=("bfloat16", "float16"),
+        about="opset 23, softmax_precision=1: the softmax is in float32",
+    ),
+    Mode(
+        "cache",
+        {"opset": 23, "instead": "past"},
+        about="opset 23, the first keys as past_key and past_value. A mask that is causal and "
+        "aligned bottom-right is said by is_causal, with the keys before the queries as the past",
+    ),
+    Mode(
+        "lengths",
+        {"opset": 24, "instead": "lengths"},
+        about="opset 24, padding on the right as nonpad_kv_seqlen. A mask that is causal and "
+        "aligned bottom-right is said by is_causal beside it",
+    ),
+)
+_WINDOWS = Mode(
+    "windows",
+    {"opset": 25, "instead": "windows"},
+    about="opset 25, a mask that is a band as left_window_size and right_window_size",
+)
+
+
+class _Attention(Function):
+    """What both share: they run the same models."""
+
+    documentation = _DOCS
+    grouped = True
+    custom_scale = True
+    differentiable = False
+    returns_weights = "per head"
+    weights_option = "qk_matmul_output_mode=3"
+    modes = _MODES
+
+    mask_arguments = (
+        MaskArgument(
+            "attn_mask",
+            ("batch heads query key", "query key"),
+            true="attends",
+            number="added",
+            broadcasts=True,
+        ),
+    )
+    causal_flag = CausalFlag("is_causal", alignment="top-left")
+    opsets: ClassVar[Mapping[int, str]]
+    """Those in which the operator differs, and the first version that runs it there."""
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        natives, invoke, program = super()._bind(problem, call)
+
+        def in_mode(*arguments: Any) -> Any:
+            self._mode = call.mode
+            return invoke(*arguments)
+
+        return natives, in_mode, program
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        from conformance.frameworks.onnx_node import Node
+
+        mode, opset = self._mode, self._mode["opset"]
+        if not since(self.framework, self.opsets[opset]):
+            raise Unsupported(f"opset {opset}: since {self.framework} {self.opsets[opset]}")
+        given = {"Q": query, "K": key, "V": value}
+        attributes = dict(mode.options.get("attributes", _WITH_WEIGHTS)) | options
+        mask = masks.get("attn_mask")
+        if "is_causal" in masks:
+            attributes["is_causal"] = 1
+        elif "instead" in mode.options:
+            inputs, further, mask = _INSTEAD[mode["instead"]](query, key, value, mask)
+            given, attributes = given | inputs, attributes | further
+        if mask is not None:
+            given["attn_mask"] = mask
+        if mode.options.get("side by side"):
+            attributes |= {"q_num_heads": query.shape[1], "kv_num_heads": key.shape[1]}
+            given |= {name: _side_by_side(given[name]) for name in ("Q", "K", "V")}
+        asked = {"Y"} | ({"qk_matmul_output"} if mode.weights else set())
+        # "They shall be used together, and not allowed to use only one of them."
+        asked |= {"present_key", "present_value"} if "past_key" in given else set()
+        outputs = tuple(name if name in asked else "" for name in _OUTPUTS)
+        node = Node("Attention", _INPUTS, outputs, tuple(attributes.items()), opset)
+        found = self.bridge.run(node, given)
+        context, weights = found["Y"], found.get("qk_matmul_output")
+        if mode.options.get("side by side"):
+            context = context.reshape(*context.shape[:2], query.shape[1], -1).swapaxes(1, 2)
+        return context, weights
+
+
+def _side_by_side(heads: np.ndarray) -> np.ndarray:
+    """`[batch heads length head]` to `[batch length (heads head)]`."""
+    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(heads.shape[0], heads.shape[2], -1)
+
+
+_Instead = tuple[Natives, dict[str, Any], Any]
+"""Inputs and attributes that say something instead of the mask, and the mask that is left."""
+
+
+def _past(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
+    before = key.shape[2] - query.shape[2]
+    causal = before > 0 and _is_band(mask, query, key, -key.shape[2], before)
+    cut = before if causal else key.shape[2] // 2
+    inputs = {"K": key[:, :, cut:], "V": value[:, :, cut:]}
+    inputs |= {"past_key": key[:, :, :cut], "past_value": value[:, :, :cut]}
+    return (inputs, {"is_causal": 1}, None) if causal else (inputs, {}, mask)
+
+
+def _lengths(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
+    batch, keys = key.shape[0], key.shape[2]
+    counts = right_padding(mask) if mask is not None and mask.dtype == np.bool_ else None
+    known = np.full(batch, keys) if counts is None else counts
+    inputs = {"nonpad_kv_seqlen": known.astype(np.int64)}
+    if _is_band(mask, query, key, -keys, keys - query.shape[2]):
+        return inputs, {"is_causal": 1}, None
+    return inputs, {}, mask if counts is None else None
+
+
+def _windows(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
+    if mask is not None and mask.dtype == np.bool_ and mask.any():
+        queries, keys = np.nonzero(mask.any(axis=(0, 1)))
+        left, right = (queries - keys).max(), (keys - queries).max()
+        if left >= 0 and right >= 0 and _is_band(mask, query, key, -left, right):
+            return {}, {"left_window_size": int(left), "right_window_size": int(right)}, None
+    return {}, {}, mask
+
+
+_INSTEAD = {"past": _past, "lengths": _lengths, "windows": _windows}
+
+
+def _is_band(mask: Any, query: Any, key: Any, first: int, last: int) -> bool:
+    """Whether True stands just where a key is so many places after its query."""
+    if mask is None or mask.dtype != np.bool_:
+        return False
+    after = np.arange(key.shape[2]) - np.arange(query.shape[2])[:, None]
+    return bool((mask == ((after >= first) & (after <= last))).all())
+
+
+class OnnxReference(_Attention):
+    """In onnx.reference.ReferenceEvaluator."""
+
+    title = "ONNX Attention (reference evaluator)"
+    framework = "onnx"
+    modes = (*_MODES, _WINDOWS)
+    opsets: ClassVar = {23: "1.18", 24: "1.19", 25: "1.23"}
+
+
+class OnnxRuntimeAttention(_Attention):
+    """In onnxruntime, on the CPU."""
+
+    title = "ONNX Attention (onnxruntime)"
+    framework = "onnxruntime"
+    # For bfloat16 not even a product.
+    dtypes = ("float64", "float32", "float16")
+    opsets: ClassVar = {23: "1.23", 24: "1.24"}

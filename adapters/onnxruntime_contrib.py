@@ -1,0 +1,275 @@
+"""onnxruntime's own com.microsoft.MultiHeadAttention and GroupQueryAttention, on the CPU.
+
+What a port gets wrong: inputs are heads side by side, `[batch length (heads head)]`. Padding is
+said in three ways, all of them int32: `key_padding_mask` holds 1 for a key that is attended, or one
+length for each sequence; `seqlens_k` holds the length *minus one*. To a key that is masked so
+-10000 is added (`mask_filter_value`), so a query that may attend nothing attends as if unmasked.
+Only `attention_bias` is added as it is; -inf blocks there.
+
+MultiHeadAttention adds the biases of the projections, if it is given them. Its fourth output is not
+the weights but the logits, bias and mask included. `unidirectional` is aligned top-left, or moved
+by the length of the cache. With float16 it computes in float32.
+
+GroupQueryAttention is made for decoding. It is causal, aligned bottom-right, unless told otherwise
+(`causal=0`, since 1.30). Keys that come before the queries have to be in a cache, and beside one a
+batch of several sequences has one query each. Heads have a multiple of 8 elements, and as many for
+the values: others are filled up with zeros here, and the scale is given, which changes no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from conformance.adapters.lengths import LengthTable
+
+from conformance import (
+    Call,
+    CausalFlag,
+    Function,
+    MaskArgument,
+    Mode,
+    Problem,
+    Shape,
+    Unsupported,
+)
+from conformance.frameworks.base import Natives, since
+from conformance.interface.arguments import MaskTable
+
+_DOCS = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md"
+_PRESENT = ("present_key", "present_value")
+_HEAD_MULTIPLE = 8
+
+
+class _Contrib(Function):
+    """What both share."""
+
+    framework = "onnxruntime"
+    dtypes = ("float32", "float16")
+    custom_scale = True
+    differentiable = False
+    operator: ClassVar[str]
+    inputs: ClassVar[tuple[str, ...]]
+    """The operator's, in order."""
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        natives, invoke, program = super()._bind(problem, call)
+
+        def in_mode(own: Natives, *arguments: Any) -> Any:
+            self._mode = call.mode
+            return invoke(self._projecting(own), *arguments)
+
+        return natives, in_mode, program
+
+    def _projecting(self, own: Natives) -> Natives:
+        """The parameters that the suite projects with."""
+        return own
+
+    def _run(self, outputs: tuple[str, ...], given: Natives) -> Natives:
+        """Run the operator; what is given and is no input is an attribute."""
+        from conformance.frameworks.onnx_node import Node
+
+        arrays = {name: given[name] for name in self.inputs if name in given}
+        attributes = tuple(item for item in given.items() if item[0] not in arrays)
+        node = Node(self.operator, self.inputs, outputs, attributes, domain="com.microsoft")
+        found: Natives = self.bridge.run(node, arrays)
+        return found
+
+
+class OnnxRuntimeMultiHeadAttention(_Contrib):
+    """com.microsoft.MultiHeadAttention."""
+
+    title = "com.microsoft.MultiHeadAttention (onnxruntime)"
+    documentation = f"{_DOCS}#com.microsoft.MultiHeadAttention"
+    operator = "MultiHeadAttention"
+    inputs = (
+        "query",
+        "key",
+        "value",
+        "bias",
+        "key_padding_mask",
+        "attention_bias",
+        "past_key",
+        "past_value",
+    )
+    mask_arguments = (
+        MaskArgument(
+            "key_padding_mask", ("batch key", "batch query key"), number="attends, 0 or 1 only"
+        ),
+        MaskArgument("attention_bias", "batch heads query key", number="added"),
+    )
+    causal_flag = CausalFlag("unidirectional", alignment="top-left")
+    modes = (
+        Mode("default", about="query, key and value; without masks that may be a tiled kernel"),
+        Mode(
+            "present",
+            {"outputs": _PRESENT},
+            about="with the outputs present_key and present_value: never the tiled kernel",
+        ),
+        Mode(
+            "cache",
+            {"outputs": _PRESENT, "cache": True},
+            about="the first keys as past_key and past_value. A mask that is causal and aligned "
+            "bottom-right is said by unidirectional, with the keys before the queries as the past",
+        ),
+        Mode(
+            "bias",
+            {"bias": True},
+            about="the biases of the three projections are given to the operator, which adds them",
+        ),
+    )
+
+    @cached_property
+    def masks(self) -> MaskTable:
+        return LengthTable(self.mask_arguments, self.causal_flag, lengths="key_padding_mask")
+
+    def _projecting(self, own: Natives) -> Natives:
+        self._bias: Natives = {}
+        if not self._mode.options.get("bias") or "query_bias" not in own:
+            return own
+        biases = [own[f"{name}_bias"].reshape(-1) for name in ("query", "key", "value")]
+        self._bias = {"bias": np.concatenate(biases)}
+        return {n: a for n, a in own.items() if not n.endswith("_bias") or n == "output_bias"}
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        heads = query.shape[1]
+        given = {"num_heads": heads, **self._bias, **options, **masks}
+        if "key_padding_mask" in given:
+            given["key_padding_mask"] = _whole(given["key_padding_mask"])
+        causal = given.pop("unidirectional", False)
+        if self._mode.options.get("cache") and not causal:
+            if value.shape[3] != key.shape[3]:
+                raise Unsupported("a cache has value heads of the key's size")
+            before = key.shape[2] - query.shape[2]
+            causal = before > 0 and _is_causal(given.get("key_padding_mask"), query, key)
+            if causal:
+                del given["key_padding_mask"]
+            cut = before if causal else key.shape[2] // 2
+            given |= {"past_key": key[:, :, :cut], "past_value": value[:, :, :cut]}
+            key, value = key[:, :, cut:], value[:, :, cut:]
+        if causal:
+            given["unidirectional"] = 1
+        given |= {"query": _merged(query), "key": _merged(key), "value": _merged(value)}
+        found = self._run(("output", *self._mode.options.get("outputs", ())), given)
+        return _split(found["output"], heads)
+
+
+class OnnxRuntimeGroupQueryAttention(_Contrib):
+    """com.microsoft.GroupQueryAttention."""
+
+    title = "com.microsoft.GroupQueryAttention (onnxruntime)"
+    documentation = f"{_DOCS}#com.microsoft.GroupQueryAttention"
+    operator = "GroupQueryAttention"
+    grouped = True
+    returns_weights = "per head"
+    weights_option = "qk_output=2"
+    inputs = (
+        "query",
+        "key",
+        "value",
+        "past_key",
+        "past_value",
+        "seqlens_k",
+        "total_sequence_length",
+        "cos_cache",
+        "sin_cache",
+        "position_ids",
+        "attention_bias",
+    )
+    mask_arguments = (MaskArgument("attention_bias", "batch heads query key", number="added"),)
+    causal_flag = CausalFlag("causal", alignment="bottom-right")
+    modes = (
+        Mode("default", weights=False, about="query, key and value as three inputs"),
+        Mode("packed", {"packed": True}, weights=False, about="query, key and value in one input"),
+        Mode("weights", {"weights": True}, about="with qk_output=2: the weights come back too"),
+    )
+
+    @cached_property
+    def masks(self) -> MaskTable:
+        return LengthTable(
+            self.mask_arguments, self.causal_flag, lengths="seqlens_k", less=1, first=True
+        )
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.key_length < shape.query_length:
+            raise Unsupported("no fewer keys than queries")
+        if shape.key_length > shape.query_length > 1 < shape.batch:
+            raise Unsupported("beside a cache, several queries of one sequence only")
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        (batch, heads, queries, size), keys = query.shape, key.shape[2]
+        given = {"num_heads": heads, "kv_num_heads": key.shape[1], "scale": size**-0.5}
+        given |= options | masks
+        if "attention_bias" in masks:
+            _needs("1.22", "attention_bias")
+        # A single query sees every key whether causal or not.
+        if not given.pop("causal", queries == 1):
+            _needs("1.30", "causal=0")
+            given["causal"] = 0
+        last = given.setdefault("seqlens_k", np.full(batch, keys - 1, np.int32))
+        given["total_sequence_length"] = np.array(keys, np.int32)
+        value_size = value.shape[3]
+        filled = -max(size, value_size) // _HEAD_MULTIPLE * -_HEAD_MULTIPLE
+        query, key, value = (_filled(array, filled) for array in (query, key, value))
+        if keys > queries:
+            # What is appended to the cache are the keys of the queries, before the padding.
+            own = last[:, None] + np.arange(1 - queries, 1)
+            given |= {"past_key": key[:, :, :-queries], "past_value": value[:, :, :-queries]}
+            key, value = (
+                np.take_along_axis(array, own[:, None, :, None], axis=2) for array in (key, value)
+            )
+        inputs = {"query": _merged(query), "key": _merged(key), "value": _merged(value)}
+        if self._mode.options.get("packed"):
+            inputs = {"query": np.concatenate(list(inputs.values()), axis=2)}
+        outputs = ("output", *_PRESENT)
+        if self._mode.weights:
+            _needs("1.23", "qk_output")
+            given["qk_output"] = 2
+            outputs += ("output_qk",)
+        found = self._run(outputs, given | inputs)
+        context = _split(found["output"], heads)[..., :value_size]
+        return np.ascontiguousarray(context), found.get("output_qk")
+
+
+def _needs(version: str, what: str) -> None:
+    if not since("onnxruntime", version):
+        raise Unsupported(f"{what}: since onnxruntime {version}")
+
+
+def _whole(numbers: np.ndarray) -> np.ndarray:
+    """Whole numbers as int32, which is all that these operators take; others as they are."""
+    floating = numbers.dtype in (np.float32, np.float16)
+    return numbers.astype(np.int32) if floating and (numbers == numbers.round()).all() else numbers
+
+
+def _is_causal(mask: np.ndarray | None, query: np.ndarray, key: np.ndarray) -> bool:
+    """Whether `[batch query key]` is the triangle that is aligned bottom-right."""
+    queries, keys = query.shape[2], key.shape[2]
+    return (
+        mask is not None
+        and mask.ndim == 3
+        and bool((mask == np.tri(queries, keys, keys - queries)).all())
+    )
+
+
+def _filled(heads: np.ndarray, size: int) -> np.ndarray:
+    """With zeros behind, up to this head size."""
+    return np.pad(heads, [(0, 0)] * 3 + [(0, size - heads.shape[3])])
+
+
+def _merged(heads: np.ndarray) -> np.ndarray:
+    """`[batch heads length head]` to `[batch length (heads head)]`."""
+    batch, _, length, _ = heads.shape
+    return heads.swapaxes(1, 2).reshape(batch, length, -1)
+
+
+def _split(merged: np.ndarray, heads: int) -> np.ndarray:
+    """`[batch length (heads head)]` to `[batch heads length head]`."""
+    batch, length, _ = merged.shape
+    return np.ascontiguousarray(merged.reshape(batch, length, heads, -1).swapaxes(1, 2))
