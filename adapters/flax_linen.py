@@ -70,6 +70,7 @@ class FlaxLinen(Layer):
     )
     framework = "jax"
     packages = ("flax",)
+    imports = ("flax.linen",)
     returns_weights = "per head"
     fully_masked_row = "mean of values"
     dropout_modes = ("training",)

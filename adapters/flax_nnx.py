@@ -1,9 +1,12 @@
 """flax.nnx.MultiHeadAttention.
 
-As `flax.linen`'s, but: key and value have one width (`in_kv_features`); fewer key/value heads
-are possible; there is a causal flag, aligned top-left; and without `sow_weights` (and without
-dropout) it goes through `jax.nn.dot_product_attention`, another implementation with a softmax in
-float32 whatever the dtype.
+What a port gets wrong: as `flax.linen`'s, but key and value have one width (`in_kv_features`);
+fewer key/value heads are possible; there is a causal flag, aligned top-left; and without
+`sow_weights` (and without dropout) it goes through `jax.nn.dot_product_attention`, another
+implementation with a softmax in float32 whatever the dtype.
+
+It came by degrees: that function in Flax 0.10.5, a width for key and value in 0.10.7, fewer
+key/value heads in 0.12.6, the flag in 0.12.8.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 from conformance.adapters.flax_linen import FLAX_MASKS, FLAX_MODES, FLAX_PARAMETERS
 
 from conformance import CausalFlag, Example, Layer, Mode, Script, Shape, Unsupported
+from conformance.frameworks.base import since
 
 
 class FlaxNnx(Layer):
@@ -22,6 +26,7 @@ class FlaxNnx(Layer):
     documentation = "https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/attention.html"
     framework = "jax"
     packages = ("flax",)
+    imports = ("flax.nnx",)
     returns_weights = "per head"
     fully_masked_row = "mean of values"
     dropout_modes = ("training",)
@@ -33,15 +38,23 @@ class FlaxNnx(Layer):
     )
 
     mask_arguments = FLAX_MASKS
-    causal_flag = CausalFlag("is_causal", alignment="top-left")
     parameters = FLAX_PARAMETERS
     modes = FLAX_MODES
+
+    def __init__(self) -> None:
+        super().__init__()
+        if since("flax", "0.12.8"):
+            self.causal_flag = CausalFlag("is_causal", alignment="top-left")
 
     def check_shape(self, shape: Shape) -> None:
         if shape.value_head_size != shape.head_size:
             raise Unsupported("no value head size of its own")
         if shape.key_width != shape.value_width:
             raise Unsupported("key and value have one width")
+        if shape.key_width != shape.query_width and not since("flax", "0.10.7"):
+            raise Unsupported("query, key and value have one width before Flax 0.10.7")
+        if shape.kv_heads != shape.heads and not since("flax", "0.12.6"):
+            raise Unsupported("no fewer key/value heads than query heads before Flax 0.12.6")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         from flax import nnx
@@ -52,36 +65,35 @@ class FlaxNnx(Layer):
                 shape.query_width,
                 qkv_features=shape.heads * shape.head_size,
                 out_features=shape.output_width,
-                in_kv_features=shape.key_width,
-                num_kv_heads=shape.kv_heads,
                 use_bias=shape.bias,
                 dtype=dtype,
                 param_dtype=dtype,
                 deterministic=not mode.options.get("train"),
                 dropout_rate=mode.dropout,
                 decode=False,
-                keep_rngs=False,
                 rngs=nnx.Rngs(0),
+                **_newer(shape),
             )
 
-        graph, _ = nnx.split(nnx.eval_shape(make))
-        return graph
+        return nnx.split(nnx.eval_shape(make))
 
     def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
-        weights = "({}, layer.attention_weights.get_value()[0])[1]" if mode["sow"] else ""
+        value = "get_value()" if since("flax", "0.12.1") else "value"
+        weights = f"({{}}, layer.attention_weights.{value}[0])[1]" if mode["sow"] else ""
+        newer = "".join(f"{name}={value}, " for name, value in _newer(shape).items())
         return Script(
             imports=("from flax import nnx",),
             build=(
-                f"graph, _ = nnx.split(nnx.MultiHeadAttention({shape.heads}, {shape.query_width}, "
-                f"qkv_features={shape.heads * shape.head_size}, "
-                f"out_features={shape.output_width}, in_kv_features={shape.key_width}, "
-                f"num_kv_heads={shape.kv_heads}, use_bias={shape.bias}, "
-                f'dtype="{dtype}", param_dtype="{dtype}", decode=False, keep_rngs=False, '
+                f"graph, state = nnx.split(nnx.MultiHeadAttention({shape.heads}, "
+                f"{shape.query_width}, qkv_features={shape.heads * shape.head_size}, "
+                f"out_features={shape.output_width}, {newer}use_bias={shape.bias}, "
+                f'dtype="{dtype}", param_dtype="{dtype}", decode=False, '
                 f"deterministic={not mode.options.get('train')}, rngs=nnx.Rngs(0)))",
             ),
             load=(
-                "leaves = [(tuple(k.split('/')), nnx.Param(a)) for k, a in native.items()]",
-                "layer = nnx.merge(graph, nnx.from_flat_state(leaves))",
+                "layer = nnx.merge(graph, state)",
+                "for k, a in native.items(): "
+                "setattr(getattr(layer, k.split('/')[0]), k.split('/')[1], nnx.Param(a))",
             ),
             call=f"layer(query, key, value, sow_weights={mode['sow']}{{masks}})",
             weights=weights,
@@ -90,8 +102,11 @@ class FlaxNnx(Layer):
     def bind(self, layer: Any, parameters: dict[str, Any]) -> Any:
         from flax import nnx
 
-        leaves = [(tuple(name.split("/")), nnx.Param(array)) for name, array in parameters.items()]
-        return nnx.merge(layer, nnx.from_flat_state(leaves))
+        bound = nnx.merge(*layer)
+        for name, array in parameters.items():
+            module, leaf = name.split("/")
+            setattr(getattr(bound, module), leaf, nnx.Param(array))
+        return bound
 
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
@@ -101,4 +116,17 @@ class FlaxNnx(Layer):
 
             masks = masks | {"rngs": nnx.Rngs(dropout=mode.draw)}
         output = layer(query, key, value, sow_weights=mode["sow"], **masks)
-        return (output, layer.attention_weights.get_value()[0]) if mode["sow"] else output
+        if not mode["sow"]:
+            return output
+        sown = layer.attention_weights
+        return output, (sown.get_value() if since("flax", "0.12.1") else sown.value)[0]
+
+
+def _newer(shape: Shape) -> dict[str, Any]:
+    """Arguments that came with later versions."""
+    found: dict[str, Any] = {}
+    if since("flax", "0.10.7"):
+        found |= {"in_kv_features": shape.key_width, "keep_rngs": False}
+    if since("flax", "0.12.6"):
+        found |= {"num_kv_heads": shape.kv_heads}
+    return found

@@ -83,8 +83,8 @@ def describe(adapters: Iterable[tuple[Adapter, str]], device: str) -> list[Imple
 def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
     reason, versions = "", {}
     try:
-        adapter.prepare()
         versions = adapter.versions()
+        adapter.prepare()
         adapter.device_model(device)
     except Unavailable as error:
         reason = str(error)

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from miniatures import Correct
 
-from conformance import frameworks
+from conformance import attention_function, frameworks
+from conformance.cases.catalogue import find_cases
 from conformance.errors import (
     NotAnAdapter,
     Unavailable,
@@ -19,8 +21,9 @@ from conformance.errors import (
     WrongDeclaration,
 )
 from conformance.frameworks import BRIDGES, framework
-from conformance.interface.adapter import Adapter
-from conformance.interface.loading import load, registered
+from conformance.interface.adapter import Adapter, Call
+from conformance.interface.loading import adapted, load, registered
+from conformance.provenance import describe
 
 MINIATURES = Path(__file__).with_name("miniatures.py")
 FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "tensorflow", "keras")
@@ -263,6 +266,24 @@ def test_a_framework_that_breaks_while_it_is_imported(tmp_path, monkeypatch):
     monkeypatch.setitem(frameworks.BRIDGES, "odd", ("x", "X", "breaks_inside"))
     with pytest.raises(Unavailable, match=r"breaks_inside does not import: OSError: no libfoo\.so"):
         framework("odd")
+
+
+def test_a_library_beside_its_framework_that_breaks_while_it_is_imported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file(tmp_path, "from os import nothing_like_it", "breaks_beside.py")
+
+    @attention_function("numpy", packages=("numpy",), imports=("breaks_beside",))
+    def mine(query, key, value):
+        return query
+
+    (told,) = describe([(adapted(mine, "mine"), "mine")], "cpu")
+    reason = "breaks_beside does not import: ImportError: cannot import name 'nothing_like_it'"
+    assert told.unavailable == f"{reason} from 'os'"
+    assert told.versions == {"numpy": np.__version__}
+    problem = find_cases("plain/no-mask/self")[0].problem("float32")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=reason):
+            mine.run(problem, Call())
 
 
 @pytest.mark.parametrize("name", [name for name in BRIDGES if name != "numpy"])

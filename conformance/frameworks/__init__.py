@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from functools import cache
 
 from conformance.errors import Unavailable, UnknownName
@@ -25,6 +26,13 @@ BRIDGES = {
 LACKS = {"numpy": ("bfloat16",)}
 """Dtypes that a framework does not have, known without importing it."""
 
+DISTRIBUTIONS = {"mlx.core": "mlx", "paddle": "paddlepaddle"}
+"""What to install for an import of another name."""
+
+ENVIRONMENT = {"tinygrad": ("DEV", "PYTHON")}
+"""A variable to set before a framework is imported, unless it is set: tinygrad's other devices need
+a compiler or a GPU."""
+
 
 @cache
 def framework(name: str) -> Framework:
@@ -32,12 +40,15 @@ def framework(name: str) -> Framework:
     if name not in BRIDGES:
         raise UnknownName("framework", name, BRIDGES)
     module, bridge, needed = BRIDGES[name]
+    if name in ENVIRONMENT:
+        os.environ.setdefault(*ENVIRONMENT[name])
     try:
         importlib.import_module(needed)
     except ModuleNotFoundError as error:
-        if error.name != needed:
+        if error.name not in (needed, needed.partition(".")[0]):
             raise Unavailable(f"{needed} does not import: {error}") from error
-        raise Unavailable(f"{needed} is not installed; pip install {needed}") from error
+        package = DISTRIBUTIONS.get(needed, needed)
+        raise Unavailable(f"{needed} is not installed; pip install {package}") from error
     except Exception as error:
         raise Unavailable(f"{needed} does not import: {type(error).__name__}: {error}") from error
     try:
@@ -47,3 +58,21 @@ def framework(name: str) -> Framework:
             raise
         told = f"{error.name} is not installed; pip install {error.name}"
         raise Unavailable(f"{needed} needs another package here: {told}") from error
+
+
+def require(module: str) -> None:
+    """Import what an adapter needs beside its framework; raises `Unavailable` where that fails."""
+    reason = _why_not(module)
+    if reason:
+        raise Unavailable(reason)
+
+
+@cache
+def _why_not(module: str) -> str:
+    """Why a module does not import, or ""; once, since a second attempt may begin half-way."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        told = " ".join(str(error).split()).replace(f" ({getattr(error, 'path', '')})", "")
+        return f"{module} does not import: {type(error).__name__}: {told}"
+    return ""

@@ -15,7 +15,6 @@ from importlib import metadata
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-
 from packaging.version import Version
 
 from conformance.errors import ConformanceError, Unavailable, Unsupported

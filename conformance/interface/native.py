@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from conformance.dtypes import Array
 from conformance.errors import Unavailable, Unsupported
-from conformance.frameworks import LACKS, framework
+from conformance.frameworks import LACKS, framework, require
 from conformance.frameworks.base import Evaluated, Framework, Natives, WrongAnswer, package_versions
 from conformance.frameworks.surroundings import Setting
 from conformance.interface.adapter import Adapter, Call, SideEffects, twice
@@ -49,7 +49,14 @@ class Prepared:
 
 
 class NativeAdapter(Adapter):
-    """An adapter of something that runs in a framework of `conformance.frameworks`."""
+    """An adapter of something that runs in a framework of `conformance.frameworks`.
+
+    Attributes:
+        imports: modules that building or calling imports, beside the framework.
+    """
+
+    imports: ClassVar[tuple[str, ...]] = ()
+    _prepared = False
 
     @property
     def bridge(self) -> Framework:
@@ -62,6 +69,11 @@ class NativeAdapter(Adapter):
 
     def prepare(self) -> None:
         _ = self.bridge
+        for package in self.packages:
+            if not package_versions((package,)):
+                raise Unavailable(f"{package} is not installed; pip install {package}")
+        for module in self.imports:
+            require(module)
 
     def versions(self) -> dict[str, str]:
         return self.bridge.versions() | package_versions(self.packages)
@@ -146,6 +158,9 @@ class NativeAdapter(Adapter):
     @contextmanager
     def _session(self, problem: Problem, call: Call) -> Iterator[None]:
         """The framework's session; what is not there is `Unavailable`, not an error."""
+        if not self._prepared:
+            self.prepare()
+            self._prepared = True
         self.bridge.check_device(call.device)
         try:
             with self.bridge.session(problem.dtype, call.device):
@@ -158,8 +173,7 @@ class NativeAdapter(Adapter):
         bridge = self.bridge
         spelling = call.spelling or self.masks.spell(problem)
         variables = {
-            name: self._input(name, problem, call)
-            for name in problem.shape.distinct_inputs()
+            name: self._input(name, problem, call) for name in problem.shape.distinct_inputs()
         }
         constants: Natives = {}
         flags: dict[str, bool] = {}

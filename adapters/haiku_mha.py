@@ -1,0 +1,122 @@
+"""haiku.MultiHeadAttention, through `hk.transform`.
+
+What a port gets wrong: heads lie side by side in one axis of the kernels, and the last projection
+is called `linear`, because nobody named it. By default the output is as wide as all heads, not as
+the input (`model_size`). A mask means *may attend* and has all four axes, any of them 1; there is
+no causal flag, no bias on logits, no dropout, no choice of the scale, and no weights come back.
+
+What is blocked gets the logit -1e30, which is -inf in float16: a query that may attend nothing gets
+the mean of the values, and in float16 NaN. So what it gets is not declared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
+
+_NAME = "multi_head_attention"
+
+
+def _kernel(module: str, name: str) -> tuple[Parameter, Parameter]:
+    return (
+        Parameter(f"{_NAME}/{module}/w", name, "embed heads head -> embed (heads head)"),
+        Parameter(f"{_NAME}/{module}/b", f"{name}_bias", "heads head -> (heads head)"),
+    )
+
+
+class HaikuMultiHeadAttention(Layer):
+    """haiku.MultiHeadAttention as a pure function of its parameters."""
+
+    title = "haiku.MultiHeadAttention"
+    documentation = "https://dm-haiku.readthedocs.io/en/latest/api.html#multiheadattention"
+    framework = "jax"
+    packages = ("dm-haiku",)
+    imports = ("haiku",)
+    example = Example(
+        imports="import haiku as hk, jax",
+        build="def attend(query, key, value, **masks):\n"
+        "    w_init = hk.initializers.VarianceScaling()\n"
+        "    layer = hk.MultiHeadAttention({heads}, {head_size}, w_init=w_init)\n"
+        "    return layer(query, key, value, **masks)\n"
+        "attention = hk.without_apply_rng(hk.transform(attend))\n"
+        "params = attention.init(jax.random.key(0), query, key, value)",
+        call="attention.apply(params, query, key, value{masks})",
+    )
+
+    mask_arguments = (
+        MaskArgument(
+            "mask",
+            "batch heads query key",
+            true="attends",
+            number="attends if nonzero",
+            broadcasts=True,
+        ),
+    )
+    parameters = (
+        *_kernel("query", "query"),
+        *_kernel("key", "key"),
+        *_kernel("value", "value"),
+        Parameter(f"{_NAME}/linear/w", "output", "heads head embed -> (heads head) embed"),
+        Parameter(f"{_NAME}/linear/b", "output_bias", "embed -> embed"),
+    )
+    modes = (
+        Mode("apply", about="hk.without_apply_rng(hk.transform(...)).apply, compiled quickly"),
+        Mode(
+            "optimised",
+            every_case=False,
+            dtypes=("float32",),
+            optimised=True,
+            about="as apply, with XLA's optimisations on",
+        ),
+    )
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import haiku as hk
+
+        def attend(*inputs: Any, **masks: Any) -> Any:
+            layer = hk.MultiHeadAttention(
+                shape.heads,
+                shape.head_size,
+                w_init=hk.initializers.VarianceScaling(),
+                with_bias=shape.bias,
+                value_size=shape.value_head_size,
+                model_size=shape.output_width,
+            )
+            return layer(*inputs, **masks)
+
+        return hk.without_apply_rng(hk.transform(attend))
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        return Script(
+            imports=("import haiku as hk",),
+            build=(
+                f"make = lambda: hk.MultiHeadAttention({shape.heads}, {shape.head_size}, "
+                f"w_init=hk.initializers.VarianceScaling(), with_bias={shape.bias}, "
+                f"value_size={shape.value_head_size}, model_size={shape.output_width})",
+                "layer = hk.without_apply_rng(hk.transform("
+                "lambda *inputs, **masks: make()(*inputs, **masks)))",
+            ),
+            load=(
+                "params = {}",
+                "for k, a in native.items(): params.setdefault(k[:-2], {})[k[-1]] = a",
+            ),
+            call="layer.apply(params, query, key, value{masks})",
+        )
+
+    def bind(self, layer: Any, parameters: dict[str, Any]) -> Any:
+        tree: dict[str, dict[str, Any]] = {}
+        for name, array in parameters.items():
+            module, _, leaf = name.rpartition("/")
+            tree.setdefault(module, {})[leaf] = array
+        return layer, tree
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        transformed, parameters = layer
+        return transformed.apply(parameters, query, key, value, **masks)
