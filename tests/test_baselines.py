@@ -90,6 +90,15 @@ def test_versions_are_no_part_of_the_default_and_have_a_record_each():
         words = set(commands.split()) - {"{[versions]run}", "{[versions]told}"}
         assert words <= set(registered())
     assert "reports/records/versions/{env_name}.json" in TOX["versions"]["told"]
+    assert TOX["versions"]["environments"].split(",") == [
+        name for section in sections for name in _expanded(section.removeprefix("testenv:"))
+    ]
+
+
+def _expanded(name):
+    """The environments of a section: "a-{b,c}" are a-b and a-c."""
+    start, _, choices = name.partition("{")
+    return [start + choice for choice in choices.rstrip("}").split(",")]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

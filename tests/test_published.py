@@ -33,6 +33,7 @@ WANTED = Wanted(
     records=[],
     versions=[],
     expected=[],
+    expected_versions=[],
     run=None,
     output=PUBLISHED,
     pages=ROOT / "docs" / "implementations",
@@ -171,12 +172,15 @@ def test_what_could_not_be_set_up_is_said_and_the_rest_is_there(tmp_path, monkey
             ".",
             "--expect",
             "env,other",
+            "--expect-versions",
+            "env-1,env-2",
         ]
     )
     assert code == ExitCode.INCOMPLETE
     table = Path("p/README.md").read_text()
     assert "**other**: its environment could not be set up" in table
     assert "broken.json: no record of this suite" in table
+    assert "env-2: these versions could not be set up" in table
     assert "MultiHeadAttention (ours)" in table
 
 

@@ -31,6 +31,12 @@ def add_parser(commands: Commands) -> None:
         help="records that must be there, by their file's name without .json",
     )
     parser.add_argument(
+        "--expect-versions",
+        default="",
+        metavar="NAME,NAME",
+        help="likewise, of those with other versions",
+    )
+    parser.add_argument(
         "--run-file", type=Path, help="refuse records of other runs than the one named in this file"
     )
     parser.add_argument(
@@ -64,10 +70,15 @@ def _publish(options: argparse.Namespace) -> int:
         Wanted(
             records=options.records,
             versions=options.versions,
-            expected=[name for name in options.expect.split(",") if name],
+            expected=_names(options.expect),
+            expected_versions=_names(options.expect_versions),
             run=options.run_file,
             output=options.output,
             pages=options.pages,
             baselines=options.baseline,
         )
     )
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]

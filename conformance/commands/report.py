@@ -72,7 +72,13 @@ def add_parser(commands: Commands) -> None:
     report.set_defaults(action=_report)
 
     begin = commands.add_parser("begin", help="start a run of several environments")
-    begin.add_argument("--run-file", type=Path, required=True)
+    begin.add_argument(
+        "--run-file",
+        type=Path,
+        required=True,
+        action="append",
+        help="where to write its id: `run`, in a folder of records; repeatable",
+    )
     begin.set_defaults(action=_begin)
 
 
@@ -107,8 +113,9 @@ def _report(options: argparse.Namespace) -> int:
 def _begin(options: argparse.Namespace) -> int:
     from conformance.provenance import new_run_id
 
-    options.run_file.parent.mkdir(parents=True, exist_ok=True)
     run = new_run_id()
-    options.run_file.write_text(run + "\n", encoding="utf-8")
+    for file in options.run_file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(run + "\n", encoding="utf-8")
     print(f"run {run}")
     return ExitCode.OK

@@ -26,7 +26,7 @@ class Wanted:
     Attributes:
         records: files or folders; none to render again what is kept in `output`.
         versions: likewise, of the same implementations with other versions.
-        expected: names of records that must be there.
+        expected, expected_versions: names of records that must be there.
         run: file with the id of the run that they must be of.
         output: folder of the records and of the table.
         pages: folder of the pages.
@@ -36,6 +36,7 @@ class Wanted:
     records: Sequence[Path]
     versions: Sequence[Path]
     expected: Sequence[str]
+    expected_versions: Sequence[str]
     run: Path | None
     output: Path
     pages: Path
@@ -70,10 +71,16 @@ def publish(wanted: Wanted) -> int:
 def _keep(wanted: Wanted) -> None:
     run = read_run(wanted.run)
     found = load(find_records(wanted.records), run)
-    others, refused = load_versions(find_records(wanted.versions))
+    others, refused = load_versions(find_records(wanted.versions), run)
     keep.keep(found.current, wanted.output / keep.RECORDS)
     keep.keep(others, wanted.output / keep.VERSIONS)
-    problems = [*found.problems, *refused]
+    there = {record.header.name for _, record, _ in others}
+    absent = [
+        f"{name}: these versions could not be set up, or did not finish"
+        for name in wanted.expected_versions
+        if name not in there
+    ]
+    problems = [*found.problems, *refused, *absent]
     made = keep.made_here(_minutes(run) if run else 0, wanted.expected, problems)
     keep.write_made(made, wanted.output)
 

@@ -80,8 +80,13 @@ def load(paths: Iterable[Path], run: str = "") -> Read:
     return Read(loaded, earlier, problems + refused)
 
 
-def load_versions(paths: Iterable[Path]) -> tuple[list[Loaded], list[str]]:
-    """Records that stand beside each other: the same implementations with other versions."""
+def load_versions(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], list[str]]:
+    """Records that stand beside each other: the same implementations with other versions.
+
+    Args:
+        paths: files; see `find_records` for folders.
+        run: refuse records of any other run.
+    """
     loaded: list[Loaded] = []
     problems: list[str] = []
     for path in paths:
@@ -89,7 +94,8 @@ def load_versions(paths: Iterable[Path]) -> tuple[list[Loaded], list[str]]:
             loaded.append((path, read(path), {}))
         except BrokenRecord as error:
             problems.append(_without_folder(str(error), path))
-    return loaded, problems
+    kept, refused = _of_one_run(loaded, run)
+    return kept, problems + refused
 
 
 def load_records(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], list[str]]:
