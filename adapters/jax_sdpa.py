@@ -7,9 +7,8 @@ that may attend nothing gets the mean of all values, not zeros as from torch. Th
 float32, whatever the dtype. Values have the size of keys.
 
 It came by degrees: fewer key/value heads and `key_value_seq_lengths` in JAX 0.4.33. That argument
-is a count for each batch entry and not a mask, so only masks can be spelled with it that let the
-first keys through. `query_seq_lengths` is not: beside the keys of padding it empties their rows,
-which no case asks for. `local_window_size` is not either.
+is a count for each batch entry, so it spells only masks that let the first keys through. Not
+examined are `query_seq_lengths`, which empties the rows of padded queries, and `local_window_size`.
 
 cuDNN's kernel is for GPUs, half precision and some sizes; on a CPU it is unavailable.
 """
@@ -18,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -109,11 +109,21 @@ class DotProductAttention(Function):
 
 
 class CudnnAttention(DotProductAttention):
-    """jax.nn.dot_product_attention(implementation="cudnn")."""
+    """jax.nn.dot_product_attention(implementation="cudnn"), without gradients.
+
+    With them lengths must be even, and in no family of the suite are they where heads fit the
+    kernel. What it says of a query that may attend nothing, and of causal masks where lengths
+    differ, is not declared. Masks may not have one row for all queries.
+    """
 
     title = "jax.nn.dot_product_attention (cuDNN)"
     dtypes = ("bfloat16", "float16")
-    modes = (Mode("cudnn", about='implementation="cudnn": one kernel, for GPUs'),)
+    fully_masked_row = None
+    mask_arguments = tuple(
+        replace(argument, broadcasts=False) for argument in DotProductAttention.mask_arguments
+    )
+    causal_flag = CausalFlag("is_causal")
+    modes = (Mode("cudnn", gradients=False, about='implementation="cudnn": one kernel, for GPUs'),)
     implementation = "cudnn"
 
     def device_model(self, device: str) -> str:
@@ -128,7 +138,11 @@ class CudnnAttention(DotProductAttention):
         if device == "cpu":
             raise Unavailable("cuDNN's kernel is for GPUs only; run it with --device gpu")
 
-    def check_shape(self, shape: Shape) -> None:
-        super().check_shape(shape)
-        if shape.head_size % 8:
-            raise Unsupported("cuDNN's heads are of a multiple of 8")
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        try:
+            return super().attend(query, key, value, masks, **options)
+        except NotImplementedError as error:
+            # As documented: "supports only a subset of shapes/dtypes", and this is how it says so.
+            raise Unsupported(str(error)) from error
