@@ -7,7 +7,7 @@ once, and imports its framework when it is constructed, never before: see `confo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -52,6 +52,8 @@ class Framework(ABC):
     differentiable: ClassVar[bool] = True
     compiles: ClassVar[bool] = False
     """Whether a program is compiled for each new set of arguments."""
+    loads_in_place: ClassVar[bool] = False
+    """Whether `load` writes into a layer's own parameters; else `Layer.bind` hands them on."""
     takes_other_paths: ClassVar[bool] = False
     """Whether an implementation may compute otherwise where no gradient is asked for."""
 
@@ -160,6 +162,17 @@ class Framework(ABC):
         return {
             name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()
         }
+
+
+def other_parameters(layer: Any, own: Iterable[str], table: Iterable[str]) -> str:
+    """What to say where a layer and its parameter table do not name the same."""
+    missing, unknown = sorted({*own} - {*table}), sorted({*table} - {*own})
+    told = [f"only the layer has {', '.join(missing)}"] if missing else []
+    told += [f"only the table has {', '.join(unknown)}"] if unknown else []
+    return (
+        f"{type(layer).__name__} and its parameter table differ: {'; '.join(told)}. What is no "
+        "part of the attention must be no parameter of what `build` returns: a buffer, say"
+    )
 
 
 def place_within(sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[slice, ...]]:

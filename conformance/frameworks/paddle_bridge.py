@@ -20,6 +20,7 @@ from conformance.frameworks.base import (
     Function,
     Natives,
     Strides,
+    other_parameters,
     place_within,
 )
 from conformance.frameworks.surroundings import Setting
@@ -30,6 +31,7 @@ class Paddle(Framework):
 
     name = "paddle"
     packages = ("paddlepaddle", "paddlepaddle-gpu")
+    loads_in_place = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         tensor = paddle.to_tensor(values, place=device)
@@ -50,10 +52,7 @@ class Paddle(Framework):
     ) -> Natives:
         own = dict(layer.named_parameters())
         if own.keys() != parameters.keys():
-            raise WrongDeclaration(
-                f"{type(layer).__name__} has parameters {sorted(own)}, "
-                f"the table has {sorted(parameters)}"
-            )
+            raise WrongDeclaration(other_parameters(layer, own, parameters))
         for name, values in parameters.items():
             if tuple(own[name].shape) != values.shape:
                 raise WrongDeclaration(

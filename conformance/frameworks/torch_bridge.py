@@ -16,6 +16,7 @@ from conformance.frameworks.base import (
     Function,
     Natives,
     Strides,
+    other_parameters,
     place_within,
 )
 from conformance.frameworks.surroundings import Setting
@@ -33,6 +34,7 @@ class Torch(Framework):
 
     name = "torch"
     packages = ("torch",)
+    loads_in_place = True
     takes_other_paths = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
@@ -54,10 +56,7 @@ class Torch(Framework):
     ) -> Natives:
         own = dict(layer.named_parameters())
         if own.keys() != parameters.keys():
-            raise WrongDeclaration(
-                f"{type(layer).__name__} has parameters {sorted(own)}, "
-                f"the table has {sorted(parameters)}"
-            )
+            raise WrongDeclaration(other_parameters(layer, own, parameters))
         with torch.no_grad():
             for name, values in parameters.items():
                 if tuple(own[name].shape) != values.shape:

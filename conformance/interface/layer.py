@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.errors import WrongDeclaration
 from conformance.frameworks.base import Natives
 from conformance.interface.adapter import Call, Mode
 from conformance.interface.native import NativeAdapter
@@ -74,6 +75,13 @@ class Layer(NativeAdapter):
             built = self.build(problem.shape, problem.dtype, problem.scale, call.mode)
             self._built[key] = self.bridge.place(built, call.device)
         layer = self._built[key]
+        own = type(self)
+        handed_on = own.bind is not Layer.bind or own._bind is not Layer._bind
+        if not (self.bridge.loads_in_place or handed_on):
+            raise WrongDeclaration(
+                f"parameters are arguments in {self.bridge.name}: {type(self).__name__} needs "
+                "`bind(layer, parameters)`, which returns the layer with these parameters"
+            )
         parameters = self.table(problem.shape).load(problem.weights)
         natives = self.bridge.load(layer, parameters, problem.dtype, call.device)
 

@@ -71,7 +71,10 @@ class NativeAdapter(Adapter):
         _ = self.bridge
         for package in self.packages:
             if not package_versions((package,)):
-                raise Unavailable(f"{package} is not installed; pip install {package}")
+                raise Unavailable(
+                    f"there is no distribution {package!r}, which the adapter's `packages` names; "
+                    f"pip install {package}"
+                )
         for module in self.imports:
             require(module)
 
@@ -236,7 +239,8 @@ class NativeAdapter(Adapter):
         for what, array in (("output", output), ("weights", weights)):
             if not (bridge.is_array(array) or (what == "weights" and array is None)):
                 raise WrongAnswer(
-                    f"returned {type(array).__name__} as {what}, not an array of {bridge.name}"
+                    f"returned {type(array).__name__} as {what}, not an array of {bridge.name}, "
+                    "the adapter's `framework`"
                 )
         dtypes = {"output": bridge.dtype(output)}
         if weights is not None:

@@ -196,8 +196,9 @@ class Laboratory:
             self._plain[key] = self.ask(self.problem(key[0], dtype=key[1]))
         found = self._plain[key]
         if isinstance(found, Refused):
-            kind = Unsupported if found.unsupported else NoAnswer
-            raise kind(f"without any mask: {found.told}")
+            if found.unsupported:
+                raise Unsupported(found.told.removeprefix("unsupported: "))
+            raise NoAnswer(f"without any mask: {found.told}")
         return found
 
     def noise(self, problem: Problem) -> Array:

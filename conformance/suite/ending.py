@@ -66,15 +66,16 @@ def _reasons(results: Iterable[CaseResult], verdicts: Iterable[str]) -> Counter[
 def gravest(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
     """The item to tell in full, and how many there are to choose from.
 
-    What is required comes before what is only declared, and what has a cause before what has none.
+    What is required comes before what is only declared, an answer before a declaration, and what
+    has a cause before what has none.
     """
     wrong = [result for result in results if result.verdict in WRONG]
     return max(wrong, key=_weight, default=None), len(wrong)
 
 
-def _weight(result: CaseResult) -> tuple[bool, bool, tuple[float, float]]:
+def _weight(result: CaseResult) -> tuple[bool, bool, bool, tuple[float, float]]:
     return max(
-        (_is_must(finding), bool(finding.cause), gravity(finding))
+        (_is_must(finding), not result.entries, bool(finding.cause), gravity(finding))
         for finding in result.findings
         if finding.verdict in WRONG
     )

@@ -1,0 +1,57 @@
+"""A JAX layer whose parameters are a nested dictionary, and the adapter that declares it.
+
+    mha-conformance run docs/examples/jax_layer.py:SelfAttention
+
+What is worth declaring: query, key and value stand side by side for each head, the mask says what
+is *blocked*, and parameters are arguments of the call: `bind` nests them as the library has them.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from conformance import Layer, MaskArgument, Parameter, Unsupported
+
+
+def attention(params, x, blocked=None):
+    """The user's code. `x` `[batch length width]`, `blocked` `[batch query key]`."""
+    projected = jnp.einsum("ble,ehpd->pbhld", x, params["in"]["w"])
+    query, key, value = projected + params["in"]["b"][:, None, :, None]
+    logits = jnp.einsum("bhqd,bhkd->bhqk", query, key) * query.shape[-1] ** -0.5
+    if blocked is not None:
+        logits = jnp.where(blocked[:, None], -jnp.inf, logits)
+    context = jnp.einsum("bhqk,bhkd->bqhd", jax.nn.softmax(logits), value)
+    return jnp.einsum("bqhd,hde->bqe", context, params["out"]["w"]) + params["out"]["b"]
+
+
+class SelfAttention(Layer):
+    """Everything above that a caller has to know, as data."""
+
+    title = "attention"
+    framework = "jax"
+    mask_arguments = (MaskArgument("blocked", "batch query key", true="blocks"),)
+    parameters = (
+        Parameter("in/w", "query key value", "embed heads head -> embed heads 1 head", stack=2),
+        Parameter("in/b", "query_bias key_bias value_bias", "heads head -> 1 heads head", stack=0),
+        Parameter("out/w", "output", "heads head embed -> heads head embed"),
+        Parameter("out/b", "output_bias", "embed -> embed"),
+    )
+
+    def check_shape(self, shape):
+        if shape.sharing != "self":
+            raise Unsupported("self-attention only")
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+        if not shape.bias:
+            raise Unsupported("projections always have a bias")
+
+    def build(self, shape, dtype, scale, mode):
+        return None  # there is nothing to build: the layer is its parameters
+
+    def bind(self, layer, parameters):
+        return {
+            place: {name: parameters[f"{place}/{name}"] for name in ("w", "b")}
+            for place in ("in", "out")
+        }
+
+    def call(self, layer, query, key, value, masks, mode):
+        return attention(layer, query, **masks)
