@@ -210,7 +210,7 @@ def padding(name="padding", **meaning):
 
 def row(which, **changes):
     """Its parameter table with one row changed."""
-    fields = ("native", "sources", "pattern", "stack")
+    fields = ("native", "sources", "pattern", "stack", "interleaved")
     return tuple(
         Parameter(**{name: getattr(it, name) for name in fields} | changes)
         if it.native == which
@@ -271,8 +271,13 @@ MISTAKES = {
     "wrong native name": (
         lambda: module(parameters=row("query.weight", native="q.weight")),
         "mask/key-padding/cross",
-        "CrossAttentionModule has parameters ['key_value.bias', 'key_value.weight', 'output', "
-        "'output_bias', 'query.bias', 'query.weight'], the table has",
+        "CrossAttentionModule and its parameter table differ: only the layer has query.weight; only "
+        "the table has q.weight",
+    ),
+    "no bind": (
+        lambda: module(framework="numpy"),
+        "plain/no-mask/cross",
+        "parameters are arguments in numpy: Mistake needs `bind(layer, parameters)`",
     ),
     "not transposed, shape tells": (
         lambda: module(
