@@ -271,13 +271,13 @@ MISTAKES = {
     "wrong native name": (
         lambda: module(parameters=row("query.weight", native="q.weight")),
         "mask/key-padding/cross",
-        "CrossAttentionModule and its parameter table differ: only the layer has query.weight; only "
-        "the table has q.weight",
+        "CrossAttentionModule and its parameter table differ: only the layer has query.weight; "
+        "only the table has q.weight",
     ),
     "no bind": (
         lambda: module(framework="numpy"),
         "plain/no-mask/cross",
-        "parameters are arguments in numpy: Mistake needs `bind(layer, parameters)`",
+        "parameters are arguments in numpy: Mistake needs bind(layer, parameters)",
     ),
     "not transposed, shape tells": (
         lambda: module(

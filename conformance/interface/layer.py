@@ -80,7 +80,7 @@ class Layer(NativeAdapter):
         if not (self.bridge.loads_in_place or handed_on):
             raise WrongDeclaration(
                 f"parameters are arguments in {self.bridge.name}: {type(self).__name__} needs "
-                "`bind(layer, parameters)`, which returns the layer with these parameters"
+                "bind(layer, parameters), which returns the layer with these parameters"
             )
         parameters = self.table(problem.shape).load(problem.weights)
         natives = self.bridge.load(layer, parameters, problem.dtype, call.device)
