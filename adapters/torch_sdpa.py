@@ -147,7 +147,8 @@ class _OneKernel(Default):
 def _reason(warned: list[str], mask: Any) -> str:
     """Why torch did not take the only kernel: what it warned of, without the sizes found."""
     told = [re.split(r" Got | \(Triggered internally", text)[0] for text in warned]
-    reasons = [text for text in told if not text.endswith("because:")]
+    # The others are forbidden, of which it warns too.
+    reasons = [it for it in told if not it.endswith("because:") and "runtime disabled" not in it]
     if not reasons and mask is not None and mask.requires_grad:
         # check_attn_mask_shape in sdp_utils_cpp.h says no, and nothing else.
         return "the kernel gives no gradient of attn_mask"
