@@ -5,10 +5,12 @@ axis of their own: `[embed heads head]`, and `[heads value_head embed]` for the 
 mask attends. Numbers are never added: they are cast to bool, so 0/-inf means the opposite of what
 it means elsewhere (an attention_mask that comes alone to GroupQueryAttention attends above 0.5).
 MultiHeadAttention overwrites `query_mask` with the mask that hangs on the query: passing one does
-nothing. The causal flag is aligned top-left. Asking for the scores takes another path: an explicit
-softmax, where a fully masked row is zero, instead of the backend's `dot_product_attention`, where
-such a row attends all keys. AdditiveAttention has neither heads nor projections; its inputs are a
-list, [query, value, key], and so is its mask, [query_mask, value_mask].
+nothing. It takes the masks away that hang on its inputs, so the next layer that reads them attends
+the padding. The causal flag is aligned top-left. Asking for the scores takes another path: an
+explicit softmax, where a fully masked row is zero (since Keras 3.10), instead of the backend's
+`dot_product_attention`, where such a row attends all keys. AdditiveAttention has neither heads nor
+projections; its inputs are a list, [query, value, key], and so is its mask,
+[query_mask, value_mask].
 
 Keras runs on one backend per process, chosen before it is imported.
 """
@@ -39,7 +41,7 @@ from conformance import (
     Unsupported,
 )
 from conformance.frameworks import framework
-from conformance.frameworks.base import Framework, Natives
+from conformance.frameworks.base import Framework, Natives, since
 from conformance.interface.adapter import FullyMasked, SideEffects
 from conformance.interface.native import NativeAdapter
 
@@ -74,18 +76,32 @@ _COMPILED_MODES: tuple[Mode, ...] = (
         about=_ABOUT["optimised"],
     ),
 )
-_MASKED_WITH_SCORES: Mapping[str, FullyMasked] = dict.fromkeys(
-    ("scores", "training", "optimised"), "output bias"
+# Before 3.10, -1e9 was added to blocked logits and no weight set to zero: it depends on the dtype.
+_MASKED_WITH_SCORES: Mapping[str, FullyMasked] = (
+    dict.fromkeys(("scores", "training", "optimised"), "output bias")
+    if since("keras", "3.10")
+    else {}
 )
 _MASKED: Mapping[str, FullyMasked] = {**_MASKED_WITH_SCORES, "no-scores": "mean of values"}
 
 
-class _Keras(NativeAdapter):
-    """What all layers share: one process has one backend."""
+KERAS_PARAMETERS = (
+    Parameter("query/kernel", "query", "embed heads head -> embed heads head"),
+    Parameter("query/bias", "query_bias", "heads head -> heads head"),
+    Parameter("key/kernel", "key", "embed heads head -> embed heads head"),
+    Parameter("key/bias", "key_bias", "heads head -> heads head"),
+    Parameter("value/kernel", "value", "embed heads head -> embed heads head"),
+    Parameter("value/bias", "value_bias", "heads head -> heads head"),
+    Parameter("attention_output/kernel", "output", "heads head embed -> heads head embed"),
+    Parameter("attention_output/bias", "output_bias", "embed -> embed"),
+)
+"""Those of MultiHeadAttention in Keras 2 and 3, and of GroupQueryAttention."""
+
+
+class OnBackend(NativeAdapter):
+    """What everything of Keras shares: one process has one backend."""
 
     packages = ("keras",)
-    returns_weights = "per head"
-    causal_flag = CausalFlag("use_causal_mask", alignment="top-left")
 
     @property
     def bridge(self) -> Framework:
@@ -105,6 +121,13 @@ class _Keras(NativeAdapter):
         import keras
 
         return keras.device(f"{call.device}:0")
+
+
+class _Keras(OnBackend):
+    """What all layers share."""
+
+    returns_weights = "per head"
+    causal_flag = CausalFlag("use_causal_mask", alignment="top-left")
 
 
 def _backend(name: str) -> Framework:
@@ -155,16 +178,7 @@ class _DotProduct(_Keras, Layer):
     """The layers with projections of their own."""
 
     fully_masked_row = _MASKED
-    parameters = (
-        Parameter("query/kernel", "query", "embed heads head -> embed heads head"),
-        Parameter("query/bias", "query_bias", "heads head -> heads head"),
-        Parameter("key/kernel", "key", "embed heads head -> embed heads head"),
-        Parameter("key/bias", "key_bias", "heads head -> heads head"),
-        Parameter("value/kernel", "value", "embed heads head -> embed heads head"),
-        Parameter("value/bias", "value_bias", "heads head -> heads head"),
-        Parameter("attention_output/kernel", "output", "heads head embed -> heads head embed"),
-        Parameter("attention_output/bias", "output_bias", "embed -> embed"),
-    )
+    parameters = KERAS_PARAMETERS
     # The first three are what Keras passes on by itself from an Embedding with mask_zero=True.
     mask_arguments = (
         MaskArgument("value_mask", "batch key", true="attends", number="attends if nonzero"),
@@ -242,17 +256,23 @@ class _DotProduct(_Keras, Layer):
         return layer(*inputs.values(), **mode.options, **masks)
 
 
-class _MultiHeadAttention(_DotProduct):
+class KerasMultiHeadAttention(_DotProduct):
+    """MultiHeadAttention on any backend, and what is derived from it."""
+
     documentation = f"{_DOCS}/multi_head_attention/"
+
+    def layer_class(self) -> Any:
+        """The class that is built."""
+        import keras
+
+        return keras.layers.MultiHeadAttention
 
     def check_shape(self, shape: Shape) -> None:
         if shape.kv_heads != shape.heads:
             raise Unsupported("no fewer key/value heads than query heads")
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
-        import keras
-
-        layer = keras.layers.MultiHeadAttention(
+        layer = self.layer_class()(
             shape.heads,
             shape.head_size,
             value_dim=shape.value_head_size,
@@ -347,7 +367,6 @@ class _AdditiveAttention(_Keras, Function):
 
     def __init__(self) -> None:
         self._layers: dict[tuple[int, str], _Stateless] = {}
-        self._returned = ""
 
     def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
         import keras
@@ -358,21 +377,14 @@ class _AdditiveAttention(_Keras, Function):
             layer = keras.layers.AdditiveAttention(use_scale=True, dtype=dtype)
             layer.build([(None, None, size)] * 3)
             self._layers[size, dtype] = _Stateless(layer)
-        natives, invoke, program = super()._bind(problem, call)
-
-        def as_returned(*arguments: Any) -> tuple[Any, Any]:
-            output, weights = invoke(*arguments)
-            return keras.ops.cast(output, self._returned), weights
-
-        return natives, as_returned, program
+        return super()._bind(problem, call)
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
     ) -> Any:
         import keras
 
-        dtype = self.bridge.dtype(query)
-        layer = self._layers[query.shape[-1], dtype]
+        layer = self._layers[query.shape[-1], self.bridge.dtype(query)]
         listed = [masks.get("query_mask"), masks.get("value_mask")]
         given = any(mask is not None for mask in listed)
         heads = [
@@ -385,14 +397,10 @@ class _AdditiveAttention(_Keras, Function):
             )
             for head, scale in enumerate(options["score"])
         ]
-        contexts, weights = (keras.ops.stack(arrays, axis=1) for arrays in zip(*heads, strict=True))
-        # The projection after it takes the inputs' dtype only; the output is given back the dtype
-        # that the layer returned, so that another one shows.
-        self._returned = self.bridge.dtype(contexts)
-        return keras.ops.cast(contexts, dtype), weights
+        return tuple(keras.ops.stack(arrays, axis=1) for arrays in zip(*heads, strict=True))
 
 
-class TensorFlowMultiHeadAttention(_MultiHeadAttention):
+class TensorFlowMultiHeadAttention(KerasMultiHeadAttention):
     """On TensorFlow, eagerly."""
 
     title = "keras.layers.MultiHeadAttention (TensorFlow)"
@@ -415,7 +423,7 @@ class TensorFlowAdditiveAttention(_AdditiveAttention):
     framework = "tensorflow"
 
 
-class JaxMultiHeadAttention(_MultiHeadAttention):
+class JaxMultiHeadAttention(KerasMultiHeadAttention):
     """On JAX, compiled."""
 
     title = "keras.layers.MultiHeadAttention (JAX)"
@@ -450,7 +458,7 @@ class JaxAdditiveAttention(_AdditiveAttention):
     )
 
 
-class TorchMultiHeadAttention(_MultiHeadAttention):
+class TorchMultiHeadAttention(KerasMultiHeadAttention):
     """On torch."""
 
     title = "keras.layers.MultiHeadAttention (torch)"

@@ -1,0 +1,93 @@
+"""keras.ops.dot_product_attention, on three backends.
+
+What a port gets wrong: query, key and value are `[batch length heads head]`, while `bias` and
+`mask` are `[batch heads query key]`. True in `mask` attends, and only booleans are meant; numbers
+go into `bias`, which is added to the logits. `is_causal` is aligned top-left. With fewer key/value
+heads, each serves a group of neighbouring query heads. By `mask`, a query that may attend nothing
+attends all keys alike, because blocked logits become a large finite number; by a `bias` of -inf it
+gets NaN (on torch, zeros). No weights come back.
+
+What is behind it differs: on TensorFlow the formula written out, on JAX
+`jax.nn.dot_product_attention`, on torch `scaled_dot_product_attention`, whose one argument holds
+`mask` or `bias`: both at once are refused there. On each of them float64 is computed in float32,
+and comes back as float32, since Keras 3.12.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from conformance.adapters.keras_layers import OnBackend
+
+from conformance import CausalFlag, Example, Function, MaskArgument, Mode, Shape, Unsupported
+from conformance.frameworks.base import since
+
+_MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
+_BIAS = MaskArgument("bias", "batch heads query key", number="added", broadcasts=True)
+
+
+def _example(backend: str) -> Example:
+    return Example(
+        imports=f'import os; os.environ["KERAS_BACKEND"] = "{backend}"\nimport keras',
+        build="attention = keras.ops.dot_product_attention\n"
+        "split = lambda x: keras.ops.reshape(x, (*x.shape[:2], {heads}, -1))",
+        call="attention(split(query), split(key), split(value){masks})",
+    )
+
+
+class _DotProductAttention(OnBackend, Function):
+    documentation = "https://keras.io/api/ops/nn/#dot_product_attention-function"
+    layout = "batch length heads head"
+    grouped = True
+    custom_scale = True
+    mask_arguments = (_MASK, _BIAS)
+    causal_flag = CausalFlag("is_causal", alignment="top-left")
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        import keras
+
+        return keras.ops.dot_product_attention(query, key, value, **masks, **options)
+
+
+class TensorFlowDotProductAttention(_DotProductAttention):
+    """On TensorFlow, eagerly."""
+
+    title = "keras.ops.dot_product_attention (TensorFlow)"
+    framework = "tensorflow"
+    example = _example("tensorflow")
+
+
+class JaxDotProductAttention(_DotProductAttention):
+    """On JAX, compiled."""
+
+    title = "keras.ops.dot_product_attention (JAX)"
+    framework = "jax"
+    example = _example("jax")
+    modes = (
+        Mode("default", about="called with its defaults"),
+        Mode(
+            "optimised",
+            every_case=False,
+            dtypes=("float32",),
+            optimised=True,
+            about="as default, with XLA's optimisations on; the other is compiled quickly",
+        ),
+    )
+
+    def check_shape(self, shape: Shape) -> None:
+        super().check_shape(shape)
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("the value has the shape of the key")
+
+
+class TorchDotProductAttention(_DotProductAttention):
+    """On torch."""
+
+    title = "keras.ops.dot_product_attention (torch)"
+    framework = "torch"
+    example = _example("torch")
+    # Before 3.14 it says "doesn't support `bias`".
+    mask_arguments = (_MASK, replace(_BIAS, alone=True)) if since("keras", "3.14") else (_MASK,)

@@ -1,0 +1,159 @@
+"""tf_keras.layers.MultiHeadAttention: Keras 2, which goes on under another name beside Keras 3.
+
+What a port gets wrong: the order of arguments is query, *value*, key. True in `attention_mask`
+attends, and there is no other mask argument: padding is read from the mask that hangs on a tensor,
+as `Embedding(mask_zero=True)` leaves it, of query, value and key alike. A mask that comes alone is
+not cast to bool but multiplied into a large negative number, which is *added* to the logits: 0.5
+blocks too, and 2 attracts. So a query that may attend nothing attends all keys alike, in float64 as
+if nothing were masked, because there -1e9 leaves something of the logits; it is not zero as in
+Keras 3. `softmax_robust_masking=True` puts the number in the logit's place. The causal flag is
+aligned top-left. Weights come back per head where they are asked for, by the same path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar
+
+from conformance.adapters.keras_layers import KERAS_PARAMETERS
+
+from conformance import (
+    Call,
+    CausalFlag,
+    Example,
+    Layer,
+    MaskArgument,
+    Mode,
+    Problem,
+    Script,
+    Shape,
+    Unsupported,
+)
+from conformance.frameworks.base import Natives
+
+
+class TfKerasMultiHeadAttention(Layer):
+    """Eagerly; its variables are loaded in place."""
+
+    title = "tf_keras.layers.MultiHeadAttention"
+    documentation = "https://keras.io/2/api/layers/attention_layers/multi_head_attention"
+    framework = "tensorflow"
+    packages = ("tf-keras",)
+    returns_weights = "per head"
+    # In the other modes it depends on the dtype: -1e9 leaves nothing of a logit, but in float64.
+    fully_masked_row: ClassVar = {"robust-masking": "mean of values"}
+    mask_arguments = (
+        MaskArgument(
+            "attention_mask",
+            ("batch query key", "batch heads query key"),
+            true="attends",
+            number="attends, 0 or 1 only",
+            broadcasts=True,
+        ),
+    )
+    causal_flag = CausalFlag("use_causal_mask", alignment="top-left")
+    # What Keras attaches to a tensor, and reads in a layer that is called with it.
+    implicit_masks = (
+        MaskArgument("query._keras_mask", "batch query", true="attends"),
+        MaskArgument("value._keras_mask", "batch key", true="attends"),
+        MaskArgument("key._keras_mask", "batch key", true="attends"),
+    )
+    parameters = KERAS_PARAMETERS
+    modes = (
+        Mode(
+            "scores",
+            {"return_attention_scores": True, "training": False},
+            about="called with return_attention_scores=True",
+        ),
+        Mode(
+            "no-scores",
+            {"return_attention_scores": False, "training": False},
+            weights=False,
+            about="called without it",
+        ),
+        Mode(
+            "training",
+            {"return_attention_scores": True, "training": True},
+            every_case=False,
+            about="return_attention_scores=True, training=True",
+        ),
+        Mode(
+            "robust-masking",
+            {"return_attention_scores": True, "training": False},
+            about="as scores, built with softmax_robust_masking=True",
+        ),
+    )
+    dropout_modes = ("training",)
+    example = Example(
+        imports="import tf_keras",
+        build="attention = tf_keras.layers.MultiHeadAttention({heads}, {head_size})",
+        call="attention(query, value, key, return_attention_scores=True{masks})[0]",
+        weights="attention(query, value, key, return_attention_scores=True{masks})[1]",
+        calls={"no-scores": "attention(query, value, key{masks})"},
+    )
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import tensorflow as tf
+        import tf_keras
+
+        if mode.dropout:
+            tf_keras.utils.set_random_seed(mode.draw)
+        layer = tf_keras.layers.MultiHeadAttention(
+            shape.heads,
+            shape.head_size,
+            value_dim=shape.value_head_size,
+            use_bias=shape.bias,
+            output_shape=shape.output_width,
+            dropout=mode.dropout,
+            softmax_robust_masking=mode.name == "robust-masking",
+            dtype=dtype,
+        )
+        sizes = shape.input_shapes()
+        # Only a call makes the variables.
+        layer(*(tf.zeros(sizes[name], dtype) for name in ("query", "value", "key")))
+        return layer
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        inputs = shape.input_shapes()
+        zeros = ", ".join(
+            f'tf.zeros({inputs[name]}, "{dtype}")' for name in ("query", "value", "key")
+        )
+        robust = ", softmax_robust_masking=True" if mode.name == "robust-masking" else ""
+        options = "".join(f", {name}={value}" for name, value in mode.options.items())
+        scores = mode["return_attention_scores"]
+        return Script(
+            imports=("import tf_keras",),
+            build=(
+                f"layer = tf_keras.layers.MultiHeadAttention({shape.heads}, {shape.head_size}, "
+                f"value_dim={shape.value_head_size}, output_shape={shape.output_width}, "
+                f'use_bias={shape.bias}{robust}, dtype="{dtype}")',
+                f"layer({zeros})",
+            ),
+            load=('for v in layer.weights: v.assign(native[v.name.split("/", 1)[1][:-2]])',),
+            call=f"layer(query, value, key{options}{{masks}})",
+            output="{}[0]" if scores else "{}",
+            weights="{}[1]" if scores else "",
+            parameter='next(v for v in layer.weights if v.name.endswith("/{name}:0"))',
+        )
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        natives, invoke, built = super()._bind(problem, call)
+        variables = {
+            variable.name.split("/", 1)[1].removesuffix(":0"): variable
+            for variable in self._built[built].trainable_variables
+        }
+        for name, variable in variables.items():
+            variable.assign(natives[name])
+        return variables, invoke, built
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        inputs = {"query": query, "value": value, "key": key}
+        for name in [name for name in masks if name.endswith("._keras_mask")]:
+            inputs[name.partition(".")[0]]._keras_mask = masks.pop(name)
+        return layer(*inputs.values(), **mode.options, **masks)
