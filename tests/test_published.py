@@ -287,7 +287,21 @@ def test_a_convention_that_changed_is_told():
         [version("new", "2", shown("blocks"))], versions=[version("old", "1", shown("attends"))]
     )
     assert made.timelines[0].points[1].change.other == [
-        ("probe/masks: mask, bool", "attends", "blocks", 1)
+        ("masks: mask, bool", "attends", "blocks", 1)
+    ]
+
+
+def test_of_lists_of_shapes_the_difference_is_told():
+    def shown(takes, refuses):
+        own = result(good(), name="ours", case="probe/shapes")
+        entries = [Entry("mask: shapes it takes", takes), Entry("mask: shapes it refuses", refuses)]
+        return msgspec.structs.replace(own, entries=entries)
+
+    newer = version("new", "2", shown("[key] [batch, key]", "[query]"))
+    older = version("old", "1", shown("[key] [query]", "[batch, key]"))
+    (course,) = build([newer], versions=[older]).timelines
+    assert course.points[1].change.other == [
+        ("shapes: mask: shapes it takes", "[query]", "[batch, key]", 1)
     ]
 
 

@@ -91,6 +91,7 @@ def _environment() -> Environment:
         "plot": plot,
         "words": wording,
         "MAKERS": MAKERS,
+        "MOST_CHANGES": views.MOST_CHANGES,
         "VERDICTS": VERDICTS,
         "NOT_VERIFIED": NOT_VERIFIED,
     }

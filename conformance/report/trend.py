@@ -6,14 +6,19 @@ questions of the same name, so the catalogue is told beside every point.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
+from conformance.card import PREFIX
 from conformance.findings import CaseResult, Finding
 from conformance.report.columns import column_keys, declared
 from conformance.report.model import Change, Loaded, Point, Trend
 from conformance.report.totals import WRONG, finding_counts
 from conformance.requirements.definition import OUTPUT
+
+_SHAPE = re.compile(r"\[[^\[\]]*\]")
+_SHAPES = re.compile(r"\[[^\[\]]*\]( \[[^\[\]]*\])*")
 
 Asked = dict[tuple[str, str, str, str], Finding]
 """Case, dtype, mode and requirement to finding."""
@@ -72,6 +77,16 @@ def _asked(results: Sequence[CaseResult]) -> Asked:
     }
 
 
+def _apart(one: str, other: str) -> tuple[str, str]:
+    """Two values; of two lists of shapes, those that only one of them has."""
+    if not (_SHAPES.fullmatch(one) and _SHAPES.fullmatch(other)):
+        return one, other
+    before, after = _SHAPE.findall(one), _SHAPE.findall(other)
+    gone = [shape for shape in before if shape not in after]
+    new = [shape for shape in after if shape not in before]
+    return " ".join(gone) or "no other", " ".join(new) or "no other"
+
+
 def _worst(results: Sequence[CaseResult]) -> dict[str, float]:
     worst: dict[str, float] = {}
     for result in results:
@@ -105,9 +120,11 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
             other[key[3], one.value or one.verdict, two.value or two.verdict] += 1
     was_seen, seen = _seen(first), _seen(second)
     for place in was_seen.keys() & seen.keys():
-        if was_seen[place] != seen[place]:
-            experiment, _, subject = place
-            other[f"{experiment}: {subject}", was_seen[place], seen[place]] += 1
+        was_there, is_there = _apart(was_seen[place], seen[place])
+        experiment, _, subject = place
+        # What is not taken any more is refused now, and that is the same told again.
+        if was_there != is_there and not subject.endswith("shapes it refuses"):
+            other[f"{experiment.removeprefix(PREFIX)}: {subject}", was_there, is_there] += 1
     return Change(
         worse=dict(sorted(worse.items())),
         better=dict(sorted(better.items())),

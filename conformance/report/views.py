@@ -266,6 +266,10 @@ def unasked(report: Report) -> list[str]:
     return [row.requirement for row in report.matrix if not _holds_anything(row)]
 
 
+MOST_CHANGES = 8
+"""Changes of conventions that are told at once."""
+
+
 def changed(point: Point) -> str:
     """What changed since the point before, in one line."""
     change = point.change
@@ -278,7 +282,9 @@ def changed(point: Point) -> str:
         for word, counts in (("worse", change.worse), ("mended", change.better))
         if counts
     ]
-    told += [f"{name}: {was} → {now}" for name, was, now, _ in change.other]
+    told += [f"{name}: {was} → {now}" for name, was, now, _ in change.other[:MOST_CHANGES]]
+    more = len(change.other) - MOST_CHANGES
+    told += [f"{more:,} more change{'s' * (more > 1)}"] if more > 0 else []
     told += [f"{change.added:,} asked for the first time"] if change.added else []
     told += [f"{change.removed:,} no longer asked"] if change.removed else []
     return "; ".join(told) or "no change"
