@@ -161,9 +161,14 @@ def _groups(columns: Sequence[Column]) -> list[tuple[str, list[Column]]]:
     """Columns by library, which is what titles begin with, in the order in which they come."""
     found: dict[str, list[Column]] = {}
     for column in columns:
-        library, dot, _ = column.title.partition(".")
-        found.setdefault(library if dot else _OWN, []).append(column)
+        found.setdefault(_library(column), []).append(column)
     return list(found.items())
+
+
+def _library(column: Column) -> str:
+    library, dot, _ = column.title.partition("(")[0].partition(".")
+    first = column.name.partition("-")[0]
+    return library if dot else first if first in column.versions else _OWN
 
 
 def _few(report: Report) -> list[Any]:
