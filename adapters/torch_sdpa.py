@@ -158,7 +158,7 @@ def _reason(warned: list[str], mask: Any) -> str:
 class Math(_OneKernel):
     """The products written out, by operations of torch."""
 
-    title = "scaled_dot_product_attention (math)"
+    title = "torch.nn.functional.scaled_dot_product_attention (math)"
     backend = "MATH"
     example = _forced("MATH")
 
@@ -169,7 +169,7 @@ class Flash(_OneKernel):
     On a CPU it has float64 and float32 too.
     """
 
-    title = "scaled_dot_product_attention (flash)"
+    title = "torch.nn.functional.scaled_dot_product_attention (flash)"
     backend = "FLASH_ATTENTION"
     example = _forced("FLASH_ATTENTION")
 
@@ -193,7 +193,7 @@ class _OnGpu(_OneKernel):
 class Efficient(_OnGpu):
     """Memory-efficient attention, from xFormers."""
 
-    title = "scaled_dot_product_attention (efficient)"
+    title = "torch.nn.functional.scaled_dot_product_attention (efficient)"
     backend = "EFFICIENT_ATTENTION"
     example = _forced("EFFICIENT_ATTENTION")
 
@@ -201,6 +201,6 @@ class Efficient(_OnGpu):
 class Cudnn(_OnGpu):
     """That of cuDNN."""
 
-    title = "scaled_dot_product_attention (cuDNN)"
+    title = "torch.nn.functional.scaled_dot_product_attention (cuDNN)"
     backend = "CUDNN_ATTENTION"
     example = _forced("CUDNN_ATTENTION")
