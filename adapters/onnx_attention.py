@@ -23,12 +23,14 @@ from conformance.adapters.lengths import right_padding
 from conformance import (
     Call,
     CausalFlag,
+    Example,
     Function,
     MaskArgument,
     Mode,
     Problem,
     Unsupported,
 )
+from conformance.dtypes import DTYPES
 from conformance.frameworks.base import Natives, since
 
 _DOCS = "https://onnx.ai/onnx/operators/onnx__Attention.html"
@@ -74,6 +76,27 @@ _WINDOWS = Mode(
     {"opset": 25, "instead": "windows"},
     about="opset 25, a mask that is a band as left_window_size and right_window_size",
 )
+
+
+def _example(imports: str, run: str) -> Example:
+    """A model for each set of inputs, run by the last line."""
+    return Example(
+        imports=f"from onnx import helper as oh\n{imports}",
+        build="""\
+def attention(query, key, value, attn_mask=None, **attributes):
+    given = {{"Q": query, "K": key, "V": value, "attn_mask": attn_mask}}
+    given = {{name: array for name, array in given.items() if array is not None}}
+    attributes |= {{"q_num_heads": {heads}, "kv_num_heads": {heads}}}
+    node = oh.make_node("Attention", list(given), ["Y"], **attributes)
+    kinds = {{name: oh.np_dtype_to_tensor_dtype(array.dtype) for name, array in given.items()}}
+    inputs = [oh.make_tensor_value_info(name, kinds[name], given[name].shape) for name in given]
+    output = oh.make_tensor_value_info("Y", kinds["Q"], None)
+    graph = oh.make_graph([node], "attention", inputs, [output])
+    model = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 23)], ir_version=11)
+    return """
+        + run,
+        call="attention(query, key, value{masks})",
+    )
 
 
 class _Attention(Function):
@@ -195,6 +218,12 @@ class OnnxReference(_Attention):
 
     title = "ONNX Attention (reference evaluator)"
     framework = "onnx"
+    example = _example(
+        "from onnx.reference import ReferenceEvaluator",
+        "ReferenceEvaluator(model).run(None, given)[0]",
+    )
+    dtypes = tuple(DTYPES) if since("onnx", "1.19") else ("float64", "float32", "float16")
+    fully_masked_row = "zeros" if since("onnx", "1.23") else "nan"
     modes = (*_MODES, _WINDOWS)
     opsets: ClassVar = {23: "1.18", 24: "1.19", 25: "1.23"}
 
@@ -204,6 +233,14 @@ class OnnxRuntimeAttention(_Attention):
 
     title = "ONNX Attention (onnxruntime)"
     framework = "onnxruntime"
+    example = _example(
+        "from onnxruntime import InferenceSession",
+        "InferenceSession(model.SerializeToString()).run(None, given)[0]",
+    )
     # For bfloat16 not even a product.
     dtypes = ("float64", "float32", "float16")
+    if since("onnxruntime", "1.28"):
+        fully_masked_row = "zeros"
+    else:
+        fully_masked_row = "mean of values" if since("onnxruntime", "1.24") else "nan"
     opsets: ClassVar = {23: "1.23", 24: "1.24"}

@@ -28,6 +28,7 @@ from conformance.adapters.lengths import LengthTable
 from conformance import (
     Call,
     CausalFlag,
+    Example,
     Function,
     MaskArgument,
     Mode,
@@ -101,6 +102,26 @@ class OnnxRuntimeMultiHeadAttention(_Contrib):
         MaskArgument("attention_bias", "batch heads query key", number="added"),
     )
     causal_flag = CausalFlag("unidirectional", alignment="top-left")
+    example = Example(
+        imports="from onnx import helper as oh\nfrom onnxruntime import InferenceSession",
+        build="""\
+def attention(query, key, value, key_padding_mask=None, attention_bias=None, **attributes):
+    every = {{"query": query, "key": key, "value": value, "bias": None}}
+    whole = None if key_padding_mask is None else key_padding_mask.astype("int32")
+    every |= {{"key_padding_mask": whole, "attention_bias": attention_bias}}
+    given = {{name: array for name, array in every.items() if array is not None}}
+    names = [name if name in given else "" for name in every]
+    attributes |= {{"num_heads": {heads}, "domain": "com.microsoft"}}
+    node = oh.make_node("MultiHeadAttention", names, ["output"], **attributes)
+    kinds = {{name: oh.np_dtype_to_tensor_dtype(array.dtype) for name, array in given.items()}}
+    inputs = [oh.make_tensor_value_info(name, kinds[name], given[name].shape) for name in given]
+    output = oh.make_tensor_value_info("output", kinds["query"], None)
+    graph = oh.make_graph([node], "attention", inputs, [output])
+    opsets = [oh.make_opsetid("", 17), oh.make_opsetid("com.microsoft", 1)]
+    model = oh.make_model(graph, opset_imports=opsets, ir_version=8)
+    return InferenceSession(model.SerializeToString()).run(None, given)[0]""",
+        call="attention(query, key, value{masks})",
+    )
     modes = (
         Mode("default", about="query, key and value; without masks that may be a tiled kernel"),
         Mode(
@@ -165,6 +186,7 @@ class OnnxRuntimeGroupQueryAttention(_Contrib):
     documentation = f"{_DOCS}#com.microsoft.GroupQueryAttention"
     operator = "GroupQueryAttention"
     grouped = True
+    fully_masked_row = "nan"
     returns_weights = "per head"
     weights_option = "qk_output=2"
     inputs = (

@@ -24,6 +24,9 @@ _NATIVE = {"torch": "torch.tensor({})", "jax": "jnp.asarray({})", "tensorflow": 
 _NATIVE |= {"mlx": "mx.array({})", "paddle": "paddle.to_tensor({})", "tinygrad": "Tensor({})"}
 _NUMPY = {"torch": "{}.detach().numpy()", "jax": "np.asarray({})", "tensorflow": "{}.numpy()"}
 _NUMPY |= {"mlx": "np.array({})", "paddle": "{}.numpy()", "tinygrad": "{}.numpy()"}
+# They take and return NumPy arrays.
+for _runtime in ("onnx", "onnxruntime", "openvino"):
+    _IMPORT[_runtime], _NATIVE[_runtime], _NUMPY[_runtime] = "import numpy as np", "{}", "{}"
 
 
 def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token: int = 0) -> str:

@@ -1,0 +1,173 @@
+"""OpenVINO's ScaledDotProductAttention (opset 13), compiled for the CPU.
+
+What a port gets wrong: True in `attention_mask` attends; numbers are added, and have the dtype of
+the query. With `causal=True` the mask is not refused but ignored, which is documented; the triangle
+is aligned top-left. `causal` is an attribute, `scale` an input. Key and value have as many heads as
+the query, and no weights come back.
+
+What computes it depends on the model, not on the operator. In a model without state it is taken
+apart into products and a softmax, and a query that may attend nothing gets NaN. In one that keeps
+keys and values from one inference to the next, as exported language models do, it is one kernel:
+there such a query gets the mean of the values if the mask is boolean, and the triangle is aligned
+bottom-right.
+
+`INFERENCE_PRECISION_HINT` is f32 here and `EXECUTION_MODE_HINT` is ACCURACY, because by default
+float32 is computed in bfloat16 on CPUs that have it. Even so float64 is computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from conformance import (
+    Call,
+    CausalFlag,
+    Example,
+    Function,
+    MaskArgument,
+    Mode,
+    Problem,
+    Unsupported,
+)
+from conformance.frameworks.base import Natives
+
+
+class OpenVinoScaledDotProductAttention(Function):
+    """ScaledDotProductAttention-13 on the CPU."""
+
+    title = "openvino.opset13.scaled_dot_product_attention (CPU)"
+    documentation = (
+        "https://docs.openvino.ai/2025/documentation/openvino-ir-format/operation-sets/"
+        "operation-specs/sequence/scaled-dot-product-attention.html"
+    )
+    framework = "openvino"
+    custom_scale = True
+    differentiable = False
+    # In a state it depends on how it is said: the mean of the values if by False, NaN if by -inf.
+    fully_masked_row: ClassVar = {"dynamic": "nan", "static": "nan"}
+    mask_arguments = (
+        MaskArgument(
+            "attention_mask",
+            ("batch heads query key", "query key"),
+            true="attends",
+            number="added",
+            broadcasts=True,
+        ),
+    )
+    causal_flag = CausalFlag("causal", alignment="top-left", alone=True)
+    example = Example(
+        imports="import openvino as ov\nfrom openvino import opset13",
+        build="""\
+def attention(query, key, value, attention_mask=None, causal=False):
+    split = lambda x: x.reshape(*x.shape[:2], {heads}, -1).swapaxes(1, 2).copy()
+    given = [split(query), split(key), split(value)]
+    given += [] if attention_mask is None else [attention_mask]
+    inputs = [opset13.parameter(array.shape, array.dtype.type) for array in given]
+    output = opset13.scaled_dot_product_attention(*inputs, causal=causal)
+    exact = {{"INFERENCE_PRECISION_HINT": "f32"}}
+    compiled = ov.compile_model(ov.Model([output], inputs), "CPU", exact)
+    return compiled(given)[0].swapaxes(1, 2).reshape(query.shape)""",
+        call="attention(query, key, value{masks})",
+    )
+    modes = (
+        Mode("dynamic", about="compiled for any sizes"),
+        Mode(
+            "static",
+            {"static": True},
+            every_case=False,
+            about="compiled for the sizes of its inputs",
+        ),
+        Mode(
+            "state",
+            {"state": True},
+            about="keys and values are appended to a state, as in exported language models; those "
+            "that come before the queries are put there by an inference of its own",
+        ),
+    )
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        natives, invoke, program = super()._bind(problem, call)
+
+        def in_mode(*arguments: Any) -> Any:
+            self._mode = call.mode
+            return invoke(*arguments)
+
+        return natives, in_mode, program
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        causal = masks.get("causal", False)
+        given = {"query": query, "key": key, "value": value}
+        if "attention_mask" in masks:
+            if causal:
+                raise Unsupported("with causal=True the mask is ignored")
+            given["attention_mask"] = masks["attention_mask"]
+        if "scale" in options:
+            given["scale"] = np.array(options["scale"], query.dtype)
+        if self._mode.options.get("state"):
+            # The state has a shape of its own, of which the heads have to be known.
+            known = dict.fromkeys(("query", "key", "value"), (1, 3))
+            make = partial(_stateful, causal)
+            return self.bridge.run(("state", causal), make, *_steps(given), known=known)
+        make = partial(_plain, causal)
+        static = self._mode.options.get("static", False)
+        known = {name: range(array.ndim) for name, array in given.items()} if static else {}
+        return self.bridge.run(("plain", causal), make, given, known=known)
+
+
+def _steps(given: Natives) -> list[Natives]:
+    """One inference for the keys before those of the queries, and one for the queries."""
+    query, mask = given["query"], given.get("attention_mask")
+    before = given["key"].shape[2] - query.shape[2]
+    if before < 0:
+        raise Unsupported("as many keys are appended to the state as there are queries")
+    beam = {"beam": np.arange(query.shape[0], dtype=np.int32)}
+    own = {name: given[name][:, :, before:] for name in ("key", "value")}
+    if not before:
+        return [given | own | beam]
+    first = {name: given[name][:, :, :before] for name in ("key", "value")}
+    first["query"] = np.zeros((*query.shape[:2], before, query.shape[3]), query.dtype)
+    if mask is not None:
+        sizes = (*(1,) * (mask.ndim - 2), before, before)
+        first["attention_mask"] = np.full(sizes, mask.dtype == np.bool_, mask.dtype)
+    return [given | first | beam, given | own | beam]
+
+
+def _plain(causal: bool, **nodes: Any) -> Any:
+    from openvino import Model
+
+    return Model([_attention(causal, nodes)], list(nodes.values()))
+
+
+def _stateful(causal: bool, **nodes: Any) -> Any:
+    """Keys and values go to the end of a state, which is empty at first."""
+    from openvino import Model, opset13
+
+    def constant(*numbers: int) -> Any:
+        return opset13.constant(np.array(numbers, np.int64))
+
+    joined, kept = {}, []
+    for name in ("key", "value"):
+        new = nodes[name]
+        shape, dtype = new.get_partial_shape(), new.get_element_type()
+        sizes = opset13.shape_of(new, "i64") * constant(1, 1, 0, 1)
+        empty = opset13.broadcast(opset13.constant(0, dtype), sizes)
+        state = opset13.read_value(empty, name, dtype, shape)
+        # Language models choose among the beams of a search here; without it there is no kernel.
+        past = opset13.gather(state, nodes["beam"], opset13.constant(0))
+        joined[name] = opset13.concat([past, new], 2)
+        kept.append(opset13.assign(joined[name], name))
+    result = opset13.result(_attention(causal, nodes | joined))
+    return Model([result], kept, list(nodes.values()))
+
+
+def _attention(causal: bool, nodes: Natives) -> Any:
+    from openvino import opset13
+
+    inputs = [nodes.get(name) for name in ("query", "key", "value", "attention_mask", "scale")]
+    return opset13.scaled_dot_product_attention(*inputs, causal=causal)
