@@ -215,7 +215,8 @@ def _written(
             raise Untranslatable(
                 f"{told}: they have one dtype in {row.native!r}; bring them to one before"
             )
-        made[row.native] = Tensor(own.pop(), np.ascontiguousarray(row.to_native(canonical)))
+        native = row.to_native(canonical, target.shape)
+        made[row.native] = Tensor(own.pop(), np.ascontiguousarray(native))
     return made
 
 

@@ -182,6 +182,33 @@ def test_stacking_grouped_heads():
     assert_round_trip(ParameterTable(rows, shape), weights_of(shape))
 
 
+def test_heads_that_share_a_key_stand_apart():
+    shape = with_all_biases("gqa", kv_heads=2)
+    rows = (
+        Parameter("wq", "query", "embed heads head -> (heads head) embed", interleaved=True),
+        Parameter(
+            "kv",
+            "key value",
+            "embed heads head -> heads head embed",
+            stack=1,
+            interleaved=True,
+        ),
+        Parameter("wo", "output", "heads head embed -> embed heads head", interleaved=True),
+        Parameter("bq", "query_bias", "heads head -> heads head", interleaved=True),
+        *BIASES[1:],
+    )
+    table, weights = ParameterTable(rows, shape), weights_of(shape)
+    assert_round_trip(table, weights)
+    native = table.load(weights)
+    for head in range(shape.heads):
+        group, shared = divmod(head, shape.kv_heads)
+        canonical = shared * shape.group + group
+        assert canonical // shape.group == shared
+        assert np.array_equal(native["wo"][:, head], weights.output[canonical].T)
+        assert np.array_equal(native["bq"][head], weights.query_bias[canonical])
+    assert np.array_equal(native["kv"][:, : shape.head_size], weights.key.transpose(1, 2, 0))
+
+
 def test_rows_without_biases_are_left_out():
     shape = dataclasses.replace(FAMILIES["cross"], bias=False)
     table = ParameterTable((*SEPARATE, *BIASES), shape)
@@ -223,6 +250,7 @@ def test_any_pattern_of_any_shape_is_inverted(group, kv, head, value, width, one
         (lambda: Parameter("w", "query key", "a -> a"), "several sources but no `stack`"),
         (lambda: Parameter("w", "query", "a b c"), "'a b c' is no pattern"),
         (lambda: Parameter("w", "query", "a -> b -> c"), "is no pattern"),
+        (lambda: Parameter("w", "query", "a b c -> a b c", interleaved=True), "no axis heads"),
     ],
 )
 def test_a_row_that_contradicts_itself(declare, told):

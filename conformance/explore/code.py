@@ -165,6 +165,9 @@ def parameter(row: Parameter, shape: Shape) -> str:
         sizes = dict(zip(left, shape.weight_shapes()[name], strict=True))
         code = f'n["{called(f"weights.{name}")}"]'
         axes = [axis for axis in joined if axis != "1"]
+        if row.interleaved and shape.group > 1:
+            before = ":, " * left.index("heads")
+            code += f"[{before}{row.order(shape).tolist()}]"
         order = [left.index(axis) for axis in axes]
         if order != sorted(order):
             code += f".transpose({', '.join(map(str, order))})"

@@ -23,6 +23,8 @@ Positions = npt.NDArray[np.intp]
 Parameters = dict[str, Array]
 """Native parameters by native name."""
 
+_OF_KEY_VALUE_HEADS = ("key", "key_bias", "value", "value_bias")
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -35,12 +37,15 @@ class Parameter:
             "embed heads head -> (heads head) embed". Biases and weights with value heads use
             any axis names; only "heads", "kv_heads", "head", "value_head" have known sizes.
         stack: the axis of the native array on which several sources lie one after another.
+        interleaved: whether query head h uses key/value head h % kv_heads natively, instead of
+            h // group. Then native query heads stand in another order, along the axis "heads".
     """
 
     native: str
     sources: str
     pattern: str
     stack: int | None = None
+    interleaved: bool = False
 
     def __post_init__(self) -> None:
         unknown = set(self.names) - set(WEIGHT_NAMES)
@@ -53,15 +58,21 @@ class Parameter:
             raise WrongDeclaration(f"parameter {self.native!r} has several sources but no `stack`")
         if self.pattern.count("->") != 1:
             raise WrongDeclaration(f"parameter {self.native!r}: {self.pattern!r} is no pattern")
+        if self.interleaved and "heads" not in self.pattern.split("->")[0].split():
+            raise WrongDeclaration(
+                f"parameter {self.native!r}: interleaved, but {self.pattern!r} names no axis heads"
+            )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The canonical weights that this parameter is made of."""
         return tuple(self.sources.split())
 
-    def to_native(self, weights: Mapping[str, Array]) -> Array:
+    def to_native(self, weights: Mapping[str, Array], shape: Shape) -> Array:
         """Canonical weights to this native parameter."""
-        parts = [self._rearrange(self.pattern, weights[name], {}) for name in self.names]
+        order = self.order(shape)
+        own = [self._ordered(name, weights[name], order) for name in self.names]
+        parts = [self._rearrange(self.pattern, array, {}) for array in own]
         if self.stack is None:
             return parts[0]
         try:
@@ -93,8 +104,19 @@ class Parameter:
                 )
             axes = dict(zip(_axes(left), wanted[name], strict=True))
             known = {axis: size for axis, size in axes.items() if axis in _axes(right)}
-            found[name] = self._rearrange(f"{right} -> {left}", part, known)
+            canonical = self._rearrange(f"{right} -> {left}", part, known)
+            found[name] = self._ordered(name, canonical, np.argsort(self.order(shape)))
         return found
+
+    def order(self, shape: Shape) -> Positions:
+        """The canonical query heads in the order in which they stand here."""
+        heads = np.arange(shape.heads, dtype=np.intp)
+        return heads.reshape(shape.kv_heads, -1).T.ravel() if self.interleaved else heads
+
+    def _ordered(self, name: str, array: Array, order: Positions) -> Array:
+        if not self.interleaved or name in _OF_KEY_VALUE_HEADS:
+            return array
+        return np.take(array, order, axis=self.pattern.split("->")[0].split().index("heads"))
 
     def _rearrange(self, pattern: str, array: Array, sizes: dict[str, int]) -> Array:
         try:
@@ -136,7 +158,7 @@ class ParameterTable:
         found: Parameters = {}
         for row in self.rows:
             if row.native not in self._native_shapes:
-                self._native_shapes[row.native] = row.to_native(named).shape
+                self._native_shapes[row.native] = row.to_native(named, self.shape).shape
             shape = self._native_shapes[row.native]
             flat = np.empty(math.prod(shape))
             for name, positions in self._positions(row, shape).items():
