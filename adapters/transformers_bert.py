@@ -1,0 +1,194 @@
+"""BERT's self- and cross-attention of Hugging Face transformers, eager and with torch's SDPA.
+
+What a port gets wrong: the layer's mask is not the model's. `BertModel` takes `[batch key]` of 1
+and 0; the layer takes what the model makes of it, `[batch 1 query key]`. For eager that is added to
+the logits, and the model fills in the dtype's lowest number, not -inf, so a query that may attend
+nothing attends all keys alike there, where -inf gives NaN. Booleans are for SDPA, where True
+attends; eager does not refuse them, but adds True as 1, which hides nothing. The output projection
+is not in the attention but in the block after it, with the residual connection and LayerNorm.
+
+What is examined is `BertAttention.self`, then `BertAttention.output.dense`: the layer without the
+rest of its output block, which is dropout, the residual connection and LayerNorm. Projections
+always have biases, and heads × head size is the width.
+
+From version to version the same attention has other names. Until transformers 4 one class did
+self- and cross-attention, and SDPA had a class of its own (none in 4.40); earlier ones take the
+mask of a context as `encoder_attention_mask`. `_attention` and `_arguments` know, and only they.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
+
+_IMPORTS = (
+    "from transformers import BertConfig",
+    "from transformers.models.bert.modeling_bert import BertAttention",
+)
+_MODES = (
+    Mode("eval", {"train": False}, about="after .eval()"),
+    Mode("train", {"train": True}, every_case=False, about="as built, in training"),
+)
+
+
+class _Bert(Layer):
+    """What both implementations of the same layer share."""
+
+    documentation = "https://huggingface.co/docs/transformers/model_doc/bert"
+    framework = "torch"
+    packages = ("transformers",)
+    dropout_modes = ("train",)
+    parameters = (
+        Parameter("self.query.weight", "query", "embed heads head -> (heads head) embed"),
+        Parameter("self.query.bias", "query_bias", "heads head -> (heads head)"),
+        Parameter("self.key.weight", "key", "embed heads head -> (heads head) embed"),
+        Parameter("self.key.bias", "key_bias", "heads head -> (heads head)"),
+        Parameter("self.value.weight", "value", "embed heads head -> (heads head) embed"),
+        Parameter("self.value.bias", "value_bias", "heads head -> (heads head)"),
+        Parameter("dense.weight", "output", "heads head embed -> embed (heads head)"),
+        Parameter("dense.bias", "output_bias", "embed -> embed"),
+    )
+    implementation: ClassVar[str]
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.sharing == "separate":
+            raise Unsupported("key and value are projected from one input")
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("no value head size of its own")
+        if not shape.bias:
+            raise Unsupported("the projections always have biases")
+        width = shape.heads * shape.head_size
+        if {shape.query_width, shape.key_width, shape.output_width} != {width}:
+            raise Unsupported("heads x head size must be the width of inputs and output")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import torch
+
+        attention = _attention(shape, self.implementation, mode.dropout)
+        layer = torch.nn.ModuleDict({"self": attention.self, "dense": attention.output.dense})
+        return layer.to(getattr(torch, dtype)).train(mode["train"])
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        cross = "" if shape.sharing == "self" else ", is_cross_attention=True"
+        context = "" if shape.sharing == "self" else ", encoder_hidden_states=key"
+        dropout = ", attention_probs_dropout_prob=0.0" if mode["train"] else ""
+        return Script(
+            imports=("import torch", *_IMPORTS),
+            build=(
+                f"config = BertConfig(hidden_size={shape.query_width}, "
+                f"num_attention_heads={shape.heads}{dropout}, "
+                f'attn_implementation="{self.implementation}")',
+                f"block = BertAttention(config{cross}).to(torch.{dtype}).train({mode['train']})",
+                'layer = torch.nn.ModuleDict({"self": block.self, "dense": block.output.dense})',
+            ),
+            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
+            call=f'layer["self"](query{context}{{masks}})',
+            output='layer["dense"]({}[0])',
+            weights="{}[1]" if self.returns_weights else "",
+            parameter='layer.get_parameter("{name}")',
+        )
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        if mode.dropout:
+            import torch
+
+            torch.manual_seed(mode.draw)
+        context = None if key is query else key
+        arguments = _arguments(layer["self"], context, masks, weights=bool(self.returns_weights))
+        found = layer["self"](query, **arguments)
+        output = layer["dense"](found[0])
+        return (output, found[1]) if self.returns_weights else output
+
+
+def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
+    """A `BertAttention` with this implementation, whatever this version calls it."""
+    from transformers import BertConfig
+    from transformers.models.bert import modeling_bert
+
+    config = BertConfig(
+        hidden_size=shape.query_width,
+        num_attention_heads=shape.heads,
+        attention_probs_dropout_prob=dropout,
+        attn_implementation=implementation,
+    )
+    choices = ("BERT_SELF_ATTENTION_CLASSES", "ALL_ATTENTION_FUNCTIONS")
+    if implementation != "eager" and not any(hasattr(modeling_bert, name) for name in choices):
+        raise Unsupported("BERT has no choice of implementations in this version of transformers")
+    build = modeling_bert.BertAttention
+    if "is_cross_attention" in inspect.signature(build).parameters:
+        return build(config, is_cross_attention=shape.sharing != "self")
+    return build(config)
+
+
+def _arguments(
+    attention: Any, context: Any, masks: dict[str, Any], *, weights: bool
+) -> dict[str, Any]:
+    """Arguments by the names that this version has for them."""
+    known = inspect.signature(inspect.unwrap(attention.forward)).parameters
+    given = dict(masks)
+    if context is not None:
+        given["encoder_hidden_states"] = context
+        if "encoder_attention_mask" in known and "attention_mask" in given:
+            given["encoder_attention_mask"] = given.pop("attention_mask")
+    if weights and "output_attentions" in known:
+        given["output_attentions"] = True
+    return given
+
+
+def _example(implementation: str, weights: str = "") -> Example:
+    return Example(
+        imports="\n".join(_IMPORTS),
+        build="config = BertConfig(hidden_size={query_width}, num_attention_heads={heads}, "
+        f'attn_implementation="{implementation}")\n'
+        "attention = BertAttention(config).eval()",
+        call="attention.output.dense(attention.self(query{masks})[0])",
+        weights=weights,
+    )
+
+
+class BertEager(_Bert):
+    """attn_implementation="eager": two matrix products and a softmax."""
+
+    title = "transformers BERT attention (eager)"
+    implementation = "eager"
+    returns_weights = "per head"
+    fully_masked_row = "nan"
+    # Booleans are not refused, but added as 1 and 0, so they are not declared as masks.
+    mask_arguments = (
+        MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True),
+    )
+    modes = _MODES
+    example = _example("eager", weights="attention.self(query{masks})[1]")
+
+
+class BertSdpa(_Bert):
+    """attn_implementation="sdpa": torch's scaled_dot_product_attention; no weights."""
+
+    title = "transformers BERT attention (sdpa)"
+    implementation = "sdpa"
+    fully_masked_row = "output bias"
+    mask_arguments = (
+        MaskArgument(
+            "attention_mask",
+            "batch heads query key",
+            true="attends",
+            number="added",
+            broadcasts=True,
+        ),
+    )
+    modes = (
+        *_MODES,
+        Mode(
+            "no-grad",
+            {"train": False},
+            gradients=False,
+            about="after .eval(), under torch.no_grad(): torch may choose another kernel",
+        ),
+    )
+    example = _example("sdpa")

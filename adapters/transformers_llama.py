@@ -1,0 +1,236 @@
+"""Llama's self-attention of Hugging Face transformers, eager and with torch's SDPA.
+
+What a port gets wrong: what no mask means. With SDPA it means causal, unless the layer is called
+with `is_causal=False` (since 4.48; before, only a mask of True everywhere turns it off). Eager
+attends everything then and looks at no flag: the triangle has to be in the mask. Beside a mask,
+transformers 5 does not look at `is_causal=True`. The mask is `[batch 1 query key]` and added to the
+logits; under SDPA it may be boolean, and True attends, while eager adds True as 1. Eager has its
+softmax in float32 whatever the dtype: more than bfloat16 needs, less than float64 has.
+
+Key/value heads are repeated one by one (`repeat_kv`), so query head h uses key/value head
+h // group, as in the definition. There are no biases unless `attention_bias=True`.
+
+What is examined is `LlamaAttention` without rotary embeddings: the layer is given cos = 1 and
+sin = 0, which leaves queries and keys as they are, to the bit. In transformers 4.40 these are no
+arguments but made by a part of the layer, `rotary_emb`, in whose place one is put that gives the
+same 1 and 0. Keys are those of the same tokens: no cache is handed over, so lengths are equal.
+Since transformers 5 `LlamaConfig` refuses an odd `head_dim`, which no rotation can halve, and a
+width that is no multiple of the number of heads. The layer itself needs neither, so width and head
+size are set after the config is checked.
+
+`_attention` and `_call` know what versions call these things, nothing else does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
+
+_IMPORTS = (
+    "from transformers import LlamaConfig",
+    "from transformers.models.llama.modeling_llama import LlamaAttention",
+)
+
+_MODES = (
+    Mode("eval", {"train": False}, about="after .eval()"),
+    Mode("train", {"train": True}, every_case=False, about="as built, in training"),
+)
+
+
+class _Llama(Layer):
+    """What both implementations of the same layer share."""
+
+    documentation = "https://huggingface.co/docs/transformers/model_doc/llama"
+    framework = "torch"
+    packages = ("transformers",)
+    dropout_modes = ("train",)
+    parameters = (
+        Parameter("q_proj.weight", "query", "embed heads head -> (heads head) embed"),
+        Parameter("q_proj.bias", "query_bias", "heads head -> (heads head)"),
+        Parameter("k_proj.weight", "key", "embed kv_heads head -> (kv_heads head) embed"),
+        Parameter("k_proj.bias", "key_bias", "kv_heads head -> (kv_heads head)"),
+        Parameter("v_proj.weight", "value", "embed kv_heads head -> (kv_heads head) embed"),
+        Parameter("v_proj.bias", "value_bias", "kv_heads head -> (kv_heads head)"),
+        Parameter("o_proj.weight", "output", "heads head embed -> embed (heads head)"),
+        Parameter("o_proj.bias", "output_bias", "embed -> embed"),
+    )
+    implementation: ClassVar[str]
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.sharing != "self":
+            raise Unsupported("self-attention only")
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("no value head size of its own")
+        if shape.output_width != shape.query_width:
+            raise Unsupported("the output is as wide as the query")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import torch
+
+        layer = _attention(shape, self.implementation, mode.dropout)
+        return layer.to(getattr(torch, dtype)).train(mode["train"])
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        bidirectional = ", is_causal=False" if self.implementation == "sdpa" else ""
+        return Script(
+            imports=("import torch", *_IMPORTS),
+            build=(
+                f"config = LlamaConfig(hidden_size={2 * shape.heads}, "
+                f"num_attention_heads={shape.heads}, num_key_value_heads={shape.kv_heads}, "
+                f'attention_bias={shape.bias}, attn_implementation="{self.implementation}")',
+                f"config.hidden_size, config.head_dim = {shape.query_width}, {shape.head_size}",
+                f"layer = LlamaAttention(config, layer_idx=0).to(torch.{dtype})"
+                f".train({mode['train']})",
+                f"one = torch.ones(1, 1, {shape.head_size}, dtype=torch.{dtype})",
+                "rotary = one, torch.zeros_like(one)  # no rotation",
+            ),
+            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
+            call=f"layer(query, rotary{bidirectional}{{masks}})",
+            output="{}[0]",
+            weights="{}[1]" if self.returns_weights else "",
+            parameter='layer.get_parameter("{name}")',
+        )
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        if mode.dropout:
+            import torch
+
+            torch.manual_seed(mode.draw)
+        mask = masks.get("attention_mask")
+        if mode.options.get("triangle left out") and _is_triangle(mask):
+            found = _call(layer, query, None)
+        elif mask is None and self.implementation == "sdpa":
+            found = _call(layer, query, None, bidirectional=True)
+        else:
+            found = _call(layer, query, mask)
+        return found if self.returns_weights else found[0]
+
+
+def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
+    """A `LlamaAttention` with this implementation, whatever this version calls it."""
+    from transformers import LlamaConfig
+    from transformers.models.llama import modeling_llama
+
+    own_head_size = hasattr(LlamaConfig(), "head_dim")
+    if not own_head_size and shape.heads * shape.head_size != shape.query_width:
+        raise Unsupported("heads x head size must be the width in this version of transformers")
+    config = LlamaConfig(
+        hidden_size=2 * shape.heads,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        attention_bias=shape.bias,
+        attention_dropout=dropout,
+        attn_implementation=implementation,
+    )
+    config.hidden_size, config.head_dim = shape.query_width, shape.head_size
+    classes = getattr(modeling_llama, "LLAMA_ATTENTION_CLASSES", None)
+    build = modeling_llama.LlamaAttention if classes is None else classes[implementation]
+    layer = build(config, layer_idx=0)
+    if not _takes(layer, "position_embeddings"):
+        del layer.rotary_emb
+        layer.rotary_emb = _no_rotation
+    return layer
+
+
+def _call(layer: Any, query: Any, mask: Any, *, bidirectional: bool = False) -> tuple[Any, Any]:
+    """Output, and weights or None, by the arguments that this version has."""
+    from transformers.models.llama import modeling_llama
+
+    given: dict[str, Any] = {"attention_mask": mask}
+    if bidirectional and hasattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS"):
+        given["is_causal"] = False
+    elif bidirectional:
+        given["attention_mask"] = query.new_ones(1, 1, query.shape[1], query.shape[1]).bool()
+    if _takes(layer, "position_embeddings"):
+        given["position_embeddings"] = _no_rotation(query.new_empty(1, layer.head_dim))
+    if _takes(layer, "output_attentions"):
+        given["output_attentions"] = layer.config._attn_implementation == "eager"
+    output, weights, *_ = layer(query, **given)
+    return output, weights
+
+
+def _takes(layer: Any, name: str) -> bool:
+    return name in inspect.signature(inspect.unwrap(layer.forward)).parameters
+
+
+def _no_rotation(values: Any, *_: Any) -> tuple[Any, Any]:
+    """The cosine and sine of position 0, for all positions and any head size."""
+    cosine = values.new_ones(1, 1, values.shape[-1])
+    return cosine, cosine - cosine
+
+
+def _is_triangle(mask: Any) -> bool:
+    """Whether a mask says causal, and nothing else."""
+    import torch
+
+    if mask is None or mask.requires_grad:
+        return False
+    allowed = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+    if mask.dtype != torch.bool:
+        allowed = torch.zeros_like(mask).masked_fill(~allowed, -torch.inf)
+    return bool((mask == allowed).all())
+
+
+def _example(implementation: str, options: str = "", weights: str = "") -> Example:
+    return Example(
+        imports="import torch\n" + "\n".join(_IMPORTS),
+        build="config = LlamaConfig(hidden_size={query_width}, num_attention_heads={heads}, "
+        f'attn_implementation="{implementation}")\n'
+        "attention = LlamaAttention(config, layer_idx=0).eval()\n"
+        "rotary = torch.ones(1, 1, {head_size}), torch.zeros(1, 1, {head_size})  # no rotation",
+        call=f"attention(query, rotary{options}{{masks}})[0]",
+        weights=weights,
+    )
+
+
+class LlamaEager(_Llama):
+    """attn_implementation="eager": two matrix products and a softmax in float32."""
+
+    title = "transformers Llama attention (eager)"
+    implementation = "eager"
+    returns_weights = "per head"
+    fully_masked_row = "nan"
+    # Booleans are not refused, but added as 1 and 0, so they are not declared as masks.
+    mask_arguments = (
+        MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True),
+    )
+    modes = _MODES
+    example = _example("eager", weights="attention(query, rotary{masks})[1]")
+
+
+class LlamaSdpa(_Llama):
+    """attn_implementation="sdpa": torch's scaled_dot_product_attention; no weights."""
+
+    title = "transformers Llama attention (sdpa)"
+    implementation = "sdpa"
+    fully_masked_row = "output bias"
+    mask_arguments = (
+        MaskArgument(
+            "attention_mask",
+            "batch heads query key",
+            true="attends",
+            number="added",
+            broadcasts=True,
+        ),
+    )
+    modes = (
+        *_MODES,
+        Mode(
+            "triangle-left-out",
+            {"train": False, "triangle left out": True},
+            every_case=False,
+            about="as the model calls it: a mask that is the causal triangle and nothing else is "
+            "left out, because this layer is causal without a mask",
+        ),
+        Mode(
+            "no-grad",
+            {"train": False},
+            gradients=False,
+            about="after .eval(), under torch.no_grad(): torch may choose another kernel",
+        ),
+    )
+    example = _example("sdpa", options=", is_causal=False")
