@@ -26,7 +26,7 @@ from conformance.reference import LIMIT, expect
 HERE = Path(__file__).parent
 REPRODUCTIONS = sorted((HERE.parent / "docs" / "reproductions").glob("*.py"))
 ALONE = "import sys; sys.modules['conformance'] = None; import runpy; runpy.run_path(sys.argv[1])"
-NEEDS = {"keras": ("keras", "tensorflow"), "flax": ("flax", "jax"), "torch": ("torch",)}
+NEEDS = {"keras": ("keras", "tensorflow"), "flax": ("flax", "jax"), "x": ("x_transformers",)}
 
 MINE = """
 import numpy as np

@@ -1,0 +1,214 @@
+"""x-transformers' Attention, with its own softmax and with flash=True, torch's SDPA.
+
+What a port gets wrong: with fewer key/value heads, query head h uses key/value head h % kv_heads,
+not h // group as in Llama: keys are repeated as a whole, `b (r kvh) n d`. So query heads stand in
+another order, and weights of other libraries have to be reordered. True in a mask attends. There
+are two masks of tokens: `context_mask` blocks keys and nothing else; `mask` is about the queries'
+own tokens, blocks the same keys where there is no context, and writes zeros into the *output* of
+those that are not there, after the projection. An `attn_mask` of three axes is `[heads query key]`,
+without a batch; a bias has an argument of its own, `attn_bias`. The causal triangle is aligned
+bottom-right; but with flash=True and more queries than keys it is top-left. A query that may attend
+nothing by a mask has a context of zeros; by the triangle, the mean of all values; by -inf in a
+bias, NaN.
+
+Two things that cost a day with flash=True: `causal=True` is an argument of the constructor and of
+the call, and that of the call does nothing. And a boolean `attn_bias` attends where it is True, but
+where a mask or the triangle blocks, it is filled with a number that is True as well.
+
+The softmax is in float32 for every dtype, unless flash=True.
+
+There are no biases in the library. Where a problem has some, the four projections, which are
+`torch.nn.Linear` without bias, are replaced by the same with bias; everything else is as built.
+With a single head the output projection is left out by default: `project_out=True` keeps it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from conformance import (
+    CausalFlag,
+    Example,
+    Layer,
+    MaskArgument,
+    Mode,
+    Parameter,
+    Script,
+    Shape,
+    Unsupported,
+)
+
+_PROJECTIONS = ("to_q", "to_k", "to_v", "to_out")
+_CAUSAL_AS_BUILT = (
+    "def attend(*inputs, causal=False, **options):",
+    "    layer.causal = layer.attend.causal = causal  # as the constructor would",
+    "    return layer(*inputs, **options)",
+)
+_FLASH = ("flash", "flash-train", "flash-causal-in-call")
+
+
+class XTransformersAttention(Layer):
+    """x_transformers.x_transformers.Attention."""
+
+    title = "x_transformers.x_transformers.Attention"
+    documentation = "https://github.com/lucidrains/x-transformers"
+    framework = "torch"
+    packages = ("x-transformers",)
+    returns_weights = "per head"
+    # Without flash it depends on the argument: zeros by a mask, NaN by an attn_bias of -inf.
+    fully_masked_row: ClassVar = dict.fromkeys(_FLASH, "output bias")
+    dropout_modes = ("train", "flash-train")
+    parameters = (
+        Parameter(
+            "to_q.weight", "query", "embed heads head -> (heads head) embed", interleaved=True
+        ),
+        Parameter("to_q.bias", "query_bias", "heads head -> (heads head)", interleaved=True),
+        Parameter("to_k.weight", "key", "embed kv_heads head -> (kv_heads head) embed"),
+        Parameter("to_k.bias", "key_bias", "kv_heads head -> (kv_heads head)"),
+        Parameter("to_v.weight", "value", "embed kv_heads head -> (kv_heads head) embed"),
+        Parameter("to_v.bias", "value_bias", "kv_heads head -> (kv_heads head)"),
+        Parameter(
+            "to_out.weight", "output", "heads head embed -> embed (heads head)", interleaved=True
+        ),
+        Parameter("to_out.bias", "output_bias", "embed -> embed"),
+    )
+    mask_arguments = (
+        MaskArgument("context_mask", "batch key", true="attends"),
+        MaskArgument(
+            "attn_mask",
+            ("query key", "heads query key", "batch heads query key"),
+            true="attends",
+            broadcasts=True,
+        ),
+        MaskArgument(
+            "attn_bias",
+            ("query key", "heads query key", "batch heads query key"),
+            number="added",
+            broadcasts=True,
+        ),
+        MaskArgument("mask", "batch query", true="attends"),
+    )
+    causal_flag = CausalFlag("causal", alignment="bottom-right")
+    modes = (
+        Mode("eval", {"train": False, "flash": False}, about="flash=False, after .eval()"),
+        Mode(
+            "train",
+            {"train": True, "flash": False},
+            every_case=False,
+            about="flash=False, in training",
+        ),
+        Mode(
+            "flash",
+            {"train": False, "flash": True},
+            weights=False,
+            about="flash=True: torch's scaled_dot_product_attention; after .eval()",
+        ),
+        Mode(
+            "flash-train",
+            {"train": True, "flash": True},
+            weights=False,
+            every_case=False,
+            about="flash=True, in training",
+        ),
+        Mode(
+            "causal-in-call",
+            {"train": False, "flash": False, "causal in call": True},
+            every_case=False,
+            about="flash=False, and causal=True as an argument of the call; elsewhere it is one "
+            "of the constructor",
+        ),
+        Mode(
+            "flash-causal-in-call",
+            {"train": False, "flash": True, "causal in call": True},
+            weights=False,
+            every_case=False,
+            about="flash=True, and causal=True as an argument of the call",
+        ),
+    )
+    example = Example(
+        imports="from x_transformers.x_transformers import Attention",
+        build="attention = Attention({query_width}, dim_head={head_size}, heads={heads}).eval()",
+        call="attention(query, context=key{masks})",
+        weights="attention(query, context=key, return_intermediates=True{masks})[1]"
+        ".post_softmax_attn",
+    )
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.sharing == "separate":
+            raise Unsupported("key and value are projected from one input")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import torch
+        from x_transformers.x_transformers import Attention
+
+        layer = Attention(
+            shape.query_width,
+            dim_context=shape.key_width,
+            dim_head=shape.head_size,
+            value_dim_head=shape.value_head_size,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            dim_out=shape.output_width,
+            project_out=True,
+            dropout=mode.dropout,
+            flash=mode["flash"],
+        )
+        for name in _PROJECTIONS if shape.bias else ():
+            bare = getattr(layer, name)
+            setattr(layer, name, torch.nn.Linear(bare.in_features, bare.out_features))
+        layer.train(mode["train"])
+        return layer.to(getattr(torch, dtype))
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        biases = [
+            f"layer.{name} = torch.nn.Linear(layer.{name}.in_features, layer.{name}.out_features)"
+            for name in (_PROJECTIONS if shape.bias else ())
+        ]
+        context = "" if shape.sharing == "self" else ", context=key"
+        weights = not mode["flash"]
+        called = "layer" if mode.options.get("causal in call") else "attend"
+        return Script(
+            imports=("import torch", "from x_transformers.x_transformers import Attention"),
+            build=(
+                f"layer = Attention({shape.query_width}, dim_context={shape.key_width}, "
+                f"dim_head={shape.head_size}, value_dim_head={shape.value_head_size}, "
+                f"heads={shape.heads}, kv_heads={shape.kv_heads}, dim_out={shape.output_width}, "
+                f"project_out=True, flash={mode['flash']})",
+                *biases,
+                f"layer = layer.to(torch.{dtype}).train({mode['train']})",
+                *([] if mode.options.get("causal in call") else _CAUSAL_AS_BUILT),
+            ),
+            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
+            call=f"{called}(query{context}, return_intermediates={weights}{{masks}})",
+            output="{}[0]" if weights else "{}",
+            weights="{}[1].post_softmax_attn" if weights else "",
+            parameter='layer.get_parameter("{name}")',
+        )
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        if mode.dropout:
+            import torch
+
+            torch.manual_seed(mode.draw)
+        if not mode.options.get("causal in call"):
+            # What the argument of the constructor sets.
+            layer.causal = layer.attend.causal = masks.pop("causal", False)
+        for name in ("attn_mask", "attn_bias"):
+            if name in masks and masks[name].ndim > 2:
+                masks[name] = _interleaved(masks[name], layer.heads, layer.kv_heads)
+        # A mask of queries blocks keys too, unless the keys are a context.
+        context = None if key is query and "mask" not in masks else key
+        output, found = layer(query, context=context, return_intermediates=True, **masks)
+        weights = found.post_softmax_attn
+        if weights is not None:
+            weights = _interleaved(weights, layer.heads, layer.heads // layer.kv_heads)
+        return output, weights
+
+
+def _interleaved(array: Any, heads: int, shared: int) -> Any:
+    """Heads on axis -3 in the order of the layer: the first of each group, then the second."""
+    if array.shape[-3] != heads or shared in (1, heads):
+        return array
+    return array.unflatten(-3, (shared, -1)).transpose(-4, -3).flatten(-4, -3)
