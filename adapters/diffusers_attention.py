@@ -1,0 +1,135 @@
+"""diffusers' Attention under its processors: SDPA, two products and a softmax, and in slices.
+
+What a port gets wrong: `attention_mask` is added to the logits, and has three axes: `[batch query
+key]`, which is repeated for each head, or `[(batch heads) query key]`. Which of the two it is, is
+told by whether the first axis is shorter than batch × heads (`prepare_attention_mask`), so a batch
+axis of 1 is not broadcast. Models make it of `[batch key]`, with -10000 where it is 0, not with
+-inf. What a boolean means depends on the processor: under AttnProcessor2_0, which is torch's SDPA,
+True attends; AttnProcessor refuses it. Dropout is on the output, not on the weights.
+AttnProcessor2_0 does not look at `scale_qk=False`.
+
+The layer can do more than attend: group norm, spatial norm, norms of queries and keys, a residual
+connection, `rescale_output_factor`. All of it is off by default, and stays off here. `bias` is of
+query, key and value, and False by default; `out_bias` is True.
+
+`kv_heads` is an argument of the layer, but only processors of some models know of it: under the
+three that are examined, fewer key/value heads raise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
+
+_IMPORT = "from diffusers.models import attention_processor"
+
+
+class DiffusersAttention(Layer):
+    """diffusers.models.attention_processor.Attention."""
+
+    title = "diffusers.models.attention_processor.Attention"
+    documentation = "https://huggingface.co/docs/diffusers/api/attnprocessor"
+    framework = "torch"
+    packages = ("diffusers",)
+    fully_masked_row: ClassVar = {
+        "sdpa": "output bias",
+        "no-grad": "output bias",
+        "plain": "nan",
+        "sliced": "nan",
+    }
+    parameters = (
+        Parameter("to_q.weight", "query", "embed heads head -> (heads head) embed"),
+        Parameter("to_q.bias", "query_bias", "heads head -> (heads head)"),
+        Parameter("to_k.weight", "key", "embed kv_heads head -> (kv_heads head) embed"),
+        Parameter("to_k.bias", "key_bias", "kv_heads head -> (kv_heads head)"),
+        Parameter("to_v.weight", "value", "embed kv_heads head -> (kv_heads head) embed"),
+        Parameter("to_v.bias", "value_bias", "kv_heads head -> (kv_heads head)"),
+        Parameter("to_out.0.weight", "output", "heads head embed -> embed (heads head)"),
+        Parameter("to_out.0.bias", "output_bias", "embed -> embed"),
+    )
+    mask_arguments = (
+        MaskArgument(
+            "attention_mask", ("batch query key", "(batch heads) query key"), number="added"
+        ),
+    )
+    modes = (
+        Mode("sdpa", {"processor": "AttnProcessor2_0()"}, about="under AttnProcessor2_0, as built"),
+        Mode(
+            "no-grad",
+            {"processor": "AttnProcessor2_0()"},
+            gradients=False,
+            about="under AttnProcessor2_0 and torch.no_grad(): torch may choose another kernel",
+        ),
+        Mode("plain", {"processor": "AttnProcessor()"}, about="under AttnProcessor"),
+        Mode(
+            "sliced",
+            {"processor": "SlicedAttnProcessor(2)"},
+            every_case=False,
+            about="under SlicedAttnProcessor(2), as enable_attention_slicing() has it",
+        ),
+    )
+    example = Example(
+        imports=_IMPORT,
+        build="attention = attention_processor.Attention("
+        "{query_width}, heads={heads}, dim_head={head_size}).eval()",
+        call="attention(query, encoder_hidden_states=key{masks})",
+    )
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.sharing == "separate":
+            raise Unsupported("key and value are projected from one input")
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("no value head size of its own")
+        if shape.output_width not in (shape.query_width, shape.heads * shape.head_size):
+            raise Unsupported("the output is as wide as the query, or as heads x head size")
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        import torch
+        from diffusers.models import attention_processor
+
+        name, _, given = mode["processor"].rstrip(")").partition("(")
+        processor = getattr(attention_processor, name)(*map(int, given.split()))
+        layer = attention_processor.Attention(**_sizes(shape), processor=processor)
+        return layer.to(getattr(torch, dtype)).eval()
+
+    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+        sizes = ", ".join(f"{name}={size}" for name, size in _sizes(shape).items())
+        context = "" if shape.sharing == "self" else ", encoder_hidden_states=key"
+        return Script(
+            imports=("import torch", _IMPORT),
+            build=(
+                f"layer = attention_processor.Attention({sizes}, "
+                f"processor=attention_processor.{mode['processor']})",
+                f"layer = layer.to(torch.{dtype}).eval()",
+            ),
+            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
+            call=f"layer(query{context}{{masks}})",
+            parameter='layer.get_parameter("{name}")',
+        )
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        return layer(query, encoder_hidden_states=None if key is query else key, **masks)
+
+
+def _sizes(shape: Shape) -> dict[str, Any]:
+    """Arguments of the constructor; widths that are left out are the query's."""
+    sizes = {
+        "query_dim": shape.query_width,
+        "cross_attention_dim": shape.key_width,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "dim_head": shape.head_size,
+        "bias": shape.bias,
+        "out_bias": shape.bias,
+        "out_dim": shape.output_width,
+    }
+    if shape.sharing == "self":
+        del sizes["cross_attention_dim"]
+    if shape.kv_heads == shape.heads:
+        del sizes["kv_heads"]
+    if shape.output_width == shape.query_width:
+        del sizes["out_dim"]
+    return sizes
