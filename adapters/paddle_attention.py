@@ -1,10 +1,10 @@
 """paddle.nn.MultiHeadAttention, and paddle.nn.functional.scaled_dot_product_attention.
 
 What a port gets wrong: a Linear keeps its weight as `[in out]`, so nothing is transposed as in
-torch. True in a mask attends, unlike torch's layer. What a number means depends on its type: floats
-are added, whole numbers are 1 for may attend and 0 for blocked. Where booleans block, the layer adds
--10⁹, so that such a row attends all keys alike; a row blocked by -∞ is NaN. Attention weights come
-back if the layer was built with `need_weights=True`, and are those after dropout.
+torch. True in a mask attends, unlike torch's layer. What a number means depends on its type:
+floats are added, whole numbers are 1 for may attend and 0 for blocked. Where booleans block, the
+layer adds -10⁹, so that such a row attends all keys alike; a row blocked by -∞ is NaN. Attention
+weights come back if the layer was built with `need_weights=True`, and are those after dropout.
 
 The layer does not use the function. That has another layout, `[batch length heads head]`, shares
 key/value heads by itself, adds -∞ for False, aligns its causal flag top-left, and ignores a mask

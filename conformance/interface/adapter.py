@@ -137,7 +137,8 @@ class Adapter(ABC):
         name: as in `--implementation`; set by the loader where it is not declared.
         title: the implementation's own name, such as "torch.nn.MultiheadAttention".
         documentation: a link to what its authors say.
-        framework: name of the bridge ("torch", "jax", "tensorflow", "numpy").
+        framework: name of the bridge ("torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad",
+            "numpy").
         packages: distributions whose versions belong into the record, beside the framework's.
         dtypes: the dtypes that it has.
         scores: "scaled-dot", "additive" or both.

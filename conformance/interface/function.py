@@ -168,7 +168,7 @@ def attention_function(
     """Make an adapter of `function(query, key, value, **mask arguments)`.
 
     Args:
-        framework: "torch", "jax", "tensorflow" or "numpy".
+        framework: "torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad" or "numpy".
         masks: its mask arguments, one by one or together.
         declaration: further attributes of `Function` and `Adapter`, such as `layout`, `grouped`,
             `causal_flag`, `dtypes`, `returns_weights`. A parameter `scale` is found by itself.
