@@ -106,6 +106,9 @@ class Mlx(Framework):
     def einsum(self, axes: str, *operands: Any) -> Any:
         return mx.einsum(axes, *operands)
 
+    def cast(self, native: Any, dtype: str) -> Any:
+        return native.astype(getattr(mx, dtype))
+
     def devices(self) -> dict[str, str]:
         found = {"cpu": "mlx on the CPU"}
         if mx.is_available(mx.gpu):

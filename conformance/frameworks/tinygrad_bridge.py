@@ -78,6 +78,9 @@ class Tinygrad(Framework):
     def einsum(self, axes: str, *operands: Any) -> Any:
         return Tensor.einsum(axes, *operands)
 
+    def cast(self, native: Any, dtype: str) -> Any:
+        return native.cast(getattr(dtypes, dtype))
+
     def devices(self) -> dict[str, str]:
         kind = "cpu" if Device.DEFAULT in ("PYTHON", "CPU") else "gpu"
         return {kind: f"tinygrad on {Device.DEFAULT}"}
