@@ -6,7 +6,7 @@ import miniatures
 import numpy as np
 import pytest
 
-from conformance import Call, MaskArgument, attention_function
+from conformance import Call, Function, MaskArgument, attention_function
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.diagnosis.kernel import alone
 from conformance.diagnosis.stages import Stages
@@ -125,3 +125,17 @@ def test_the_function_is_called_without_projections():
     assert np.array_equal(seen["query"][:, 0], head)
     want = solve(problem)
     assert np.allclose(answer.output, want.output, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax", "tensorflow"])
+def test_what_comes_back_in_another_dtype_is_projected_and_shows(framework):
+    pytest.importorskip(framework)
+
+    class Narrow(Function):
+        def attend(self, query, key, value, masks, **options):
+            return self.bridge.cast(value, "float32")
+
+    Narrow.framework = framework
+    found = examined(Narrow(), "plain/no-mask/self", dtype="float64")
+    assert found["dtype.in-is-out"].detail == "inputs are float64, but output is float32"
+    assert found["output.equals-definition"].verdict == "deviates"
