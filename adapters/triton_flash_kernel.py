@@ -1,0 +1,352 @@
+"""A flash attention in Triton, forwards and backwards, with masks; written to be read and copied.
+
+What a port gets wrong, in the order in which it is met below:
+
+- A tile reaches beyond the last key. Zeros loaded there have weight exp(0): block them.
+- Before its first allowed key a row has the maximum −∞, and exp(−∞ − −∞) is NaN.
+- A causal row ends at its diagonal, or at the last key, if that comes first.
+- `tl.dot` rounds float32 to TensorFloat-32 unless told otherwise.
+- A Python float that is handed to a kernel is a float32; as a constant it keeps its digits.
+- A row that may attend nothing has no softmax. Here its context is 0, and so are its gradients.
+- Query heads that share a key/value head add up in its gradients.
+- The gradient of an additive mask is that of the logits, to which the scale does not belong.
+
+Dao et al. 2022 (arXiv:2205.14135) and Dao 2023 (arXiv:2307.08691) have the algorithm: logits are
+never stored; the backward pass makes them again, and the weights from each row's logsumexp.
+
+Without a GPU it runs in Triton's interpreter, if TRITON_INTERPRET=1 is set before triton is first
+imported. That multiplies the bits of bfloat16 as if they were whole numbers, so it is refused.
+"""
+
+# ruff: noqa: N803 - Triton's custom: what is constant when a kernel is compiled is in capitals.
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+INFINITY = tl.constexpr(math.inf)
+TILE = 32
+"""Rows and columns of a tile: small, for the interpreter. A GPU has use for 64 or 128."""
+
+
+@triton.jit
+def logits_of(
+    query, key, rows, columns, query_length, key_length, mask, mask_row, mask_column,
+    SCALE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
+):  # fmt: skip
+    """A tile of logits, −∞ where a row may not attend a column."""
+    logits = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=SUM) * SCALE
+    allowed = (rows[:, None] < query_length) & (columns[None, :] < key_length)
+    if CAUSAL:
+        allowed &= columns[None, :] <= rows[:, None]
+    if MASK != "none":
+        at = mask + rows[:, None] * mask_row + columns[None, :] * mask_column
+        given = tl.load(at, mask=allowed, other=0)
+        if MASK == "boolean":
+            allowed &= given != 0
+        else:
+            logits += given.to(SUM)
+    return tl.where(allowed, logits, -INFINITY)
+
+
+@triton.jit
+def forward_kernel(
+    query, key, value, mask, context, logsumexp,
+    heads, group, query_length, key_length, head_size, value_size,
+    mask_batch, mask_head, mask_row, mask_column,
+    SCALE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
+    TILE: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows of one head, over all columns."""
+    first_row = tl.program_id(0) * TILE
+    head = tl.program_id(1).to(tl.int64)  # Counted over the batch; offsets may exceed 32 bits.
+    tile = tl.arange(0, TILE).to(tl.int64)
+    query_at, key_at = head * query_length, head // group * key_length
+    query += query_at * head_size
+    key += key_at * head_size
+    value += key_at * value_size
+    context += query_at * value_size
+    if MASK != "none":
+        mask += head // heads * mask_batch + head % heads * mask_head
+
+    rows = first_row + tile
+    q_axis, v_axis = tl.arange(0, HEAD)[None, :], tl.arange(0, VALUE)[None, :]
+    row, in_rows = rows[:, None], rows[:, None] < query_length
+    q = tl.load(query + row * head_size + q_axis, in_rows & (q_axis < head_size), 0.0)
+    maximum = tl.full([TILE], -INFINITY, SUM)
+    total = tl.full([TILE], 0.0, SUM)
+    result = tl.full([TILE, VALUE], 0.0, SUM)
+    end = key_length
+    if CAUSAL:
+        end = tl.minimum(key_length, first_row + TILE)
+    for first_column in range(0, end, TILE):
+        columns = first_column + tile
+        column, in_columns = columns[:, None], columns[:, None] < key_length
+        k = tl.load(key + column * head_size + q_axis, in_columns & (q_axis < head_size), 0.0)
+        v = tl.load(value + column * value_size + v_axis, in_columns & (v_axis < value_size), 0.0)
+        logits = logits_of(
+            q, k, rows, columns, query_length, key_length, mask, mask_row, mask_column,
+            SCALE, CAUSAL, MASK, SUM,
+        )  # fmt: skip
+        larger = tl.maximum(maximum, tl.max(logits, 1))
+        # Nothing allowed so far: any number will do that is finite.
+        base = tl.where(larger == -INFINITY, 0.0, larger)
+        powers = tl.exp(logits - base[:, None])
+        earlier = tl.exp(maximum - base)
+        total = total * earlier + tl.sum(powers, 1)
+        product = tl.dot(powers.to(v.dtype), v, input_precision="ieee", out_dtype=SUM)
+        result = result * earlier[:, None] + product
+        maximum = larger
+
+    empty = total == 0
+    total = tl.where(empty, 1.0, total)
+    result = (result / total[:, None]).to(context.dtype.element_ty)
+    tl.store(context + row * value_size + v_axis, result, in_rows & (v_axis < value_size))
+    # +∞ makes every weight 0 when the backward pass subtracts it.
+    total = tl.where(empty, INFINITY, maximum + tl.log(total))
+    tl.store(logsumexp + query_at + rows, total, rows < query_length)
+
+
+@triton.jit
+def backward_query_kernel(
+    query, key, value, mask, cotangent, logsumexp, inner, query_gradient, mask_gradient,
+    heads, group, query_length, key_length, head_size, value_size,
+    mask_batch, mask_head, mask_row, mask_column,
+    SCALE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
+    TILE: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """The gradients of one tile of rows of one head: of the query, and of its logits."""
+    first_row = tl.program_id(0) * TILE
+    head = tl.program_id(1).to(tl.int64)
+    tile = tl.arange(0, TILE).to(tl.int64)
+    query_at, key_at = head * query_length, head // group * key_length
+    query += query_at * head_size
+    key += key_at * head_size
+    value += key_at * value_size
+    cotangent += query_at * value_size
+    query_gradient += query_at * head_size
+    if MASK != "none":
+        mask += head // heads * mask_batch + head % heads * mask_head
+    if BIAS:
+        mask_gradient += query_at * key_length
+
+    rows = first_row + tile
+    q_axis, v_axis = tl.arange(0, HEAD)[None, :], tl.arange(0, VALUE)[None, :]
+    row, in_rows = rows[:, None], rows[:, None] < query_length
+    q = tl.load(query + row * head_size + q_axis, in_rows & (q_axis < head_size), 0.0)
+    dout = tl.load(cotangent + row * value_size + v_axis, in_rows & (v_axis < value_size), 0.0)
+    sums = tl.load(logsumexp + query_at + row, in_rows, 0.0)
+    inners = tl.load(inner + query_at + row, in_rows, 0.0)
+    dq = tl.full([TILE, HEAD], 0.0, SUM)
+    end = key_length
+    if CAUSAL:
+        end = tl.minimum(key_length, first_row + TILE)
+    for first_column in range(0, end, TILE):
+        columns = first_column + tile
+        column, in_columns = columns[:, None], columns[:, None] < key_length
+        k = tl.load(key + column * head_size + q_axis, in_columns & (q_axis < head_size), 0.0)
+        v = tl.load(value + column * value_size + v_axis, in_columns & (v_axis < value_size), 0.0)
+        logits = logits_of(
+            q, k, rows, columns, query_length, key_length, mask, mask_row, mask_column,
+            SCALE, CAUSAL, MASK, SUM,
+        )  # fmt: skip
+        weights = tl.exp(logits - sums)
+        dweights = tl.dot(dout, tl.trans(v), input_precision="ieee", out_dtype=SUM)
+        dlogits = weights * (dweights - inners)
+        if BIAS:
+            inside = in_rows & (columns[None, :] < key_length)
+            tl.store(mask_gradient + row * key_length + columns[None, :], dlogits, inside)
+        dq += tl.dot(dlogits.to(k.dtype), k, input_precision="ieee", out_dtype=SUM)
+    dq = (dq * SCALE).to(query_gradient.dtype.element_ty)
+    tl.store(query_gradient + row * head_size + q_axis, dq, in_rows & (q_axis < head_size))
+
+
+@triton.jit
+def backward_key_kernel(
+    query, key, value, mask, cotangent, logsumexp, inner, key_gradient, value_gradient,
+    heads, group, query_length, key_length, head_size, value_size,
+    mask_batch, mask_head, mask_row, mask_column,
+    SCALE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
+    TILE: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
+    """The gradients of one tile of keys and values, over all rows of the heads that share them."""
+    first_column = tl.program_id(0) * TILE
+    shared = tl.program_id(1).to(tl.int64)
+    tile = tl.arange(0, TILE).to(tl.int64)
+    key_at = shared * key_length
+    key += key_at * head_size
+    value += key_at * value_size
+    key_gradient += key_at * head_size
+    value_gradient += key_at * value_size
+
+    columns = first_column + tile
+    q_axis, v_axis = tl.arange(0, HEAD)[None, :], tl.arange(0, VALUE)[None, :]
+    column, in_columns = columns[:, None], columns[:, None] < key_length
+    k = tl.load(key + column * head_size + q_axis, in_columns & (q_axis < head_size), 0.0)
+    v = tl.load(value + column * value_size + v_axis, in_columns & (v_axis < value_size), 0.0)
+    dk = tl.full([TILE, HEAD], 0.0, SUM)
+    dv = tl.full([TILE, VALUE], 0.0, SUM)
+    start = 0
+    if CAUSAL:
+        start = first_column
+    for member in range(0, group):
+        head = shared * group + member
+        query_at = head * query_length
+        its_query = query + query_at * head_size
+        its_cotangent = cotangent + query_at * value_size
+        its_mask = mask
+        if MASK != "none":
+            its_mask += head // heads * mask_batch + head % heads * mask_head
+        for first_row in range(start, query_length, TILE):
+            rows = first_row + tile
+            row, in_rows = rows[:, None], rows[:, None] < query_length
+            q = tl.load(its_query + row * head_size + q_axis, in_rows & (q_axis < head_size), 0.0)
+            at = its_cotangent + row * value_size + v_axis
+            dout = tl.load(at, in_rows & (v_axis < value_size), 0.0)
+            sums = tl.load(logsumexp + query_at + row, in_rows, 0.0)
+            inners = tl.load(inner + query_at + row, in_rows, 0.0)
+            logits = logits_of(
+                q, k, rows, columns, query_length, key_length, its_mask, mask_row, mask_column,
+                SCALE, CAUSAL, MASK, SUM,
+            )  # fmt: skip
+            weights = tl.exp(logits - sums)
+            dweights = tl.dot(dout, tl.trans(v), input_precision="ieee", out_dtype=SUM)
+            dlogits = weights * (dweights - inners)
+            of_value, of_key = tl.trans(weights).to(dout.dtype), tl.trans(dlogits).to(q.dtype)
+            dv += tl.dot(of_value, dout, input_precision="ieee", out_dtype=SUM)
+            dk += tl.dot(of_key, q, input_precision="ieee", out_dtype=SUM)
+    dk = (dk * SCALE).to(key_gradient.dtype.element_ty)
+    dv = dv.to(value_gradient.dtype.element_ty)
+    tl.store(key_gradient + column * head_size + q_axis, dk, in_columns & (q_axis < head_size))
+    at = value_gradient + column * value_size + v_axis
+    tl.store(at, dv, in_columns & (v_axis < value_size))
+
+
+INTERPRETED = not isinstance(forward_kernel, triton.runtime.JITFunction)
+"""Whether TRITON_INTERPRET was set when this was imported."""
+
+
+class FlashAttention(torch.autograd.Function):
+    """The three kernels as one differentiable function."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        causal: bool,
+        scale: float,
+    ) -> torch.Tensor:
+        """The context; what is kept for the backward pass grows with the length, not its square."""
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        batch, heads, length, _ = query.shape
+        context = query.new_empty(batch, heads, length, value.shape[-1])
+        sums = torch.float64 if query.dtype == torch.float64 else torch.float32
+        logsumexp = query.new_empty(batch, heads, length, dtype=sums)
+        arguments, constants = _described(query, key, value, mask, causal, scale)
+        grid = (triton.cdiv(length, TILE), batch * heads)
+        forward_kernel[grid](
+            query, key, value, _pointed(mask, query), context, logsumexp, *arguments, **constants
+        )
+        ctx.save_for_backward(query, key, value, mask, context, logsumexp)
+        ctx.causal, ctx.scale = causal, scale
+        return context
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """The gradients of query, key, value and an additive mask."""
+        query, key, value, mask, context, logsumexp = ctx.saved_tensors
+        (cotangent,) = cotangents
+        # Σ weights · their gradients, which is the same as Σ context · its gradient.
+        inner = (context.to(logsumexp.dtype) * cotangent.to(logsumexp.dtype)).sum(-1)
+        cotangent = cotangent.contiguous()
+        arguments, constants = _described(query, key, value, mask, ctx.causal, ctx.scale)
+        given = (query, key, value, _pointed(mask, query), cotangent, logsumexp, inner)
+        batch, heads, length, _ = query.shape
+        bias = ctx.needs_input_grad[3]
+        dquery, dkey, dvalue = (torch.empty_like(array) for array in (query, key, value))
+        dmask = logsumexp.new_zeros(batch, heads, length, key.shape[2]) if bias else dquery
+        grid = (triton.cdiv(length, TILE), batch * heads)
+        backward_query_kernel[grid](*given, dquery, dmask, *arguments, **constants, BIAS=bias)
+        grid = (triton.cdiv(key.shape[2], TILE), batch * key.shape[1])
+        backward_key_kernel[grid](*given, dkey, dvalue, *arguments, **constants)
+        summed = dmask.sum_to_size(mask.shape).to(mask.dtype) if bias else None
+        return dquery, dkey, dvalue, summed, None, None
+
+
+def flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention without storing its weights.
+
+    Args:
+        query: `[batch heads query head]`.
+        key: `[batch kv_heads key head]`; heads is a multiple of kv_heads.
+        value: `[batch kv_heads key value_head]`.
+        mask: broadcastable to `[batch heads query key]`. Boolean: True attends. Numbers: added to
+            the logits, so −∞ blocks; they get a gradient.
+        causal: whether query i may attend keys 0 to i only, whatever their number.
+        scale: factor of the logits, 1/√head by default.
+
+    Returns:
+        The context, `[batch heads query value_head]`; 0 for a query that may attend nothing.
+    """
+    if query.shape[1] % key.shape[1]:
+        raise ValueError(f"{query.shape[1]} heads cannot share {key.shape[1]} key/value heads")
+    if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"the mask is {mask.dtype}; it must be boolean, or floats to be added")
+    if INTERPRETED and query.dtype == torch.bfloat16:
+        raise TypeError("Triton's interpreter has no arithmetic for bfloat16")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return FlashAttention.apply(query, key, value, mask, causal, scale)
+
+
+def _pointed(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:
+    """What the kernels read the mask from; without one they read nothing."""
+    if mask is None:
+        return query
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+
+
+def _described(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """What all three kernels are told of sizes, strides and kinds."""
+    batch, heads, query_length, head_size = query.shape
+    kv_heads, key_length, value_size = key.shape[1], key.shape[2], value.shape[3]
+    strides = (0, 0, 0, 0)
+    kind = "none"
+    if mask is not None:
+        # Axes of size 1 get the stride 0, so that nothing is copied.
+        strides = mask.expand(batch, heads, query_length, key_length).stride()
+        kind = "boolean" if mask.dtype == torch.bool else "added"
+    sizes = (heads, heads // kv_heads, query_length, key_length, head_size, value_size)
+    constants = {
+        "SCALE": scale,
+        "CAUSAL": causal,
+        "MASK": kind,
+        "SUM": tl.float64 if query.dtype == torch.float64 else tl.float32,
+        "TILE": TILE,
+        # Sizes of tiles are powers of two, and tl.dot takes no fewer than 16.
+        "HEAD": max(16, triton.next_power_of_2(head_size)),
+        "VALUE": max(16, triton.next_power_of_2(value_size)),
+    }
+    return (*sizes, *strides), constants
