@@ -125,19 +125,22 @@ def test_who_raises_for_one_case_goes_on_with_the_others(survey):
     [
         ("ReturnsList", "returned list, not an array of numpy"),
         ("ReturnsForeign", "returned Foreign, not an array of numpy"),
-        ("ForeignWeights", "returned Foreign as weights, not an array of numpy"),
+        (
+            "ForeignWeights",
+            "returned Foreign as weights, not an array of numpy, the adapter's `framework`",
+        ),
         (
             "WrongShape",
-            "what it returned, [batch heads length head], has shape [2, 3, 6, 5], "
-            "wanted [2, 3, 7, 5]",
+            "what it returned, [batch heads length head], has shape [2, 4, 6, 6], "
+            "wanted [2, 4, 7, 6]",
         ),
         (
             "OneHead",
-            "what it returned, [batch heads length head], has shape [2, 1, 7, 5], "
-            "wanted [2, 3, 7, 5]",
+            "what it returned, [batch heads length head], has shape [2, 1, 7, 6], "
+            "wanted [2, 4, 7, 6]",
         ),
         ("RawList", "output is list, not a NumPy array"),
-        ("RawWrongShape", "output has shape [3, 7, 15], wanted [2, 7, 15]"),
+        ("RawWrongShape", "output has shape [3, 7, 24], wanted [2, 7, 24]"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error_in_words(survey, name, told):

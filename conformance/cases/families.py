@@ -46,7 +46,7 @@ def _shape(
 
 FAMILIES: dict[str, Shape] = {
     # An even number of heads: torch takes its fused path for no other.
-    "self": _shape(2, 7, 7, 4, 5, sharing="self"),
+    "self": _shape(2, 7, 7, 4, 6, sharing="self"),
     "cross": _shape(3, 4, 6, 2, 5, sharing="memory"),
     "separate": _shape(2, 5, 7, 3, 4, widths=(12, 9, 11, 12)),
     "narrow": _shape(2, 6, 4, 3, 5, widths=(8, 7, 7, 9), sharing="memory"),
