@@ -150,6 +150,7 @@ class _Attention(Function):
             given, attributes = given | inputs, attributes | further
         if mask is not None:
             given["attn_mask"] = mask
+        self.check_inputs(given)
         if mode.options.get("side by side"):
             attributes |= {"q_num_heads": query.shape[1], "kv_num_heads": key.shape[1]}
             given |= {name: _side_by_side(given[name]) for name in ("Q", "K", "V")}
@@ -163,6 +164,9 @@ class _Attention(Function):
         if mode.options.get("side by side"):
             context = context.reshape(*context.shape[:2], query.shape[1], -1).swapaxes(1, 2)
         return context, weights
+
+    def check_inputs(self, given: Natives) -> None:
+        """Raise `Unsupported` for what this version refuses."""
 
 
 def _side_by_side(heads: np.ndarray) -> np.ndarray:
@@ -237,10 +241,14 @@ class OnnxRuntimeAttention(_Attention):
         "from onnxruntime import InferenceSession",
         "InferenceSession(model.SerializeToString()).run(None, given)[0]",
     )
-    # For bfloat16 not even a product.
-    dtypes = ("float64", "float32", "float16")
-    if since("onnxruntime", "1.28"):
-        fully_masked_row = "zeros"
-    else:
-        fully_masked_row = "mean of values" if since("onnxruntime", "1.24") else "nan"
+    # For bfloat16 there is not even a product. For float64 there is no kernel, but ONNX' own
+    # definition of the operator, which 1.23 did not get right for axes of one element.
+    dtypes = (*(("float64",) if since("onnxruntime", "1.24") else ()), "float32", "float16")
+    # Before, it depended on how the mask is said.
+    fully_masked_row = "zeros" if since("onnxruntime", "1.28") else None
     opsets: ClassVar = {23: "1.23", 24: "1.24"}
+
+    def check_inputs(self, given: Natives) -> None:
+        grouped = given["Q"].shape[1] > given["K"].shape[1]
+        if grouped and "attn_mask" in given and not since("onnxruntime", "1.25"):
+            raise Unsupported("a mask beside fewer key/value heads: since onnxruntime 1.25")
