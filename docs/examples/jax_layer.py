@@ -37,6 +37,7 @@ class SelfAttention(Layer):
     )
 
     def check_shape(self, shape):
+        """Say what it cannot be."""
         if shape.sharing != "self":
             raise Unsupported("self-attention only")
         if shape.kv_heads != shape.heads:
@@ -45,13 +46,16 @@ class SelfAttention(Layer):
             raise Unsupported("projections always have a bias")
 
     def build(self, shape, dtype, scale, mode):
-        return None  # there is nothing to build: the layer is its parameters
+        """Nothing: the layer is its parameters."""
+        return None
 
     def bind(self, layer, parameters):
+        """Parameters as the library nests them."""
         return {
             place: {name: parameters[f"{place}/{name}"] for name in ("w", "b")}
             for place in ("in", "out")
         }
 
     def call(self, layer, query, key, value, masks, mode):
+        """`layer` is what `bind` returned."""
         return attention(layer, query, **masks)
