@@ -6,10 +6,9 @@ top-left, and refused beside a mask. Fewer key/value heads are refused unless `e
 There is no argument for the scale. A fully masked row is NaN.
 
 Without a compiler tinygrad has one device, PYTHON, which interprets its kernels number by number.
-So unless the variable DEV names another (CPU needs clang), only problems of up to 210 attention
-weights are run, and of up to 54 in other dtypes than float32: no long sequences, grouped heads in
-float32 and with one key/value head only, and in the other dtypes one query, one key, one head or
-heads of size one.
+So unless the variable DEV names another (CPU needs clang), only problems of up to 200 attention
+weights are run, and of up to 36 in other dtypes than float32: no long sequences, grouped heads
+with one key/value head only and in float32, and in the other dtypes one query or one key only.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def attention(query, key, value, **masks):
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
-        most = 210 if problem.dtype == "float32" else 54
+        most = 200 if problem.dtype == "float32" else 36
         if math.prod(problem.shape.logits) > most and _interpreted():
             raise Unsupported(
                 f"interpreted: in {problem.dtype} only up to {most} attention weights are run"
