@@ -302,7 +302,7 @@ def test_probe_hands_out_json(capsys):
     assert found["entries"][0] == {
         "subject": "returned weights",
         "value": "per head",
-        "evidence": "shape [3, 2, 4, 5], [batch, heads, query, key]",
+        "evidence": "shape [2, 6, 4, 5], [batch, heads, query, key]",
         "declared": "per head",
     }
 

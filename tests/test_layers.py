@@ -14,7 +14,9 @@ import conformance
 
 CORE = Path(conformance.__file__).parent
 ROOT = CORE.parent
-ALONE = re.compile(r"conformance\.adapters\.(ours\.attention|tutorials\.tutorial_\d)")
+ALONE = re.compile(
+    r"conformance\.adapters\.(ours\.attention|tutorials\.tutorial_\d|triton_flash_kernel)"
+)
 """Modules that are examined, and know nothing of any suite."""
 
 ADAPTERS = ROOT / "adapters"
@@ -105,9 +107,9 @@ def test_a_bridge_imports_its_own_framework_only(name):
 def test_no_bridge_is_imported_before_it_is_asked_for(name):
     found = imports(SOURCES[name])
     # NumPy is always there; the zoo derives a bridge of its own from it.
-    own = (
-        {"conformance.frameworks.numpy_bridge"} if within([name], "conformance.selftest") else set()
-    )
+    own = set()
+    if within([name], "conformance.selftest") or name.endswith("_bridge"):
+        own = {"conformance.frameworks.numpy_bridge", "conformance.frameworks.runtime_bridge"}
     assert not {n for n in found - own if n.startswith("conformance.") and n.endswith("_bridge")}
 
 
@@ -226,7 +228,7 @@ def test_the_core_needs_what_it_declares_and_nothing_else():
     # jinja2 brings markupsafe along, and hands its type out.
     declared |= {"conformance", "markupsafe"}
     for name in core():
-        if name.endswith("_bridge") or within([name], "conformance.suite"):
+        if name.endswith(("_bridge", ".onnx_node")) or within([name], "conformance.suite"):
             continue
         extra = EXTRAS.get(name, set())
         assert extra <= optional, name

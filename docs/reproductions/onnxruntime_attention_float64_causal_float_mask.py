@@ -1,8 +1,8 @@
 # ONNX Attention in onnxruntime, float64: with is_causal (or nonpad_kv_seqlen) a mask of numbers, of
-# the inputs' own dtype as the operator asks, makes a model that does not load. For float64 there is no
-# kernel but the body that ONNX gives the operator, where the mask is added to a triangle in float32.
-# For bfloat16 known upstream: https://github.com/onnx/onnx/pull/7776
-# Found with onnxruntime 1.31.1; bias/with-causal.
+# the inputs' own dtype as the operator asks, makes a model that does not load. For float64 there is
+# no kernel but the body that ONNX gives the operator, where the mask is added to a triangle in
+# float32. For bfloat16 known upstream: https://github.com/onnx/onnx/pull/7776 Found with
+# onnxruntime 1.31.1; bias/with-causal.
 import numpy as np
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession

@@ -1,6 +1,6 @@
-# com.microsoft.MultiHeadAttention on the CPU: with unidirectional=1 the triangle is aligned top-left,
-# but the last query sees every key: of its row nothing is blocked, as if queries and keys were as
-# many (contrib_ops/cpu/bert/attention_helper.h, PrepareMask: s_i < sequence_length - 1).
+# com.microsoft.MultiHeadAttention on the CPU: with unidirectional=1 the triangle is aligned
+# top-left, but the last query sees every key: of its row nothing is blocked, as if queries and keys
+# were as many (contrib_ops/cpu/bert/attention_helper.h, PrepareMask: s_i < sequence_length - 1).
 # Found with onnxruntime 1.31.1; causal/top-left/cross.
 import numpy as np
 from onnx import TensorProto, helper

@@ -1,7 +1,7 @@
 # paddle.nn.functional.scaled_dot_product_attention and paddle.nn.MultiHeadAttention, on CPUs: a key
 # that the mask blocks has weight exp(-64) = 1.6e-28, not 0, because the softmax clips exponents
-# there. So what lies behind the mask reaches the output if it is large, and gradients that are 0 are
-# not. On GPUs the weight is 0. Found with paddlepaddle 3.3.1.
+# there. So what lies behind the mask reaches the output if it is large, and gradients that are 0
+# are not. On GPUs the weight is 0. Found with paddlepaddle 3.3.1.
 import numpy as np
 import paddle
 
