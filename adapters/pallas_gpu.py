@@ -1,0 +1,95 @@
+"""jax.experimental.pallas.ops.gpu.attention.mha: JAX's own flash attention for NVIDIA GPUs.
+
+What a port gets wrong: `sm_scale` is 1 unless it is given, not 1/√head. The layout is
+`[batch, length, heads, head]`. There is no mask argument: `segment_ids`, one array for queries and
+keys, say which tokens belong together, so packed sequences can be said, and padding cannot. A
+length above the block size of 128 must be a multiple of it.
+
+On a CPU the kernel is interpreted (`interpret=True`). On a GPU Triton compiles it, and takes
+powers of two only: most of the lengths that are interpreted here are refused there.
+
+Not run: masks other than packed sequences, and biases, for which there are no arguments; float64,
+because the kernel accumulates in float32, and a float64 product does not fit its loop; and, for
+the time it takes to interpret, half precision where it is not self-attention. Queries and keys of
+one length above 128 are padded to a multiple of it, as users do, with a segment id for the
+padding; keys of another length than the queries (131 in the family `long`) cannot be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from conformance.adapters.segments import PADDING, SegmentTable, padded
+
+from conformance import Call, CausalFlag, Example, Function, Problem, Shape, Unsupported
+
+BLOCK = 128
+
+
+class PallasGpuAttention(Function):
+    """The kernel with its default block sizes: 128 forwards, 32 backwards."""
+
+    title = "jax.experimental.pallas.ops.gpu.attention.mha"
+    documentation = (
+        "https://github.com/jax-ml/jax/blob/main/jax/experimental/pallas/ops/gpu/attention.py"
+    )
+    framework = "jax"
+    layout = "batch length heads head"
+    dtypes = ("float32", "bfloat16", "float16")
+    custom_scale = True
+    causal_flag = CausalFlag("causal", alignment="top-left")
+
+    example = Example(
+        imports="from jax.experimental.pallas.ops.gpu.attention import mha",
+        build="",
+        call="mha(query, key, value, None, sm_scale={head_size}**-0.5{masks})",
+    )
+
+    @cached_property
+    def masks(self) -> SegmentTable:
+        return SegmentTable((), self.causal_flag, shared=True)
+
+    def check_shape(self, shape: Shape) -> None:
+        super().check_shape(shape)
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("query, key and value must have the same head size")
+        if shape.key_length != shape.query_length:
+            for length in (shape.query_length, shape.key_length):
+                if length > BLOCK and length % BLOCK:
+                    raise Unsupported(f"{length} is no multiple of the block size {BLOCK}")
+
+    @contextmanager
+    def _session(self, problem: Problem, call: Call) -> Iterator[None]:
+        if call.device == "cpu" and problem.dtype != "float32" and problem.shape.sharing != "self":
+            raise Unsupported(f"interpreted: in {problem.dtype} self-attention only")
+        with super()._session(problem, call):
+            yield
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        import jax
+        import jax.numpy as jnp
+        from jax.experimental.pallas.ops.gpu.attention import mha
+
+        length, size = query.shape[1], query.shape[-1]
+        ids = masks.pop("segment_ids", None)
+        missing = -length % BLOCK if length > BLOCK else 0
+        if missing:
+            query, key, value = (padded(array, {1: missing}) for array in (query, key, value))
+            if ids is None:
+                ids = jnp.zeros((len(query), length), jnp.int32)
+            ids = padded(ids, {1: missing}, PADDING)
+        context = mha(
+            query,
+            key,
+            value,
+            ids,
+            sm_scale=options.get("scale", size**-0.5),
+            interpret=jax.config.jax_default_device.platform == "cpu",
+            **masks,
+        )
+        return context[:, :length]

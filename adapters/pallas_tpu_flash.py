@@ -1,0 +1,112 @@
+"""jax.experimental.pallas.ops.tpu.flash_attention: JAX's flash attention for TPUs, interpreted.
+
+What a port gets wrong: `sm_scale` is 1 unless it is given. The bias `ab` is added *before* the
+multiplication by `sm_scale`, and must come in full, `[batch, heads, query, key]`. Segment ids are
+whole numbers, and a query attends the keys with the same id: with ones for all queries, those of
+the keys are a padding mask. Lengths must be multiples of 128, so everybody pads.
+
+Lengths are padded here as users do: with zeros, and with another segment id for the padding than
+for tokens. A query that may attend nothing attends padding and tokens alike, or the padding alone
+if all its biases are −∞.
+
+No TPU is needed: the kernel runs in Pallas' interpreter, which does not show that TPUs round
+products of float32 to bfloat16 unless `jax.default_matmul_precision` says otherwise. In Pallas'
+simulation of a TPU, which is twenty times slower, answers are the same. Not run: float64 and
+float16, which Pallas does not have on TPUs; and, for the time it takes, bfloat16 where it is not
+self-attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from conformance.adapters.segments import PADDING, SegmentTable, padded
+
+from conformance import (
+    Call,
+    CausalFlag,
+    Example,
+    Function,
+    MaskArgument,
+    Problem,
+    Shape,
+    Unsupported,
+)
+
+BLOCK = 128
+
+
+class PallasTpuFlash(Function):
+    """The kernel with its default block sizes, which are 128."""
+
+    title = "jax.experimental.pallas.ops.tpu.flash_attention"
+    documentation = (
+        "https://github.com/jax-ml/jax/blob/main/jax/experimental/pallas/ops/tpu/flash_attention.py"
+    )
+    framework = "jax"
+    dtypes = ("float32", "bfloat16")
+    custom_scale = True
+    mask_arguments = (
+        # The ids of the queries are ones.
+        MaskArgument("segment_ids.kv", "batch key", true="attends", number="attends, 0 or 1 only"),
+        MaskArgument("ab", "batch heads query key", number="added"),
+    )
+    causal_flag = CausalFlag("causal", alignment="top-left")
+
+    example = Example(
+        imports="from jax.experimental.pallas.ops.tpu.flash_attention import "
+        "SegmentIds, flash_attention",
+        build="",
+        call="flash_attention(query, key, value, sm_scale={head_size}**-0.5{masks})",
+    )
+
+    @cached_property
+    def masks(self) -> SegmentTable:
+        return SegmentTable(self.mask_arguments, self.causal_flag)
+
+    def check_shape(self, shape: Shape) -> None:
+        super().check_shape(shape)
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("V model dimension unequal to KV model dimension unsupported")
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if problem.dtype == "bfloat16" and problem.shape.sharing != "self":
+            raise Unsupported("interpreted: in bfloat16 self-attention only")
+
+    @contextmanager
+    def _session(self, problem: Problem, call: Call) -> Iterator[None]:
+        # Around the derivative too, which is another kernel.
+        with super()._session(problem, call):
+            from jax.experimental.pallas import tpu
+
+            # True is what `pallas_call(..., interpret=True)` has, InterpretParams a simulated TPU.
+            with tpu.force_tpu_interpret_mode(True):
+                yield
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        import jax.numpy as jnp
+        from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds, flash_attention
+
+        batch, _, length, size = query.shape
+        queries, keys = -length % BLOCK, -key.shape[2] % BLOCK
+        of_query = masks.pop("segment_ids.q", jnp.ones((batch, length), jnp.int32))
+        of_key = masks.pop("segment_ids.kv", jnp.ones((batch, key.shape[2]), jnp.int32))
+        if of_key.dtype == bool:
+            of_key = of_key.astype(jnp.int32)
+        bias = masks.pop("ab", None)
+        context = flash_attention(
+            padded(query, {2: queries}),
+            padded(key, {2: keys}),
+            padded(value, {2: keys}),
+            None if bias is None else padded(bias, {2: queries, 3: keys}),
+            SegmentIds(padded(of_query, {1: queries}, PADDING), padded(of_key, {1: keys}, PADDING)),
+            sm_scale=options.get("scale", size**-0.5),
+            **masks,
+        )
+        return context[:, :, :length]

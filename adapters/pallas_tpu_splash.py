@@ -1,0 +1,178 @@
+"""JAX's splash attention for TPUs, interpreted: flash attention over blocks that a mask leaves.
+
+What a port gets wrong: nothing is scaled; the query is multiplied by 1/√head beforehand. A kernel
+is made for its mask, and has no batch axis: it is mapped over the batch, with the same mask for
+all entries. Padding is said with segment ids, which are whole numbers: a query attends the keys
+with its id. "Causal" is a mask too, whose triangle stands at the top left unless it has an offset.
+There is no bias.
+
+A mask may also be an array of JAX, which differs between entries of the batch, but not under
+`jax.jit`: there the kernel's own note that its mask is dynamic is a tracer, which cannot be asked
+(`TracerBoolConversionError`). So the mode "dynamic" does not compile.
+
+Lengths must be multiples of 128, and are padded here as users do: with zeros, and with another
+segment id for the padding than for tokens. A query that may attend nothing attends padding and
+tokens alike.
+
+No TPU is needed: the kernel runs in Pallas' interpreter, which does not show that TPUs round
+products of float32 to bfloat16 unless `jax.default_matmul_precision` says otherwise. Not run:
+float64 and float16, which Pallas does not have on TPUs; and, for the time it takes, bfloat16 and
+dynamic masks where it is not self-attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from conformance.adapters.segments import PADDING, SegmentTable, padded
+
+from conformance import (
+    Answer,
+    Call,
+    CausalFlag,
+    Example,
+    Function,
+    MaskArgument,
+    Mode,
+    Problem,
+    Shape,
+    Unsupported,
+)
+from conformance.frameworks.base import Natives
+from conformance.interface.native import Prepared
+
+BLOCK = 128
+
+
+class PallasTpuSplash(Function):
+    """The kernel with its default block sizes, which are 128; one key/value head is its MQA."""
+
+    title = "jax.experimental.pallas.ops.tpu.splash_attention"
+    documentation = (
+        "https://github.com/jax-ml/jax/tree/main/jax/experimental/pallas/ops/tpu/splash_attention"
+    )
+    framework = "jax"
+    dtypes = ("float32", "bfloat16")
+    custom_scale = True
+    grouped = True
+    mask_arguments = (
+        # The ids of the queries are ones.
+        MaskArgument("segment_ids.kv", "batch key", true="attends", number="attends, 0 or 1 only"),
+        MaskArgument("mask", ("heads query key", "batch heads query key"), true="attends"),
+    )
+    causal_flag = CausalFlag("CausalMask", alignment="top-left")
+    modes = (
+        Mode(
+            "static",
+            {"static": True},
+            about="the mask is known when the kernel is made: NumpyMask, CausalMask, FullMask",
+        ),
+        Mode(
+            "dynamic",
+            {"static": False},
+            dtypes=("float32",),
+            about="the mask is an array of JAX, which may differ between entries of the batch; "
+            "not under jax.jit",
+        ),
+    )
+
+    example = Example(
+        imports="import jax\n"
+        "from jax.experimental.pallas.ops.tpu.splash_attention import "
+        "SegmentIds, make_splash_mha_single_device",
+        build="",
+        call="jax.vmap(make_splash_mha_single_device(mask))("
+        "query * {head_size}**-0.5, key, value{masks})",
+    )
+
+    @cached_property
+    def masks(self) -> SegmentTable:
+        return SegmentTable(self.mask_arguments, self.causal_flag)
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if problem.dtype == "bfloat16" and problem.shape.sharing != "self":
+            raise Unsupported("interpreted: in bfloat16 self-attention only")
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        natives, invoke, program = super()._bind(problem, call)
+        given = (call.spelling or self.masks.spell(problem)).arguments
+        array = given.get("mask")
+        if not call.mode["static"]:
+            if array is None:
+                raise Unsupported("without an array there is no dynamic mask")
+            if problem.shape.sharing != "self":
+                raise Unsupported("interpreted and not compiled: for self-attention only")
+            return natives, invoke, program
+        fixed = {"mask": _static(problem.shape, array, "CausalMask" in given)}
+
+        def static(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
+            return invoke(own, query, key, value, masks | fixed)
+
+        return natives, static, (program, None if array is None else np.asarray(array).tobytes())
+
+    def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
+        # Under jax.jit, the kernel's own note that its mask is dynamic becomes a tracer.
+        compiled = call.compiled and call.mode["static"]
+        return super()._evaluate(problem, replace(call, compiled=compiled), ready)
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+    ) -> Any:
+        import jax
+        import jax.numpy as jnp
+        from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+        batch, _, length, size = query.shape
+        rows, columns = -length % BLOCK, -key.shape[2] % BLOCK
+        of_query = masks.get("segment_ids.q", jnp.ones((batch, length), jnp.int32))
+        of_key = masks.get("segment_ids.kv", jnp.ones((batch, key.shape[2]), jnp.int32))
+        if of_key.dtype == bool:
+            of_key = of_key.astype(jnp.int32)
+        mask = masks.get("mask")
+        if not isinstance(mask, splash.MultiHeadMask):
+            if masks.get("CausalMask"):
+                mask &= splash.make_causal_mask((length, key.shape[2]))
+            # Padding is hidden by its segment ids alone.
+            axis = mask.ndim - 2
+            mask = padded(mask, {axis: rows, axis + 1: columns}, value=True)
+        make = splash.make_splash_mha_single_device
+        if key.shape[1] == 1:
+            make = splash.make_splash_mqa_single_device
+            key, value = key[:, 0], value[:, 0]
+        inputs = (
+            padded(query * options.get("scale", size**-0.5), {2: rows}),
+            padded(key, {key.ndim - 2: columns}),
+            padded(value, {key.ndim - 2: columns}),
+            splash.SegmentIds(
+                padded(of_query, {1: rows}, PADDING), padded(of_key, {1: columns}, PADDING)
+            ),
+        )
+        if getattr(mask, "ndim", 3) == 4:
+            every = jax.vmap(lambda mask, *inputs: make(mask, interpret=True)(*inputs))
+            return every(mask, *inputs)[:, :, :length]
+        return jax.vmap(make(mask, interpret=True))(*inputs)[:, :, :length]
+
+
+def _static(shape: Shape, array: Any, causal: bool) -> Any:
+    """The mask objects of all heads, over the padded lengths."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    rows, columns = -shape.query_length % BLOCK, -shape.key_length % BLOCK
+    area = (shape.query_length + rows, shape.key_length + columns)
+    if array is None:
+        whole: Any = splash.CausalMask(area) if causal else splash.FullMask(area)
+        return splash.MultiHeadMask([whole] * shape.heads)
+    if array.ndim == 4:
+        raise Unsupported("a mask object is the same for all entries of the batch")
+    masks: list[Any] = [
+        splash.NumpyMask(np.pad(head, ((0, rows), (0, columns)), constant_values=True))
+        for head in array
+    ]
+    if causal:
+        masks = [mask & splash.CausalMask(area) for mask in masks]
+    return splash.MultiHeadMask(masks)

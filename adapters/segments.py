@@ -1,0 +1,87 @@
+"""Segment ids: how the kernels of JAX, and those after them, say which tokens belong together.
+
+What a port gets wrong: a segment id is no mask. A query attends the keys that have *its* id, so ids
+can hide padding only if queries have ids of their own: with one array for both, a query that is
+padding attends the rest of the padding, and not what comes before it. Masks by which two queries
+see overlapping sets of keys (a window, a prefix) cannot be said by ids at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from conformance import Problem, Unsupported
+from conformance.interface.arguments import MaskTable, Spelling
+
+NOBODY = -1
+"""The id of a query that may attend nothing; no key has it."""
+UNSEEN = -2
+"""The id of a key that no query may attend."""
+PADDING = -3
+"""The id of what is appended to fill a block."""
+
+
+def padded(array: Any, missing: Mapping[int, int], value: int = 0) -> Any:
+    """A JAX array with so many elements appended on some of its axes."""
+    import jax.numpy as jnp
+
+    widths = [(0, missing.get(axis, 0)) for axis in range(array.ndim)]
+    return jnp.pad(array, widths, constant_values=value)
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentTable(MaskTable):
+    """Mask arguments, and segment ids for masks that say who belongs together.
+
+    Args:
+        shared: one array `segment_ids` for queries and keys, instead of `segment_ids.q` and
+            `segment_ids.kv`.
+    """
+
+    shared: bool = False
+
+    def spell(self, problem: Problem) -> Spelling:
+        try:
+            return super().spell(problem)
+        except Unsupported:
+            if self.arguments or problem.mask is None:
+                raise
+            raise Unsupported("segment ids cannot express this mask") from None
+
+    def spellings(self, problem: Problem) -> Iterator[Spelling]:
+        ids = self._ids(problem)
+        if ids:
+            for other in super().spellings(replace(problem, mask=None)):
+                if not ids.keys() & other.arguments.keys():
+                    label = ", ".join(f"{name}=int" for name in ids)
+                    label += f", {other.label}" if other.arguments else ""
+                    yield Spelling(label, {**ids, **other.arguments}, other.bias)
+        yield from super().spellings(problem)
+
+    def _ids(self, problem: Problem) -> dict[str, Any]:
+        mask = problem.mask
+        if mask is None or mask.shape[1] > 1:
+            return {}
+        if not self.shared and mask.shape[2] == 1:
+            # Padding alone: the keys' ids say it, and they are a declared argument.
+            return {}
+        shape = problem.shape
+        sizes = (shape.batch, shape.query_length, shape.key_length)
+        allowed = np.broadcast_to(mask[:, 0], sizes)
+        of_query = np.where(allowed.any(axis=2), allowed.argmax(axis=2), NOBODY)
+        seen_by = np.take_along_axis(of_query, allowed.argmax(axis=1), axis=1)
+        of_key = np.where(allowed.any(axis=1), seen_by, UNSEEN)
+        if self.shared:
+            of_key = of_query
+        if of_key.shape[1] != shape.key_length:
+            return {}
+        if not np.array_equal(of_query[:, :, None] == of_key[:, None, :], allowed):
+            return {}
+        names = ("segment_ids",) if self.shared else ("segment_ids.q", "segment_ids.kv")
+        return {
+            name: ids.astype(np.int32) for name, ids in zip(names, (of_query, of_key), strict=False)
+        }
