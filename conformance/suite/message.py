@@ -16,6 +16,7 @@ ALONE = (
     "kept between calls: a cache, a buffer, a seed, an input that is changed in place"
 )
 
+
 def failure(
     result: CaseResult, spec: str, file: str = "", *, alone: bool = False, command: str = ""
 ) -> str:
