@@ -22,8 +22,8 @@ dynamic masks where it is not self-attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,9 +43,24 @@ from conformance import (
     Unsupported,
 )
 from conformance.frameworks.base import Natives
+from conformance.interface.arguments import Spelling
 from conformance.interface.native import Prepared
 
 BLOCK = 128
+
+
+IDS = MaskArgument("segment_ids.kv", "batch key", true="attends", number="attends, 0 or 1 only")
+FLAG = CausalFlag("CausalMask", alignment="top-left")
+
+
+@dataclass(frozen=True, eq=False)
+class SplashTable(SegmentTable):
+    """One mask for all entries of the batch; where they differ, an array with a batch axis."""
+
+    def spellings(self, problem: Problem) -> Iterator[Spelling]:
+        shared = list(super().spellings(problem))
+        mask = MaskArgument("mask", "batch heads query key", true="attends")
+        yield from shared or SegmentTable((IDS, mask), FLAG).spellings(problem)
 
 
 class PallasTpuSplash(Function):
@@ -59,12 +74,9 @@ class PallasTpuSplash(Function):
     dtypes = ("float32", "bfloat16")
     custom_scale = True
     grouped = True
-    mask_arguments = (
-        # The ids of the queries are ones.
-        MaskArgument("segment_ids.kv", "batch key", true="attends", number="attends, 0 or 1 only"),
-        MaskArgument("mask", ("heads query key", "batch heads query key"), true="attends"),
-    )
-    causal_flag = CausalFlag("CausalMask", alignment="top-left")
+    # The ids of the queries are ones.
+    mask_arguments = (IDS, MaskArgument("mask", "heads query key", true="attends"))
+    causal_flag = FLAG
     modes = (
         Mode(
             "static",
@@ -90,8 +102,8 @@ class PallasTpuSplash(Function):
     )
 
     @cached_property
-    def masks(self) -> SegmentTable:
-        return SegmentTable(self.mask_arguments, self.causal_flag)
+    def masks(self) -> SplashTable:
+        return SplashTable(self.mask_arguments, self.causal_flag)
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
