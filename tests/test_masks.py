@@ -81,8 +81,13 @@ def spelled(mask, argument, sizes):
 def meant(array, argument, sizes):
     """Who attends, in full, of an array in the argument's words."""
     numbers = array.dtype != bool
+    of_both = {"both": sizes["batch"] * sizes["heads"]}
     for layout in argument.layouts:
-        if len(layout.replace("(batch heads)", "both").split()) == array.ndim:
+        axes = layout.replace("(batch heads)", "both").split()
+        lengths = [(sizes | of_both)[axis] for axis in axes]
+        if len(axes) == array.ndim and all(
+            found in (1, length) for found, length in zip(array.shape, lengths, strict=True)
+        ):
             full = np.broadcast_to(from_layout(array, layout, sizes), tuple(sizes.values()))
             allowed = np.array([False, True])
             words = said(allowed, argument, numbers)
