@@ -7,11 +7,12 @@ no framework for that. Whatever comes out of a record is escaped.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -77,8 +78,8 @@ def render_table(published: Published) -> str:
             for known in published.known.get(column.key, ())
             if known.kind == "defect"
         ],
-        pages=link(_within(published.pages, published.root)),
-        root=link("."),
+        pages=link(str(published.pages.absolute())),
+        root=link(".") + "/",
         script=lambda known: _link(known.reproduction, link),
         linked=lambda target: _link(target, link),
         changes=_changes,
@@ -113,7 +114,7 @@ def render_page(published: Published, column: Column) -> str:
         unsupported=[item for item in report.unsupported if item.column == column.key],
         course=next((item for item in report.timelines if item.column == column.key), None),
         varying=_varying,
-        root=link("."),
+        root=link(".") + "/",
         script=lambda item: _link(item.reproduction, link),
         linked=lambda target: _link(target, link),
         MAKERS=MAKERS,
@@ -122,12 +123,11 @@ def render_page(published: Published, column: Column) -> str:
 
 def render_index(published: Published) -> str:
     """The list of the pages."""
+    link = _links(published.pages, published.root)
     return _render(
         "index.md.j2",
         groups=_groups(published.report.columns),
-        table=_links(published.pages, published.root)(
-            _within(published.output / "README.md", published.root)
-        ),
+        table=link(str((published.output / "README.md").absolute())),
         kinds=lambda key: _kinds(published.known.get(key, ())),
     )
 
@@ -255,18 +255,12 @@ def _rows(adapter: Adapter) -> tuple[Parameter, ...]:
 
 
 def _links(folder: Path, root: Path) -> Callable[[str], str]:
-    """Of a path from the root, the way there from a folder below it."""
-    steps = len(PurePosixPath(_within(folder, root)).parts)
+    """Of a path from the root, the way there from a folder."""
 
     def link(target: str) -> str:
-        up = "../" * steps
-        return up if target == "." else up + PurePosixPath(target).as_posix()
+        return PurePath(os.path.relpath(root / target, folder)).as_posix()
 
     return link
-
-
-def _within(path: Path, root: Path) -> str:
-    return path.resolve().relative_to(root.resolve()).as_posix()
 
 
 def _link(target: str, link: Callable[[str], str]) -> Markup:

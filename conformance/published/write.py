@@ -18,6 +18,9 @@ from conformance.report.wording import plural
 from conformance.report.write import outcome, read_run
 from conformance.terminal import printable
 
+MADE = "\n<!-- made by mha-conformance publish -->\n"
+"""Ends every page. A file without it is somebody else's, and is not taken away."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -59,7 +62,8 @@ def publish(wanted: Wanted) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
     for stale in set(wanted.pages.glob("*.md")) - set(files):
-        stale.unlink()
+        if stale.read_text(encoding="utf-8").endswith(MADE):
+            stale.unlink()
     for key, known in published.known.items():
         times = sum(item.kind == UNSORTED for item in known)
         if times:
@@ -120,4 +124,4 @@ def render(published: Published) -> dict[Path, str]:
     }
     for column in published.report.columns:
         files[published.pages / f"{column.key}.md"] = render_page(published, column)
-    return files
+    return {path: content + MADE for path, content in files.items()}
