@@ -45,6 +45,7 @@ class Published:
     Attributes:
         report: of the published records.
         known: by column, its deviations by what they are.
+        beside: the same by record and implementation, of records with other versions.
         made: how the records were made, if that was kept.
         output, pages: folders of the table and of the pages.
         root: folder that links of baselines are relative to.
@@ -52,6 +53,7 @@ class Published:
 
     report: Report
     known: Mapping[str, Sequence[Known]]
+    beside: Mapping[tuple[str, str], Sequence[Known]]
     made: keep.Made | None
     output: Path
     pages: Path
@@ -96,6 +98,7 @@ def render_page(published: Published, column: Column) -> str:
     link = _links(published.pages, published.root)
     cards = [card for card in report.cards if card.column == column.key]
     known = published.known.get(column.key, ())
+    course = next((item for item in report.timelines if item.column == column.key), None)
     return _render(
         "page.md.j2",
         column=column,
@@ -112,7 +115,13 @@ def render_page(published: Published, column: Column) -> str:
         accuracy=[item for item in report.accuracy if item.column == column.key],
         limit=report.limit,
         unsupported=[item for item in report.unsupported if item.column == column.key],
-        course=next((item for item in report.timelines if item.column == column.key), None),
+        course=course,
+        elsewhere=_elsewhere(published, column, course),
+        kinds=lambda point: _kinds(
+            known
+            if point.record == column.record
+            else published.beside.get((point.record, column.name), ())
+        ),
         varying=_varying,
         root=link(".") + "/",
         script=lambda item: _link(item.reproduction, link),
@@ -213,6 +222,22 @@ def _changes(course: Trend) -> str:
             other += len(point.change.other)
     told = [(worse, "worse"), (better, "mended"), (other, "otherwise")]
     return ", ".join(f"{times:,} {word}" for times, word in told if times) or "none"
+
+
+def _elsewhere(
+    published: Published, column: Column, course: Trend | None
+) -> list[tuple[Known, list[str]]]:
+    """What deviates in other versions only, and in which."""
+    here = {item.reason or item.detail for item in published.known.get(column.key, ())}
+    found: dict[str, tuple[Known, list[str]]] = {}
+    if course is None:
+        return []
+    for point in course.points:
+        for item in published.beside.get((point.record, column.name), ()):
+            told = item.reason or item.detail
+            if told not in here:
+                found.setdefault(told, (item, []))[1].append(_varying(course, point))
+    return list(found.values())
 
 
 def _varying(course: Trend, point: Point) -> str:

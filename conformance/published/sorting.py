@@ -10,6 +10,7 @@ from pathlib import Path
 from conformance.findings import CaseResult, Finding, gravity
 from conformance.gate.baseline import KINDS, Baseline, Entry, read_baseline
 from conformance.gate.judging import Claims
+from conformance.record import Record
 from conformance.report.columns import column_keys
 from conformance.report.model import Loaded
 from conformance.report.totals import WRONG
@@ -61,17 +62,35 @@ def read_baselines(paths: Iterable[Path]) -> Baseline:
 def sort(records: Sequence[Loaded], baseline: Baseline) -> dict[str, list[Known]]:
     """By column: its deviations, defects first, then by how many findings they explain."""
     keys = column_keys(records)
+    return {
+        keys[index, name]: known
+        for index, (_, record, _) in enumerate(records)
+        for name, known in _sorted(record, baseline).items()
+    }
+
+
+def sort_versions(
+    records: Sequence[Loaded], baseline: Baseline
+) -> dict[tuple[str, str], list[Known]]:
+    """The same by record and implementation, of records with other versions."""
+    return {
+        (record.header.name, name): known
+        for _, record, _ in records
+        for name, known in _sorted(record, baseline).items()
+    }
+
+
+def _sorted(record: Record, baseline: Baseline) -> dict[str, list[Known]]:
+    claims = Claims(baseline, record)
+    groups: dict[tuple[str, Entry | None], list[tuple[CaseResult, Finding]]] = defaultdict(list)
+    for result in record.results:
+        for finding in result.findings:
+            if finding.verdict in WRONG:
+                entry = claims.knows(result, finding)
+                groups[result.implementation, entry].append((result, finding))
     found: dict[str, list[Known]] = {}
-    for index, (_, record, _) in enumerate(records):
-        claims = Claims(baseline, record)
-        groups: dict[tuple[str, Entry | None], list[tuple[CaseResult, Finding]]] = defaultdict(list)
-        for result in record.results:
-            for finding in result.findings:
-                if finding.verdict in WRONG:
-                    entry = claims.knows(result, finding)
-                    groups[keys[index, result.implementation], entry].append((result, finding))
-        for (column, entry), cells in groups.items():
-            found.setdefault(column, []).append(_known(entry, cells))
+    for (name, entry), cells in groups.items():
+        found.setdefault(name, []).append(_known(entry, cells))
     order = {kind: place for place, kind in enumerate([UNSORTED, *reversed(KINDS)])}
     for own in found.values():
         own.sort(key=lambda known: (order[known.kind], -known.times))

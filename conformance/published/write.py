@@ -11,7 +11,7 @@ from conformance.errors import ConformanceError
 from conformance.progress import progress
 from conformance.published import keep
 from conformance.published.pages import Published, render_index, render_page, render_table
-from conformance.published.sorting import UNSORTED, read_baselines, sort
+from conformance.published.sorting import UNSORTED, read_baselines, sort, sort_versions
 from conformance.report.build import build
 from conformance.report.load import find_records, load, load_versions
 from conformance.report.wording import plural
@@ -64,7 +64,8 @@ def publish(wanted: Wanted) -> int:
     for stale in set(wanted.pages.glob("*.md")) - set(files):
         if stale.read_text(encoding="utf-8").endswith(MADE):
             stale.unlink()
-    for key, known in published.known.items():
+    beside = {f"{name}, {record}": known for (record, name), known in published.beside.items()}
+    for key, known in {**published.known, **beside}.items():
         times = sum(item.kind == UNSORTED for item in known)
         if times:
             print(printable(f"{key}: {plural(times, 'deviation')} that no baseline sorts"))
@@ -106,9 +107,11 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
     problems = [*(made.problems if made else ()), *found.problems, *refused]
     expected = made.expected if made else ()
     report = build(found.current, expected, problems, versions=others)
+    baseline = read_baselines(wanted.baselines)
     return Published(
         report=report,
-        known=sort(found.current, read_baselines(wanted.baselines)),
+        known=sort(found.current, baseline),
+        beside=sort_versions(others, baseline),
         made=made,
         output=wanted.output,
         pages=wanted.pages,
