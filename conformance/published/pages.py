@@ -234,9 +234,12 @@ def _elsewhere(
         return []
     for point in course.points:
         for item in published.beside.get((point.record, column.name), ()):
-            told = item.reason or item.detail
-            if told not in here:
-                found.setdefault(told, (item, []))[1].append(_varying(course, point))
+            told, versions = item.reason or item.detail, _varying(course, point)
+            if told in here:
+                continue
+            _, known = found.setdefault(told, (item, []))
+            if versions not in known:
+                known.append(versions)
     return list(found.values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import groupby
 from typing import NamedTuple
 
@@ -278,7 +279,7 @@ def changed(point: Point) -> str:
     if change is None:
         return "the first"
     told = [
-        f"{sum(counts.values()):,} {word}: {', '.join(counts)}"
+        f"{sum(counts.values()):,} {word}: {_first_few(counts)}"
         for word, counts in (("worse", change.worse), ("mended", change.better))
         if counts
     ]
@@ -288,3 +289,9 @@ def changed(point: Point) -> str:
     told += [f"{change.added:,} asked for the first time"] if change.added else []
     told += [f"{change.removed:,} no longer asked"] if change.removed else []
     return "; ".join(told) or "no change"
+
+
+def _first_few(counts: Mapping[str, int]) -> str:
+    names = sorted(counts, key=counts.__getitem__, reverse=True)
+    more = len(names) - MOST_CHANGES
+    return ", ".join(names[:MOST_CHANGES]) + (f" and {more} more" if more > 0 else "")
