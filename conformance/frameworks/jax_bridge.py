@@ -26,6 +26,14 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": Fal
 """Options for small programs that run a few times each: less optimisation, six times as quick."""
 
 
+MOST_MAPPED = 40_000
+"""Mappings of memory after which compiled programs are dropped.
+
+Linux allows a process 65,530. Each program keeps some twenty, and whoever compiles without one left
+dies.
+"""
+
+
 class Jax(Framework):
     """JAX arrays in and out."""
 
@@ -35,6 +43,7 @@ class Jax(Framework):
 
     def __init__(self) -> None:
         self._programs: dict[Hashable, Callable[..., Any]] = {}
+        self._sessions = 0
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         if values.dtype == np.float64:
@@ -53,9 +62,17 @@ class Jax(Framework):
 
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
+        self._make_room()
         # 64 bits only for float64: elsewhere the library runs as its users run it.
         with _enable_x64(dtype == "float64"), jax.default_device(jax.devices(device)[0]):
             yield
+
+    def _make_room(self) -> None:
+        self._sessions += 1
+        # Counting takes as long as a small call does.
+        if self._sessions % 32 == 0 and _mapped() > MOST_MAPPED:
+            self._programs.clear()
+            jax.clear_caches()
 
     def evaluate(
         self,
@@ -128,6 +145,15 @@ class Jax(Framework):
         with suppress(RuntimeError):
             found["gpu"] = jax.devices("gpu")[0].device_kind
         return found
+
+
+def _mapped() -> int:
+    """Mappings of memory that this process has; 0 where nobody counts them."""
+    try:
+        with open("/proc/self/maps", "rb") as lines:
+            return sum(1 for _ in lines)
+    except OSError:
+        return 0
 
 
 def _enable_x64(on: bool) -> AbstractContextManager[Any]:
