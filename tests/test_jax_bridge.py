@@ -1,0 +1,41 @@
+"""The bridge to JAX, where it is not the same as any other."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+from conformance.frameworks import jax_bridge
+
+
+def test_programs_are_dropped_before_there_is_no_room_to_compile(monkeypatch):
+    bridge = jax_bridge.Jax()
+
+    def asked(program):
+        with bridge.session("float32", "cpu"):
+            given = bridge.array(np.ones((2, 3)), "float32", "cpu")
+            found = bridge.evaluate(
+                lambda variables, _: (variables["x"] * 2, None),
+                {"x": given},
+                {},
+                given,
+                gradients=True,
+                program=program,
+            )
+            return bridge.numpy(found.output), bridge.numpy(found.gradients["x"])
+
+    first = asked(0)
+    for program in range(1, 40):
+        asked(program)
+    assert len(bridge._programs) == 40
+    monkeypatch.setattr(jax_bridge, "MOST_MAPPED", 0)
+    for _ in range(32):
+        again = asked(0)
+    assert len(bridge._programs) == 1
+    assert np.array_equal(again, first)
+
+
+def test_mappings_are_counted_or_said_to_be_none(monkeypatch):
+    assert jax_bridge._mapped() >= 0
+    monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(FileNotFoundError))
+    assert jax_bridge._mapped() == 0
