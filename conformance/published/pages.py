@@ -35,7 +35,7 @@ from conformance.report.markdown import code, fenced, text, vector
 from conformance.report.model import Column, Point, Report, Trend
 
 _OWN = "Written here, or for teaching"
-"""Heading of what belongs to no library: its title begins with none."""
+"""Heading of what belongs to no library."""
 
 
 @dataclass(frozen=True)
@@ -167,17 +167,20 @@ def _render(template: str, **known: Any) -> str:
 
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, list[Column]]]:
-    """Columns by library, which is what titles begin with, in the order in which they come."""
+    """Columns by library; what belongs to none comes last."""
     found: dict[str, list[Column]] = {}
-    for column in columns:
+    for column in sorted(columns, key=lambda column: _library(column) == _OWN):
         found.setdefault(_library(column), []).append(column)
     return list(found.items())
 
 
 def _library(column: Column) -> str:
-    library, dot, _ = column.title.partition("(")[0].partition(".")
-    first = column.name.partition("-")[0]
-    return library if dot else first if first in column.versions else _OWN
+    packages = {name.replace("-", "_") for name in column.versions}
+    titled, dot, _ = column.title.partition("(")[0].partition(".")
+    for library in (titled.split()[0], column.name.partition("-")[0]):
+        if library in packages:
+            return library
+    return titled if dot else _OWN
 
 
 def _few(report: Report) -> list[Any]:
