@@ -108,6 +108,7 @@ class _Attention(Function):
     differentiable = False
     returns_weights = "per head"
     weights_option = "qk_matmul_output_mode=3"
+    weights_otherwise = "logits"
     modes = _MODES
 
     mask_arguments = (

@@ -189,6 +189,7 @@ class OnnxRuntimeGroupQueryAttention(_Contrib):
     fully_masked_row = "nan"
     returns_weights = "per head"
     weights_option = "qk_output=2"
+    weights_otherwise = "none"
     inputs = (
         "query",
         "key",

@@ -146,8 +146,9 @@ class Adapter(ABC):
         mask_arguments, causal_flag: see `conformance.interface.arguments`.
         modes: the first is the one that others are compared with.
         returns_weights: per head, averaged over heads, or None.
-        weights_option: what has to be passed to get them per head, where they are averaged
-            otherwise; the adapter passes it. "" where they are per head by themselves.
+        weights_option: what has to be passed to get them per head; the adapter passes it. "" where
+            they are per head by themselves.
+        weights_otherwise: what comes back without that option.
         fully_masked_row: what a query gets that may attend nothing, in all modes or by mode;
             None if nobody said.
         implicit_masks: masks that the framework attaches to inputs and hands on by itself, given
@@ -173,6 +174,7 @@ class Adapter(ABC):
     modes: tuple[Mode, ...] = (DEFAULT_MODE,)
     returns_weights: ReturnsWeights | None = None
     weights_option: ClassVar[str] = ""
+    weights_otherwise: ClassVar[str] = "averaged"
     fully_masked_row: FullyMasked | Mapping[str, FullyMasked] | None = None
     implicit_masks: tuple[MaskArgument, ...] = ()
     dropout_modes: tuple[str, ...] = ()
@@ -207,7 +209,7 @@ class Adapter(ABC):
     def weights_told(self, seen: str) -> str:
         """How weights come back, for somebody who calls the implementation without this adapter."""
         if seen == "per head" and self.weights_option:
-            return f"averaged unless {self.weights_option}"
+            return f"{self.weights_otherwise} unless {self.weights_option}"
         return seen
 
     def masked_row(self, mode: Mode) -> FullyMasked | None:
