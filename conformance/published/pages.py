@@ -74,12 +74,7 @@ def render_table(published: Published) -> str:
         dtypes=views.dtypes(report),
         reached=_reached(report),
         kinds=lambda key: _kinds(published.known.get(key, ())),
-        defects=[
-            (column.key, known)
-            for column in report.columns
-            for known in published.known.get(column.key, ())
-            if known.kind == "defect"
-        ],
+        defects=_defects(published),
         pages=link(str(published.pages.absolute())),
         root=link(".") + "/",
         script=lambda known: _link(known.reproduction, link),
@@ -103,6 +98,9 @@ def render_page(published: Published, column: Column) -> str:
         "page.md.j2",
         column=column,
         adapter=adapter,
+        documentation=adapter.documentation
+        if "://" in adapter.documentation or not adapter.documentation
+        else link(adapter.documentation),
         source=next(item for item in report.sources if item.name == column.record),
         about=Markup(_about(adapter)),
         example=_example(adapter),
@@ -209,9 +207,30 @@ def _reached(report: Report) -> Callable[[Column, str], str]:
     return reached
 
 
+def _defects(published: Published) -> list[tuple[list[str], Known]]:
+    """Each once, with all that have it, as its most telling entry puts it."""
+    found: dict[str, list[tuple[str, Known]]] = {}
+    for column in published.report.columns:
+        for known in published.known.get(column.key, ()):
+            if known.kind == "defect":
+                found.setdefault(_one(known), []).append((column.key, known))
+    return [
+        (
+            list(dict.fromkeys(key for key, _ in group)),
+            max((known for _, known in group), key=lambda known: len(known.reason)),
+        )
+        for group in found.values()
+    ]
+
+
+def _one(known: Known) -> str:
+    """The same for entries that say the same: several findings may show one defect."""
+    return known.reproduction or known.reason or known.detail
+
+
 def _kinds(known: Sequence[Known]) -> list[tuple[str, int]]:
     kinds = [UNSORTED, *reversed(KINDS)]
-    counted = [(kind, sum(item.kind == kind for item in known)) for kind in kinds]
+    counted = [(kind, len({_one(item) for item in known if item.kind == kind})) for kind in kinds]
     return [(kind, times) for kind, times in counted if times]
 
 
