@@ -98,9 +98,7 @@ def render_page(published: Published, column: Column) -> str:
         "page.md.j2",
         column=column,
         adapter=adapter,
-        documentation=adapter.documentation
-        if "://" in adapter.documentation or not adapter.documentation
-        else link(adapter.documentation),
+        documentation=_address(adapter.documentation, link),
         source=next(item for item in report.sources if item.name == column.record),
         about=Markup(_about(adapter)),
         example=_example(adapter),
@@ -311,6 +309,14 @@ def _links(folder: Path, root: Path) -> Callable[[str], str]:
         return PurePath(os.path.relpath(root / target, folder)).as_posix()
 
     return link
+
+
+def _address(target: str, link: Callable[[str], str]) -> str:
+    """Of an adapter's own documentation; as it is, if nothing in it could end a link."""
+    if not target:
+        return ""
+    address = target if "://" in target else link(target)
+    return Markup(address) if re.fullmatch(r"[\w:/.#%?=&+~-]+", address) else address
 
 
 def _link(target: str, link: Callable[[str], str]) -> Markup:
