@@ -327,7 +327,7 @@ IMPORTED = f"\nimport sys; print(sorted(set({FRAMEWORKS!r}) & set(sys.modules)))
 EVERYTHING = """
 import importlib, pkgutil, conformance
 for found in pkgutil.walk_packages(conformance.__path__, "conformance."):
-    if not found.name.endswith(("_bridge", "__main__", "adapters.ours.attention")):
+    if not found.name.endswith(("_bridge", "_node", "__main__", "adapters.ours.attention")):
         importlib.import_module(found.name)
 from conformance.interface.loading import load, registered
 for name in registered():

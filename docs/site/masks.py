@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from conformance.interface.loading import load as load_adapter
 from conformance.report import Report, build, load, views
 from conformance.report.glance import glances
 from conformance.report.markdown import code, text
@@ -68,6 +69,7 @@ def tables(report: Report) -> dict[str, str]:
             _handed(report, columns),
         ),
         "versions": _versions(report),
+        "modes": _table(["Mode", "How it is called"], _modes(report)),
     }
     for name, wanted in AT_A_GLANCE.items():
         rows = [
@@ -100,6 +102,12 @@ def _handed(report: Report, columns: dict[str, Column]) -> Iterator[Row]:
         rows[item.column, item.argument].append(text(item.value))
     for (column, argument), values in rows.items():
         yield columns[column], (code(argument), *values)
+
+
+def _modes(report: Report) -> Iterator[Row]:
+    for column in report.columns:
+        for mode in load_adapter(column.name).modes:
+            yield column, (code(mode.name), text(mode.about) or "as it is")
 
 
 def _observed(found: Sequence[Observed]) -> str:
