@@ -165,6 +165,13 @@ def test_of_other_versions_it_is_named_too(tmp_path, monkeypatch, capsys):
     assert "ours, old: 1 deviation that no baseline sorts" in capsys.readouterr().out
 
 
+def test_a_title_may_be_all_in_brackets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ours = msgspec.structs.replace(OURS, title="(mine)")
+    assert publish(tmp_path, of(result(good(), name="ours"), ours=ours)) == ExitCode.OK
+    assert "[**(mine)**]" in Path("published/README.md").read_text()
+
+
 def test_pages_of_somebody_else_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own, other = of(result(good(), name="ours")), tmp_path / "pages" / "own.md"

@@ -173,7 +173,7 @@ def _groups(columns: Sequence[Column]) -> list[tuple[str, list[Column]]]:
 def _library(column: Column) -> str:
     packages = {name.replace("-", "_") for name in column.versions}
     titled, dot, _ = column.title.partition("(")[0].partition(".")
-    for library in (titled.split()[0], column.name.partition("-")[0]):
+    for library in (titled.partition(" ")[0], column.name.partition("-")[0]):
         if library in packages:
             return library
     return titled if dot else _OWN
