@@ -23,7 +23,7 @@ from conformance.commands import (
     selftest,
 )
 from conformance.errors import ConformanceError, ExitCode
-from conformance.terminal import printable
+from conformance.text import printable
 
 COMMANDS = (
     run,

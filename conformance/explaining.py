@@ -24,12 +24,12 @@ from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsuppor
 from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
 from conformance.interface.naming import find
-from conformance.paragraphs import heading, line, paragraph, plural, some
 from conformance.problem import Problem
 from conformance.record import CaseInfo, Plane
 from conformance.reference import LIMIT
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.requirement import Requirement
+from conformance.text import heading, line, paragraph, plural, some
 
 MOST_DRAWN = 32
 """Wider masks are not drawn in a terminal."""

@@ -17,7 +17,7 @@ from conformance.errors import ConformanceError, ExitCode
 from conformance.formats import print_json
 from conformance.interface.loading import load, registered
 from conformance.requirements import REQUIREMENTS
-from conformance.terminal import printable
+from conformance.text import printable
 
 
 class ListedImplementation(msgspec.Struct, frozen=True):

@@ -18,12 +18,11 @@ from conformance.findings import CaseResult
 from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
-from conformance.paragraphs import paragraph
 from conformance.probes import EXPERIMENTS, experiment
 from conformance.progress import progress
 from conformance.session import Session, inquiries
 from conformance.sidebyside import inquired_side_by_side
-from conformance.terminal import printable, stdout_to_stderr
+from conformance.text import paragraph, printable, stdout_to_stderr
 
 WIDTH = 100
 

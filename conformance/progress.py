@@ -44,7 +44,7 @@ def progress(told: str, total: int | None = None) -> Iterator[Advance]:
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from conformance.terminal import printable
+    from conformance.text import printable
 
     count = (MofNCompleteColumn(),) if total is not None else ()
     bar = Progress(

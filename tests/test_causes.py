@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from conformance import MaskArgument
-from conformance.axes import axes, element
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.cli import main
 from conformance.diagnosis import location
@@ -25,6 +24,7 @@ from conformance.selftest.mutants import MUTANTS
 from conformance.selftest.run import Examiner
 from conformance.session import Item, Session
 from conformance.suite.message import failure
+from conformance.text import axes, element
 
 
 def case(wanted):

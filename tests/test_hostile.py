@@ -24,7 +24,7 @@ from conformance.cli import main
 from conformance.errors import BrokenRecord, ExitCode
 from conformance.record import Record, read, read_arrays, read_journal
 from conformance.report import build, render_html, render_markdown
-from conformance.terminal import printable
+from conformance.text import printable
 
 HERE = Path(__file__).parent
 NASTY = "\x1b]0;owned\x07\x1b[2J</title><script>alert(1)</script>\u202e|`x`\r\n"

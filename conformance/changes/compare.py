@@ -11,10 +11,10 @@ from typing import Literal
 from conformance.changes.model import SCHEMA, Change, Changes, Convention, Members, Side
 from conformance.errors import BrokenRecord
 from conformance.findings import RUN, CaseResult, Finding, count, gravity
-from conformance.paragraphs import some
 from conformance.record import CaseInfo, Record, read
 from conformance.report.load import find_records
 from conformance.suite.message import again, known
+from conformance.text import some
 
 Kind = Literal["same", "worse", "lost", "otherwise", "fixed", "gained"]
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from conformance.changes.model import Change, Changes, Convention, Members
 from conformance.findings import VERDICTS
-from conformance.paragraphs import heading, line, paragraph, plural, some
 from conformance.suite.message import measured
+from conformance.text import heading, line, paragraph, plural, some
 
 MOST_NAMES = 3
 MOST_CHANGES = 12

@@ -85,7 +85,7 @@ def _update(options: argparse.Namespace) -> int:
     from conformance.gate.baseline import read_baseline
     from conformance.gate.command import part_of, update
     from conformance.record import read
-    from conformance.terminal import relative
+    from conformance.text import relative
 
     _check(options)
     baseline = read_baseline(options.baseline)

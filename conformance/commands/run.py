@@ -104,7 +104,7 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
     from conformance.progress import wanted
     from conformance.suite.plugin import SUITE
     from conformance.suite.watching import Bar, Refusals
-    from conformance.terminal import stdout_to_stderr
+    from conformance.text import stdout_to_stderr
 
     _load(options)
 

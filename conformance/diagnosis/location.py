@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conformance import axes as named
+from conformance import text as named
 from conformance.dtypes import BoolArray
 from conformance.problem import Problem
 

@@ -28,7 +28,7 @@ from conformance.interface.loading import load
 from conformance.progress import progress
 from conformance.reference import LIMIT
 from conformance.suite.message import ratio
-from conformance.terminal import printable
+from conformance.text import printable
 
 SUFFIX = ".case"
 LONGEST_SCRIPT = 180.0

@@ -15,7 +15,7 @@ from conformance.explore.natives import native
 from conformance.explore.trial import Deviation, Trial
 from conformance.findings import INFINITE
 from conformance.interface.adapter import Adapter
-from conformance.terminal import printable
+from conformance.text import printable
 
 MOST_LINES = 40
 STEP = "1e-30j"

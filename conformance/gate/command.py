@@ -16,7 +16,7 @@ from conformance.gate.judging import judge
 from conformance.gate.telling import coloured, tell
 from conformance.gate.updating import propose, write
 from conformance.record import Record, read
-from conformance.terminal import printable
+from conformance.text import printable
 
 
 def gate(baseline: Baseline, record: Record, judged: Sequence[str], *, verbose: bool) -> int:

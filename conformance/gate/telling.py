@@ -18,7 +18,7 @@ from conformance.gate.updating import propose
 from conformance.requirements import REQUIREMENTS
 from conformance.suite.ending import unsupported, vector
 from conformance.suite.message import again, failure, measured
-from conformance.terminal import printable
+from conformance.text import printable
 
 SHORT = 3
 """Of what is wrong in one way, so many are told unless all are asked for."""

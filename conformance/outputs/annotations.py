@@ -12,9 +12,8 @@ from pathlib import Path, PurePath
 
 from conformance.changes.model import Change
 from conformance.outputs.source import Source, must
-from conformance.paragraphs import plural, some
 from conformance.suite.message import known, measured
-from conformance.terminal import printable
+from conformance.text import plural, printable, some
 
 MOST = 10
 """GitHub shows so many of one level for a step, and drops the others without a word."""

@@ -13,7 +13,7 @@ import msgspec
 from conformance.outputs.source import KNOWN, Source, Told
 from conformance.record import Implementation, Record
 from conformance.suite.message import failure
-from conformance.terminal import printable
+from conformance.text import printable
 
 
 def junit(source: Source) -> bytes:

@@ -12,10 +12,10 @@ from conformance.changes.model import Change, Changes
 from conformance.changes.tell import convention_told, members_told, summary
 from conformance.findings import VERDICTS
 from conformance.outputs.source import KNOWN, Source
-from conformance.paragraphs import plural, some
 from conformance.report.markdown import code, fenced, text
 from conformance.report.wording import SYMBOLS
 from conformance.suite.message import measured
+from conformance.text import plural, some
 
 MOST = 30
 """Rows of a table: GitHub cuts a summary off at one MiB."""

@@ -15,7 +15,7 @@ from conformance.outputs.badge import badge
 from conformance.outputs.junit import junit
 from conformance.outputs.source import Source, load
 from conformance.outputs.summary import markdown
-from conformance.terminal import printable
+from conformance.text import printable
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 

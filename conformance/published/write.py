@@ -16,7 +16,7 @@ from conformance.report.build import build
 from conformance.report.load import find_records, load, load_versions
 from conformance.report.wording import plural
 from conformance.report.write import outcome, read_run
-from conformance.terminal import printable
+from conformance.text import printable
 
 MADE = "\n<!-- made by mha-conformance publish -->\n"
 """Ends every page. A file without it is somebody else's, and is not taken away."""

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import msgspec
 from markupsafe import Markup
 
-from conformance.axes import axes
 from conformance.card import TOPICS
 from conformance.findings import MAKERS, VERDICTS, CaseResult, Figures, Worst
 from conformance.record import CaseInfo
@@ -21,6 +20,7 @@ from conformance.report.columns import column_keys, declared
 from conformance.report.matrix import levels
 from conformance.report.model import Card, Loaded, Report
 from conformance.report.totals import GRAVITY
+from conformance.text import axes
 
 
 class Words:

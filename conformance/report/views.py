@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import NamedTuple
 
-from conformance.axes import element
 from conformance.findings import Worst, verified
 from conformance.report.model import (
     Apart,
@@ -23,6 +22,7 @@ from conformance.report.model import (
 )
 from conformance.report.totals import WRONG
 from conformance.report.wording import listed, plural
+from conformance.text import element
 
 _PLACE = re.compile(r" \(at [^()]*\)$")
 """Where an error was raised: often several places for one error."""

@@ -17,7 +17,7 @@ from conformance.report.load import find_records, load, load_versions
 from conformance.report.markdown import render_markdown
 from conformance.report.model import Report
 from conformance.report.wording import told
-from conformance.terminal import printable
+from conformance.text import printable
 
 
 def write(

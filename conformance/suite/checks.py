@@ -28,7 +28,7 @@ from conformance.session import Inquiry, Item, Session, inquiries, plan
 from conformance.suite.alone import conforms_alone
 from conformance.suite.levels import LEVELS, can, cases_of, dtypes_of
 from conformance.suite.message import failure
-from conformance.terminal import printable, relative
+from conformance.text import printable, relative
 
 if TYPE_CHECKING:
     import pytest

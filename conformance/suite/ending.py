@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from conformance.findings import NOT_VERIFIED, VERDICTS, CaseResult, Finding, count, gravity
-from conformance.paragraphs import plural
 from conformance.requirements import REQUIREMENTS
 from conformance.suite.message import known
+from conformance.text import plural
 
 WRONG = ("deviates", "error")
 

@@ -18,7 +18,7 @@ from conformance.gate.baseline import VERDICTS, read_baseline
 from conformance.gate.judging import Claims, Judgement, judge
 from conformance.gate.telling import tell
 from conformance.record import Header, Record
-from conformance.terminal import printable, relative
+from conformance.text import printable, relative
 
 KNOWN = "known: "
 

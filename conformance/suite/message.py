@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-from conformance.axes import element
 from conformance.errors import UnknownName
 from conformance.findings import INFINITE, MAKERS, CaseResult, Figures, Finding
 from conformance.requirements import find_requirement
 from conformance.requirements.requirement import Requirement
-from conformance.terminal import printable
+from conformance.text import element, printable
 
 ALONE = (
     "asked alone, a fresh instance conforms: this deviates only after other calls. Something is "

@@ -51,7 +51,7 @@ from conformance.suite.alone import conforms_alone
 from conformance.suite.examiner import Examiner
 from conformance.suite.gated import Gated
 from conformance.suite.message import failure
-from conformance.terminal import printable
+from conformance.text import printable
 
 if TYPE_CHECKING:
     from conformance.isolation import Keeper
