@@ -42,10 +42,10 @@ from conformance.comparison import accuracy_class, compare
 from conformance.dtypes import DTYPES
 from conformance.errors import Unavailable, Unsupported
 from conformance.examination import Examination, Workbench, averaged_over_heads
-from conformance.findings import INFINITE
 from conformance.interface.adapter import Adapter, Mode
 from conformance.interface.loading import load
 from conformance.provenance import package_versions
+from conformance.records.findings import INFINITE
 from conformance.reference import expect
 
 KINDS = ("output", "weights", "gradients")

@@ -30,8 +30,8 @@ from pathlib import Path
 
 from conformance.cases.catalogue import catalogue, catalogue_hash
 from conformance.cases.told import told
-from conformance.findings import CaseResult, Figures, Finding, Worst
-from conformance.record import SCHEMA, Header, Implementation, Provenance, Record
+from conformance.records.findings import CaseResult, Figures, Finding, Worst
+from conformance.records.record import SCHEMA, Header, Implementation, Provenance, Record
 from conformance.report import build, render_html
 from conformance.requirements import REQUIREMENTS
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from conformance.dtypes import Array
 from conformance.errors import WrongShape
-from conformance.findings import INFINITE, Figures, Worst
+from conformance.records.findings import INFINITE, Figures, Worst
 from conformance.reference import LIMIT, Expectation
 
 BETWEEN_ANSWERS = 11.31

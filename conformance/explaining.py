@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from conformance import documented
-from conformance.card import TOPICS, Topic
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.cases.told import tell
@@ -25,7 +24,8 @@ from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
 from conformance.interface.naming import find
 from conformance.problem import Problem
-from conformance.record import CaseInfo, Plane
+from conformance.records.card import TOPICS, Topic
+from conformance.records.record import CaseInfo, Plane
 from conformance.reference import LIMIT
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.requirement import Requirement

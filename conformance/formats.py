@@ -14,7 +14,7 @@ import msgspec
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 OUTPUTS = {
-    "record": ("conformance.record:Record", "everything that one run found"),
+    "record": ("conformance.records.record:Record", "everything that one run found"),
     "report": ("conformance.report.model:Report", "records, joined into a report"),
     "list": ("conformance.listing:Listing", "what mha-conformance list prints"),
     "explain": ("conformance.explaining:Explanation", "what mha-conformance explain prints"),

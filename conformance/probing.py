@@ -12,14 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from conformance.card import Entry
 from conformance.errors import ExitCode, UnknownName
-from conformance.findings import CaseResult
 from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
 from conformance.probes import EXPERIMENTS, experiment
 from conformance.progress import progress
+from conformance.records.card import Entry
+from conformance.records.findings import CaseResult
 from conformance.session import Session, inquiries
 from conformance.sidebyside import inquired_side_by_side
 from conformance.text import paragraph, printable, stdout_to_stderr

@@ -14,7 +14,7 @@ from conformance.cases.catalogue import catalogue_hash
 from conformance.errors import Unavailable
 from conformance.frameworks.base import package_versions
 from conformance.interface.adapter import Adapter
-from conformance.record import Implementation, MaskInfo, Provenance
+from conformance.records.record import Implementation, MaskInfo, Provenance
 
 RUN_FILE = "run"
 """Beside the records of a run of several environments lies this file with the run's id."""

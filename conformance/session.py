@@ -21,11 +21,11 @@ from conformance.diagnosis import explain, of_entries
 from conformance.dtypes import Array
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import Examination, Raised, Workbench
-from conformance.findings import CaseResult, Finding, item_id
 from conformance.frameworks.surroundings import look, put_back
 from conformance.interface.adapter import Adapter, Mode
 from conformance.probes import Experiment, Findings
 from conformance.probes.laboratory import Laboratory, NoAnswer
+from conformance.records.findings import CaseResult, Finding, item_id
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.declared import DECLARED, compared
 from conformance.requirements.probed import decided

@@ -10,10 +10,10 @@ from functools import lru_cache
 from multiprocessing import get_context
 
 from conformance.errors import ConformanceError
-from conformance.findings import CaseResult
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
 from conformance.probes import experiment
+from conformance.records.findings import CaseResult
 from conformance.session import Inquiry, Session, inquiries
 
 WORKERS = min(2, os.cpu_count() or 1)

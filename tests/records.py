@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from conformance.findings import CaseResult, Figures, Finding, Worst
-from conformance.record import SCHEMA, Header, Implementation, MaskInfo, Provenance, Record
+from conformance.records.findings import CaseResult, Figures, Finding, Worst
+from conformance.records.record import SCHEMA, Header, Implementation, MaskInfo, Provenance, Record
 from conformance.report import build
 from conformance.report import model as data
 

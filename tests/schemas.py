@@ -12,7 +12,7 @@ import msgspec
 
 from conformance.errors import BrokenRecord
 from conformance.formats import schema
-from conformance.record import read
+from conformance.records.record import read
 
 RECORD = Path(__file__).parent.parent / "docs" / "record.schema.json"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conformance.card import TOPICS, Entry
 from conformance.cli import main
 from conformance.errors import ExitCode
-from conformance.findings import CaseResult, Finding
 from conformance.probes import EXPERIMENTS
-from conformance.record import SCHEMA, Header, Implementation, Provenance, Record
+from conformance.records.card import TOPICS, Entry
+from conformance.records.findings import CaseResult, Finding
+from conformance.records.record import SCHEMA, Header, Implementation, Provenance, Record
 from conformance.report import build, render_html, render_markdown
 from conformance.report.glance import glances
 from conformance.report.model import Card, Report

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, figures, good, record, result, save
 
-from conformance.card import Entry
 from conformance.changes import compare, load_side
 from conformance.cli import main
 from conformance.errors import ExitCode
-from conformance.findings import RUN, Finding
-from conformance.record import CaseInfo
+from conformance.records.card import Entry
+from conformance.records.findings import RUN, Finding
+from conformance.records.record import CaseInfo
 
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no")
 ERROR = Finding(OUTPUT, "error", detail="ValueError: no")

@@ -20,7 +20,7 @@ from conformance.comparison import (
     worst_of,
 )
 from conformance.errors import WrongShape
-from conformance.findings import INFINITE
+from conformance.records.findings import INFINITE
 from conformance.reference import LIMIT, Expectation
 
 NAN, INF = np.nan, np.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.findings import INFINITE, CaseResult, Figures, Finding
+from conformance.records.findings import INFINITE, CaseResult, Figures, Finding
 from conformance.suite.ending import counted, everything, gravest
 
 OUTPUT = "output.equals-definition"

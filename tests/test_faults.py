@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from conformance.errors import ExitCode
-from conformance.record import journal_path, read, read_arrays, read_journal
+from conformance.records.record import journal_path, read, read_arrays, read_journal
 
 FAULTY = Path(__file__).with_name("faulty.py")
 BEFORE, FAULT, AFTER = "plain/no-mask/self", "mask/per-batch/self", "logits/large/self"
@@ -464,7 +464,7 @@ def cut(folder, record, lines, torn=b""):
         )
         for r in found.results[:lines]
     ]
-    from conformance.record import encode_line
+    from conformance.records.record import encode_line
 
     text = [msgspec.json.encode(found.header), *(encode_line(*item) for item in own)]
     journal = journal_path(folder / record.name)
@@ -488,7 +488,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, workers, opt
 
 
 def count(record):
-    from conformance.findings import count
+    from conformance.records.findings import count
 
     counts = count(result.verdict for result in record.results)
     return ", ".join(f"{times} {verdict}" for verdict, times in counts.items())

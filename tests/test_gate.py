@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from conformance.errors import BrokenBaseline, ExitCode
-from conformance.findings import RUN, CaseResult, Figures, Finding, Worst
 from conformance.gate import judging
 from conformance.gate.baseline import read_baseline
 from conformance.gate.condition import parse
 from conformance.gate.judging import judge
 from conformance.gate.telling import tell
 from conformance.gate.updating import propose
-from conformance.record import Header, Implementation, Provenance, Record
+from conformance.records.findings import RUN, CaseResult, Figures, Finding, Worst
+from conformance.records.record import Header, Implementation, Provenance, Record
 
 OUTPUT, KEYS, GRADIENT = (
     "output.equals-definition",

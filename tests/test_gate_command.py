@@ -18,7 +18,7 @@ from test_suite_plugin import conformance
 from conformance.cli import main
 from conformance.errors import ExitCode
 from conformance.gate.baseline import read_baseline
-from conformance.record import encode_line, read
+from conformance.records.record import encode_line, read
 
 NARROW = ("--dtype", "float32", "--case", "mask/shared/self", "--case", "plain/no-mask/self")
 QUICK = ("--no-isolate", *NARROW)

@@ -15,7 +15,6 @@ import pytest
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
 from conformance.errors import ConformanceError, ExitCode, WrongShape
-from conformance.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.heads import png as png_module
 from conformance.heads import scales
 from conformance.heads.ask import Question, ask
@@ -24,7 +23,8 @@ from conformance.heads.panel import TEXT_UP_TO, Grid, ticks
 from conformance.heads.picture import Subject, picture
 from conformance.heads.write import replace
 from conformance.interface.loading import load
-from conformance.record import read, read_arrays
+from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
+from conformance.records.record import read, read_arrays
 from conformance.report import build, load_records, render_html
 from conformance.report.figures import figures
 from conformance.session import Item, plan

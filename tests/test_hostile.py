@@ -22,7 +22,7 @@ from markdown_it import MarkdownIt
 
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ExitCode
-from conformance.record import Record, read, read_arrays, read_journal
+from conformance.records.record import Record, read, read_arrays, read_journal
 from conformance.report import build, render_html, render_markdown
 from conformance.text import printable
 

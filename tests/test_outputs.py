@@ -14,7 +14,6 @@ from schemas import RECORD, faults, record_faults
 
 from conformance.cli import main
 from conformance.errors import ExitCode
-from conformance.findings import RUN, Finding
 from conformance.formats import schema
 from conformance.gate.judging import Claims
 from conformance.outputs.annotations import MOST, annotated, command
@@ -22,7 +21,8 @@ from conformance.outputs.badge import badge
 from conformance.outputs.junit import junit
 from conformance.outputs.source import load
 from conformance.outputs.summary import markdown
-from conformance.record import read
+from conformance.records.findings import RUN, Finding
+from conformance.records.record import read
 
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no head size 1")
 ERROR = Finding(OUTPUT, "error", detail="ValueError: no")

@@ -13,15 +13,15 @@ from records import GRADIENT, OUTPUT, bad, good, implementation, loaded, record,
 from schemas import faults
 from test_docs import ROOT, anchors
 
-from conformance.card import Entry
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
-from conformance.findings import Finding
 from conformance.gate.baseline import KINDS
 from conformance.published import keep
 from conformance.published.sorting import UNSORTED, read_baselines, sort
 from conformance.published.write import Wanted, read, render
-from conformance.record import read as read_record
+from conformance.records.card import Entry
+from conformance.records.findings import Finding
+from conformance.records.record import read as read_record
 from conformance.report.build import build
 from conformance.report.html import render_html
 from conformance.report.load import find_records, load, load_versions
@@ -261,7 +261,7 @@ def test_what_is_no_compressed_record_is_one_line(tmp_path, spoil, told):
 
 
 def test_a_bomb_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("conformance.record.MOST_BYTES", 2**16)
+    monkeypatch.setattr("conformance.records.record.MOST_BYTES", 2**16)
     file = tmp_path / "env.json.gz"
     file.write_bytes(gzip.compress(b" " * 2**20))
     with pytest.raises(BrokenRecord, match="no record"):

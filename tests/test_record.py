@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conformance import record as records
 from conformance.errors import BrokenRecord, ConformanceError
-from conformance.findings import INFINITE, CaseResult, Figures, Finding, Worst
 from conformance.provenance import new_run_id, run_id
-from conformance.record import (
+from conformance.records import record as records
+from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
+from conformance.records.record import (
     SCHEMA,
     Header,
     Implementation,

@@ -31,9 +31,9 @@ from records import (
     save,
 )
 
-from conformance.card import Entry
 from conformance.errors import ConformanceError, ExitCode
-from conformance.findings import (
+from conformance.records.card import Entry
+from conformance.records.findings import (
     INFINITE,
     VERDICTS,
     CaseResult,
@@ -41,7 +41,7 @@ from conformance.findings import (
     Finding,
     item_id,
 )
-from conformance.record import (
+from conformance.records.record import (
     Journal,
     MaskInfo,
     encode_line,

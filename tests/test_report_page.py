@@ -31,7 +31,7 @@ from records import (
 from conformance.cases import told as telling
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, ExitCode
-from conformance.findings import CaseResult, Finding, Worst
+from conformance.records.findings import CaseResult, Finding, Worst
 from conformance.report import build, find_records, load, plot, render_html, render_markdown, write
 from conformance.report import model as data
 from conformance.report.html import PAGE

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from conformance.errors import ExitCode
-from conformance.findings import INFINITE, CaseResult, Figures, Finding, Worst
 from conformance.probes import EXPERIMENTS
-from conformance.record import journal_path, read, read_arrays, read_journal
+from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
+from conformance.records.record import journal_path, read, read_arrays, read_journal
 from conformance.suite.message import again, failure
 from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
 

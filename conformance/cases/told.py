@@ -10,7 +10,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.dtypes import BoolArray
 from conformance.problem import Problem
-from conformance.record import CaseInfo, Plane
+from conformance.records.record import CaseInfo, Plane
 
 MOST_PLANES = 4
 MOST_ELEMENTS = 2**17

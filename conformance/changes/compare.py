@@ -10,8 +10,8 @@ from typing import Literal
 
 from conformance.changes.model import SCHEMA, Change, Changes, Convention, Members, Side
 from conformance.errors import BrokenRecord
-from conformance.findings import RUN, CaseResult, Finding, count, gravity
-from conformance.record import CaseInfo, Record, read
+from conformance.records.findings import RUN, CaseResult, Finding, count, gravity
+from conformance.records.record import CaseInfo, Record, read
 from conformance.report.load import find_records
 from conformance.suite.message import again, known
 from conformance.text import some

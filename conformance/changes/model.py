@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from conformance.findings import Figures, Worst
+from conformance.records.findings import Figures, Worst
 
 SCHEMA = "mha-conformance/changes/1"
 

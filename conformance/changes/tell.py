@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from conformance.changes.model import Change, Changes, Convention, Members
-from conformance.findings import VERDICTS
+from conformance.records.findings import VERDICTS
 from conformance.suite.message import measured
 from conformance.text import heading, line, paragraph, plural, some
 

@@ -79,13 +79,13 @@ def _dtypes(**_: object) -> list[str]:
 
 
 def _experiments(**_: object) -> list[str]:
-    from conformance.card import TOPICS
+    from conformance.records.card import TOPICS
 
     return [topic.name for topic in TOPICS]
 
 
 def _names(**_: object) -> list[str]:
-    from conformance.card import TOPICS
+    from conformance.records.card import TOPICS
     from conformance.requirements import REQUIREMENTS
 
     return [*(item.id for item in REQUIREMENTS), *(topic.id for topic in TOPICS), *_cases()]

@@ -84,7 +84,7 @@ def _gate(options: argparse.Namespace) -> int:
 def _update(options: argparse.Namespace) -> int:
     from conformance.gate.baseline import read_baseline
     from conformance.gate.command import part_of, update
-    from conformance.record import read
+    from conformance.records.record import read
     from conformance.text import relative
 
     _check(options)

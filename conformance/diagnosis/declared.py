@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from conformance.card import Entry
-from conformance.findings import Finding
+from conformance.records.card import Entry
+from conformance.records.findings import Finding
 
 _KEPT = re.compile(
     r"(?P<share>\d+)% of the weights are 0, the others are (?P<least>\S+) to (?P<most>\S+) times"

@@ -33,10 +33,10 @@ from conformance.diagnosis.stages import Stages
 from conformance.dtypes import Array
 from conformance.errors import ConformanceError, Unsupported
 from conformance.examination import Examination, Raised
-from conformance.findings import Finding
 from conformance.interface.adapter import Mode
 from conformance.interface.arguments import Spelling
 from conformance.problem import Answer, Problem
+from conformance.records.findings import Finding
 from conformance.reference import Expectation, expect, solve
 from conformance.requirements.polarity import trials
 

@@ -16,8 +16,8 @@ from conformance.diagnosis.stages import Stages
 from conformance.dtypes import Array
 from conformance.errors import ConformanceError, Unsupported
 from conformance.examination import Examination, Raised
-from conformance.findings import Finding
 from conformance.problem import Problem, Weights
+from conformance.records.findings import Finding
 from conformance.reference import expect
 
 Maker = Literal["", "kernel", "projections"]

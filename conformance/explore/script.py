@@ -13,8 +13,8 @@ from conformance.errors import ConformanceError
 from conformance.explore.code import WIDTH, called, definition, numbers, told
 from conformance.explore.natives import native
 from conformance.explore.trial import Deviation, Trial
-from conformance.findings import INFINITE
 from conformance.interface.adapter import Adapter
+from conformance.records.findings import INFINITE
 from conformance.text import printable
 
 MOST_LINES = 40

@@ -18,9 +18,9 @@ import numpy as np
 from conformance.cases.stored import CHAPTER, StoredCase, rounded
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import Examination, Raised
-from conformance.findings import INFINITE, Finding
 from conformance.interface.adapter import Adapter, Mode
 from conformance.problem import Problem
+from conformance.records.findings import INFINITE, Finding
 from conformance.reference import LIMIT, expect
 from conformance.reference.arithmetic import Exact
 from conformance.reference.attention import forward

@@ -15,7 +15,7 @@ from conformance.gate.baseline import Baseline, baseline_of
 from conformance.gate.judging import judge
 from conformance.gate.telling import coloured, tell
 from conformance.gate.updating import propose, write
-from conformance.record import Record, read
+from conformance.records.record import Record, read
 from conformance.text import printable
 
 

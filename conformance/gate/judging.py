@@ -17,9 +17,17 @@ from itertools import combinations
 
 from conformance.dtypes import DTYPES
 from conformance.errors import BrokenBaseline, ExitCode
-from conformance.findings import NOT_VERIFIED, RUN, VERIFIED, CaseResult, Finding, count, gravity
 from conformance.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
-from conformance.record import Implementation, Record
+from conformance.records.findings import (
+    NOT_VERIFIED,
+    RUN,
+    VERIFIED,
+    CaseResult,
+    Finding,
+    count,
+    gravity,
+)
+from conformance.records.record import Implementation, Record
 
 NARROWS = re.compile(r"(^| )(--case|--dtype|--mode|-k) ")
 """Of what a run was told, that which takes away; case files add."""

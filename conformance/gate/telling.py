@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from conformance.errors import ConformanceError, ExitCode
-from conformance.findings import count, gravity
 from conformance.gate.baseline import Entry
 from conformance.gate.grouping import Group, groups
 from conformance.gate.judging import LOST, Cell, Judgement
 from conformance.gate.updating import propose
+from conformance.records.findings import count, gravity
 from conformance.requirements import REQUIREMENTS
 from conformance.suite.ending import unsupported, vector
 from conformance.suite.message import again, failure, measured

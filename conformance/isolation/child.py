@@ -15,7 +15,6 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.errors import ConformanceError, FailsOnImport, Unavailable
 from conformance.explore.casefile import load_case
-from conformance.findings import item_id, without_outcome
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
 from conformance.isolation.messages import (
@@ -34,7 +33,8 @@ from conformance.isolation.messages import (
 from conformance.isolation.process import settle
 from conformance.probes import EXPERIMENTS
 from conformance.provenance import describe
-from conformance.record import encode_line
+from conformance.records.findings import item_id, without_outcome
+from conformance.records.record import encode_line
 from conformance.session import Inquiry, Item, plan
 from conformance.suite.examiner import Examiner
 

@@ -26,7 +26,6 @@ import psutil
 from conformance.cases.case import Case
 from conformance.dtypes import DTYPES
 from conformance.errors import NotAnAdapter
-from conformance.findings import Verdict, without_outcome
 from conformance.interface.adapter import DEFAULT_MODE
 from conformance.isolation.fate import Fate, died, has_stack, last_words
 from conformance.isolation.limits import Limits
@@ -44,7 +43,8 @@ from conformance.isolation.messages import (
 )
 from conformance.isolation.printed import Printed
 from conformance.isolation.process import STACK_SIGNAL
-from conformance.record import Implementation, encode_line
+from conformance.records.findings import Verdict, without_outcome
+from conformance.records.record import Implementation, encode_line
 from conformance.session import Inquiry, Item
 
 TICK = 0.05

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import msgspec
 
 from conformance.outputs.source import KNOWN, Source, Told
-from conformance.record import Implementation, Record
+from conformance.records.record import Implementation, Record
 from conformance.suite.message import failure
 from conformance.text import printable
 

@@ -12,10 +12,10 @@ from conformance.changes import Changes, compare, load_side
 from conformance.changes.compare import BAD, One, grouped_changes
 from conformance.changes.model import Change
 from conformance.errors import BrokenRecord, ExitCode
-from conformance.findings import NOT_VERIFIED, CaseResult, Finding, count, verified
 from conformance.gate.baseline import read_baseline
 from conformance.gate.judging import Judgement, judge
-from conformance.record import Implementation, Record, read
+from conformance.records.findings import NOT_VERIFIED, CaseResult, Finding, count, verified
+from conformance.records.record import Implementation, Record, read
 from conformance.report.load import find_records
 from conformance.suite.message import known as requirement_of
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 from conformance.changes.model import Change, Changes
 from conformance.changes.tell import convention_told, members_told, summary
-from conformance.findings import VERDICTS
 from conformance.outputs.source import KNOWN, Source
+from conformance.records.findings import VERDICTS
 from conformance.report.markdown import code, fenced, text
 from conformance.report.wording import SYMBOLS
 from conformance.suite.message import measured

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.dtypes import BoolArray
 from conformance.interface.arguments import Native
 from conformance.probes.blocking import Blocking, blocking
@@ -17,6 +16,7 @@ from conformance.probes.masks import numbers
 from conformance.probes.meaning import UNEXPLAINED, among_shown
 from conformance.probes.readout import Sizes
 from conformance.problem import Causal, Shape, causal_mask
+from conformance.records.card import Entry
 
 LENGTHS = (("equal lengths", 5, 5), ("fewer queries than keys", 3, 5), ("more queries", 5, 3))
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.dtypes import BoolArray
 from conformance.interface.arguments import AXES, Native
 from conformance.probes.blocking import Blocking, blocking
@@ -17,6 +16,7 @@ from conformance.probes.masks import numbers
 from conformance.probes.meaning import UNEXPLAINED, among_shown, rows_changed
 from conformance.probes.readout import Sizes
 from conformance.problem import Shape
+from conformance.records.card import Entry
 
 EQUAL = Sizes(batch=4, heads=4, query=4, key=4)
 

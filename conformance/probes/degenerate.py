@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.errors import Unsupported
 from conformance.probes.laboratory import Laboratory, Refused
 from conformance.probes.masks import numbers
+from conformance.records.card import Entry
 
 
 def degenerate(lab: Laboratory) -> Iterator[Entry]:

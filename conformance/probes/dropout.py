@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.interface.adapter import Mode
 from conformance.probes.laboratory import Laboratory, Refused
 from conformance.probes.masks import numbers
+from conformance.records.card import Entry
 
 PROBABILITY = 0.5
 """A power of two, so that scaling by 1 / (1 - p) rounds nothing."""

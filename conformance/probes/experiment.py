@@ -6,7 +6,6 @@ import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from conformance.card import TOPICS, Entry, Topic
 from conformance.dtypes import Array
 from conformance.errors import UnknownName
 from conformance.interface.adapter import Adapter, Mode
@@ -22,6 +21,7 @@ from conformance.probes.repeatability import repeatability
 from conformance.probes.same_mask import same_mask
 from conformance.probes.shapes import coinciding_sizes, different_sizes
 from conformance.probes.weights import returned
+from conformance.records.card import TOPICS, Entry, Topic
 
 Made = Iterator[Entry] | Iterator[tuple[Entry, Array | None]]
 

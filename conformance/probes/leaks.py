@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.probes.blocking import Blocking, blockings
 from conformance.probes.laboratory import Laboratory, Refused, Seen
+from conformance.records.card import Entry
 
 HIDDEN = 1
 """The key that is blocked for everybody."""

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.dtypes import Array, BoolArray
 from conformance.probes.blocking import Blocking, blockings
 from conformance.probes.code import mask, output
 from conformance.probes.forms import INFINITE, LARGE
 from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import examined, numbers
+from conformance.records.card import Entry
 
 ENTRY, QUERY = 0, 1
 DECLARED = {

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.dtypes import Array
 from conformance.interface.arguments import MaskArgument, Native
 from conformance.probes.code import difference, hiding
@@ -16,6 +15,7 @@ from conformance.probes.code import mask as mask_lines
 from conformance.probes.forms import FORMS, Form, own_forms, telling
 from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.meaning import READINGS, UNEXPLAINED, meaning, rows_changed
+from conformance.records.card import Entry
 
 HALF = ("bfloat16", "float16")
 

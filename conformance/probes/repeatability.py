@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.dtypes import Array
 from conformance.probes.laboratory import Laboratory, Outcome, Refused
 from conformance.problem import Problem
+from conformance.records.card import Entry
 
 
 def repeatability(lab: Laboratory) -> Iterator[Entry]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.dtypes import Array
 from conformance.interface.arguments import MaskArgument, to_layout
 from conformance.probes.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form
@@ -18,6 +17,7 @@ from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import examined
 from conformance.probes.meaning import among
 from conformance.probes.readout import Sizes
+from conformance.records.card import Entry
 
 LENGTH = 5
 WRITTEN = ("1 = may attend", "1 = blocked", "0 and −inf, added")

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.interface.arguments import MaskArgument
 from conformance.probes.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form, arrange
 from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import examined
 from conformance.probes.meaning import read_as
 from conformance.probes.readout import Sizes
+from conformance.records.card import Entry
 
 SHAPES = (
     "key",

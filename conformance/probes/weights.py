@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.card import Entry
 from conformance.comparison import BETWEEN_ANSWERS
 from conformance.probes.laboratory import Laboratory
 from conformance.probes.masks import numbers
+from conformance.records.card import Entry
 
 SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}
 

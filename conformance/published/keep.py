@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from conformance.errors import ConformanceError
-from conformance.record import Record
+from conformance.records.record import Record
 from conformance.report.model import Loaded
 
 RECORDS, VERSIONS = "records", "versions"

@@ -20,7 +20,6 @@ from markupsafe import Markup
 
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, Unsupported
-from conformance.findings import MAKERS
 from conformance.gate.baseline import KINDS
 from conformance.interface.adapter import Adapter
 from conformance.interface.function import Function
@@ -29,6 +28,7 @@ from conformance.interface.loading import load
 from conformance.interface.parameters import Parameter
 from conformance.published import keep
 from conformance.published.sorting import UNSORTED, Known
+from conformance.records.findings import MAKERS
 from conformance.report import views, wording
 from conformance.report.glance import told
 from conformance.report.markdown import code, fenced, text, vector

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from conformance.findings import CaseResult, Finding, gravity
 from conformance.gate.baseline import KINDS, Baseline, Entry, read_baseline
 from conformance.gate.judging import Claims
-from conformance.record import Record
+from conformance.records.findings import CaseResult, Finding, gravity
+from conformance.records.record import Record
 from conformance.report.columns import column_keys
 from conformance.report.model import Loaded
 from conformance.report.totals import WRONG

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from conformance.findings import Figures
+from conformance.records.findings import Figures
 from conformance.reference import LIMIT
 from conformance.reference.arithmetic import CLASSES
 from conformance.report.model import Accuracy, Column, Spread

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from conformance.findings import CaseResult
-from conformance.record import Implementation, Record
+from conformance.records.findings import CaseResult
+from conformance.records.record import Implementation, Record
 from conformance.report.model import Column, Loaded, Source
 from conformance.report.totals import Seen, finding_counts, item_counts, standing
 

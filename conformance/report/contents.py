@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import msgspec
 from markupsafe import Markup
 
-from conformance.card import TOPICS
-from conformance.findings import MAKERS, VERDICTS, CaseResult, Figures, Worst
-from conformance.record import CaseInfo
+from conformance.records.card import TOPICS
+from conformance.records.findings import MAKERS, VERDICTS, CaseResult, Figures, Worst
+from conformance.records.record import CaseInfo
 from conformance.report import wording
 from conformance.report.columns import column_keys, declared
 from conformance.report.matrix import levels

@@ -6,9 +6,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.card import PREFIX
-from conformance.findings import CaseResult
-from conformance.record import Implementation, MaskInfo
+from conformance.records.card import PREFIX
+from conformance.records.findings import CaseResult
+from conformance.records.record import Implementation, MaskInfo
 from conformance.report.columns import column_keys, declared
 from conformance.report.model import (
     Argument,

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from conformance.findings import Finding, gravity
+from conformance.records.findings import Finding, gravity
 from conformance.report.matrix import levels
 from conformance.report.model import Column, Deviation
 from conformance.report.totals import Seen

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from conformance.card import TOPICS, Entry, Topic
-from conformance.findings import CaseResult
+from conformance.records.card import TOPICS, Entry, Topic
+from conformance.records.findings import CaseResult
 from conformance.report.columns import column_keys
 from conformance.report.model import (
     Card,

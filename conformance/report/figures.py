@@ -9,10 +9,10 @@ import numpy as np
 
 from conformance.dtypes import DTYPES, Array
 from conformance.errors import ConformanceError
-from conformance.findings import CaseResult, item_id, of_weights
 from conformance.heads.drawing import again, svg
 from conformance.heads.picture import Picture, Subject, picture
-from conformance.record import PICTURED
+from conformance.records.findings import CaseResult, item_id, of_weights
+from conformance.records.record import PICTURED
 from conformance.report.model import Deviation, Loaded, Report
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from conformance.findings import MAKERS, NOT_VERIFIED, VERDICTS
+from conformance.records.findings import MAKERS, NOT_VERIFIED, VERDICTS
 from conformance.report import plot, views, wording
 from conformance.report.cards import cards, polarity
 from conformance.report.contents import contents, embedded

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conformance.errors import BrokenRecord
-from conformance.record import Record, journal_path, read, read_arrays
+from conformance.records.record import Record, journal_path, read, read_arrays
 from conformance.report.model import Loaded
 
 

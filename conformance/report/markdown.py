@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from conformance.findings import MAKERS, VERDICTS
+from conformance.records.findings import MAKERS, VERDICTS
 from conformance.report import views, wording
 from conformance.report.cards import cards
 from conformance.report.glance import told

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from conformance.findings import count
+from conformance.records.findings import count
 from conformance.report.model import Cell, Column, Row
 from conformance.report.totals import Seen, gravest
 from conformance.requirements import REQUIREMENTS

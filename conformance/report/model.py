@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 from conformance.dtypes import Array
-from conformance.findings import Figures, Worst
-from conformance.record import MaskInfo, Provenance, Record
+from conformance.records.findings import Figures, Worst
+from conformance.records.record import MaskInfo, Provenance, Record
 
 SCHEMA = "mha-conformance/report/1"
 
@@ -167,7 +167,7 @@ class Chapter(msgspec.Struct, frozen=True):
     """A topic of a card.
 
     Attributes:
-        topic: its name in `conformance.card.TOPICS`.
+        topic: its name in `conformance.records.card.TOPICS`.
         modes: those that were asked.
         subjects: what was seen.
         unsupported: why nothing could be asked, or "".

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.card import PREFIX
 from conformance.comparison import ratios
 from conformance.dtypes import DTYPES, Array
-from conformance.findings import INFINITE
-from conformance.record import PICTURED
+from conformance.records.card import PREFIX
+from conformance.records.findings import INFINITE
+from conformance.records.record import PICTURED
 from conformance.report.columns import column_keys
 from conformance.report.model import Apart, Column, Loaded, Pair
 

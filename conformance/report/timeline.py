@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from packaging.version import InvalidVersion, Version
 
-from conformance.record import Implementation, Record
+from conformance.records.record import Implementation, Record
 from conformance.report.columns import column_keys, declared
 from conformance.report.model import Loaded, Trend
 from conformance.report.trend import points

@@ -10,8 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from conformance.card import PREFIX
-from conformance.findings import CaseResult, Finding
+from conformance.records.card import PREFIX
+from conformance.records.findings import CaseResult, Finding
 from conformance.report.columns import column_keys, declared
 from conformance.report.model import Change, Loaded, Point, Trend
 from conformance.report.totals import WRONG, finding_counts

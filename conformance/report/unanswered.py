@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from conformance.findings import NOT_VERIFIED
+from conformance.records.findings import NOT_VERIFIED
 from conformance.report.model import Column, NotVerified, Open, Source, Unsupported
 from conformance.report.totals import Seen
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import NamedTuple
 
-from conformance.findings import Worst, verified
+from conformance.records.findings import Worst, verified
 from conformance.report.model import (
     Apart,
     Column,

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.findings import INFINITE, VERDICTS
+from conformance.records.findings import INFINITE, VERDICTS
 from conformance.reference.arithmetic import CLASSES
 from conformance.report.totals import GRAVITY
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from conformance.errors import ConformanceError, ExitCode
-from conformance.findings import verified
 from conformance.progress import progress
+from conformance.records.findings import verified
 from conformance.report.build import build
 from conformance.report.figures import figures
 from conformance.report.html import render_html

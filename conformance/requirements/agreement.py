@@ -8,8 +8,8 @@ from conformance.cases import catalogue as served
 from conformance.comparison import Comparison, between
 from conformance.errors import Unsupported
 from conformance.examination import Examination
-from conformance.findings import Finding
 from conformance.problem import Answer
+from conformance.records.findings import Finding
 from conformance.requirements.requirement import Requirement, judge
 
 MOST_SPELLINGS = 8

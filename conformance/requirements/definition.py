@@ -8,7 +8,7 @@ from conformance.comparison import accuracy_class, against
 from conformance.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.examination import Examination
-from conformance.findings import Finding
+from conformance.records.findings import Finding
 from conformance.requirements.requirement import Requirement, judge
 
 

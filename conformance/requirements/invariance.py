@@ -14,8 +14,8 @@ from conformance.comparison import Comparison, between, compare
 from conformance.dtypes import Array, BoolArray
 from conformance.errors import Unsupported
 from conformance.examination import Examination
-from conformance.findings import Finding
 from conformance.problem import Problem
+from conformance.records.findings import Finding
 from conformance.requirements.requirement import Requirement, judge
 
 

@@ -8,8 +8,8 @@ from conformance.cases import catalogue as served
 from conformance.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.examination import Examination, Raised
-from conformance.findings import Finding, Verdict
 from conformance.interface.arguments import Spelling
+from conformance.records.findings import Finding, Verdict
 from conformance.reference import LIMIT, solve
 from conformance.requirements.requirement import Requirement
 

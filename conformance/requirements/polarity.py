@@ -17,9 +17,9 @@ from conformance.comparison import ratios
 from conformance.dtypes import Array, BoolArray
 from conformance.errors import Unsupported, WrongShape
 from conformance.examination import Examination, Raised
-from conformance.findings import Finding
 from conformance.interface.arguments import MaskArgument, Native, Spelling, to_layout
 from conformance.problem import Problem
+from conformance.records.findings import Finding
 from conformance.reference.arithmetic import Exact
 from conformance.reference.attention import forward
 from conformance.requirements.invariance import with_other_content

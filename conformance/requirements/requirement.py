@@ -13,7 +13,7 @@ from typing import Literal
 from conformance.cases.case import Case
 from conformance.comparison import Comparison, worst_of
 from conformance.examination import Examination
-from conformance.findings import Finding
+from conformance.records.findings import Finding
 
 Level = Literal["must", "should", "observed"]
 

@@ -12,8 +12,8 @@ from conformance.cases import catalogue as served
 from conformance.cases.patterns import other_mask
 from conformance.errors import Unsupported
 from conformance.examination import Examination
-from conformance.findings import Finding
 from conformance.problem import Problem
+from conformance.records.findings import Finding
 from conformance.requirements.agreement import compare_answers
 from conformance.requirements.requirement import Requirement, judge
 

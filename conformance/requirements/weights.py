@@ -8,7 +8,7 @@ from conformance.comparison import against, between, compare, element
 from conformance.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.examination import Examination
-from conformance.findings import Finding
+from conformance.records.findings import Finding
 from conformance.requirements.requirement import Requirement, judge
 
 

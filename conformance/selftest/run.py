@@ -18,9 +18,9 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.dtypes import DTYPES
 from conformance.examination import Memory, Workbench
-from conformance.findings import CaseResult
 from conformance.interface.adapter import Adapter
 from conformance.probes import EXPERIMENTS, experiment
+from conformance.records.findings import CaseResult
 from conformance.selftest.contestant import Contestant
 from conformance.selftest.mutant import Mutant
 from conformance.session import Inquiry, Item, Session, inquiries, plan

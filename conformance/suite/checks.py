@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from conformance.cases.catalogue import matches
 from conformance.dtypes import dtype_of
 from conformance.errors import ConformanceError, UnknownName
-from conformance.findings import VERIFIED, CaseResult, count
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import adapted, load, registered
 from conformance.probes import EXPERIMENTS
+from conformance.records.findings import VERIFIED, CaseResult, count
 from conformance.requirements import find_requirement
 from conformance.session import Inquiry, Item, Session, inquiries, plan
 from conformance.suite.alone import conforms_alone

@@ -17,9 +17,9 @@ import msgspec
 
 from conformance.dtypes import Array
 from conformance.errors import ConformanceError
-from conformance.findings import RUN, CaseResult
 from conformance.provenance import begun
-from conformance.record import (
+from conformance.records.findings import RUN, CaseResult
+from conformance.records.record import (
     Header,
     decode_line,
     encode_line,

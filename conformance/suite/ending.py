@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from conformance.findings import NOT_VERIFIED, VERDICTS, CaseResult, Finding, count, gravity
+from conformance.records.findings import NOT_VERIFIED, VERDICTS, CaseResult, Finding, count, gravity
 from conformance.requirements import REQUIREMENTS
 from conformance.suite.message import known
 from conformance.text import plural

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from conformance.dtypes import Array
-from conformance.findings import CaseResult
-from conformance.record import encode_line
+from conformance.records.findings import CaseResult
+from conformance.records.record import encode_line
 from conformance.session import Inquiry, Item, Session
 from conformance.suite import pictured
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from conformance.errors import UnknownName
-from conformance.findings import INFINITE, MAKERS, CaseResult, Figures, Finding
+from conformance.records.findings import INFINITE, MAKERS, CaseResult, Figures, Finding
 from conformance.requirements import find_requirement
 from conformance.requirements.requirement import Requirement
 from conformance.text import element, printable
@@ -57,8 +57,8 @@ def failure(
 
 def _prose(name: str) -> str:
     """What a case or an experiment asks, in words; "" if it is neither."""
-    from conformance.card import TOPICS
     from conformance.cases.catalogue import catalogue
+    from conformance.records.card import TOPICS
 
     words = {case.id: case.why for case in catalogue()} | {t.id: t.question for t in TOPICS}
     return words.get(name, "")

@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from conformance.findings import CaseResult, gravity, of_weights
+from conformance.records.findings import CaseResult, gravity, of_weights
 from conformance.session import Item
 
 MOST = 2

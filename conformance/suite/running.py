@@ -21,18 +21,18 @@ from conformance.cases.told import told
 from conformance.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, UnknownName
 from conformance.explore.casefile import load_case
-from conformance.findings import (
+from conformance.interface.adapter import Adapter, Mode
+from conformance.interface.loading import load, registered
+from conformance.probes import EXPERIMENTS, Experiment, find_experiments
+from conformance.provenance import describe, new_run_id, provenance, run_id
+from conformance.records.findings import (
     NOT_VERIFIED,
     VERIFIED,
     CaseResult,
     Finding,
     without_outcome,
 )
-from conformance.interface.adapter import Adapter, Mode
-from conformance.interface.loading import load, registered
-from conformance.probes import EXPERIMENTS, Experiment, find_experiments
-from conformance.provenance import describe, new_run_id, provenance, run_id
-from conformance.record import (
+from conformance.records.record import (
     PICTURED,
     SCHEMA,
     Header,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from conformance.findings import NOT_VERIFIED, CaseResult, count
+from conformance.records.findings import NOT_VERIFIED, CaseResult, count
 from conformance.requirements import REQUIREMENTS
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from records import (
     result,
 )
 
-from conformance.card import Entry
 from conformance.cases.catalogue import find_cases
 from conformance.cases.told import told
-from conformance.findings import CaseResult, Finding
-from conformance.record import CaseInfo, Plane, Record
+from conformance.records.card import Entry
+from conformance.records.findings import CaseResult, Finding
+from conformance.records.record import CaseInfo, Plane, Record
 from conformance.report import build, render_html
 
 CASE = "mask/per-head/cross"

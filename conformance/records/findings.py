@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from conformance.card import Entry
+from conformance.records.card import Entry
 
 Verdict = Literal[
     "conforms",

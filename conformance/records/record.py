@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance.dtypes import Array
 from conformance.errors import BrokenRecord, ConformanceError
-from conformance.findings import CaseResult
+from conformance.records.findings import CaseResult
 
 SCHEMA = "mha-conformance/record/1"
 
