@@ -30,7 +30,7 @@ from conformance import (
     Problem,
     Unsupported,
 )
-from conformance.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES
 from conformance.frameworks.base import Natives, since
 
 _DOCS = "https://onnx.ai/onnx/operators/onnx__Attention.html"

@@ -38,15 +38,15 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.comparison import accuracy_class, compare
-from conformance.dtypes import DTYPES
+from conformance.definition.comparison import accuracy_class, compare
+from conformance.definition.dtypes import DTYPES
+from conformance.definition.expectation import expect
 from conformance.errors import Unavailable, Unsupported
 from conformance.examination import Examination, Workbench, averaged_over_heads
 from conformance.interface.adapter import Adapter, Mode
 from conformance.interface.loading import load
 from conformance.provenance import package_versions
 from conformance.records.findings import INFINITE
-from conformance.reference import expect
 
 KINDS = ("output", "weights", "gradients")
 

@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.dtypes import FLOAT32
-from conformance.problem import Shape
+from conformance.definition.dtypes import FLOAT32
+from conformance.definition.problem import Shape
 from conformance.selftest.attention import Attention, Given
 from conformance.selftest.contestant import Contestant
 from conformance.selftest.mutant import Mutant

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from conformance.definition.problem import Answer, Problem, Shape, Weights
     from conformance.errors import Unavailable, Unsupported
     from conformance.interface.adapter import Adapter, Call, Example, Mode
     from conformance.interface.arguments import CausalFlag, MaskArgument
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
     from conformance.interface.layer import Layer
     from conformance.interface.parameters import Parameter
     from conformance.interface.script import Script
-    from conformance.problem import Answer, Problem, Shape, Weights
     from conformance.suite.checks import assert_conforms, parametrize_with_checks
 
 _PUBLIC = {
     "Adapter": "conformance.interface.adapter",
-    "Answer": "conformance.problem",
+    "Answer": "conformance.definition.problem",
     "Call": "conformance.interface.adapter",
     "CausalFlag": "conformance.interface.arguments",
     "Example": "conformance.interface.adapter",
@@ -31,12 +31,12 @@ _PUBLIC = {
     "MaskArgument": "conformance.interface.arguments",
     "Mode": "conformance.interface.adapter",
     "Parameter": "conformance.interface.parameters",
-    "Problem": "conformance.problem",
+    "Problem": "conformance.definition.problem",
     "Script": "conformance.interface.script",
-    "Shape": "conformance.problem",
+    "Shape": "conformance.definition.problem",
     "Unavailable": "conformance.errors",
     "Unsupported": "conformance.errors",
-    "Weights": "conformance.problem",
+    "Weights": "conformance.definition.problem",
     "assert_conforms": "conformance.suite.checks",
     "attention_function": "conformance.interface.function",
     "parametrize_with_checks": "conformance.suite.checks",

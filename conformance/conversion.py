@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from conformance.definition.problem import Shape
+from conformance.definition.tensors import File, Tensor, look, write
 from conformance.errors import (
     ConformanceError,
     Unsupported,
@@ -38,8 +40,6 @@ from conformance.interface.sizes import (
     solve,
     tables,
 )
-from conformance.problem import Shape
-from conformance.tensors import File, Tensor, look, write
 
 NOTE = "mha-conformance.conversions"
 """Where the metadata of a file says how it came about: a JSON list, the latest last."""

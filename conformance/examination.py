@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
+from conformance.definition.expectation import Expectation, expect
+from conformance.definition.problem import Answer, Problem
 from conformance.errors import ConformanceError, Unsupported, WrongShape
 from conformance.interface.adapter import Adapter, Call, Mode, SideEffects
 from conformance.interface.arguments import Spelling
-from conformance.problem import Answer, Problem
-from conformance.reference import Expectation, expect
 
 T = TypeVar("T")
 

@@ -18,15 +18,15 @@ from conformance import documented
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.cases.told import tell
+from conformance.definition.expectation import LIMIT
+from conformance.definition.problem import Problem
 from conformance.documented import Documented
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.formats import print_json
 from conformance.interface.adapter import Adapter
 from conformance.interface.naming import find
-from conformance.problem import Problem
 from conformance.records.card import TOPICS, Topic
 from conformance.records.record import CaseInfo, Plane
-from conformance.reference import LIMIT
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.requirement import Requirement
 from conformance.text import heading, line, paragraph, plural, some
@@ -242,7 +242,7 @@ def _derivation(case: Case, problem: Problem) -> list[str]:
 @cache
 def _noise(case: Case) -> dict[str, float]:
     """The median σ of the output, by dtype."""
-    from conformance.reference import expect
+    from conformance.definition.expectation import expect
 
     found = {}
     for dtype in ("float32", "bfloat16"):

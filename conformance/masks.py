@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from conformance.definition.problem import Shape
 from conformance.errors import UnknownName, Untranslatable, WrongShape
 from conformance.interface.arguments import AXES, MaskArgument, from_layout, to_layout
 from conformance.interface.naming import find
-from conformance.problem import Shape
 
 Sizes = dict[str, int]
 """Sizes by axis, as far as they are known."""

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 
 from conformance.cases.case import Case
+from conformance.definition.dtypes import Array
 from conformance.diagnosis import explain, of_entries
-from conformance.dtypes import Array
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import Examination, Raised, Workbench
 from conformance.frameworks.surroundings import look, put_back

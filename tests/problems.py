@@ -1,6 +1,6 @@
 """Small problems with every feature of the definition, and answers that owe the reference nothing.
 
-Each way of computing is written from the formula in `conformance.problem` in another style: scalar
+Each way of computing is written from the formula in `conformance.definition.problem` in another style: scalar
 loops over any kind of number, matrices that may be complex, and plain operations of torch and JAX.
 They take the numbers apart from the problem, as a dict of *leaves* named like gradients, so that
 one of them can be perturbed or differentiated.
@@ -13,8 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from conformance.dtypes import dtype_of
-from conformance.problem import Problem, Shape, Weights
+from conformance.definition.dtypes import dtype_of
+from conformance.definition.problem import Problem, Shape, Weights
 
 SIZES = {
     "batch": 2,

@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from conformance import attention_function
+from conformance.definition.problem import Problem, Shape, Weights
 from conformance.errors import Unsupported, WrongDeclaration
 from conformance.interface.arguments import (
     AXES,
@@ -21,7 +22,6 @@ from conformance.interface.arguments import (
     NumberMeans,
     Spelling,
 )
-from conformance.problem import Problem, Shape, Weights
 
 FULL = "batch heads query key"
 BOTH = {"true": "attends", "number": "added"}

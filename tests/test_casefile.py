@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from conformance.cli import main
+from conformance.definition.tensors import look
 from conformance.errors import BrokenCase, ConformanceError, ExitCode
 from conformance.explore import casefile
 from conformance.explore.casefile import KEY, Found, load_case, read, store
 from conformance.explore.recipe import Frame, Recipe
-from conformance.tensors import look
 
 HERE = Path(__file__).parent
 FOUND = Found("fake", "float32", "default", "output.equals-definition", "off", {"numpy": "2"})

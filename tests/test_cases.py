@@ -18,10 +18,10 @@ from conformance.cases import patterns
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, catalogue_hash, find_cases
 from conformance.cases.families import FAMILIES
-from conformance.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES
+from conformance.definition.expectation import solve
+from conformance.definition.problem import Problem
 from conformance.errors import UnknownName
-from conformance.problem import Problem
-from conformance.reference import solve
 from conformance.requirements import REQUIREMENTS, declared, probed
 
 CASES = catalogue()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.comparison import (
+from conformance.definition.comparison import (
     BETWEEN_ANSWERS,
     accuracy_class,
     against,
@@ -19,9 +19,9 @@ from conformance.comparison import (
     ratios,
     worst_of,
 )
+from conformance.definition.expectation import LIMIT, Expectation
 from conformance.errors import WrongShape
 from conformance.records.findings import INFINITE
-from conformance.reference import LIMIT, Expectation
 
 NAN, INF = np.nan, np.inf
 

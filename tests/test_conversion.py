@@ -19,8 +19,11 @@ from conformance import conversion
 from conformance.cases.catalogue import find_cases
 from conformance.cases.families import FAMILIES
 from conformance.cli import main
-from conformance.comparison import compare
 from conformance.conversion import NOTE, convert, convert_file
+from conformance.definition.comparison import compare
+from conformance.definition.expectation import expect
+from conformance.definition.problem import Weights
+from conformance.definition.tensors import EXPONENT, WIDTH, Tensor, look, write
 from conformance.errors import (
     ConformanceError,
     ExitCode,
@@ -34,9 +37,6 @@ from conformance.errors import (
 from conformance.interface.layer import Layer
 from conformance.interface.loading import load, registered
 from conformance.interface.sizes import AXES_OF, native_shape
-from conformance.problem import Weights
-from conformance.reference import expect
-from conformance.tensors import EXPONENT, WIDTH, Tensor, look, write
 
 BITS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, dtype_of
+from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, dtype_of
 from conformance.errors import UnknownName
 
 each = pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)

@@ -154,7 +154,7 @@ def test_an_experiment_sees_neither_framework_nor_requirement(name):
     assert not within(imports(SOURCES[name]), *(f"conformance.{module}" for module in hidden))
 
 
-@pytest.mark.parametrize("name", every("conformance.reference"))
+@pytest.mark.parametrize("name", every("conformance.definition.expectation"))
 def test_the_reference_knows_the_definition_only(name):
     own = within(imports(SOURCES[name]), "conformance")
     allowed = ("reference", "problem", "dtypes", "errors")

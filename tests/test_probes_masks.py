@@ -11,11 +11,11 @@ from fakes import attends, blocked, entries, fake, laboratory, usual, values
 from miniatures import MASK, Correct, Inverted, Raises
 
 from conformance import Answer, MaskArgument, Unsupported
+from conformance.definition.arithmetic import Exact
+from conformance.definition.attention import forward
 from conformance.probes.laboratory import NoAnswer, Refused
 from conformance.probes.masks import numbers
 from conformance.probes.readout import OUTPUT_BIAS, Sizes, pattern, readout, readout_shape
-from conformance.reference.arithmetic import Exact
-from conformance.reference.attention import forward
 
 # The readout
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import FULL, MEMORY, SELF, SIZES, make
 
-from conformance.dtypes import BFLOAT16
-from conformance.errors import WrongShape
-from conformance.problem import (
+from conformance.definition.dtypes import BFLOAT16
+from conformance.definition.expectation import solve
+from conformance.definition.problem import (
     WEIGHT_NAMES,
     Answer,
     Problem,
@@ -21,7 +21,7 @@ from conformance.problem import (
     check_broadcastable,
     check_shape,
 )
-from conformance.reference import solve
+from conformance.errors import WrongShape
 
 deterministic = settings(derandomize=True, database=None, deadline=None)
 NUMBERS = [name for name, size in SIZES.items() if isinstance(size, int)]

@@ -30,8 +30,8 @@ from problems import (
     visible,
 )
 
-from conformance.comparison import ratios
-from conformance.reference import LIMIT, expect, solve
+from conformance.definition.comparison import ratios
+from conformance.definition.expectation import LIMIT, expect, solve
 
 ROUNDING = 1e-15  # of the forward pass: sums of a handful of products
 GRADIENT_ROUNDING = 5e-14  # with logits of some ten, whose rounding the softmax multiplies

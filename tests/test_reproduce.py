@@ -14,6 +14,7 @@ import pytest
 
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
+from conformance.definition.expectation import LIMIT, expect
 from conformance.errors import ExitCode
 from conformance.explore.code import literal, parameter
 from conformance.explore.script import MOST_LINES, TooLong, script
@@ -21,7 +22,6 @@ from conformance.explore.trial import Deviation, Trial
 from conformance.interface.layer import Layer
 from conformance.interface.loading import load, registered
 from conformance.interface.parameters import ParameterTable
-from conformance.reference import LIMIT, expect
 
 HERE = Path(__file__).parent
 REPRODUCTIONS = sorted((HERE.parent / "docs" / "reproductions").glob("*.py"))

@@ -11,7 +11,7 @@ import pytest
 
 from conformance.cases.catalogue import catalogue
 from conformance.cli import main
-from conformance.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES
 from conformance.errors import ExitCode, UnknownName
 from conformance.interface.adapter import Call
 from conformance.probes import EXPERIMENTS

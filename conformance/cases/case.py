@@ -15,8 +15,8 @@ from types import MappingProxyType
 import numpy as np
 
 from conformance.cases.families import FAMILIES
-from conformance.dtypes import Array, BoolArray, dtype_of
-from conformance.problem import Causal, Problem, Shape, Weights
+from conformance.definition.dtypes import Array, BoolArray, dtype_of
+from conformance.definition.problem import Causal, Problem, Shape, Weights
 
 Drawn = dict[str, Array]
 """Inputs and weights by name ("query", "weights.query", "cotangent"), not yet rounded."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from conformance.cases import patterns, regimes
 from conformance.cases.case import Case
 from conformance.cases.families import FAMILIES
-from conformance.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES
 from conformance.errors import UnknownName
 
 BLOCKED = "mask.blocked-key-has-no-influence"

@@ -8,7 +8,7 @@ an answer instead of passing. Widths equal heads × head where most layers insis
 
 from __future__ import annotations
 
-from conformance.problem import Score, Shape, Sharing
+from conformance.definition.problem import Score, Shape, Sharing
 
 
 def _shape(

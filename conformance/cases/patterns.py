@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.dtypes import Array, BoolArray
-from conformance.problem import Shape
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.problem import Shape
 
 
 def key_padding(shape: Shape, random: np.random.Generator) -> BoolArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.cases.case import Drawn
-from conformance.problem import Shape
+from conformance.definition.problem import Shape
 
 
 def large_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from conformance.cases.case import Case
-from conformance.dtypes import dtype_of
-from conformance.problem import Problem, Shape, Weights
+from conformance.definition.dtypes import dtype_of
+from conformance.definition.problem import Problem, Shape, Weights
 
 CHAPTER = "file"
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.dtypes import BoolArray
-from conformance.problem import Problem
+from conformance.definition.dtypes import BoolArray
+from conformance.definition.problem import Problem
 from conformance.records.record import CaseInfo, Plane
 
 MOST_PLANES = 4

@@ -73,7 +73,7 @@ def _cases(**_: object) -> list[str]:
 
 
 def _dtypes(**_: object) -> list[str]:
-    from conformance.dtypes import DTYPES
+    from conformance.definition.dtypes import DTYPES
 
     return list(DTYPES)
 

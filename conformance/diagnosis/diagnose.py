@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from conformance.definition.dtypes import Array
+from conformance.definition.expectation import Expectation, expect, solve
+from conformance.definition.problem import Answer, Problem
 from conformance.diagnosis import (
     declared,
     fits,
@@ -30,14 +33,11 @@ from conformance.diagnosis import (
 )
 from conformance.diagnosis.hypothesis import Best, Evidence, Hypothesis, Maker
 from conformance.diagnosis.stages import Stages
-from conformance.dtypes import Array
 from conformance.errors import ConformanceError, Unsupported
 from conformance.examination import Examination, Raised
 from conformance.interface.adapter import Mode
 from conformance.interface.arguments import Spelling
-from conformance.problem import Answer, Problem
 from conformance.records.findings import Finding
-from conformance.reference import Expectation, expect, solve
 from conformance.requirements.polarity import trials
 
 OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "modes.")

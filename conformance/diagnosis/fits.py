@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from conformance.definition.dtypes import Array
 from conformance.diagnosis.hypothesis import Best, Evidence, Maker
-from conformance.dtypes import Array
 
 STEPS = 33
 LEAST = 1e-4

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from conformance.definition.dtypes import Array
+from conformance.definition.expectation import expect
+from conformance.definition.problem import Problem, Weights
 from conformance.diagnosis.hypothesis import Evidence
 from conformance.diagnosis.stages import Stages
-from conformance.dtypes import Array
 from conformance.errors import ConformanceError, Unsupported
 from conformance.examination import Examination, Raised
-from conformance.problem import Problem, Weights
 from conformance.records.findings import Finding
-from conformance.reference import expect
 
 Maker = Literal["", "kernel", "projections"]
 

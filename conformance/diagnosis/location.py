@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from conformance import text as named
-from conformance.dtypes import BoolArray
-from conformance.problem import Problem
+from conformance.definition.dtypes import BoolArray
+from conformance.definition.problem import Problem
 
 _PLURAL = {
     "batch": ("batch entry", "batch entries"),

@@ -3,7 +3,7 @@
 What many defects give is the right answer to another problem, and the reference can be asked that.
 What the others give is the answer of a computation with one step done otherwise: softmax over
 another axis, heads merged in another order, a gradient without its scale. This is the definition of
-`conformance.problem` again, cut where such steps are; it decides no verdict.
+`conformance.definition.problem` again, cut where such steps are; it decides no verdict.
 
 Axes: b batch, q query, k key, h heads, d head, e width; projected heads are `[b h length d]`.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.dtypes import Array, BoolArray
-from conformance.problem import Problem
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.problem import Problem
 
 Change = Callable[..., Any]
 """What stands for a stage: a function of the `Stages` and of what the stage takes."""

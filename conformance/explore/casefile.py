@@ -17,9 +17,17 @@ import msgspec
 import numpy as np
 
 from conformance.cases.stored import CHAPTER, StoredCase
+from conformance.definition.problem import (
+    WEIGHT_NAMES,
+    Causal,
+    Problem,
+    Score,
+    Shape,
+    Sharing,
+    Weights,
+)
+from conformance.definition.tensors import Tensor, look, write
 from conformance.errors import BrokenCase, ConformanceError, WrongTensors
-from conformance.problem import WEIGHT_NAMES, Causal, Problem, Score, Shape, Sharing, Weights
-from conformance.tensors import Tensor, look, write
 
 SCHEMA = "mha-conformance/case/1"
 KEY = "mha-conformance"

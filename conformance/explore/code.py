@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from conformance.definition.problem import Problem, Shape
 from conformance.interface.parameters import Parameter
-from conformance.problem import Problem, Shape
 
 WIDTH = 100
 """Columns of a line."""

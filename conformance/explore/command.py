@@ -14,7 +14,8 @@ from pathlib import Path
 from conformance.cases.case import Case
 from conformance.cases.catalogue import find_cases
 from conformance.cases.stored import CHAPTER
-from conformance.dtypes import dtype_of
+from conformance.definition.dtypes import dtype_of
+from conformance.definition.expectation import LIMIT
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.examination import Examination
 from conformance.explore.casefile import Found, is_name, read, store
@@ -26,7 +27,6 @@ from conformance.heads.write import replace
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import load
 from conformance.progress import progress
-from conformance.reference import LIMIT
 from conformance.suite.message import ratio
 from conformance.text import printable
 

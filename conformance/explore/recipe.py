@@ -15,8 +15,16 @@ import numpy as np
 from conformance.cases import patterns, regimes
 from conformance.cases.case import BiasPattern, Pattern, Regime, draw
 from conformance.cases.stored import rounded
-from conformance.dtypes import BoolArray
-from conformance.problem import Causal, Problem, Score, Shape, Sharing, Weights, causal_mask
+from conformance.definition.dtypes import BoolArray
+from conformance.definition.problem import (
+    Causal,
+    Problem,
+    Score,
+    Shape,
+    Sharing,
+    Weights,
+    causal_mask,
+)
 
 Widths = Literal["equal", "memory", "free"]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from conformance.definition.problem import Causal, Sharing
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.recipe import (
     BIASES,
@@ -25,7 +26,6 @@ from conformance.explore.recipe import (
     Widths,
 )
 from conformance.interface.adapter import Adapter, Mode
-from conformance.problem import Causal, Sharing
 
 SHARINGS: tuple[Sharing, ...] = ("self", "memory", "separate")
 WIDTHS: tuple[Widths, ...] = ("equal", "memory", "free")

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from conformance.cases.stored import CHAPTER, StoredCase, rounded
+from conformance.definition.arithmetic import Exact
+from conformance.definition.attention import forward
+from conformance.definition.expectation import LIMIT, expect
+from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import Examination, Raised
 from conformance.interface.adapter import Adapter, Mode
-from conformance.problem import Problem
 from conformance.records.findings import INFINITE, Finding
-from conformance.reference import LIMIT, expect
-from conformance.reference.arithmetic import Exact
-from conformance.reference.attention import forward
 from conformance.requirements import REQUIREMENTS
 
 MADE_OF_OTHERS = frozenset({"weights.rows-sum-to-one", "weights.made-the-output"})

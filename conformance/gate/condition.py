@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from conformance.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES
 from conformance.errors import BrokenBaseline
 
 CHOICES = {"dtype": tuple(DTYPES), "device": ("cpu", "gpu")}

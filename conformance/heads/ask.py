@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.catalogue import find_cases
-from conformance.dtypes import dtype_of
+from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NothingToShow, UnknownName, Unsupported, WrongShape
 from conformance.examination import Examination, Raised
 from conformance.heads.picture import Picture, Subject, picture

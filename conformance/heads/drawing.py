@@ -13,10 +13,10 @@ from html import escape
 
 import numpy as np
 
+from conformance.definition.expectation import LIMIT
 from conformance.heads import scales
 from conformance.heads.panel import Grid, Map, heat_map, ticks
 from conformance.heads.picture import Picture, Row
-from conformance.reference import LIMIT
 
 FONTS = "Helvetica, Arial, 'Liberation Sans', 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', "
 FONTS += "sans-serif"

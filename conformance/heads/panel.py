@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conformance.dtypes import Array, BoolArray
+from conformance.definition.dtypes import Array, BoolArray
 from conformance.heads import scales
 
 TEXT_UP_TO = 8

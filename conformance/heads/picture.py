@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.comparison import ratios
-from conformance.dtypes import Array, BoolArray
+from conformance.definition.comparison import ratios
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.expectation import LIMIT
 from conformance.errors import ConformanceError, WrongShape
-from conformance.reference import LIMIT
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from conformance.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES
+from conformance.definition.problem import Answer, Problem, Shape
 from conformance.errors import Unsupported
 from conformance.frameworks.base import Strides
 from conformance.frameworks.surroundings import PROCESS, Setting, changes, look, put_back
 from conformance.interface.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
-from conformance.problem import Answer, Problem, Shape
 
 FullyMasked = Literal["nan", "zeros", "output bias", "mean of values"]
 ReturnsWeights = Literal["per head", "averaged"]

@@ -20,9 +20,9 @@ from typing import Literal, get_args
 import einops
 import numpy as np
 
-from conformance.dtypes import Array, BoolArray
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.problem import Causal, Problem, Shape, causal_mask
 from conformance.errors import Unsupported, WrongDeclaration
-from conformance.problem import Causal, Problem, Shape, causal_mask
 
 TrueMeans = Literal["attends", "blocks"]
 NumberMeans = Literal[

@@ -15,9 +15,9 @@ import einops
 import numpy as np
 import numpy.typing as npt
 
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
+from conformance.definition.problem import WEIGHT_NAMES, Shape, Weights
 from conformance.errors import WrongDeclaration
-from conformance.problem import WEIGHT_NAMES, Shape, Weights
 
 Positions = npt.NDArray[np.intp]
 Parameters = dict[str, Array]

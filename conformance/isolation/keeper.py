@@ -24,7 +24,7 @@ import msgspec
 import psutil
 
 from conformance.cases.case import Case
-from conformance.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES
 from conformance.errors import NotAnAdapter
 from conformance.interface.adapter import DEFAULT_MODE
 from conformance.isolation.fate import Fate, died, has_stack, last_words

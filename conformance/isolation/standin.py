@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from conformance.cases.case import Case
+from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unavailable
 from conformance.interface.adapter import Adapter, Call, Mode
 from conformance.isolation.messages import Declared, plan_key
-from conformance.problem import Answer, Problem
 
 
 class StandIn(Adapter):

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.dtypes import BoolArray
+from conformance.definition.dtypes import BoolArray
+from conformance.definition.problem import Causal, Shape, causal_mask
 from conformance.interface.arguments import Native
 from conformance.probes.blocking import Blocking, blocking
 from conformance.probes.code import hiding
@@ -15,7 +16,6 @@ from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import numbers
 from conformance.probes.meaning import UNEXPLAINED, among_shown
 from conformance.probes.readout import Sizes
-from conformance.problem import Causal, Shape, causal_mask
 from conformance.records.card import Entry
 
 LENGTHS = (("equal lengths", 5, 5), ("fewer queries than keys", 3, 5), ("more queries", 5, 3))

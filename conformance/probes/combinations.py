@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.dtypes import BoolArray
+from conformance.definition.dtypes import BoolArray
+from conformance.definition.problem import Shape
 from conformance.interface.arguments import AXES, Native
 from conformance.probes.blocking import Blocking, blocking
 from conformance.probes.forms import arrange
@@ -15,7 +16,6 @@ from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import numbers
 from conformance.probes.meaning import UNEXPLAINED, among_shown, rows_changed
 from conformance.probes.readout import Sizes
-from conformance.problem import Shape
 from conformance.records.card import Entry
 
 EQUAL = Sizes(batch=4, heads=4, query=4, key=4)

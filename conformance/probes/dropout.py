@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.interface.adapter import Mode
 from conformance.probes.laboratory import Laboratory, Refused

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
 from conformance.errors import UnknownName
 from conformance.interface.adapter import Adapter, Mode
 from conformance.probes.causal import causal

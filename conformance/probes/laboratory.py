@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from conformance.comparison import BETWEEN_ANSWERS
-from conformance.dtypes import Array
+from conformance.definition.comparison import BETWEEN_ANSWERS
+from conformance.definition.dtypes import Array
+from conformance.definition.expectation import expect
+from conformance.definition.problem import Answer, Problem, Sharing
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import check_answer
 from conformance.interface.adapter import Adapter, Call, Mode
 from conformance.interface.arguments import MaskArgument, Native, Spelling
 from conformance.interface.native import NativeAdapter
 from conformance.probes.readout import Sizes, pattern, readout, readout_shape
-from conformance.problem import Answer, Problem, Sharing
-from conformance.reference import expect
 
 Natives = Mapping[str, Native]
 

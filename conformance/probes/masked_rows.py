@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.dtypes import Array, BoolArray
+from conformance.definition.dtypes import Array, BoolArray
 from conformance.probes.blocking import Blocking, blockings
 from conformance.probes.code import mask, output
 from conformance.probes.forms import INFINITE, LARGE

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
 from conformance.interface.arguments import MaskArgument, Native
 from conformance.probes.code import difference, hiding
 from conformance.probes.code import mask as mask_lines

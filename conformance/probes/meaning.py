@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conformance.dtypes import Array, BoolArray
+from conformance.definition.arithmetic import Exact
+from conformance.definition.attention import forward
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.problem import Shape
 from conformance.interface.arguments import AXES
 from conformance.probes.laboratory import Laboratory, Seen
-from conformance.problem import Shape
-from conformance.reference.arithmetic import Exact
-from conformance.reference.attention import forward
 
 UNEXPLAINED = "unexplained"
 

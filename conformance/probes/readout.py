@@ -21,8 +21,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from conformance.dtypes import Array, dtype_of
-from conformance.problem import Problem, Score, Shape, Sharing, Weights
+from conformance.definition.dtypes import Array, dtype_of
+from conformance.definition.problem import Problem, Score, Shape, Sharing, Weights
 
 OUTPUT_BIAS = 0.25
 """Of every output that holds no weight: zeros and the bias alone can be told apart."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
+from conformance.definition.problem import Problem
 from conformance.probes.laboratory import Laboratory, Outcome, Refused
-from conformance.problem import Problem
 from conformance.records.card import Entry
 
 

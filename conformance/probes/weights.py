@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.comparison import BETWEEN_ANSWERS
+from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.probes.laboratory import Laboratory
 from conformance.probes.masks import numbers
 from conformance.records.card import Entry

@@ -16,7 +16,7 @@ from typing import IO
 import msgspec
 import numpy as np
 
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records.findings import CaseResult
 

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from conformance.definition.arithmetic import CLASSES
+from conformance.definition.expectation import LIMIT
 from conformance.records.findings import Figures
-from conformance.reference import LIMIT
-from conformance.reference.arithmetic import CLASSES
 from conformance.report.model import Accuracy, Column, Spread
 from conformance.report.totals import Seen
 from conformance.requirements.definition import BIAS, INPUTS, OUTPUT, PARAMETERS

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.dtypes import DTYPES, Array
+from conformance.definition.dtypes import DTYPES, Array
 from conformance.errors import ConformanceError
 from conformance.heads.drawing import again, svg
 from conformance.heads.picture import Picture, Subject, picture

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
 from conformance.records.findings import Figures, Worst
 from conformance.records.record import MaskInfo, Provenance, Record
 

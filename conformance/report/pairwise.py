@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.comparison import ratios
-from conformance.dtypes import DTYPES, Array
+from conformance.definition.comparison import ratios
+from conformance.definition.dtypes import DTYPES, Array
 from conformance.records.card import PREFIX
 from conformance.records.findings import INFINITE
 from conformance.records.record import PICTURED

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from conformance.definition.arithmetic import CLASSES
 from conformance.records.findings import INFINITE, VERDICTS
-from conformance.reference.arithmetic import CLASSES
 from conformance.report.totals import GRAVITY
 
 SYMBOLS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 from conformance.cases import catalogue as served
-from conformance.comparison import Comparison, between
+from conformance.definition.comparison import Comparison, between
+from conformance.definition.problem import Answer
 from conformance.errors import Unsupported
 from conformance.examination import Examination
-from conformance.problem import Answer
 from conformance.records.findings import Finding
 from conformance.requirements.requirement import Requirement, judge
 

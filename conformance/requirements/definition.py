@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conformance.comparison import accuracy_class, against
-from conformance.dtypes import Array
+from conformance.definition.comparison import accuracy_class, against
+from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.examination import Examination
 from conformance.records.findings import Finding

@@ -10,11 +10,11 @@ import numpy as np
 
 from conformance.cases import catalogue as served
 from conformance.cases.patterns import other_mask
-from conformance.comparison import Comparison, between, compare
-from conformance.dtypes import Array, BoolArray
+from conformance.definition.comparison import Comparison, between, compare
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
 from conformance.examination import Examination
-from conformance.problem import Problem
 from conformance.records.findings import Finding
 from conformance.requirements.requirement import Requirement, judge
 

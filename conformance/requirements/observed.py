@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.cases import catalogue as served
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
+from conformance.definition.expectation import LIMIT, solve
 from conformance.errors import Unsupported
 from conformance.examination import Examination, Raised
 from conformance.interface.arguments import Spelling
 from conformance.records.findings import Finding, Verdict
-from conformance.reference import LIMIT, solve
 from conformance.requirements.requirement import Requirement
 
 WHERE = (0, 1)

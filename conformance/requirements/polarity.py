@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from conformance.cases import catalogue as served
-from conformance.comparison import ratios
-from conformance.dtypes import Array, BoolArray
+from conformance.definition.arithmetic import Exact
+from conformance.definition.attention import forward
+from conformance.definition.comparison import ratios
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.problem import Problem
 from conformance.errors import Unsupported, WrongShape
 from conformance.examination import Examination, Raised
 from conformance.interface.arguments import MaskArgument, Native, Spelling, to_layout
-from conformance.problem import Problem
 from conformance.records.findings import Finding
-from conformance.reference.arithmetic import Exact
-from conformance.reference.attention import forward
 from conformance.requirements.invariance import with_other_content
 from conformance.requirements.requirement import Requirement
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conformance.cases.case import Case
-from conformance.comparison import Comparison, worst_of
+from conformance.definition.comparison import Comparison, worst_of
 from conformance.examination import Examination
 from conformance.records.findings import Finding
 

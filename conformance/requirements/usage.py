@@ -10,9 +10,9 @@ from typing import Any
 
 from conformance.cases import catalogue as served
 from conformance.cases.patterns import other_mask
+from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
 from conformance.examination import Examination
-from conformance.problem import Problem
 from conformance.records.findings import Finding
 from conformance.requirements.agreement import compare_answers
 from conformance.requirements.requirement import Requirement, judge

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.comparison import against, between, compare, element
-from conformance.dtypes import Array
+from conformance.definition.comparison import against, between, compare, element
+from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.examination import Examination
 from conformance.records.findings import Finding

@@ -16,7 +16,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
-from conformance.dtypes import DTYPES
+from conformance.definition.dtypes import DTYPES
 from conformance.examination import Memory, Workbench
 from conformance.interface.adapter import Adapter
 from conformance.probes import EXPERIMENTS, experiment

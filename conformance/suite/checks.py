@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.cases.catalogue import matches
-from conformance.dtypes import dtype_of
+from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, UnknownName
 from conformance.interface.adapter import Adapter
 from conformance.interface.loading import adapted, load, registered

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError
 from conformance.provenance import begun
 from conformance.records.findings import RUN, CaseResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
 from conformance.records.findings import CaseResult
 from conformance.records.record import encode_line
 from conformance.session import Inquiry, Item, Session

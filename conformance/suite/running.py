@@ -18,7 +18,7 @@ import pytest
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases, matches
 from conformance.cases.told import told
-from conformance.dtypes import DTYPES, dtype_of
+from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, UnknownName
 from conformance.explore.casefile import load_case
 from conformance.interface.adapter import Adapter, Mode

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.dtypes import BFLOAT16
+from conformance.definition.dtypes import BFLOAT16
 from conformance.selftest.attention import Array, Attention
 from conformance.selftest.mutant import ALIGNMENT, OUTPUT, SPELLINGS, Mutant, chapter
 

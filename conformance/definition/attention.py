@@ -1,7 +1,7 @@
 """The reference: multi-head attention and its derivative, by hand, in float64 NumPy.
 
 Written for reading, and independent of every contestant. The backward pass is the chain rule
-through the definition in `conformance.problem`, with P the weights, dX the gradient of the loss
+through the definition in `conformance.definition.problem`, with P the weights, dX the gradient of the loss
 with respect to X, C = P v the context, and D the row term of the softmax's Jacobian:
 
     dP = dC vᵀ        D_i = Σ_j P_ij dP_ij = dC_i·C_i        dS = P ∘ (dP − D)        dB = dS
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conformance.dtypes import Array, BoolArray
-from conformance.problem import Problem
-from conformance.reference.arithmetic import Exact
+from conformance.definition.arithmetic import Exact
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conformance.dtypes import Array
+from conformance.definition.dtypes import Array
+from conformance.definition.expectation import LIMIT, Expectation
 from conformance.errors import WrongShape
 from conformance.records.findings import INFINITE, Figures, Worst
-from conformance.reference import LIMIT, Expectation
 
 BETWEEN_ANSWERS = 11.31
 """Limit for two answers to the same problem: √2·LIMIT, since each has noise of its own."""

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from conformance.dtypes import Array, DType
+from conformance.definition.dtypes import Array, DType
 
 Kind = Literal["tensor", "logits", "probability"]
 

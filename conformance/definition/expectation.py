@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conformance.dtypes import Array
-from conformance.problem import Answer, Problem
-from conformance.reference.arithmetic import Exact, Noisy
-from conformance.reference.attention import backward, forward
+from conformance.definition.arithmetic import Exact, Noisy
+from conformance.definition.attention import backward, forward
+from conformance.definition.dtypes import Array
+from conformance.definition.problem import Answer, Problem
 
 LIMIT = 8.0
 """κ of the rule |error| ≤ κσ. √(2 ln(N/p)) is 7.1 for 10⁶ elements and a false alarm in 10⁵."""
