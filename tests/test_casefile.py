@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from conformance.cases import casefile
+from conformance.cases.casefile import KEY, Found, load_case, read, store
 from conformance.cli import main
 from conformance.definition.tensors import look
 from conformance.errors import BrokenCase, ConformanceError, ExitCode
-from conformance.explore import casefile
-from conformance.explore.casefile import KEY, Found, load_case, read, store
 from conformance.explore.recipe import Frame, Recipe
 
 HERE = Path(__file__).parent

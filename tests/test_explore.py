@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from conformance import Adapter, Unsupported
+from conformance.cases.casefile import load_case
 from conformance.cli import main
 from conformance.errors import ExitCode, Unavailable
-from conformance.explore.casefile import load_case
 from conformance.explore.recipe import Frame, Recipe
 from conformance.explore.search import Wanted, search
 from conformance.explore.shrinking import shrink

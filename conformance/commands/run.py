@@ -100,7 +100,7 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import pytest
 
-    from conformance.explore.casefile import load_case
+    from conformance.cases.casefile import load_case
     from conformance.progress import wanted
     from conformance.suite.plugin import SUITE
     from conformance.suite.watching import Bar, Refusals

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.cases.case import Case
+from conformance.cases.casefile import Found, is_name, read, store
 from conformance.cases.catalogue import find_cases
 from conformance.cases.stored import CHAPTER
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.expectation import LIMIT
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.examination import Examination
-from conformance.explore.casefile import Found, is_name, read, store
 from conformance.explore.script import TooLong, script
 from conformance.explore.search import MOST_EXAMPLES, Wanted, search
 from conformance.explore.shrinking import ORDER, shrink
