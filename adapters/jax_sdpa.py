@@ -35,8 +35,8 @@ from conformance import (
     Unavailable,
     Unsupported,
 )
+from conformance.adapter.arguments import MaskTable, Spelling
 from conformance.frameworks.base import Natives, since
-from conformance.interface.arguments import MaskTable, Spelling
 
 
 class _WithLengths(LengthTable):

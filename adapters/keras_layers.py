@@ -40,10 +40,10 @@ from conformance import (
     Unavailable,
     Unsupported,
 )
+from conformance.adapter.base import FullyMasked, SideEffects
+from conformance.adapter.native import NativeAdapter
 from conformance.frameworks import framework
 from conformance.frameworks.base import Framework, Natives, since
-from conformance.interface.adapter import FullyMasked, SideEffects
-from conformance.interface.native import NativeAdapter
 
 _DOCS = "https://keras.io/api/layers/attention_layers"
 

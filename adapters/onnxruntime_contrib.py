@@ -36,8 +36,8 @@ from conformance import (
     Shape,
     Unsupported,
 )
+from conformance.adapter.arguments import MaskTable
 from conformance.frameworks.base import Natives, since
-from conformance.interface.arguments import MaskTable
 
 _DOCS = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md"
 _PRESENT = ("present_key", "present_value")

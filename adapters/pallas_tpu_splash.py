@@ -42,9 +42,9 @@ from conformance import (
     Shape,
     Unsupported,
 )
+from conformance.adapter.arguments import Spelling
+from conformance.adapter.native import Prepared
 from conformance.frameworks.base import Natives
-from conformance.interface.arguments import Spelling
-from conformance.interface.native import Prepared
 
 BLOCK = 128
 

@@ -36,6 +36,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.loading import load
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.definition.comparison import accuracy_class, compare
@@ -43,8 +45,6 @@ from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import expect
 from conformance.errors import Unavailable, Unsupported
 from conformance.examination import Examination, Workbench, averaged_over_heads
-from conformance.interface.adapter import Adapter, Mode
-from conformance.interface.loading import load
 from conformance.provenance import package_versions
 from conformance.records.findings import INFINITE
 

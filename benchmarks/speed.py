@@ -35,8 +35,8 @@ def suite(implementation: str) -> tuple[float, float, str]:
 def inside(implementation: str) -> None:
     """One suite run with the framework's `evaluate` timed; imports are not counted."""
     import conformance.suite.running  # noqa: F401 - imports are not counted
+    from conformance.adapter.loading import load
     from conformance.cli import main as command
-    from conformance.interface.loading import load
 
     adapter = load(implementation)
     adapter.prepare()

@@ -10,35 +10,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from conformance.adapter.arguments import CausalFlag, MaskArgument
+    from conformance.adapter.base import Adapter, Call, Example, Mode
+    from conformance.adapter.function import Function, attention_function
+    from conformance.adapter.layer import Layer
+    from conformance.adapter.parameters import Parameter
+    from conformance.adapter.script import Script
     from conformance.definition.problem import Answer, Problem, Shape, Weights
     from conformance.errors import Unavailable, Unsupported
-    from conformance.interface.adapter import Adapter, Call, Example, Mode
-    from conformance.interface.arguments import CausalFlag, MaskArgument
-    from conformance.interface.function import Function, attention_function
-    from conformance.interface.layer import Layer
-    from conformance.interface.parameters import Parameter
-    from conformance.interface.script import Script
     from conformance.suite.checks import assert_conforms, parametrize_with_checks
 
 _PUBLIC = {
-    "Adapter": "conformance.interface.adapter",
+    "Adapter": "conformance.adapter.base",
     "Answer": "conformance.definition.problem",
-    "Call": "conformance.interface.adapter",
-    "CausalFlag": "conformance.interface.arguments",
-    "Example": "conformance.interface.adapter",
-    "Function": "conformance.interface.function",
-    "Layer": "conformance.interface.layer",
-    "MaskArgument": "conformance.interface.arguments",
-    "Mode": "conformance.interface.adapter",
-    "Parameter": "conformance.interface.parameters",
+    "Call": "conformance.adapter.base",
+    "CausalFlag": "conformance.adapter.arguments",
+    "Example": "conformance.adapter.base",
+    "Function": "conformance.adapter.function",
+    "Layer": "conformance.adapter.layer",
+    "MaskArgument": "conformance.adapter.arguments",
+    "Mode": "conformance.adapter.base",
+    "Parameter": "conformance.adapter.parameters",
     "Problem": "conformance.definition.problem",
-    "Script": "conformance.interface.script",
+    "Script": "conformance.adapter.script",
     "Shape": "conformance.definition.problem",
     "Unavailable": "conformance.errors",
     "Unsupported": "conformance.errors",
     "Weights": "conformance.definition.problem",
     "assert_conforms": "conformance.suite.checks",
-    "attention_function": "conformance.interface.function",
+    "attention_function": "conformance.adapter.function",
     "parametrize_with_checks": "conformance.suite.checks",
 }
 

@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.layer import Layer
+from conformance.adapter.naming import find
+from conformance.adapter.parameters import Parameter, ParameterTable
 from conformance.definition.problem import Shape
 from conformance.definition.tensors import File, Tensor, look, write
 from conformance.errors import (
@@ -28,10 +31,7 @@ from conformance.errors import (
     WrongShape,
     WrongTensors,
 )
-from conformance.interface.layer import Layer
-from conformance.interface.naming import find
-from conformance.interface.parameters import Parameter, ParameterTable
-from conformance.interface.sizes import (
+from conformance.porting.sizes import (
     AXES_OF,
     Equation,
     equations,

@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from conformance.adapter.arguments import Spelling
+from conformance.adapter.base import Adapter, Call, Mode, SideEffects
 from conformance.cases.case import Case
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import ConformanceError, Unsupported, WrongShape
-from conformance.interface.adapter import Adapter, Call, Mode, SideEffects
-from conformance.interface.arguments import Spelling
 
 T = TypeVar("T")
 

@@ -14,17 +14,17 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from conformance import documented
+from conformance.adapter import documented
+from conformance.adapter.base import Adapter
+from conformance.adapter.documented import Documented
+from conformance.adapter.naming import find
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.cases.told import tell
 from conformance.definition.expectation import LIMIT
 from conformance.definition.problem import Problem
-from conformance.documented import Documented
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.formats import print_json
-from conformance.interface.adapter import Adapter
-from conformance.interface.naming import find
 from conformance.records.card import TOPICS, Topic
 from conformance.records.record import CaseInfo, Plane
 from conformance.requirements import REQUIREMENTS

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from conformance.adapter.loading import load, registered
 from conformance.cases.catalogue import catalogue
 from conformance.errors import ConformanceError, ExitCode
 from conformance.formats import print_json
-from conformance.interface.loading import load, registered
 from conformance.records.card import TOPICS
 from conformance.requirements import REQUIREMENTS
 from conformance.text import printable

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.arguments import AXES, MaskArgument, from_layout, to_layout
+from conformance.adapter.naming import find
 from conformance.definition.problem import Shape
 from conformance.errors import UnknownName, Untranslatable, WrongShape
-from conformance.interface.arguments import AXES, MaskArgument, from_layout, to_layout
-from conformance.interface.naming import find
 
 Sizes = dict[str, int]
 """Sizes by axis, as far as they are known."""

@@ -12,10 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from conformance.adapter.base import Adapter
+from conformance.adapter.loading import load
 from conformance.errors import ExitCode, UnknownName
 from conformance.formats import print_json
-from conformance.interface.adapter import Adapter
-from conformance.interface.loading import load
 from conformance.probes import EXPERIMENTS, experiment
 from conformance.progress import progress
 from conformance.records.card import Entry

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from conformance.adapter.base import Adapter
 from conformance.cases.catalogue import catalogue_hash
 from conformance.errors import Unavailable
 from conformance.frameworks.base import package_versions
-from conformance.interface.adapter import Adapter
 from conformance.records.record import Implementation, MaskInfo, Provenance
 
 RUN_FILE = "run"

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
+from conformance.adapter.base import Adapter, Mode
 from conformance.cases.case import Case
 from conformance.definition.dtypes import Array
 from conformance.diagnosis import explain, of_entries
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import Examination, Raised, Workbench
 from conformance.frameworks.surroundings import look, put_back
-from conformance.interface.adapter import Adapter, Mode
 from conformance.probes import Experiment, Findings
 from conformance.probes.laboratory import Laboratory, NoAnswer
 from conformance.records.findings import CaseResult, Finding, item_id

@@ -9,9 +9,9 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from multiprocessing import get_context
 
+from conformance.adapter.base import Adapter
+from conformance.adapter.loading import load
 from conformance.errors import ConformanceError
-from conformance.interface.adapter import Adapter
-from conformance.interface.loading import load
 from conformance.probes import experiment
 from conformance.records.findings import CaseResult
 from conformance.session import Inquiry, Session, inquiries

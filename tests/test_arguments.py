@@ -12,9 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from conformance import attention_function
-from conformance.definition.problem import Problem, Shape, Weights
-from conformance.errors import Unsupported, WrongDeclaration
-from conformance.interface.arguments import (
+from conformance.adapter.arguments import (
     AXES,
     CausalFlag,
     MaskArgument,
@@ -22,6 +20,8 @@ from conformance.interface.arguments import (
     NumberMeans,
     Spelling,
 )
+from conformance.definition.problem import Problem, Shape, Weights
+from conformance.errors import Unsupported, WrongDeclaration
 
 FULL = "batch heads query key"
 BOTH = {"true": "attends", "number": "added"}

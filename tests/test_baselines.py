@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from test_docs import DOCS, ROOT, anchors
 
+from conformance.adapter.loading import registered
 from conformance.cases.catalogue import catalogue
 from conformance.gate.baseline import KINDS, fits, read_baseline
-from conformance.interface.loading import registered
 from conformance.probes import EXPERIMENTS
 from conformance.requirements import REQUIREMENTS
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import miniatures
 import pytest
 
+from conformance.adapter.base import DEFAULT_MODE
+from conformance.adapter.loading import registered
 from conformance.cases.catalogue import catalogue
 from conformance.cli import EXIT_CODES, main
 from conformance.errors import ExitCode
-from conformance.interface.adapter import DEFAULT_MODE
-from conformance.interface.loading import registered
 from conformance.requirements import REQUIREMENTS
 from conformance.session import Item, Session, plan
 

@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance import conversion
+from conformance.adapter.layer import Layer
+from conformance.adapter.loading import load, registered
 from conformance.cases.catalogue import find_cases
 from conformance.cases.families import FAMILIES
 from conformance.cli import main
@@ -34,9 +36,7 @@ from conformance.errors import (
     WrongShape,
     WrongTensors,
 )
-from conformance.interface.layer import Layer
-from conformance.interface.loading import load, registered
-from conformance.interface.sizes import AXES_OF, native_shape
+from conformance.porting.sizes import AXES_OF, native_shape
 
 BITS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -18,8 +18,8 @@ from pages import DOCS, ROOT, blocks, commands, missing, prose, shell
 
 import conformance
 from conformance import MaskArgument, Parameter, attention_function
+from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.interface.loading import load
 from conformance.requirements import REQUIREMENTS
 from conformance.session import Item, Session
 from conformance.suite.message import failure

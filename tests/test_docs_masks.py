@@ -9,9 +9,9 @@ import pages
 import pytest
 
 from conformance import report
+from conformance.adapter.base import DEFAULT_MODE
+from conformance.adapter.loading import load, registered
 from conformance.cli import main
-from conformance.interface.adapter import DEFAULT_MODE
-from conformance.interface.loading import load, registered
 
 NAMES = ("torch-mha", "tutorial-1", "tutorial-2")
 EXPERIMENTS = ("masks", "same-mask", "masked-rows")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from conformance import Adapter, Unsupported
+from conformance.adapter.loading import load
 from conformance.cases.casefile import load_case
 from conformance.cli import main
 from conformance.errors import ExitCode, Unavailable
@@ -19,7 +20,6 @@ from conformance.explore.search import Wanted, search
 from conformance.explore.shrinking import shrink
 from conformance.explore.strategies import learn
 from conformance.explore.trial import Trial, askable, deviations
-from conformance.interface.loading import load
 
 HERE = Path(__file__).parent
 EXAMPLES = 300

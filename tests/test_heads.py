@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conformance.adapter.loading import load
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
 from conformance.errors import ConformanceError, ExitCode, WrongShape
@@ -22,7 +23,6 @@ from conformance.heads.drawing import INK, PAPER, svg, title, told
 from conformance.heads.panel import TEXT_UP_TO, Grid, ticks
 from conformance.heads.picture import Subject, picture
 from conformance.heads.write import replace
-from conformance.interface.loading import load
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.records.record import read, read_arrays
 from conformance.report import build, load_records, render_html

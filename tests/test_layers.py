@@ -132,7 +132,7 @@ def test_an_adapter_imports_no_framework_before_it_runs(name):
 
 @pytest.mark.parametrize("name", every("conformance.report"))
 def test_a_report_needs_records_only(name):
-    bridges = ("conformance.frameworks", "conformance.interface", "conformance.examination")
+    bridges = ("conformance.frameworks", "conformance.adapter", "conformance.examination")
     found = imports(SOURCES[name], typing=False)
     assert not within(found, *bridges, "conformance.session", "conformance.diagnosis")
     # Drawing needs arrays only; asking an implementation for them does not belong here.
@@ -145,7 +145,7 @@ def test_a_report_needs_records_only(name):
 def test_a_check_never_sees_a_framework(name):
     assert not within(imports(SOURCES[name]), "conformance.frameworks", "conformance.suite")
     natives = {"native", "layer", "function", "loading", "parameters"}
-    assert not within(imports(SOURCES[name]), *(f"conformance.interface.{n}" for n in natives))
+    assert not within(imports(SOURCES[name]), *(f"conformance.adapter.{n}" for n in natives))
 
 
 @pytest.mark.parametrize("name", every("conformance.probes"))
@@ -176,7 +176,7 @@ def test_a_mutant_never_sees_the_expectation(name):
     assert not within(imports(SOURCES[name]), *hidden, "conformance.selftest.run")
 
 
-@pytest.mark.parametrize("name", every("conformance.interface"))
+@pytest.mark.parametrize("name", every("conformance.adapter"))
 def test_the_interface_never_sees_the_expectation(name):
     further = ("cases", "session", "suite", "probes")
     hidden = [f"conformance.{module}" for module in (*EXPECTATION, *further)]

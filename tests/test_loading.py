@@ -13,6 +13,8 @@ import pytest
 from miniatures import Correct
 
 from conformance import attention_function, frameworks
+from conformance.adapter.base import Adapter, Call
+from conformance.adapter.loading import adapted, load, registered
 from conformance.cases.catalogue import find_cases
 from conformance.errors import (
     NotAnAdapter,
@@ -21,8 +23,6 @@ from conformance.errors import (
     WrongDeclaration,
 )
 from conformance.frameworks import BRIDGES, framework
-from conformance.interface.adapter import Adapter, Call
-from conformance.interface.loading import adapted, load, registered
 from conformance.provenance import describe
 
 MINIATURES = Path(__file__).with_name("miniatures.py")
@@ -329,7 +329,7 @@ import importlib, pkgutil, conformance
 for found in pkgutil.walk_packages(conformance.__path__, "conformance."):
     if not found.name.endswith(("_bridge", "_node", "__main__", "adapters.ours.attention")):
         importlib.import_module(found.name)
-from conformance.interface.loading import load, registered
+from conformance.adapter.loading import load, registered
 for name in registered():
     load(name)
 import conformance.adapters.ours, conformance.adapters.torch_mha

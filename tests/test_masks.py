@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import SIZES, make
 
+from conformance.adapter.arguments import AXES, MaskArgument, MaskTable, from_layout, to_layout
+from conformance.adapter.loading import load, registered
 from conformance.conversion import convert
 from conformance.errors import ConformanceError, UnknownName, Untranslatable, WrongShape
-from conformance.interface.arguments import AXES, MaskArgument, MaskTable, from_layout, to_layout
-from conformance.interface.loading import load, registered
 from conformance.masks import translate
 
 FULL = dict(zip(AXES, (2, 4, 3, 5), strict=True))

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.adapter.layer import Layer
+from conformance.adapter.loading import load, registered
+from conformance.adapter.parameters import Parameter, ParameterTable
 from conformance.cases.case import draw
 from conformance.cases.families import FAMILIES
 from conformance.definition.problem import Shape, Weights
 from conformance.errors import Unavailable, Unsupported, WrongDeclaration
-from conformance.interface.layer import Layer
-from conformance.interface.loading import load, registered
-from conformance.interface.parameters import Parameter, ParameterTable
 
 BIASES = (
     Parameter("query_bias", "query_bias", "heads head -> heads head"),

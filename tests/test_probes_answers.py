@@ -8,7 +8,7 @@ from fakes import fake, values
 from miniatures import Correct, attention
 
 from conformance import Answer, Function, Mode, Unsupported
-from conformance.interface.loading import load
+from conformance.adapter.loading import load
 
 # Returned weights
 

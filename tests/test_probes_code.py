@@ -16,7 +16,7 @@ from conformance.probes.laboratory import Laboratory
 
 RUNNER = """
 import contextlib, io, json, re, sys
-from conformance.interface.loading import load
+from conformance.adapter.loading import load
 from conformance.probes import experiment
 from conformance.probes.laboratory import Laboratory
 

@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conformance.adapter.layer import Layer
+from conformance.adapter.loading import load, registered
+from conformance.adapter.parameters import ParameterTable
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
 from conformance.definition.expectation import LIMIT, expect
@@ -19,9 +22,6 @@ from conformance.errors import ExitCode
 from conformance.explore.code import literal, parameter
 from conformance.explore.script import MOST_LINES, TooLong, script
 from conformance.explore.trial import Deviation, Trial
-from conformance.interface.layer import Layer
-from conformance.interface.loading import load, registered
-from conformance.interface.parameters import ParameterTable
 
 HERE = Path(__file__).parent
 REPRODUCTIONS = sorted((HERE.parent / "docs" / "reproductions").glob("*.py"))

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conformance.adapter.base import Call
 from conformance.cases.catalogue import catalogue
 from conformance.cli import main
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import ExitCode, UnknownName
-from conformance.interface.adapter import Call
 from conformance.probes import EXPERIMENTS
 from conformance.requirements import REQUIREMENTS
 from conformance.selftest.attention import Attention

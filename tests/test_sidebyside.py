@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.adapter.loading import load
 from conformance.errors import ConformanceError
-from conformance.interface.loading import load
 from conformance.probes import experiment
 from conformance.session import Session, inquiries
 from conformance.sidebyside import inquired_side_by_side

@@ -10,9 +10,9 @@ import pytest
 from conformance.adapters import tutorials
 
 from conformance import Call, MaskArgument, Unsupported
+from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.cases.families import FAMILIES
-from conformance.interface.loading import load
 from conformance.session import Session, plan
 
 torch = pytest.importorskip("torch")

@@ -61,7 +61,7 @@ def _implementations(prefix: str, **_: object) -> list[str]:
     """Built-in names; paths are completed where no name fits."""
     from argcomplete.completers import FilesCompleter
 
-    from conformance.interface.loading import registered
+    from conformance.adapter.loading import registered
 
     return [*registered(), *FilesCompleter(("py",))(prefix)]
 

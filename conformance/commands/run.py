@@ -175,7 +175,7 @@ def _worth(code: int, *, survey: bool, gated: bool) -> ExitCode:
 
 def _load(options: argparse.Namespace) -> None:
     """Find every implementation before anything else: what is wrong with a name is one line."""
-    from conformance.interface.loading import load
+    from conformance.adapter.loading import load
     from conformance.suite.running import isolated
 
     debugging = bool({"--pdb", "--trace"} & {*options.rest})

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from conformance.adapter.arguments import Spelling
+from conformance.adapter.base import Mode
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect, solve
 from conformance.definition.problem import Answer, Problem
@@ -35,8 +37,6 @@ from conformance.diagnosis.hypothesis import Best, Evidence, Hypothesis, Maker
 from conformance.diagnosis.stages import Stages
 from conformance.errors import ConformanceError, Unsupported
 from conformance.examination import Examination, Raised
-from conformance.interface.adapter import Mode
-from conformance.interface.arguments import Spelling
 from conformance.records.findings import Finding
 from conformance.requirements.polarity import trials
 

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from conformance.adapter.parameters import Parameter
 from conformance.definition.problem import Problem, Shape
-from conformance.interface.parameters import Parameter
 
 WIDTH = 100
 """Columns of a line."""

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.adapter.base import Adapter
+from conformance.adapter.loading import load
 from conformance.cases.case import Case
 from conformance.cases.casefile import Found, is_name, read, store
 from conformance.cases.catalogue import find_cases
@@ -24,8 +26,6 @@ from conformance.explore.search import MOST_EXAMPLES, Wanted, search
 from conformance.explore.shrinking import ORDER, shrink
 from conformance.explore.trial import Deviation, Trial, examined
 from conformance.heads.write import replace
-from conformance.interface.adapter import Adapter
-from conformance.interface.loading import load
 from conformance.progress import progress
 from conformance.suite.message import ratio
 from conformance.text import printable

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conformance.adapter.base import Adapter
+from conformance.adapter.layer import Layer
+from conformance.adapter.script import Script
 from conformance.definition.problem import Weights
 from conformance.errors import Unsupported
 from conformance.explore.code import called, enclosed, laid_out, packed, parameter
 from conformance.explore.trial import Deviation, Trial
-from conformance.interface.adapter import Adapter
-from conformance.interface.layer import Layer
-from conformance.interface.script import Script
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, spec:
     imports = [
         "import numpy as np",
         "from conformance import Call, Problem, Shape",
-        "from conformance.interface.loading import load",
+        "from conformance.adapter.loading import load",
         "from conformance.definition.problem import Weights",
     ]
     return Native(imports, lines, standalone=False)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import textwrap
 
+from conformance.adapter.base import Adapter
 from conformance.errors import ConformanceError
 from conformance.explore.code import WIDTH, called, definition, numbers, told
 from conformance.explore.natives import native
 from conformance.explore.trial import Deviation, Trial
-from conformance.interface.adapter import Adapter
 from conformance.records.findings import INFINITE
 from conformance.text import printable
 

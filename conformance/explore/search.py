@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from conformance.adapter.base import Adapter, Mode
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.explore.trial import Deviation, Trial, askable, deviations
-from conformance.interface.adapter import Adapter, Mode
 
 MOST_EXAMPLES = 10**6
 

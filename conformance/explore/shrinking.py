@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.base import Adapter
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem, Shape, Sharing, Weights
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.trial import Deviation, Trial, askable, deviations, in_dtype
-from conformance.interface.adapter import Adapter
 
 ORDER = ("float32", "float64", "bfloat16", "float16")
 """Dtypes in the order in which a reader would rather have them."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from conformance.adapter.base import Adapter, Mode
 from conformance.definition.problem import Causal, Sharing
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.recipe import (
@@ -25,7 +26,6 @@ from conformance.explore.recipe import (
     Recipe,
     Widths,
 )
-from conformance.interface.adapter import Adapter, Mode
 
 SHARINGS: tuple[Sharing, ...] = ("self", "memory", "separate")
 WIDTHS: tuple[Widths, ...] = ("equal", "memory", "free")

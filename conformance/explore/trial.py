@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conformance.adapter.base import Adapter, Mode
 from conformance.cases.stored import CHAPTER, StoredCase, rounded
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
@@ -22,7 +23,6 @@ from conformance.definition.expectation import LIMIT, expect
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import Examination, Raised
-from conformance.interface.adapter import Adapter, Mode
 from conformance.records.findings import INFINITE, Finding
 from conformance.requirements import REQUIREMENTS
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.loading import load
 from conformance.cases.case import Case
 from conformance.cases.catalogue import find_cases
 from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NothingToShow, UnknownName, Unsupported, WrongShape
 from conformance.examination import Examination, Raised
 from conformance.heads.picture import Picture, Subject, picture
-from conformance.interface.adapter import Adapter, Mode
-from conformance.interface.loading import load
 
 
 @dataclass(frozen=True)

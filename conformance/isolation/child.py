@@ -11,12 +11,12 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from conformance.adapter.base import Adapter
+from conformance.adapter.loading import load
 from conformance.cases.case import Case
 from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import catalogue
 from conformance.errors import ConformanceError, FailsOnImport, Unavailable
-from conformance.interface.adapter import Adapter
-from conformance.interface.loading import load
 from conformance.isolation.messages import (
     Declare,
     Declared,

@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 import psutil
 
+from conformance.adapter.base import DEFAULT_MODE
 from conformance.cases.case import Case
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import NotAnAdapter
-from conformance.interface.adapter import DEFAULT_MODE
 from conformance.isolation.fate import Fate, died, has_stack, last_words
 from conformance.isolation.limits import Limits
 from conformance.isolation.messages import (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from conformance.adapter.base import Adapter, Call, Mode
 from conformance.cases.case import Case
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unavailable
-from conformance.interface.adapter import Adapter, Call, Mode
 from conformance.isolation.messages import Declared, plan_key
 
 

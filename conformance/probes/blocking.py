@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conformance.adapter.arguments import MaskArgument, Native, to_layout
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Shape
-from conformance.interface.arguments import MaskArgument, Native, to_layout
 from conformance.probes.forms import BOOL, ZERO_INFINITE, ZERO_ONE, Form
 from conformance.probes.laboratory import Laboratory
 from conformance.probes.masks import examined

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.adapter.arguments import Native
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Causal, Shape, causal_mask
-from conformance.interface.arguments import Native
 from conformance.probes.blocking import Blocking, blocking
 from conformance.probes.code import hiding
 from conformance.probes.combinations import combined, distinct, hypotheses, visible_of

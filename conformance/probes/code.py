@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conformance.interface.arguments import AXES
+from conformance.adapter.arguments import AXES
 from conformance.probes.laboratory import Laboratory
 
 SIZES = {"batch": 2, "heads": 2, "query": 4, "key": 4}

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.adapter.arguments import AXES, Native
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Shape
-from conformance.interface.arguments import AXES, Native
 from conformance.probes.blocking import Blocking, blocking
 from conformance.probes.forms import arrange
 from conformance.probes.laboratory import Laboratory, Refused, Seen

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.adapter.base import Mode
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
-from conformance.interface.adapter import Mode
 from conformance.probes.laboratory import Laboratory, Refused
 from conformance.probes.masks import numbers
 from conformance.records.card import Entry

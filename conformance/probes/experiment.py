@@ -6,9 +6,9 @@ import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from conformance.adapter.base import Adapter, Mode
 from conformance.definition.dtypes import Array
 from conformance.errors import UnknownName
-from conformance.interface.adapter import Adapter, Mode
 from conformance.probes.causal import causal
 from conformance.probes.combinations import pairs
 from conformance.probes.degenerate import degenerate, layouts

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.arguments import MaskArgument, Native, to_layout
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Shape
-from conformance.interface.arguments import MaskArgument, Native, to_layout
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.arguments import MaskArgument, Native, Spelling
+from conformance.adapter.base import Adapter, Call, Mode
+from conformance.adapter.native import NativeAdapter
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import expect
 from conformance.definition.problem import Answer, Problem, Sharing
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import check_answer
-from conformance.interface.adapter import Adapter, Call, Mode
-from conformance.interface.arguments import MaskArgument, Native, Spelling
-from conformance.interface.native import NativeAdapter
 from conformance.probes.readout import Sizes, pattern, readout, readout_shape
 
 Natives = Mapping[str, Native]

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.adapter.arguments import MaskArgument, Native
 from conformance.definition.dtypes import Array
-from conformance.interface.arguments import MaskArgument, Native
 from conformance.probes.code import difference, hiding
 from conformance.probes.code import mask as mask_lines
 from conformance.probes.forms import FORMS, Form, own_forms, telling

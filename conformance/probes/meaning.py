@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conformance.adapter.arguments import AXES
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Shape
-from conformance.interface.arguments import AXES
 from conformance.probes.laboratory import Laboratory, Seen
 
 UNEXPLAINED = "unexplained"

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.adapter.arguments import MaskArgument, to_layout
 from conformance.definition.dtypes import Array
-from conformance.interface.arguments import MaskArgument, to_layout
 from conformance.probes.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form
 from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import examined

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.interface.arguments import MaskArgument
+from conformance.adapter.arguments import MaskArgument
 from conformance.probes.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form, arrange
 from conformance.probes.laboratory import Laboratory, Refused, Seen
 from conformance.probes.masks import examined

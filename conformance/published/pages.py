@@ -18,14 +18,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from conformance.adapter.base import Adapter
+from conformance.adapter.function import Function
+from conformance.adapter.layer import Layer
+from conformance.adapter.loading import load
+from conformance.adapter.parameters import Parameter
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, Unsupported
 from conformance.gate.baseline import KINDS
-from conformance.interface.adapter import Adapter
-from conformance.interface.function import Function
-from conformance.interface.layer import Layer
-from conformance.interface.loading import load
-from conformance.interface.parameters import Parameter
 from conformance.published import keep
 from conformance.published.sorting import UNSORTED, Known
 from conformance.records.findings import MAKERS

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from conformance.adapter.arguments import Spelling
 from conformance.cases import catalogue as served
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import LIMIT, solve
 from conformance.errors import Unsupported
 from conformance.examination import Examination, Raised
-from conformance.interface.arguments import Spelling
 from conformance.records.findings import Finding, Verdict
 from conformance.requirements.requirement import Requirement
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conformance.adapter.arguments import MaskArgument, Native, Spelling, to_layout
 from conformance.cases import catalogue as served
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
@@ -20,7 +21,6 @@ from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported, WrongShape
 from conformance.examination import Examination, Raised
-from conformance.interface.arguments import MaskArgument, Native, Spelling, to_layout
 from conformance.records.findings import Finding
 from conformance.requirements.invariance import with_other_content
 from conformance.requirements.requirement import Requirement

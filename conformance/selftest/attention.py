@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.base import Mode
 from conformance.definition.dtypes import DType
 from conformance.definition.problem import Shape
-from conformance.interface.adapter import Mode
 
 Array = Any
 """A NumPy array of any kind; stages are replaced at will, so they promise no more."""

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.arguments import CausalFlag, MaskArgument
+from conformance.adapter.base import Adapter, Call, Mode
+from conformance.adapter.native import NativeAdapter, Prepared
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
 from conformance.frameworks.base import Evaluated, Framework, Natives
 from conformance.frameworks.numpy_bridge import NumPy
-from conformance.interface.adapter import Adapter, Call, Mode
-from conformance.interface.arguments import CausalFlag, MaskArgument
-from conformance.interface.native import NativeAdapter, Prepared
 from conformance.selftest.attention import Attention, Given
 
 

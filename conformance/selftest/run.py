@@ -14,11 +14,11 @@ from functools import cached_property
 
 import numpy as np
 
+from conformance.adapter.base import Adapter
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.definition.dtypes import DTYPES
 from conformance.examination import Memory, Workbench
-from conformance.interface.adapter import Adapter
 from conformance.probes import EXPERIMENTS, experiment
 from conformance.records.findings import CaseResult
 from conformance.selftest.contestant import Contestant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.interface.adapter import Adapter
+from conformance.adapter.base import Adapter
 from conformance.session import Inquiry, Item, Session
 
 

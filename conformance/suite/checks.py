@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conformance.adapter.base import Adapter
+from conformance.adapter.loading import adapted, load, registered
 from conformance.cases.catalogue import matches
 from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, UnknownName
-from conformance.interface.adapter import Adapter
-from conformance.interface.loading import adapted, load, registered
 from conformance.probes import EXPERIMENTS
 from conformance.records.findings import VERIFIED, CaseResult, count
 from conformance.requirements import find_requirement

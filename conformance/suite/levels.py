@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conformance.adapter.base import Adapter
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.errors import Unsupported
-from conformance.interface.adapter import Adapter
 
 CORE = (
     "plain/no-mask/self",

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.loading import load, registered
 from conformance.cases.case import Case
 from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import catalogue, find_cases, matches
 from conformance.cases.told import told
 from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, UnknownName
-from conformance.interface.adapter import Adapter, Mode
-from conformance.interface.loading import load, registered
 from conformance.probes import EXPERIMENTS, Experiment, find_experiments
 from conformance.provenance import describe, new_run_id, provenance, run_id
 from conformance.records.findings import (

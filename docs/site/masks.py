@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from conformance.interface.loading import load as load_adapter
+from conformance.adapter.loading import load as load_adapter
 from conformance.report import Report, build, load, views
 from conformance.report.glance import glances
 from conformance.report.markdown import code, text

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from conformance.adapter.base import Adapter
 from conformance.errors import (
     ConformanceError,
     FailsOnImport,
@@ -19,7 +20,6 @@ from conformance.errors import (
     UnknownName,
     WrongDeclaration,
 )
-from conformance.interface.adapter import Adapter
 
 GROUP = "conformance.adapters"
 

@@ -1,8 +1,8 @@
 """The narrow waist: `run(problem, call) -> Answer`. Everything else here is declaration.
 
 An adapter is meant to be read as documentation of its library. It sees problems, never
-expectations. Most adapters are a `Layer` (`conformance.interface.layer`) or a `Function`
-(`conformance.interface.function`); one that derives from `Adapter` itself takes NumPy in, gives
+expectations. Most adapters are a `Layer` (`conformance.adapter.layer`) or a `Function`
+(`conformance.adapter.function`); one that derives from `Adapter` itself takes NumPy in, gives
 NumPy out, and may be anything: another process, another language.
 """
 
@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from conformance.adapter.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.problem import Answer, Problem, Shape
 from conformance.errors import Unsupported
 from conformance.frameworks.base import Strides
 from conformance.frameworks.surroundings import PROCESS, Setting, changes, look, put_back
-from conformance.interface.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
 
 FullyMasked = Literal["nan", "zeros", "output bias", "mean of values"]
 ReturnsWeights = Literal["per head", "averaged"]
@@ -143,7 +143,7 @@ class Adapter(ABC):
         dtypes: the dtypes that it has.
         scores: "scaled-dot", "additive" or both.
         custom_scale: whether the factor of the logits can be chosen.
-        mask_arguments, causal_flag: see `conformance.interface.arguments`.
+        mask_arguments, causal_flag: see `conformance.adapter.arguments`.
         modes: the first is the one that others are compared with.
         returns_weights: per head, averaged over heads, or None.
         weights_option: what has to be passed to get them per head; the adapter passes it. "" where

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.base import Call, Mode
+from conformance.adapter.native import NativeAdapter
+from conformance.adapter.parameters import Parameter, ParameterTable
+from conformance.adapter.script import Script
 from conformance.definition.problem import Problem, Shape
 from conformance.errors import WrongDeclaration
 from conformance.frameworks.base import Natives
-from conformance.interface.adapter import Call, Mode
-from conformance.interface.native import NativeAdapter
-from conformance.interface.parameters import Parameter, ParameterTable
-from conformance.interface.script import Script
 
 
 class Layer(NativeAdapter):

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from conformance.adapter.arguments import Spelling
+from conformance.adapter.base import Adapter, Call, SideEffects, twice
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unavailable, Unsupported
 from conformance.frameworks import LACKS, framework, require
 from conformance.frameworks.base import Evaluated, Framework, Natives, WrongAnswer, package_versions
 from conformance.frameworks.surroundings import Setting
-from conformance.interface.adapter import Adapter, Call, SideEffects, twice
-from conformance.interface.arguments import Spelling
 
 _WEIGHT, _MASK = "weights.", "mask."
 

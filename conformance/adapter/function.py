@@ -15,13 +15,13 @@ from typing import Any, Literal
 import einops
 import numpy as np
 
+from conformance.adapter.arguments import CausalFlag, MaskArgument
+from conformance.adapter.base import Call, FullyMasked, Mode
+from conformance.adapter.native import NativeAdapter, Prepared
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.problem import Answer, Problem, Shape, check_shape
 from conformance.errors import Unsupported, WrongDeclaration
 from conformance.frameworks.base import Evaluated, Natives, WrongAnswer
-from conformance.interface.adapter import Call, FullyMasked, Mode
-from conformance.interface.arguments import CausalFlag, MaskArgument
-from conformance.interface.native import NativeAdapter, Prepared
 
 Layout = Literal["batch heads length head", "batch length heads head"]
 _INPUTS = ("query", "key", "value")

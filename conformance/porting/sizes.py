@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from conformance.adapter.layer import Layer
+from conformance.adapter.parameters import Parameter
 from conformance.definition.problem import Shape, Sharing
 from conformance.errors import ConformanceError, Unsupported, WrongDeclaration, WrongShape
-from conformance.interface.layer import Layer
-from conformance.interface.parameters import Parameter
 
 Solution = dict[str, int]
 """Sizes by field of `Shape`."""

@@ -1,6 +1,6 @@
 """From what people call an implementation to its adapters: also by title, with or without brackets.
 
-`conformance.interface.loading` knows names, paths and modules. Who ports a model thinks in titles:
+`conformance.adapter.loading` knows names, paths and modules. Who ports a model thinks in titles:
 "keras.layers.MultiHeadAttention" is one layer to them and three adapters here, one for each
 backend.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from conformance.adapter.base import Adapter
+from conformance.adapter.loading import load, registered
 from conformance.errors import ConformanceError, UnknownName
-from conformance.interface.adapter import Adapter
-from conformance.interface.loading import load, registered
 
 _BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")
 

@@ -14,9 +14,9 @@ from functools import cache
 
 import msgspec
 
+from conformance.adapter.base import Adapter
+from conformance.adapter.loading import load, registered
 from conformance.errors import ConformanceError
-from conformance.interface.adapter import Adapter
-from conformance.interface.loading import load, registered
 
 
 class Documented(msgspec.Struct, frozen=True):
