@@ -194,7 +194,7 @@ def _requirement(requirement: Requirement) -> ExplainedRequirement:
 
 
 def _experiment(topic: Topic) -> ExplainedExperiment:
-    from conformance.probes import experiment
+    from conformance.experiments import experiment
 
     return ExplainedExperiment(
         id=topic.id,

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from conformance.adapter.base import Adapter
 from conformance.adapter.loading import load
 from conformance.errors import ConformanceError
-from conformance.probes import experiment
+from conformance.experiments import experiment
 from conformance.records.findings import CaseResult
 from conformance.session import Inquiry, Session, inquiries
 

@@ -6,8 +6,8 @@ import numpy as np
 from miniatures import MASK
 
 from conformance import attention_function
-from conformance.probes import experiment
-from conformance.probes.laboratory import Laboratory
+from conformance.experiments import experiment
+from conformance.experiments.laboratory import Laboratory
 
 
 def softmax(logits):

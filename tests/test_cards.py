@@ -11,7 +11,7 @@ import pytest
 
 from conformance.cli import main
 from conformance.errors import ExitCode
-from conformance.probes import EXPERIMENTS
+from conformance.experiments import EXPERIMENTS
 from conformance.records.card import TOPICS, Entry
 from conformance.records.findings import CaseResult, Finding
 from conformance.records.record import SCHEMA, Header, Implementation, Provenance, Record

@@ -148,7 +148,7 @@ def test_a_check_never_sees_a_framework(name):
     assert not within(imports(SOURCES[name]), *(f"conformance.adapter.{n}" for n in natives))
 
 
-@pytest.mark.parametrize("name", every("conformance.probes"))
+@pytest.mark.parametrize("name", every("conformance.experiments"))
 def test_an_experiment_sees_neither_framework_nor_requirement(name):
     hidden = ("frameworks", "requirements", "findings", "cases", "suite", "report", "session")
     assert not within(imports(SOURCES[name]), *(f"conformance.{module}" for module in hidden))

@@ -8,9 +8,9 @@ from fakes import attends, blocked, entries, fake, laboratory, softmax, usual, v
 from miniatures import MASK, Correct
 
 from conformance import Answer, CausalFlag, MaskArgument, attention_function
-from conformance.probes import experiment
-from conformance.probes.laboratory import Seen
-from conformance.probes.masked_rows import nan_places
+from conformance.experiments import experiment
+from conformance.experiments.laboratory import Seen
+from conformance.experiments.masked_rows import nan_places
 
 # Shapes
 

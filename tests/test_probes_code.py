@@ -11,14 +11,14 @@ import sys
 import pytest
 from conformance.adapters import torch_mha
 
-from conformance.probes import code, experiment
-from conformance.probes.laboratory import Laboratory
+from conformance.experiments import code, experiment
+from conformance.experiments.laboratory import Laboratory
 
 RUNNER = """
 import contextlib, io, json, re, sys
 from conformance.adapter.loading import load
-from conformance.probes import experiment
-from conformance.probes.laboratory import Laboratory
+from conformance.experiments import experiment
+from conformance.experiments.laboratory import Laboratory
 
 def printed(lines):
     out = io.StringIO()

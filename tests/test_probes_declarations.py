@@ -9,7 +9,7 @@ from fakes import attends, blocked, entries, fake, usual
 from miniatures import Correct
 
 from conformance import Adapter, CausalFlag, MaskArgument, Mode
-from conformance.probes import EXPERIMENTS, experiment, find_experiments
+from conformance.experiments import EXPERIMENTS, experiment, find_experiments
 from conformance.records.card import Entry
 from conformance.requirements.declared import DECLARED, compared
 from conformance.session import Inquiry, Session, inquiries

@@ -13,9 +13,9 @@ from miniatures import MASK, Correct, Inverted, Raises
 from conformance import Answer, MaskArgument, Unsupported
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
-from conformance.probes.laboratory import NoAnswer, Refused
-from conformance.probes.masks import numbers
-from conformance.probes.readout import OUTPUT_BIAS, Sizes, pattern, readout, readout_shape
+from conformance.experiments.laboratory import NoAnswer, Refused
+from conformance.experiments.masks import numbers
+from conformance.experiments.readout import OUTPUT_BIAS, Sizes, pattern, readout, readout_shape
 
 # The readout
 

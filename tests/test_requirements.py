@@ -13,7 +13,7 @@ import wrong_attentions
 from conformance.adapters.ours import Ours
 
 from conformance.cases.catalogue import catalogue
-from conformance.probes import EXPERIMENTS, experiment
+from conformance.experiments import EXPERIMENTS, experiment
 from conformance.requirements import REQUIREMENTS
 from conformance.session import Session, inquiries, plan
 

@@ -14,7 +14,7 @@ from conformance.cases.catalogue import catalogue
 from conformance.cli import main
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import ExitCode, UnknownName
-from conformance.probes import EXPERIMENTS
+from conformance.experiments import EXPERIMENTS
 from conformance.requirements import REQUIREMENTS
 from conformance.selftest.attention import Attention
 from conformance.selftest.contestant import Contestant

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.adapter.loading import load
 from conformance.errors import ConformanceError
-from conformance.probes import experiment
+from conformance.experiments import experiment
 from conformance.session import Session, inquiries
 from conformance.sidebyside import inquired_side_by_side
 

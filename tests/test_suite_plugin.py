@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from conformance.errors import ExitCode
-from conformance.probes import EXPERIMENTS
+from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
 from conformance.records.record import journal_path, read, read_arrays, read_journal
 from conformance.suite.message import again, failure

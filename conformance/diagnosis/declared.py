@@ -12,7 +12,7 @@ _KEPT = re.compile(
     r"(?P<share>\d+)% of the weights are 0, the others are (?P<least>\S+) to (?P<most>\S+) times"
 )
 _MEAN = re.compile(r"(-?\d+\.\d+) ± ")
-"""What `conformance.probes.dropout` says as evidence of the two."""
+"""What `conformance.experiments.dropout` says as evidence of the two."""
 
 _POLARITY = re.compile(r"declared (\S+)\[(\S+)\] (\w+), observed (\w+)")
 

@@ -17,6 +17,7 @@ from conformance.cases.case import Case
 from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import catalogue
 from conformance.errors import ConformanceError, FailsOnImport, Unavailable
+from conformance.experiments import EXPERIMENTS
 from conformance.isolation.messages import (
     Declare,
     Declared,
@@ -31,7 +32,6 @@ from conformance.isolation.messages import (
     plan_key,
 )
 from conformance.isolation.process import settle
-from conformance.probes import EXPERIMENTS
 from conformance.provenance import describe
 from conformance.records.findings import item_id, without_outcome
 from conformance.records.record import encode_line

@@ -106,4 +106,4 @@ TOPICS = (
         "Same bits twice, alone and inside a batch, strided, eager and compiled?",
     ),
 )
-"""In the order of a card. `conformance.probes` has an experiment for each."""
+"""In the order of a card. `conformance.experiments` has an experiment for each."""

@@ -1,4 +1,4 @@
-"""What adapters declare, beside what experiments show (`conformance.probes`)."""
+"""What adapters declare, beside what experiments show (`conformance.experiments`)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.definition.dtypes import DTYPES
 from conformance.examination import Memory, Workbench
-from conformance.probes import EXPERIMENTS, experiment
+from conformance.experiments import EXPERIMENTS, experiment
 from conformance.records.findings import CaseResult
 from conformance.selftest.contestant import Contestant
 from conformance.selftest.mutant import Mutant

@@ -21,7 +21,7 @@ from conformance.adapter.loading import adapted, load, registered
 from conformance.cases.catalogue import matches
 from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, UnknownName
-from conformance.probes import EXPERIMENTS
+from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import VERIFIED, CaseResult, count
 from conformance.requirements import find_requirement
 from conformance.session import Inquiry, Item, Session, inquiries, plan

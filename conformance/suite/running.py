@@ -23,7 +23,7 @@ from conformance.cases.catalogue import catalogue, find_cases, matches
 from conformance.cases.told import told
 from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, UnknownName
-from conformance.probes import EXPERIMENTS, Experiment, find_experiments
+from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
 from conformance.provenance import describe, new_run_id, provenance, run_id
 from conformance.records.findings import (
     NOT_VERIFIED,

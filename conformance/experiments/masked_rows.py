@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.probes.blocking import Blocking, blockings
-from conformance.probes.code import mask, output
-from conformance.probes.forms import INFINITE, LARGE
-from conformance.probes.laboratory import Laboratory, Refused, Seen
-from conformance.probes.masks import examined, numbers
+from conformance.experiments.blocking import Blocking, blockings
+from conformance.experiments.code import mask, output
+from conformance.experiments.forms import INFINITE, LARGE
+from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.masks import examined, numbers
 from conformance.records.card import Entry
 
 ENTRY, QUERY = 0, 1

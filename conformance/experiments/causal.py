@@ -9,13 +9,13 @@ import numpy as np
 from conformance.adapter.arguments import Native
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Causal, Shape, causal_mask
-from conformance.probes.blocking import Blocking, blocking
-from conformance.probes.code import hiding
-from conformance.probes.combinations import combined, distinct, hypotheses, visible_of
-from conformance.probes.laboratory import Laboratory, Refused, Seen
-from conformance.probes.masks import numbers
-from conformance.probes.meaning import UNEXPLAINED, among_shown
-from conformance.probes.readout import Sizes
+from conformance.experiments.blocking import Blocking, blocking
+from conformance.experiments.code import hiding
+from conformance.experiments.combinations import combined, distinct, hypotheses, visible_of
+from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.masks import numbers
+from conformance.experiments.meaning import UNEXPLAINED, among_shown
+from conformance.experiments.readout import Sizes
 from conformance.records.card import Entry
 
 LENGTHS = (("equal lengths", 5, 5), ("fewer queries than keys", 3, 5), ("more queries", 5, 3))

@@ -10,9 +10,9 @@ import numpy as np
 from conformance.adapter.arguments import MaskArgument, Native, to_layout
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Shape
-from conformance.probes.forms import BOOL, ZERO_INFINITE, ZERO_ONE, Form
-from conformance.probes.laboratory import Laboratory
-from conformance.probes.masks import examined
+from conformance.experiments.forms import BOOL, ZERO_INFINITE, ZERO_ONE, Form
+from conformance.experiments.laboratory import Laboratory
+from conformance.experiments.masks import examined
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 An experiment asks one implementation, in one mode, and yields entries of its convention card. It
 believes no declaration; where an entry has one beside it, the two are compared, and a difference is
-a deviation of the adapter. How the attention weights are seen: `conformance.probes.readout`.
+a deviation of the adapter. How the attention weights are seen: `conformance.experiments.readout`.
 """
 
 from __future__ import annotations
 
-from conformance.probes.experiment import (
+from conformance.experiments.experiment import (
     EXPERIMENTS,
     Experiment,
     Findings,

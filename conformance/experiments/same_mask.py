@@ -12,11 +12,11 @@ import numpy as np
 
 from conformance.adapter.arguments import MaskArgument, to_layout
 from conformance.definition.dtypes import Array
-from conformance.probes.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form
-from conformance.probes.laboratory import Laboratory, Refused, Seen
-from conformance.probes.masks import examined
-from conformance.probes.meaning import among
-from conformance.probes.readout import Sizes
+from conformance.experiments.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form
+from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.masks import examined
+from conformance.experiments.meaning import among
+from conformance.experiments.readout import Sizes
 from conformance.records.card import Entry
 
 LENGTH = 5

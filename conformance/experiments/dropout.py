@@ -10,8 +10,8 @@ import numpy as np
 from conformance.adapter.base import Mode
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
-from conformance.probes.laboratory import Laboratory, Refused
-from conformance.probes.masks import numbers
+from conformance.experiments.laboratory import Laboratory, Refused
+from conformance.experiments.masks import numbers
 from conformance.records.card import Entry
 
 PROBABILITY = 0.5

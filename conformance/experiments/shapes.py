@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from conformance.adapter.arguments import MaskArgument
-from conformance.probes.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form, arrange
-from conformance.probes.laboratory import Laboratory, Refused, Seen
-from conformance.probes.masks import examined
-from conformance.probes.meaning import read_as
-from conformance.probes.readout import Sizes
+from conformance.experiments.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form, arrange
+from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.masks import examined
+from conformance.experiments.meaning import read_as
+from conformance.experiments.readout import Sizes
 from conformance.records.card import Entry
 
 SHAPES = (

@@ -28,7 +28,7 @@ from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Shape
-from conformance.probes.laboratory import Laboratory, Seen
+from conformance.experiments.laboratory import Laboratory, Seen
 
 UNEXPLAINED = "unexplained"
 

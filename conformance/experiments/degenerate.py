@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.errors import Unsupported
-from conformance.probes.laboratory import Laboratory, Refused
-from conformance.probes.masks import numbers
+from conformance.experiments.laboratory import Laboratory, Refused
+from conformance.experiments.masks import numbers
 from conformance.records.card import Entry
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.definition.comparison import BETWEEN_ANSWERS
-from conformance.probes.laboratory import Laboratory
-from conformance.probes.masks import numbers
+from conformance.experiments.laboratory import Laboratory
+from conformance.experiments.masks import numbers
 from conformance.records.card import Entry
 
 SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}

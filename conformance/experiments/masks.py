@@ -10,11 +10,11 @@ import numpy as np
 
 from conformance.adapter.arguments import MaskArgument, Native
 from conformance.definition.dtypes import Array
-from conformance.probes.code import difference, hiding
-from conformance.probes.code import mask as mask_lines
-from conformance.probes.forms import FORMS, Form, own_forms, telling
-from conformance.probes.laboratory import Laboratory, Refused, Seen
-from conformance.probes.meaning import READINGS, UNEXPLAINED, meaning, rows_changed
+from conformance.experiments.code import difference, hiding
+from conformance.experiments.code import mask as mask_lines
+from conformance.experiments.forms import FORMS, Form, own_forms, telling
+from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.meaning import READINGS, UNEXPLAINED, meaning, rows_changed
 from conformance.records.card import Entry
 
 HALF = ("bfloat16", "float16")

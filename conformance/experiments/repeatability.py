@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem
-from conformance.probes.laboratory import Laboratory, Outcome, Refused
+from conformance.experiments.laboratory import Laboratory, Outcome, Refused
 from conformance.records.card import Entry
 
 

@@ -23,7 +23,7 @@ from conformance.definition.expectation import expect
 from conformance.definition.problem import Answer, Problem, Sharing
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.examination import check_answer
-from conformance.probes.readout import Sizes, pattern, readout, readout_shape
+from conformance.experiments.readout import Sizes, pattern, readout, readout_shape
 
 Natives = Mapping[str, Native]
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from conformance.adapter.base import Adapter, Mode
 from conformance.definition.dtypes import Array
 from conformance.errors import UnknownName
-from conformance.probes.causal import causal
-from conformance.probes.combinations import pairs
-from conformance.probes.degenerate import degenerate, layouts
-from conformance.probes.dropout import dropout
-from conformance.probes.laboratory import Laboratory
-from conformance.probes.leaks import leaks
-from conformance.probes.masked_rows import masked_rows
-from conformance.probes.masks import meanings
-from conformance.probes.repeatability import repeatability
-from conformance.probes.same_mask import same_mask
-from conformance.probes.shapes import coinciding_sizes, different_sizes
-from conformance.probes.weights import returned
+from conformance.experiments.causal import causal
+from conformance.experiments.combinations import pairs
+from conformance.experiments.degenerate import degenerate, layouts
+from conformance.experiments.dropout import dropout
+from conformance.experiments.laboratory import Laboratory
+from conformance.experiments.leaks import leaks
+from conformance.experiments.masked_rows import masked_rows
+from conformance.experiments.masks import meanings
+from conformance.experiments.repeatability import repeatability
+from conformance.experiments.same_mask import same_mask
+from conformance.experiments.shapes import coinciding_sizes, different_sizes
+from conformance.experiments.weights import returned
 from conformance.records.card import TOPICS, Entry, Topic
 
 Made = Iterator[Entry] | Iterator[tuple[Entry, Array | None]]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.probes.blocking import Blocking, blockings
-from conformance.probes.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.blocking import Blocking, blockings
+from conformance.experiments.laboratory import Laboratory, Refused, Seen
 from conformance.records.card import Entry
 
 HIDDEN = 1

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from conformance.adapter.arguments import AXES
-from conformance.probes.laboratory import Laboratory
+from conformance.experiments.laboratory import Laboratory
 
 SIZES = {"batch": 2, "heads": 2, "query": 4, "key": 4}
 WIDTH = 8

@@ -10,12 +10,12 @@ import numpy as np
 from conformance.adapter.arguments import AXES, Native
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Shape
-from conformance.probes.blocking import Blocking, blocking
-from conformance.probes.forms import arrange
-from conformance.probes.laboratory import Laboratory, Refused, Seen
-from conformance.probes.masks import numbers
-from conformance.probes.meaning import UNEXPLAINED, among_shown, rows_changed
-from conformance.probes.readout import Sizes
+from conformance.experiments.blocking import Blocking, blocking
+from conformance.experiments.forms import arrange
+from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.masks import numbers
+from conformance.experiments.meaning import UNEXPLAINED, among_shown, rows_changed
+from conformance.experiments.readout import Sizes
 from conformance.records.card import Entry
 
 EQUAL = Sizes(batch=4, heads=4, query=4, key=4)
