@@ -21,13 +21,13 @@ from conformance.cases.case import Case
 from conformance.definition.dtypes import Array
 from conformance.diagnosis import explain, of_entries
 from conformance.errors import ConformanceError, Unavailable, Unsupported
-from conformance.examination import Examination, Raised, Workbench
 from conformance.experiments import Experiment, Findings
 from conformance.experiments.laboratory import Laboratory, NoAnswer
 from conformance.frameworks.surroundings import look, put_back
 from conformance.records.findings import CaseResult, Finding, item_id
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.declared import DECLARED, compared
+from conformance.requirements.examination import Examination, Raised, Workbench
 from conformance.requirements.probed import decided
 from conformance.requirements.requirement import Requirement
 

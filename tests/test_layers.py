@@ -132,7 +132,11 @@ def test_an_adapter_imports_no_framework_before_it_runs(name):
 
 @pytest.mark.parametrize("name", every("conformance.report"))
 def test_a_report_needs_records_only(name):
-    bridges = ("conformance.frameworks", "conformance.adapter", "conformance.examination")
+    bridges = (
+        "conformance.frameworks",
+        "conformance.adapter",
+        "conformance.requirements.examination",
+    )
     found = imports(SOURCES[name], typing=False)
     assert not within(found, *bridges, "conformance.session", "conformance.diagnosis")
     # Drawing needs arrays only; asking an implementation for them does not belong here.

@@ -36,8 +36,8 @@ from conformance.diagnosis import (
 from conformance.diagnosis.hypothesis import Best, Evidence, Hypothesis, Maker
 from conformance.diagnosis.stages import Stages
 from conformance.errors import ConformanceError, Unsupported
-from conformance.examination import Examination, Raised
 from conformance.records.findings import Finding
+from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.polarity import trials
 
 OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "modes.")

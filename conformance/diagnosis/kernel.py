@@ -17,8 +17,8 @@ from conformance.definition.problem import Problem, Weights
 from conformance.diagnosis.hypothesis import Evidence
 from conformance.diagnosis.stages import Stages
 from conformance.errors import ConformanceError, Unsupported
-from conformance.examination import Examination, Raised
 from conformance.records.findings import Finding
+from conformance.requirements.examination import Examination, Raised
 
 Maker = Literal["", "kernel", "projections"]
 

@@ -22,8 +22,8 @@ from conformance.definition.dtypes import Array
 from conformance.definition.expectation import expect
 from conformance.definition.problem import Answer, Problem, Sharing
 from conformance.errors import ConformanceError, Unavailable, Unsupported
-from conformance.examination import check_answer
 from conformance.experiments.readout import Sizes, pattern, readout, readout_shape
+from conformance.requirements.examination import check_answer
 
 Natives = Mapping[str, Native]
 

@@ -20,13 +20,13 @@ from conformance.cases.stored import CHAPTER
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.expectation import LIMIT
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
-from conformance.examination import Examination
 from conformance.explore.script import TooLong, script
 from conformance.explore.search import MOST_EXAMPLES, Wanted, search
 from conformance.explore.shrinking import ORDER, shrink
 from conformance.explore.trial import Deviation, Trial, examined
 from conformance.heads.write import replace
 from conformance.progress import progress
+from conformance.requirements.examination import Examination
 from conformance.suite.message import ratio
 from conformance.text import printable
 

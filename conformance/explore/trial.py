@@ -22,9 +22,9 @@ from conformance.definition.attention import forward
 from conformance.definition.expectation import LIMIT, expect
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, Unavailable, Unsupported
-from conformance.examination import Examination, Raised
 from conformance.records.findings import INFINITE, Finding
 from conformance.requirements import REQUIREMENTS
+from conformance.requirements.examination import Examination, Raised
 
 MADE_OF_OTHERS = frozenset({"weights.rows-sum-to-one", "weights.made-the-output"})
 """Requirements that compare an answer with itself: where they fail, others do, at an element."""

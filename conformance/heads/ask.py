@@ -13,8 +13,8 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import find_cases
 from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NothingToShow, UnknownName, Unsupported, WrongShape
-from conformance.examination import Examination, Raised
 from conformance.heads.picture import Picture, Subject, picture
+from conformance.requirements.examination import Examination, Raised
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from conformance.cases import catalogue as served
 from conformance.definition.comparison import Comparison, between
 from conformance.definition.problem import Answer
 from conformance.errors import Unsupported
-from conformance.examination import Examination
 from conformance.records.findings import Finding
+from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Requirement, judge
 
 MOST_SPELLINGS = 8

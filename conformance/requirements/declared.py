@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.examination import Examination
 from conformance.records.card import Entry
 from conformance.records.findings import Finding
+from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Requirement
 
 MOST = 3

@@ -14,8 +14,8 @@ from conformance.definition.comparison import Comparison, between, compare
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
-from conformance.examination import Examination
 from conformance.records.findings import Finding
+from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Requirement, judge
 
 

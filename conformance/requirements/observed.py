@@ -9,8 +9,8 @@ from conformance.cases import catalogue as served
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import LIMIT, solve
 from conformance.errors import Unsupported
-from conformance.examination import Examination, Raised
 from conformance.records.findings import Finding, Verdict
+from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.requirement import Requirement
 
 WHERE = (0, 1)

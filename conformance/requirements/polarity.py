@@ -20,8 +20,8 @@ from conformance.definition.comparison import ratios
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported, WrongShape
-from conformance.examination import Examination, Raised
 from conformance.records.findings import Finding
+from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.invariance import with_other_content
 from conformance.requirements.requirement import Requirement
 

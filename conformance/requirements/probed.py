@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from conformance.examination import Examination
 from conformance.records.card import Entry
 from conformance.records.findings import Finding, Verdict
+from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Requirement
 
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 from conformance.cases.case import Case
 from conformance.definition.comparison import Comparison, worst_of
-from conformance.examination import Examination
 from conformance.records.findings import Finding
+from conformance.requirements.examination import Examination
 
 Level = Literal["must", "should", "observed"]
 

@@ -12,9 +12,9 @@ from conformance.cases import catalogue as served
 from conformance.cases.patterns import other_mask
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
-from conformance.examination import Examination
 from conformance.records.findings import Finding
 from conformance.requirements.agreement import compare_answers
+from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Requirement, judge
 
 

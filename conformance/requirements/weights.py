@@ -7,8 +7,8 @@ import numpy as np
 from conformance.definition.comparison import against, between, compare, element
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
-from conformance.examination import Examination
 from conformance.records.findings import Finding
+from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Requirement, judge
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from conformance.examination import Workbench
+from conformance.requirements.examination import Workbench
 from conformance.selftest.mutant import Mutant
 from conformance.selftest.run import Examiner, Row, deviations, examined
 from conformance.session import Session

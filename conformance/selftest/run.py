@@ -18,9 +18,9 @@ from conformance.adapter.base import Adapter
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.definition.dtypes import DTYPES
-from conformance.examination import Memory, Workbench
 from conformance.experiments import EXPERIMENTS, experiment
 from conformance.records.findings import CaseResult
+from conformance.requirements.examination import Memory, Workbench
 from conformance.selftest.contestant import Contestant
 from conformance.selftest.mutant import Mutant
 from conformance.session import Inquiry, Item, Session, inquiries, plan
