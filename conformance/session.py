@@ -18,8 +18,8 @@ import msgspec
 
 from conformance.adapter.base import Adapter, Mode
 from conformance.cases.case import Case
+from conformance.causes import explain, of_entries
 from conformance.definition.dtypes import Array
-from conformance.diagnosis import explain, of_entries
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.experiments import Experiment, Findings
 from conformance.experiments.laboratory import Laboratory, NoAnswer

@@ -11,13 +11,13 @@ import pytest
 
 from conformance import MaskArgument
 from conformance.cases.catalogue import catalogue, find_cases
+from conformance.causes import location
+from conformance.causes.hypothesis import Evidence, Maker
+from conformance.causes.precision import coarse
+from conformance.causes.stages import Stages
 from conformance.cli import main
 from conformance.definition.dtypes import BFLOAT16
 from conformance.definition.expectation import expect, solve
-from conformance.diagnosis import location
-from conformance.diagnosis.hypothesis import Evidence, Maker
-from conformance.diagnosis.precision import coarse
-from conformance.diagnosis.stages import Stages
 from conformance.errors import ExitCode
 from conformance.selftest.causes import CAUSES, KINDS, name
 from conformance.selftest.mutants import MUTANTS

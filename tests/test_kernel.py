@@ -8,9 +8,9 @@ import pytest
 
 from conformance import Call, Function, MaskArgument, attention_function
 from conformance.cases.catalogue import catalogue, find_cases
+from conformance.causes.kernel import alone
+from conformance.causes.stages import Stages
 from conformance.definition.expectation import solve
-from conformance.diagnosis.kernel import alone
-from conformance.diagnosis.stages import Stages
 from conformance.session import Item, Session
 
 MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)

@@ -138,7 +138,7 @@ def test_a_report_needs_records_only(name):
         "conformance.requirements.examination",
     )
     found = imports(SOURCES[name], typing=False)
-    assert not within(found, *bridges, "conformance.session", "conformance.diagnosis")
+    assert not within(found, *bridges, "conformance.session", "conformance.causes")
     # Drawing needs arrays only; asking an implementation for them does not belong here.
     assert not within(found, "conformance.heads.ask", "conformance.heads.write")
     # The plugin's folder holds the message's wording too; what runs items is out of bounds.

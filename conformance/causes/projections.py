@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.causes.hypothesis import Hypothesis, Maker
+from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
-from conformance.diagnosis.hypothesis import Hypothesis, Maker
-from conformance.diagnosis.stages import Stages
 
 NAMES = ("query", "key", "value")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from conformance.causes.hypothesis import Hypothesis, Maker
 from conformance.definition.dtypes import DTYPES
-from conformance.diagnosis.hypothesis import Hypothesis, Maker
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:

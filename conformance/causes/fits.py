@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from conformance.causes.hypothesis import Best, Evidence, Maker
 from conformance.definition.dtypes import Array
-from conformance.diagnosis.hypothesis import Best, Evidence, Maker
 
 STEPS = 33
 LEAST = 1e-4

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from conformance.causes.fits import best_factor
+from conformance.causes.hypothesis import Best, Evidence, Maker
+from conformance.causes.precision import Again, coarse
+from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array
-from conformance.diagnosis.fits import best_factor
-from conformance.diagnosis.hypothesis import Best, Evidence, Maker
-from conformance.diagnosis.precision import Again, coarse
-from conformance.diagnosis.stages import Stages
 
 TILES = (8, 16, 32, 64, 128)
 

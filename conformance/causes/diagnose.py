@@ -16,10 +16,7 @@ import numpy as np
 
 from conformance.adapter.arguments import Spelling
 from conformance.adapter.base import Mode
-from conformance.definition.dtypes import Array
-from conformance.definition.expectation import Expectation, expect, solve
-from conformance.definition.problem import Answer, Problem
-from conformance.diagnosis import (
+from conformance.causes import (
     declared,
     fits,
     gradients,
@@ -33,8 +30,11 @@ from conformance.diagnosis import (
     softmax,
     weights,
 )
-from conformance.diagnosis.hypothesis import Best, Evidence, Hypothesis, Maker
-from conformance.diagnosis.stages import Stages
+from conformance.causes.hypothesis import Best, Evidence, Hypothesis, Maker
+from conformance.causes.stages import Stages
+from conformance.definition.dtypes import Array
+from conformance.definition.expectation import Expectation, expect, solve
+from conformance.definition.problem import Answer, Problem
 from conformance.errors import ConformanceError, Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination, Raised

@@ -12,7 +12,7 @@ The numbers of how often that is right are in docs/causes.md, and
 
 from __future__ import annotations
 
-from conformance.diagnosis.declared import of_entries
-from conformance.diagnosis.diagnose import explain
+from conformance.causes.declared import of_entries
+from conformance.causes.diagnose import explain
 
 __all__ = ["explain", "of_entries"]

@@ -89,7 +89,7 @@ class Stages:
         return np.where(empty[..., None], np.nan, output)
 
     def held(self, what: str, values: Array) -> Array:
-        """An intermediate as it is stored: see `conformance.diagnosis.precision.STAGES`."""
+        """An intermediate as it is stored: see `conformance.causes.precision.STAGES`."""
         return values
 
     def product(self, axes: str, left: Array, right: Array) -> Array:

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from conformance.causes.hypothesis import Evidence
+from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import expect
 from conformance.definition.problem import Problem, Weights
-from conformance.diagnosis.hypothesis import Evidence
-from conformance.diagnosis.stages import Stages
 from conformance.errors import ConformanceError, Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination, Raised

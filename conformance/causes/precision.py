@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from conformance.causes.hypothesis import Evidence, Hypothesis, Maker
+from conformance.causes.stages import Stages
 from conformance.definition.comparison import ratios
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, Array
 from conformance.definition.expectation import LIMIT
-from conformance.diagnosis.hypothesis import Evidence, Hypothesis, Maker
-from conformance.diagnosis.stages import Stages
 
 STAGES = ("projections", "logits", "weights", "context", "output", "bias")
 SPREAD = 0.5

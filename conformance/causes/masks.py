@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.causes.hypothesis import Hypothesis, Maker
+from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
-from conformance.diagnosis.hypothesis import Hypothesis, Maker
-from conformance.diagnosis.stages import Stages
 
 FINITE = (1, 5, 10, 20, 30, 50, 100, 1e3, 1e4, 1e9)
 """Numbers that programmers write for infinity."""

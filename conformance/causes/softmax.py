@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from conformance.causes.hypothesis import Hypothesis, Maker
+from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.diagnosis.hypothesis import Hypothesis, Maker
-from conformance.diagnosis.stages import Stages
 
 TILES = (2, 4, 8, 16, 32, 64, 128)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from conformance.causes.hypothesis import Evidence, Maker
+from conformance.causes.location import heads, located
+from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
-from conformance.diagnosis.hypothesis import Evidence, Maker
-from conformance.diagnosis.location import heads, located
-from conformance.diagnosis.stages import Stages
 
 CLEAR = 0.05
 """How far a head's share may be from 0 or 1, in the least squares that tell it."""

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.causes.fits import LEAST, best_factor
+from conformance.causes.hypothesis import Evidence, Maker
+from conformance.causes.masks import hidden_by
+from conformance.causes.precision import Again, coarse
+from conformance.causes.softmax import over as softmax_over
+from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array
-from conformance.diagnosis.fits import LEAST, best_factor
-from conformance.diagnosis.hypothesis import Evidence, Maker
-from conformance.diagnosis.masks import hidden_by
-from conformance.diagnosis.precision import Again, coarse
-from conformance.diagnosis.softmax import over as softmax_over
-from conformance.diagnosis.stages import Stages
 
 
 def cause(maker: Maker, evidence: Evidence, again: Again) -> str:
