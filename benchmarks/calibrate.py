@@ -44,9 +44,9 @@ from conformance.definition.comparison import accuracy_class, compare
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import expect
 from conformance.errors import Unavailable, Unsupported
-from conformance.provenance import package_versions
 from conformance.records.findings import INFINITE
 from conformance.requirements.examination import Examination, Workbench, averaged_over_heads
+from conformance.running.provenance import package_versions
 
 KINDS = ("output", "weights", "gradients")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conformance.adapter.script import Script
     from conformance.definition.problem import Answer, Problem, Shape, Weights
     from conformance.errors import Unavailable, Unsupported
-    from conformance.suite.checks import assert_conforms, parametrize_with_checks
+    from conformance.running.checks import assert_conforms, parametrize_with_checks
 
 _PUBLIC = {
     "Adapter": "conformance.adapter.base",
@@ -37,9 +37,9 @@ _PUBLIC = {
     "Unavailable": "conformance.errors",
     "Unsupported": "conformance.errors",
     "Weights": "conformance.definition.problem",
-    "assert_conforms": "conformance.suite.checks",
+    "assert_conforms": "conformance.running.checks",
     "attention_function": "conformance.adapter.function",
-    "parametrize_with_checks": "conformance.suite.checks",
+    "parametrize_with_checks": "conformance.running.checks",
 }
 
 __all__ = [

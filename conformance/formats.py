@@ -18,7 +18,7 @@ OUTPUTS = {
     "report": ("conformance.report.model:Report", "records, joined into a report"),
     "list": ("conformance.listing:Listing", "what mha-conformance list prints"),
     "explain": ("conformance.explaining:Explanation", "what mha-conformance explain prints"),
-    "run": ("conformance.suite.summary:Summary", "what mha-conformance run prints"),
+    "run": ("conformance.running.summary:Summary", "what mha-conformance run prints"),
     "probe": ("conformance.probing:Results", "what mha-conformance probe prints"),
     "compare": ("conformance.changes.model:Changes", "what mha-conformance compare prints"),
     "selftest": ("conformance.selftest.command:Selftest", "what mha-conformance selftest prints"),

@@ -20,8 +20,8 @@ from conformance.formats import print_json
 from conformance.progress import progress
 from conformance.records.card import Entry
 from conformance.records.findings import CaseResult
-from conformance.session import Session, inquiries
-from conformance.sidebyside import inquired_side_by_side
+from conformance.running.parallel import inquired_side_by_side
+from conformance.running.session import Session, inquiries
 from conformance.text import paragraph, printable, stdout_to_stderr
 
 WIDTH = 100

@@ -19,11 +19,11 @@ from conformance.cli import main
 from conformance.definition.dtypes import BFLOAT16
 from conformance.definition.expectation import expect, solve
 from conformance.errors import ExitCode
+from conformance.running.message import failure
+from conformance.running.session import Item, Session
 from conformance.selftest.causes import CAUSES, KINDS, name
 from conformance.selftest.mutants import MUTANTS
 from conformance.selftest.run import Examiner
-from conformance.session import Item, Session
-from conformance.suite.message import failure
 from conformance.text import axes, element
 
 

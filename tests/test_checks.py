@@ -13,7 +13,7 @@ from conformance import Mode, assert_conforms, attention_function, parametrize_w
 from conformance.cases.catalogue import catalogue
 from conformance.errors import ConformanceError, NotAnAdapter, UnknownName
 from conformance.requirements import REQUIREMENTS
-from conformance.suite.levels import CORE
+from conformance.running.levels import CORE
 
 pytest_plugins = ["pytester"]
 

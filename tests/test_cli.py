@@ -20,7 +20,7 @@ from conformance.cases.catalogue import catalogue
 from conformance.cli import EXIT_CODES, main
 from conformance.errors import ExitCode
 from conformance.requirements import REQUIREMENTS
-from conformance.session import Item, Session, plan
+from conformance.running.session import Item, Session, plan
 
 MINIATURES = Path(__file__).with_name("miniatures.py")
 NARROW = ("--dtype", "float32", "--case", "plain/no-mask/self", "--case", "mask/per-batch/self")

@@ -21,8 +21,8 @@ from conformance import MaskArgument, Parameter, attention_function
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.requirements import REQUIREMENTS
-from conformance.session import Item, Session
-from conformance.suite.message import failure
+from conformance.running.message import failure
+from conformance.running.session import Item, Session
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 GUIDES = [page for page in PAGES if page.parent == DOCS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding
-from conformance.suite.ending import counted, everything, gravest
+from conformance.running.ending import counted, everything, gravest
 
 OUTPUT = "output.equals-definition"
 DECLARED = "observed.fully-masked-row"

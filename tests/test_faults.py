@@ -238,7 +238,7 @@ def test_generators_settings_and_environment_are_put_back(monkeypatch):
 
     from conformance.cases.catalogue import find_cases
     from conformance.frameworks.surroundings import PROCESS, look
-    from conformance.session import Session, plan
+    from conformance.running.session import Session, plan
 
     monkeypatch.setenv("FAULTY_BEFORE", "1")
     before = look(PROCESS)
@@ -335,7 +335,7 @@ def test_who_is_not_isolated_pays_nothing(tmp_path):
     code = (
         "import sys\nfrom conformance.cli import main\n"
         "assert main(sys.argv[1:]) == 0\n"
-        "found = {n for n in sys.modules if n.startswith(('conformance.isolation', 'psutil'))}\n"
+        "found = {n for n in sys.modules if n.startswith(('conformance.running.isolation', 'psutil'))}\n"
         "assert not found, found\n"
     )
     arguments = [faulty("Fine"), "--no-isolate", *THREE]

@@ -18,7 +18,6 @@ from conformance.cli import main
 from conformance.errors import ConformanceError, ExitCode, WrongShape
 from conformance.heads import png as png_module
 from conformance.heads import scales
-from conformance.heads.ask import Question, ask
 from conformance.heads.drawing import INK, PAPER, svg, title, told
 from conformance.heads.panel import TEXT_UP_TO, Grid, ticks
 from conformance.heads.picture import Subject, picture
@@ -27,8 +26,9 @@ from conformance.records.findings import CaseResult, Figures, Finding, Worst, it
 from conformance.records.record import read, read_arrays
 from conformance.report import build, load_records, render_html
 from conformance.report.figures import figures
-from conformance.session import Item, plan
-from conformance.suite import pictured
+from conformance.running import pictured
+from conformance.running.session import Item, plan
+from conformance.running.weights import Question, ask
 
 SVG = "{http://www.w3.org/2000/svg}"
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ from conformance.cases.catalogue import catalogue, find_cases
 from conformance.causes.kernel import alone
 from conformance.causes.stages import Stages
 from conformance.definition.expectation import solve
-from conformance.session import Item, Session
+from conformance.running.session import Item, Session
 
 MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
 

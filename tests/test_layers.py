@@ -119,7 +119,7 @@ def test_an_adapter_never_sees_the_expectation(name):
         f"conformance.{module}" for module in (*EXPECTATION, "cases", "session", "report", "probes")
     ]
     found = imports(SOURCES[name])
-    assert not within(found, *hidden, "conformance.suite", "conformance.records.record")
+    assert not within(found, *hidden, "conformance.running", "conformance.records.record")
     if ALONE.fullmatch(name):
         assert not within(found, "conformance")
 
@@ -138,16 +138,16 @@ def test_a_report_needs_records_only(name):
         "conformance.requirements.examination",
     )
     found = imports(SOURCES[name], typing=False)
-    assert not within(found, *bridges, "conformance.session", "conformance.causes")
+    assert not within(found, *bridges, "conformance.running.session", "conformance.causes")
     # Drawing needs arrays only; asking an implementation for them does not belong here.
-    assert not within(found, "conformance.heads.ask", "conformance.heads.write")
+    assert not within(found, "conformance.running.weights", "conformance.heads.write")
     # The plugin's folder holds the message's wording too; what runs items is out of bounds.
-    assert not within(found, "conformance.suite.running", "conformance.suite.plugin", "pytest")
+    assert not within(found, "conformance.running.run", "conformance.running.plugin", "pytest")
 
 
 @pytest.mark.parametrize("name", every("conformance.requirements"))
 def test_a_check_never_sees_a_framework(name):
-    assert not within(imports(SOURCES[name]), "conformance.frameworks", "conformance.suite")
+    assert not within(imports(SOURCES[name]), "conformance.frameworks", "conformance.running")
     natives = {"native", "layer", "function", "loading", "parameters"}
     assert not within(imports(SOURCES[name]), *(f"conformance.adapter.{n}" for n in natives))
 
@@ -191,7 +191,7 @@ def test_the_interface_never_sees_the_expectation(name):
 def test_a_search_sees_no_framework_and_a_case_file_needs_no_search(name):
     found = imports(SOURCES[name])
     assert not {n for n in within(found, "conformance.frameworks") if n.endswith("_bridge")}
-    assert not within(found, "conformance.suite.running", "conformance.suite.plugin", "pytest")
+    assert not within(found, "conformance.running.run", "conformance.running.plugin", "pytest")
     if not name.endswith(("search", "strategies")):
         assert not within(found, "hypothesis")
     if name.endswith("casefile"):
@@ -232,7 +232,7 @@ def test_the_core_needs_what_it_declares_and_nothing_else():
     # jinja2 brings markupsafe along, and hands its type out.
     declared |= {"conformance", "markupsafe"}
     for name in core():
-        if name.endswith(("_bridge", ".onnx_node")) or within([name], "conformance.suite"):
+        if name.endswith(("_bridge", ".onnx_node")) or within([name], "conformance.running"):
             continue
         extra = EXTRAS.get(name, set())
         assert extra <= optional, name

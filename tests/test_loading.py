@@ -23,7 +23,7 @@ from conformance.errors import (
     WrongDeclaration,
 )
 from conformance.frameworks import BRIDGES, framework
-from conformance.provenance import describe
+from conformance.running.provenance import describe
 
 MINIATURES = Path(__file__).with_name("miniatures.py")
 FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "tensorflow", "keras")
@@ -340,7 +340,7 @@ import conformance.adapters.ours, conformance.adapters.torch_mha
     "code",
     [
         "import conformance; conformance.Layer; dir(conformance)",
-        "import conformance.suite.plugin",
+        "import conformance.running.plugin",
         EVERYTHING,
         "from conformance.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass",
         "from conformance.cli import main; main(['list', 'implementations']);"
@@ -355,11 +355,11 @@ def test_no_framework_is_imported(code):
 
 
 def test_the_package_and_the_plugin_import_next_to_nothing():
-    code = "import conformance, conformance.suite.plugin, sys\n"
+    code = "import conformance, conformance.running.plugin, sys\n"
     code += "print(*[n for n in sys.modules if n.startswith('conformance.')])\n"
     code += "print(*{'numpy', 'msgspec', 'einops', 'rich'} & set(sys.modules))"
     own, others = python(code).stdout.split("\n", 1)
-    assert set(own.split()) == {"conformance.suite", "conformance.suite.plugin"}
+    assert set(own.split()) == {"conformance.running", "conformance.running.plugin"}
     assert not others.split()
 
 

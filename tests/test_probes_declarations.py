@@ -12,7 +12,7 @@ from conformance import Adapter, CausalFlag, MaskArgument, Mode
 from conformance.experiments import EXPERIMENTS, experiment, find_experiments
 from conformance.records.card import Entry
 from conformance.requirements.declared import DECLARED, compared
-from conformance.session import Inquiry, Session, inquiries
+from conformance.running.session import Inquiry, Session, inquiries
 
 
 def inquire(adapter, name, mode=0):

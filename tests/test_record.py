@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conformance.errors import BrokenRecord, ConformanceError
-from conformance.provenance import new_run_id, run_id
 from conformance.records import record as records
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
 from conformance.records.record import (
@@ -32,6 +31,7 @@ from conformance.records.record import (
     read_arrays,
     read_journal,
 )
+from conformance.running.provenance import new_run_id, run_id
 
 HEADER = Header(
     schema=SCHEMA,

@@ -15,7 +15,7 @@ from conformance.adapters.ours import Ours
 from conformance.cases.catalogue import catalogue
 from conformance.experiments import EXPERIMENTS, experiment
 from conformance.requirements import REQUIREMENTS
-from conformance.session import Session, inquiries, plan
+from conformance.running.session import Session, inquiries, plan
 
 DTYPE = "float32"
 

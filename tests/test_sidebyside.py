@@ -9,8 +9,8 @@ import pytest
 from conformance.adapter.loading import load
 from conformance.errors import ConformanceError
 from conformance.experiments import experiment
-from conformance.session import Session, inquiries
-from conformance.sidebyside import inquired_side_by_side
+from conformance.running.parallel import inquired_side_by_side
+from conformance.running.session import Session, inquiries
 
 HERE = Path(__file__).parent
 

@@ -20,8 +20,8 @@ from conformance.errors import ExitCode
 from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
 from conformance.records.record import journal_path, read, read_arrays, read_journal
-from conformance.suite.message import again, failure
-from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
+from conformance.running.message import again, failure
+from conformance.running.run import INCOMPLETE, NOTHING_VERIFIED
 
 MINIATURES = Path(__file__).with_name("miniatures.py")
 FLOAT32 = ("--dtype", "float32")
@@ -285,7 +285,7 @@ def test_a_narrowed_run_leaves_it_alone(whole, narrowing, selection, left):
 
 def test_a_node_id_narrows_too(whole):
     before = (whole / "sub" / "r.json").read_bytes()
-    item = "conformance.suite.test_conformance::test_conforms"
+    item = "conformance.running.test_conformance::test_conforms"
     item += "[Refuses:mask/shared/self:float32:cpu:default]"
     arguments = ["--implementation", mini("Refuses"), "--record", "sub/r.json"]
     run_pytest(whole, "--pyargs", item, *arguments, expect=NOTHING_VERIFIED)
@@ -532,7 +532,7 @@ def test_options(request):
 
 def test_nothing_was_imported():
     found = {n for n in sys.modules if n.partition(".")[0] in ("conformance", "numpy", "msgspec")}
-    assert found <= {"conformance", "conformance.suite", "conformance.suite.plugin"}
+    assert found <= {"conformance", "conformance.running", "conformance.running.plugin"}
 
 def test_that_fails():
     assert False

@@ -13,7 +13,7 @@ from conformance import Call, MaskArgument, Unsupported
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.cases.families import FAMILIES
-from conformance.session import Session, plan
+from conformance.running.session import Session, plan
 
 torch = pytest.importorskip("torch")
 

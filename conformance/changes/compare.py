@@ -13,7 +13,7 @@ from conformance.errors import BrokenRecord
 from conformance.records.findings import RUN, CaseResult, Finding, count, gravity
 from conformance.records.record import CaseInfo, Record, read
 from conformance.report.load import find_records
-from conformance.suite.message import again, known
+from conformance.running.message import again, known
 from conformance.text import some
 
 Kind = Literal["same", "worse", "lost", "otherwise", "fixed", "gained"]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from conformance.changes.model import Change, Changes, Convention, Members
 from conformance.records.findings import VERDICTS
-from conformance.suite.message import measured
+from conformance.running.message import measured
 from conformance.text import heading, line, paragraph, plural, some
 
 MOST_NAMES = 3

@@ -34,8 +34,8 @@ def add_parser(commands: Commands) -> None:
 
 def _heads(options: argparse.Namespace) -> int:
     be_quiet_and_single_threaded()
-    from conformance.heads.ask import Question
     from conformance.heads.write import draw
+    from conformance.running.weights import Question
 
     asked = ("implementation", "case", "dtype", "mode", "device", "entry")
     question = Question(**{name: getattr(options, name) for name in asked})

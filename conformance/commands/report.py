@@ -111,7 +111,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _begin(options: argparse.Namespace) -> int:
-    from conformance.provenance import new_run_id
+    from conformance.running.provenance import new_run_id
 
     run = new_run_id()
     for file in options.run_file:

@@ -102,8 +102,8 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
 
     from conformance.cases.casefile import load_case
     from conformance.progress import wanted
-    from conformance.suite.plugin import SUITE
-    from conformance.suite.watching import Bar, Refusals
+    from conformance.running.plugin import SUITE
+    from conformance.running.watching import Bar, Refusals
     from conformance.text import stdout_to_stderr
 
     _load(options)
@@ -149,7 +149,7 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
     worth = _worth(int(code), survey=survey, gated=gated)
     if as_json and refusals.run is not None:
         from conformance.formats import print_json
-        from conformance.suite.summary import summary
+        from conformance.running.summary import summary
 
         print_json(summary(refusals.run, worth))
     return worth
@@ -158,7 +158,7 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
 def _worth(code: int, *, survey: bool, gated: bool) -> ExitCode:
     import pytest
 
-    from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
+    from conformance.running.run import INCOMPLETE, NOTHING_VERIFIED
 
     return {
         int(pytest.ExitCode.OK): ExitCode.OK,
@@ -176,14 +176,14 @@ def _worth(code: int, *, survey: bool, gated: bool) -> ExitCode:
 def _load(options: argparse.Namespace) -> None:
     """Find every implementation before anything else: what is wrong with a name is one line."""
     from conformance.adapter.loading import load
-    from conformance.suite.running import isolated
+    from conformance.running.run import isolated
 
     debugging = bool({"--pdb", "--trace"} & {*options.rest})
     for spec in options.implementation:
         if not isolated(spec, options.isolate, debugging=debugging):
             load(spec)
             continue
-        from conformance.isolation import Limits, hire
+        from conformance.running.isolation import Limits, hire
 
         limits = Limits(options.item_timeout, options.start_timeout, options.memory_limit)
         hire(spec, options.device, limits).start()

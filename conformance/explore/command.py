@@ -27,7 +27,7 @@ from conformance.explore.trial import Deviation, Trial, examined
 from conformance.heads.write import replace
 from conformance.progress import progress
 from conformance.requirements.examination import Examination
-from conformance.suite.message import ratio
+from conformance.running.message import ratio
 from conformance.text import printable
 
 SUFFIX = ".case"

@@ -16,8 +16,8 @@ from conformance.gate.judging import LOST, Cell, Judgement
 from conformance.gate.updating import propose
 from conformance.records.findings import count, gravity
 from conformance.requirements import REQUIREMENTS
-from conformance.suite.ending import unsupported, vector
-from conformance.suite.message import again, failure, measured
+from conformance.running.ending import unsupported, vector
+from conformance.running.message import again, failure, measured
 from conformance.text import printable
 
 SHORT = 3

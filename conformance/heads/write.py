@@ -8,10 +8,10 @@ from pathlib import Path
 
 from conformance.errors import ConformanceError, ExitCode
 from conformance.frameworks.base import package_versions
-from conformance.heads.ask import Question, Seen, ask
 from conformance.heads.drawing import again, svg, told
 from conformance.heads.page import page
 from conformance.heads.png import png, renderer
+from conformance.running.weights import Question, Seen, ask
 
 SUFFIXES = (".svg", ".png", ".html")
 

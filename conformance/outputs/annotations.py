@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 
 from conformance.changes.model import Change
 from conformance.outputs.source import Source, must
-from conformance.suite.message import known, measured
+from conformance.running.message import known, measured
 from conformance.text import plural, printable, some
 
 MOST = 10

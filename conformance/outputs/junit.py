@@ -12,7 +12,7 @@ import msgspec
 
 from conformance.outputs.source import KNOWN, Source, Told
 from conformance.records.record import Implementation, Record
-from conformance.suite.message import failure
+from conformance.running.message import failure
 from conformance.text import printable
 
 

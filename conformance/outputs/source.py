@@ -17,7 +17,7 @@ from conformance.gate.judging import Judgement, judge
 from conformance.records.findings import NOT_VERIFIED, CaseResult, Finding, count, verified
 from conformance.records.record import Implementation, Record, read
 from conformance.report.load import find_records
-from conformance.suite.message import known as requirement_of
+from conformance.running.message import known as requirement_of
 
 KNOWN = "known"
 """In place of a verdict: deviates, as the baseline says."""

@@ -14,7 +14,7 @@ from conformance.outputs.source import KNOWN, Source
 from conformance.records.findings import VERDICTS
 from conformance.report.markdown import code, fenced, text
 from conformance.report.wording import SYMBOLS
-from conformance.suite.message import measured
+from conformance.running.message import measured
 from conformance.text import plural, some
 
 MOST = 30

@@ -11,7 +11,7 @@ from conformance.records.findings import Finding, gravity
 from conformance.report.matrix import levels
 from conformance.report.model import Column, Deviation
 from conformance.report.totals import Seen
-from conformance.suite.message import again
+from conformance.running.message import again
 
 _WRONG = ("deviates", "error")
 _NUMBER = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")

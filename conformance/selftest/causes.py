@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from conformance.requirements.examination import Workbench
+from conformance.running.session import Session
 from conformance.selftest.mutant import Mutant
 from conformance.selftest.run import Examiner, Row, deviations, examined
-from conformance.session import Session
 
 KINDS = ("named", "named wrongly", "not named", "none to name")
 """In this order in tables."""

@@ -21,9 +21,9 @@ from conformance.definition.dtypes import DTYPES
 from conformance.experiments import EXPERIMENTS, experiment
 from conformance.records.findings import CaseResult
 from conformance.requirements.examination import Memory, Workbench
+from conformance.running.session import Inquiry, Item, Session, inquiries, plan
 from conformance.selftest.contestant import Contestant
 from conformance.selftest.mutant import Mutant
-from conformance.session import Inquiry, Item, Session, inquiries, plan
 
 Row = Item | Inquiry
 

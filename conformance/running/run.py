@@ -24,7 +24,6 @@ from conformance.cases.told import told
 from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, UnknownName
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
-from conformance.provenance import describe, new_run_id, provenance, run_id
 from conformance.records.findings import (
     NOT_VERIFIED,
     VERIFIED,
@@ -45,16 +44,18 @@ from conformance.records.record import (
     journal_path,
 )
 from conformance.requirements import find_requirement
-from conformance.session import Inquiry, Item, inquiries, modes_of, plan
-from conformance.suite import continuing, ending, gated, pictured
-from conformance.suite.alone import conforms_alone
-from conformance.suite.examiner import Examiner
-from conformance.suite.gated import Gated
-from conformance.suite.message import failure
+from conformance.running import ending, gated, pictured
+from conformance.running import resuming as continuing
+from conformance.running.alone import conforms_alone
+from conformance.running.examiner import Examiner
+from conformance.running.gated import Gated
+from conformance.running.message import failure
+from conformance.running.provenance import describe, new_run_id, provenance, run_id
+from conformance.running.session import Inquiry, Item, inquiries, modes_of, plan
 from conformance.text import printable
 
 if TYPE_CHECKING:
-    from conformance.isolation import Keeper
+    from conformance.running.isolation import Keeper
 
 NOTHING_VERIFIED = pytest.ExitCode.NO_TESTS_COLLECTED
 INCOMPLETE = 6
@@ -214,8 +215,8 @@ class Run:
         debugging = self.config.getoption("usepdb", False) or self.config.getoption("trace", False)
         if not isolated(spec, self.config.getoption("isolate"), debugging=debugging):
             return load(spec)
-        from conformance.isolation import Limits, StandIn, hire
-        from conformance.isolation.messages import Declared, decode, encode
+        from conformance.running.isolation import Limits, StandIn, hire
+        from conformance.running.isolation.messages import Declared, decode, encode
 
         option = self.config.getoption
         limits = Limits(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.session import Inquiry, Item
-from conformance.suite.running import Run
+from conformance.running.run import Run
+from conformance.running.session import Inquiry, Item
 
 
 def test_conforms(conformance_item: Item | Inquiry, conformance_run: Run) -> None:

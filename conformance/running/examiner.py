@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from conformance.definition.dtypes import Array
 from conformance.records.findings import CaseResult
 from conformance.records.record import encode_line
-from conformance.session import Inquiry, Item, Session
-from conformance.suite import pictured
+from conformance.running import pictured
+from conformance.running.session import Inquiry, Item, Session
 
 EXCHANGED = (
     "plain/no-mask/self",

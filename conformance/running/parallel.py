@@ -14,7 +14,7 @@ from conformance.adapter.loading import load
 from conformance.errors import ConformanceError
 from conformance.experiments import experiment
 from conformance.records.findings import CaseResult
-from conformance.session import Inquiry, Session, inquiries
+from conformance.running.session import Inquiry, Session, inquiries
 
 WORKERS = min(2, os.cpu_count() or 1)
 """What they compile is compiled by each of them, so that more help little."""

@@ -6,7 +6,7 @@ from conformance.adapter.base import Adapter, Call, Mode
 from conformance.cases.case import Case
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unavailable
-from conformance.isolation.messages import Declared, plan_key
+from conformance.running.isolation.messages import Declared, plan_key
 
 
 class StandIn(Adapter):

@@ -14,10 +14,10 @@ import pytest
 
 from conformance.errors import ConformanceError
 from conformance.progress import progress
-from conformance.suite.plugin import RUN
+from conformance.running.plugin import RUN
 
 if TYPE_CHECKING:
-    from conformance.suite.running import Run
+    from conformance.running.run import Run
 
 
 class Bar:

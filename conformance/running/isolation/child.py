@@ -18,7 +18,10 @@ from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import catalogue
 from conformance.errors import ConformanceError, FailsOnImport, Unavailable
 from conformance.experiments import EXPERIMENTS
-from conformance.isolation.messages import (
+from conformance.records.findings import item_id, without_outcome
+from conformance.records.record import encode_line
+from conformance.running.examiner import Examiner
+from conformance.running.isolation.messages import (
     Declare,
     Declared,
     DeclaredMode,
@@ -31,12 +34,9 @@ from conformance.isolation.messages import (
     encode,
     plan_key,
 )
-from conformance.isolation.process import settle
-from conformance.provenance import describe
-from conformance.records.findings import item_id, without_outcome
-from conformance.records.record import encode_line
-from conformance.session import Inquiry, Item, plan
-from conformance.suite.examiner import Examiner
+from conformance.running.isolation.process import settle
+from conformance.running.provenance import describe
+from conformance.running.session import Inquiry, Item, plan
 
 FATAL = ("CUDA error", "device-side assert", "CUDNN_STATUS_", "CUBLAS_STATUS_EXECUTION_FAILED")
 """In a message: the device's state is lost, and every later call of this process would fail."""

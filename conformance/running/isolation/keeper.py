@@ -27,9 +27,11 @@ from conformance.adapter.base import DEFAULT_MODE
 from conformance.cases.case import Case
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import NotAnAdapter
-from conformance.isolation.fate import Fate, died, has_stack, last_words
-from conformance.isolation.limits import Limits
-from conformance.isolation.messages import (
+from conformance.records.findings import Verdict, without_outcome
+from conformance.records.record import Implementation, encode_line
+from conformance.running.isolation.fate import Fate, died, has_stack, last_words
+from conformance.running.isolation.limits import Limits
+from conformance.running.isolation.messages import (
     Declare,
     Declared,
     DeclaredMode,
@@ -41,11 +43,9 @@ from conformance.isolation.messages import (
     decode,
     encode,
 )
-from conformance.isolation.printed import Printed
-from conformance.isolation.process import STACK_SIGNAL
-from conformance.records.findings import Verdict, without_outcome
-from conformance.records.record import Implementation, encode_line
-from conformance.session import Inquiry, Item
+from conformance.running.isolation.printed import Printed
+from conformance.running.isolation.process import STACK_SIGNAL
+from conformance.running.session import Inquiry, Item
 
 TICK = 0.05
 """Seconds between two looks at the memory of a process that is busy."""
@@ -174,7 +174,7 @@ class Keeper:
         ours, theirs = context.Pipe()
         printed, stdout = context.Pipe(duplex=False)
         with _without_main():
-            from conformance.isolation.child import serve
+            from conformance.running.isolation.child import serve
 
             process = context.Process(  # type: ignore[attr-defined]
                 target=serve, args=(theirs, stdout, self.spec, self.device)
@@ -323,7 +323,7 @@ def _context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["conformance.isolation.child"])
+    context.set_forkserver_preload(["conformance.running.isolation.child"])
     return context
 
 

@@ -17,7 +17,6 @@ import msgspec
 
 from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError
-from conformance.provenance import begun
 from conformance.records.findings import RUN, CaseResult
 from conformance.records.record import (
     Header,
@@ -29,6 +28,7 @@ from conformance.records.record import (
     read_header,
     whole_lines,
 )
+from conformance.running.provenance import begun
 
 ENDED = "the run ended before this item"
 """Why an item has no outcome, in the record of an interrupted run."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.suite.running import Run
+    from conformance.running.run import Run
 
 SUITE = Path(__file__).with_name("test_conformance.py")
 RUN: pytest.StashKey[Run] = pytest.StashKey()
@@ -144,7 +144,7 @@ def start(config: pytest.Config) -> Run:
     """The run of this session, made when first asked for."""
     if RUN not in config.stash:
         from conformance.errors import ConformanceError
-        from conformance.suite.running import Run
+        from conformance.running.run import Run
 
         try:
             config.stash[RUN] = Run(config)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from conformance.records.findings import NOT_VERIFIED, VERDICTS, CaseResult, Finding, count, gravity
 from conformance.requirements import REQUIREMENTS
-from conformance.suite.message import known
+from conformance.running.message import known
 from conformance.text import plural
 
 WRONG = ("deviates", "error")

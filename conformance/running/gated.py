@@ -64,7 +64,7 @@ class Gated:
         self, header: Header, results: Sequence[CaseResult], missing: Sequence[CaseResult]
     ) -> int:
         """Judge what was found; the exit code of pytest."""
-        from conformance.suite.running import INCOMPLETE, NOTHING_VERIFIED
+        from conformance.running.run import INCOMPLETE, NOTHING_VERIFIED
 
         self.judgement = judge(self.baseline, Record(header, not missing, [*results, *missing]))
         return {

@@ -12,7 +12,7 @@ from conformance.records.findings import NOT_VERIFIED, CaseResult, count
 from conformance.requirements import REQUIREMENTS
 
 if TYPE_CHECKING:
-    from conformance.suite.running import Run
+    from conformance.running.run import Run
 
 SCHEMA = "mha-conformance/summary/1"
 

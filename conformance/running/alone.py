@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.adapter.base import Adapter
-from conformance.session import Inquiry, Item, Session
+from conformance.running.session import Inquiry, Item, Session
 
 
 def conforms_alone(row: Item | Inquiry) -> bool:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from conformance.records.findings import CaseResult, gravity, of_weights
-from conformance.session import Item
+from conformance.running.session import Item
 
 MOST = 2
 """Items of one implementation, requirement and cause."""

@@ -10,8 +10,8 @@ outlives a parent that is killed. So these are multiprocessing's own processes a
 of each for an implementation.
 """
 
-from conformance.isolation.keeper import Keeper, hire
-from conformance.isolation.limits import Limits
-from conformance.isolation.standin import StandIn
+from conformance.running.isolation.keeper import Keeper, hire
+from conformance.running.isolation.limits import Limits
+from conformance.running.isolation.standin import StandIn
 
 __all__ = ["Keeper", "Limits", "StandIn", "hire"]
