@@ -15,13 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance import conversion
 from conformance.adapter.layer import Layer
 from conformance.adapter.loading import load, registered
 from conformance.cases.catalogue import find_cases
 from conformance.cases.families import FAMILIES
 from conformance.cli import main
-from conformance.conversion import NOTE, convert, convert_file
 from conformance.definition.comparison import compare
 from conformance.definition.expectation import expect
 from conformance.definition.problem import Weights
@@ -36,6 +34,8 @@ from conformance.errors import (
     WrongShape,
     WrongTensors,
 )
+from conformance.porting import conversion
+from conformance.porting.conversion import NOTE, convert, convert_file
 from conformance.porting.sizes import AXES_OF, native_shape
 
 BITS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -556,7 +556,7 @@ def test_a_dtype_without_whole_bytes_is_refused_only_where_it_is_asked_for(tmp_p
 def test_no_framework_is_imported():
     program = (
         "import sys, numpy as np\n"
-        "from conformance.conversion import convert\n"
+        "from conformance.porting.conversion import convert\n"
         "w = {'in_proj_weight': np.zeros((12, 4)), 'out_proj.weight': np.zeros((4, 4))}\n"
         "convert(w, source='torch-mha', target='keras.layers.MultiHeadAttention', heads=2)\n"
         "print({'torch', 'jax', 'flax', 'keras', 'tensorflow'} & set(sys.modules))"

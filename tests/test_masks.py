@@ -15,9 +15,9 @@ from problems import SIZES, make
 
 from conformance.adapter.arguments import AXES, MaskArgument, MaskTable, from_layout, to_layout
 from conformance.adapter.loading import load, registered
-from conformance.conversion import convert
 from conformance.errors import ConformanceError, UnknownName, Untranslatable, WrongShape
-from conformance.masks import translate
+from conformance.porting.conversion import convert
+from conformance.porting.masks import translate
 
 FULL = dict(zip(AXES, (2, 4, 3, 5), strict=True))
 ATTN, PADDING = "torch-mha:attn_mask", "torch-mha:key_padding_mask"
@@ -385,7 +385,7 @@ def test_names_and_titles_are_one():
 def test_no_framework_is_imported():
     program = (
         "import sys, numpy as np\n"
-        "from conformance.masks import translate\n"
+        "from conformance.porting.masks import translate\n"
         f"translate(np.ones((2, 2), bool), source={ATTN!r}, target={KERAS!r})\n"
         "print({'torch', 'jax', 'flax', 'keras', 'tensorflow'} & set(sys.modules))"
     )

@@ -45,7 +45,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from conformance.conversion import built_without_biases, convert_file
+    from conformance.porting.conversion import built_without_biases, convert_file
 
     names = ("source", "target", "heads", "kv_heads", "prefix", "out_prefix", "force")
     asked = {name: getattr(options, name) for name in names}
