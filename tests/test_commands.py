@@ -18,9 +18,9 @@ from conformance import progress
 from conformance.adapter.loading import registered
 from conformance.cases.catalogue import catalogue
 from conformance.cli import COMMANDS, main
+from conformance.commands.formats import OUTPUTS, print_json
 from conformance.commands.listing import OUTPUTS as SHOWN
 from conformance.errors import ExitCode
-from conformance.formats import OUTPUTS, print_json
 from conformance.records.card import TOPICS
 from conformance.requirements import REQUIREMENTS
 

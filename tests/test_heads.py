@@ -15,13 +15,13 @@ import pytest
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
+from conformance.commands.drawing import replace
 from conformance.errors import ConformanceError, ExitCode, WrongShape
 from conformance.heads import png as png_module
 from conformance.heads import scales
 from conformance.heads.drawing import INK, PAPER, svg, title, told
 from conformance.heads.panel import TEXT_UP_TO, Grid, ticks
 from conformance.heads.picture import Subject, picture
-from conformance.heads.write import replace
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.records.record import read, read_arrays
 from conformance.report import build, load_records, render_html

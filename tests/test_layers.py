@@ -140,7 +140,7 @@ def test_a_report_needs_records_only(name):
     found = imports(SOURCES[name], typing=False)
     assert not within(found, *bridges, "conformance.running.session", "conformance.causes")
     # Drawing needs arrays only; asking an implementation for them does not belong here.
-    assert not within(found, "conformance.running.weights", "conformance.heads.write")
+    assert not within(found, "conformance.running.weights", "conformance.commands.drawing")
     # The plugin's folder holds the message's wording too; what runs items is out of bounds.
     assert not within(found, "conformance.running.run", "conformance.running.plugin", "pytest")
 

@@ -15,8 +15,8 @@ import yaml
 
 from conformance.cli import main
 from conformance.commands import new_adapter
+from conformance.commands.newadapter.write import FRAMEWORKS, KINDS, Wanted
 from conformance.errors import ExitCode
-from conformance.newadapter.write import FRAMEWORKS, KINDS, Wanted
 
 NARROW = ("--dtype", "float32", "--case", "mask/key-padding/cross", "--case", "plain/no-mask/cross")
 WRITTEN = (

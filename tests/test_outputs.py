@@ -13,8 +13,8 @@ from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, full, good, record, re
 from schemas import RECORD, faults, record_faults
 
 from conformance.cli import main
+from conformance.commands.formats import schema
 from conformance.errors import ExitCode
-from conformance.formats import schema
 from conformance.gate.judging import Claims
 from conformance.outputs.annotations import MOST, annotated, command
 from conformance.outputs.badge import badge

@@ -30,7 +30,7 @@ def _compare(options: argparse.Namespace) -> int:
 
     changes = compare(load_side(options.before), load_side(options.after))
     if options.format == "json":
-        from conformance.formats import print_json
+        from conformance.commands.formats import print_json
 
         print_json(changes)
     else:

@@ -56,21 +56,21 @@ def add_parser(commands: Commands) -> None:
 
 def _explore(options: argparse.Namespace) -> int:
     searched = _searched(options)
-    from conformance.explore.command import explore
+    from conformance.commands.exploring import explore
 
     return explore(options.implementation, searched, options.output)
 
 
 def _reproduce(options: argparse.Namespace) -> int:
     searched = _searched(options)
-    from conformance.explore.command import reproduce
+    from conformance.commands.exploring import reproduce
 
     return reproduce(options.case, options.implementation, searched, options.output)
 
 
 def _searched(options: argparse.Namespace) -> Any:
     be_quiet_and_single_threaded()
-    from conformance.explore.command import Options
+    from conformance.commands.exploring import Options
 
     given = {name: getattr(options, name, None) for name in ("seed", "examples")}
     return Options(

@@ -34,7 +34,7 @@ def add_parser(commands: Commands) -> None:
 
 def _heads(options: argparse.Namespace) -> int:
     be_quiet_and_single_threaded()
-    from conformance.heads.write import draw
+    from conformance.commands.drawing import draw
     from conformance.running.weights import Question
 
     asked = ("implementation", "case", "dtype", "mode", "device", "entry")

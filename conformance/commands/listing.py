@@ -43,19 +43,19 @@ def add_parser(commands: Commands) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from conformance import listing
+    from conformance.commands import listings as listing
 
     return listing.show(options.what, as_json=options.format == "json")
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from conformance import explaining
+    from conformance.commands import explaining
 
     return explaining.explain(options.name, as_json=options.format == "json")
 
 
 def _schema(options: argparse.Namespace) -> int:
-    from conformance.formats import print_schema
+    from conformance.commands.formats import print_schema
 
     print_schema(options.output)
     return ExitCode.OK

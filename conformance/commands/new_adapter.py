@@ -38,7 +38,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _new(options: argparse.Namespace) -> int:
-    from conformance.newadapter.write import Wanted, write
+    from conformance.commands.newadapter.write import Wanted, write
 
     wanted = Wanted(
         options.name or _asked("name", "my_attention"),

@@ -46,7 +46,7 @@ def add_parser(commands: Commands) -> None:
 
 def _probe(options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from conformance.probing import Wanted, probe
+    from conformance.commands.probing import Wanted, probe
 
     wanted = Wanted(options.experiment, options.argument, options.mode, options.device)
     return probe(

@@ -148,7 +148,7 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
     options.written = refusals.run.written if refusals.run is not None else None
     worth = _worth(int(code), survey=survey, gated=gated)
     if as_json and refusals.run is not None:
-        from conformance.formats import print_json
+        from conformance.commands.formats import print_json
         from conformance.running.summary import summary
 
         print_json(summary(refusals.run, worth))

@@ -58,7 +58,7 @@ class _Schema(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, *_: object, option_string: str | None = None
     ) -> None:
-        from conformance.formats import print_schema
+        from conformance.commands.formats import print_schema
 
         assert isinstance(self.const, str)
         print_schema(self.const)
@@ -66,7 +66,7 @@ class _Schema(argparse.Action):
 
 
 def add_format(parser: argparse.ArgumentParser, output: str) -> None:
-    """--format and --schema; `output` is a name in `conformance.formats.OUTPUTS`."""
+    """--format and --schema; `output` is a name in `conformance.commands.formats.OUTPUTS`."""
     parser.add_argument(
         "--format",
         choices=("text", "json"),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from conformance.commands.formats import print_json
 from conformance.errors import ExitCode
-from conformance.formats import print_json
 from conformance.progress import progress
 from conformance.selftest.mutants import find_mutants
 from conformance.selftest.page import page

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from conformance.adapter.loading import load, registered
 from conformance.cases.catalogue import catalogue
+from conformance.commands.formats import print_json
 from conformance.errors import ConformanceError, ExitCode
-from conformance.formats import print_json
 from conformance.records.card import TOPICS
 from conformance.requirements import REQUIREMENTS
 from conformance.text import printable

@@ -17,6 +17,7 @@ from conformance.cases.case import Case
 from conformance.cases.casefile import Found, is_name, read, store
 from conformance.cases.catalogue import find_cases
 from conformance.cases.stored import CHAPTER
+from conformance.commands.drawing import replace
 from conformance.definition.dtypes import dtype_of
 from conformance.definition.expectation import LIMIT
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
@@ -24,7 +25,6 @@ from conformance.explore.script import TooLong, script
 from conformance.explore.search import MOST_EXAMPLES, Wanted, search
 from conformance.explore.shrinking import ORDER, shrink
 from conformance.explore.trial import Deviation, Trial, examined
-from conformance.heads.write import replace
 from conformance.progress import progress
 from conformance.requirements.examination import Examination
 from conformance.running.message import ratio

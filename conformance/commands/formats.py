@@ -16,10 +16,13 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OUTPUTS = {
     "record": ("conformance.records.record:Record", "everything that one run found"),
     "report": ("conformance.report.model:Report", "records, joined into a report"),
-    "list": ("conformance.listing:Listing", "what mha-conformance list prints"),
-    "explain": ("conformance.explaining:Explanation", "what mha-conformance explain prints"),
+    "list": ("conformance.commands.listings:Listing", "what mha-conformance list prints"),
+    "explain": (
+        "conformance.commands.explaining:Explanation",
+        "what mha-conformance explain prints",
+    ),
     "run": ("conformance.running.summary:Summary", "what mha-conformance run prints"),
-    "probe": ("conformance.probing:Results", "what mha-conformance probe prints"),
+    "probe": ("conformance.commands.probing:Results", "what mha-conformance probe prints"),
     "compare": ("conformance.changes.model:Changes", "what mha-conformance compare prints"),
     "selftest": ("conformance.selftest.command:Selftest", "what mha-conformance selftest prints"),
 }

@@ -73,7 +73,7 @@ class Wanted:
             "baseline": " --baseline conformance.toml",
         }
         environment = Environment(
-            loader=PackageLoader("conformance.newadapter", ""),
+            loader=PackageLoader("conformance.commands.newadapter", ""),
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from conformance.adapter.base import Adapter
 from conformance.adapter.loading import load
+from conformance.commands.formats import print_json
 from conformance.errors import ExitCode, UnknownName
 from conformance.experiments import EXPERIMENTS, experiment
-from conformance.formats import print_json
 from conformance.progress import progress
 from conformance.records.card import Entry
 from conformance.records.findings import CaseResult

@@ -21,10 +21,10 @@ from conformance.adapter.naming import find
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.cases.told import tell
+from conformance.commands.formats import print_json
 from conformance.definition.expectation import LIMIT
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
-from conformance.formats import print_json
 from conformance.records.card import TOPICS, Topic
 from conformance.records.record import CaseInfo, Plane
 from conformance.requirements import REQUIREMENTS
