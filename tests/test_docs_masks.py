@@ -8,7 +8,7 @@ import re
 import pages
 import pytest
 
-from conformance import report
+from conformance import reports as report
 from conformance.adapter.base import DEFAULT_MODE
 from conformance.adapter.loading import load, registered
 from conformance.cli import main

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conformance.reports import build, load_records, render_html
+from conformance.reports.page.figures import figures
 
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import find_cases
@@ -24,8 +26,6 @@ from conformance.heads.panel import TEXT_UP_TO, Grid, ticks
 from conformance.heads.picture import Subject, picture
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.records.record import read, read_arrays
-from conformance.report import build, load_records, render_html
-from conformance.report.figures import figures
 from conformance.running import pictured
 from conformance.running.session import Item, plan
 from conformance.running.weights import Question, ask

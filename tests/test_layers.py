@@ -130,7 +130,7 @@ def test_an_adapter_imports_no_framework_before_it_runs(name):
         assert not within(imports(SOURCES[name], lazy=False, typing=False), *FRAMEWORKS)
 
 
-@pytest.mark.parametrize("name", every("conformance.report"))
+@pytest.mark.parametrize("name", every("conformance.reports"))
 def test_a_report_needs_records_only(name):
     bridges = (
         "conformance.frameworks",

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from conformance.reports.joining import build
+from conformance.reports.load import find_records, load, load_versions
+from conformance.reports.page.html import render_html
+from conformance.reports.page.markdown import render_markdown
 from records import GRADIENT, OUTPUT, bad, good, implementation, loaded, record, result
 from schemas import faults
 from test_docs import ROOT, anchors
@@ -22,10 +26,6 @@ from conformance.published.write import Wanted, read, render
 from conformance.records.card import Entry
 from conformance.records.findings import Finding
 from conformance.records.record import read as read_record
-from conformance.report.build import build
-from conformance.report.html import render_html
-from conformance.report.load import find_records, load, load_versions
-from conformance.report.markdown import render_markdown
 
 PUBLISHED = ROOT / "reports" / "published"
 RECORDS = sorted(PUBLISHED.glob("*/*.json.gz"))

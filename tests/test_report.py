@@ -10,6 +10,21 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
+from conformance.reports import (
+    build,
+    find_records,
+    load_records,
+    render_html,
+    render_markdown,
+    write,
+)
+from conformance.reports import model as data
+from conformance.reports.deviations import normalised
+from conformance.reports.page.cards import cards, polarity, pooled
+from conformance.reports.page.plot import position
+from conformance.reports.page.views import symptoms, where
+from conformance.reports.totals import gravest
+from conformance.reports.wording import ratio, shape
 from markdown_it import MarkdownIt
 from records import (
     GRADIENT,
@@ -48,21 +63,6 @@ from conformance.records.record import (
     finish,
     journal_path,
 )
-from conformance.report import (
-    build,
-    find_records,
-    load_records,
-    render_html,
-    render_markdown,
-    write,
-)
-from conformance.report import model as data
-from conformance.report.cards import cards, polarity, pooled
-from conformance.report.deviations import normalised
-from conformance.report.plot import position
-from conformance.report.totals import gravest
-from conformance.report.views import symptoms, where
-from conformance.report.wording import ratio, shape
 
 # Counting
 

@@ -12,7 +12,7 @@ from conformance.changes.model import SCHEMA, Change, Changes, Convention, Membe
 from conformance.errors import BrokenRecord
 from conformance.records.findings import RUN, CaseResult, Finding, count, gravity
 from conformance.records.record import CaseInfo, Record, read
-from conformance.report.load import find_records
+from conformance.reports.load import find_records
 from conformance.running.message import again, known
 from conformance.text import some
 

@@ -15,7 +15,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 OUTPUTS = {
     "record": ("conformance.records.record:Record", "everything that one run found"),
-    "report": ("conformance.report.model:Report", "records, joined into a report"),
+    "report": ("conformance.reports.model:Report", "records, joined into a report"),
     "list": ("conformance.commands.listings:Listing", "what mha-conformance list prints"),
     "explain": (
         "conformance.commands.explaining:Explanation",

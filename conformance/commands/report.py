@@ -99,7 +99,7 @@ def _report(options: argparse.Namespace) -> int:
         code = write_outputs(options.records, wanted)
         if options.output is None and options.html is None:
             return code
-    from conformance.report import write
+    from conformance.reports import write
 
     output = options.output
     if output is None and options.html is None:

@@ -16,7 +16,7 @@ from conformance.gate.baseline import read_baseline
 from conformance.gate.judging import Judgement, judge
 from conformance.records.findings import NOT_VERIFIED, CaseResult, Finding, count, verified
 from conformance.records.record import Implementation, Record, read
-from conformance.report.load import find_records
+from conformance.reports.load import find_records
 from conformance.running.message import known as requirement_of
 
 KNOWN = "known"

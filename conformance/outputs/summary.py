@@ -12,8 +12,8 @@ from conformance.changes.model import Change, Changes
 from conformance.changes.tell import convention_told, members_told, summary
 from conformance.outputs.source import KNOWN, Source
 from conformance.records.findings import VERDICTS
-from conformance.report.markdown import code, fenced, text
-from conformance.report.wording import SYMBOLS
+from conformance.reports.page.markdown import code, fenced, text
+from conformance.reports.wording import SYMBOLS
 from conformance.running.message import measured
 from conformance.text import plural, some
 

@@ -18,7 +18,7 @@ import psutil
 
 from conformance.errors import ConformanceError
 from conformance.records.record import Record
-from conformance.report.model import Loaded
+from conformance.reports.model import Loaded
 
 RECORDS, VERSIONS = "records", "versions"
 """Folders of the records, and of those that are there for their versions only."""

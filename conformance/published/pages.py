@@ -29,10 +29,11 @@ from conformance.gate.baseline import KINDS
 from conformance.published import keep
 from conformance.published.sorting import UNSORTED, Known
 from conformance.records.findings import MAKERS
-from conformance.report import views, wording
-from conformance.report.glance import told
-from conformance.report.markdown import code, fenced, text, vector
-from conformance.report.model import Column, Point, Report, Trend
+from conformance.reports import wording
+from conformance.reports.glance import told
+from conformance.reports.model import Column, Point, Report, Trend
+from conformance.reports.page import views
+from conformance.reports.page.markdown import code, fenced, text, vector
 
 _OWN = "Written here, or for teaching"
 """Heading of what belongs to no library."""

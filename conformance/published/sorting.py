@@ -11,9 +11,9 @@ from conformance.gate.baseline import KINDS, Baseline, Entry, read_baseline
 from conformance.gate.judging import Claims
 from conformance.records.findings import CaseResult, Finding, gravity
 from conformance.records.record import Record
-from conformance.report.columns import column_keys
-from conformance.report.model import Loaded
-from conformance.report.totals import WRONG
+from conformance.reports.columns import column_keys
+from conformance.reports.model import Loaded
+from conformance.reports.totals import WRONG
 
 UNSORTED = "unsorted deviation"
 

@@ -12,10 +12,10 @@ from conformance.progress import progress
 from conformance.published import keep
 from conformance.published.pages import Published, render_index, render_page, render_table
 from conformance.published.sorting import UNSORTED, read_baselines, sort, sort_versions
-from conformance.report.build import build
-from conformance.report.load import find_records, load, load_versions
-from conformance.report.wording import plural
-from conformance.report.write import outcome, read_run
+from conformance.reports.joining import build
+from conformance.reports.load import find_records, load, load_versions
+from conformance.reports.wording import plural
+from conformance.reports.writing import outcome, read_run
 from conformance.text import printable
 
 MADE = "\n<!-- made by mha-conformance publish -->\n"

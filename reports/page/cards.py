@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-
-from conformance.report.model import (
+from conformance.reports.model import (
     Argument,
     Column,
     Convention,

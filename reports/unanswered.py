@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from conformance.reports.model import Column, NotVerified, Open, Source, Unsupported
+from conformance.reports.totals import Seen
+
 from conformance.records.findings import NOT_VERIFIED
-from conformance.report.model import Column, NotVerified, Open, Source, Unsupported
-from conformance.report.totals import Seen
 
 _EXAMPLES = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from conformance.report.model import Trend
+from conformance.reports.model import Trend
 
 LOWEST, HIGHEST = 0.1, 1000.0
 MARGIN = 3.0

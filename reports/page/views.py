@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import NamedTuple
 
-from conformance.records.findings import Worst, verified
-from conformance.report.model import (
+from conformance.reports.model import (
     Apart,
     Column,
     Deviation,
@@ -20,8 +19,10 @@ from conformance.report.model import (
     Row,
     Unsupported,
 )
-from conformance.report.totals import WRONG
-from conformance.report.wording import listed, plural
+from conformance.reports.totals import WRONG
+from conformance.reports.wording import listed, plural
+
+from conformance.records.findings import Worst, verified
 from conformance.text import element
 
 _PLACE = re.compile(r" \(at [^()]*\)$")

@@ -12,12 +12,12 @@ with it, every finding can be reached: `contents` puts them into the page.
 
 from __future__ import annotations
 
-from conformance.report.build import build
-from conformance.report.html import render_html
-from conformance.report.load import Read, find_records, load, load_records
-from conformance.report.markdown import render_markdown
-from conformance.report.model import SCHEMA, Loaded, Report
-from conformance.report.write import outcome, write
+from conformance.reports.joining import build
+from conformance.reports.load import Read, find_records, load, load_records
+from conformance.reports.model import SCHEMA, Loaded, Report
+from conformance.reports.page.html import render_html
+from conformance.reports.page.markdown import render_markdown
+from conformance.reports.writing import outcome, write
 
 __all__ = [
     "SCHEMA",

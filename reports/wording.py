@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from conformance.reports.totals import GRAVITY
+
 from conformance.definition.arithmetic import CLASSES
 from conformance.records.findings import INFINITE, VERDICTS
-from conformance.report.totals import GRAVITY
 
 SYMBOLS = {
     "conforms": "✓",

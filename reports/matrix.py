@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from conformance.reports.model import Cell, Column, Row
+from conformance.reports.totals import Seen, gravest
+
 from conformance.records.findings import count
-from conformance.report.model import Cell, Column, Row
-from conformance.report.totals import Seen, gravest
 from conformance.requirements import REQUIREMENTS
 
 _WITHOUT_OUTCOME = "Items without an outcome: the process died, or the run ended before them."

@@ -13,16 +13,17 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from conformance.reports import wording
+from conformance.reports.glance import told
+from conformance.reports.model import Loaded, Report
+from conformance.reports.page import plot, views
+from conformance.reports.page.cards import cards, polarity
+from conformance.reports.page.contents import contents, embedded
+from conformance.reports.page.figures import Figure
+from conformance.reports.page.pattern import pattern
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.records.findings import MAKERS, NOT_VERIFIED, VERDICTS
-from conformance.report import plot, views, wording
-from conformance.report.cards import cards, polarity
-from conformance.report.contents import contents, embedded
-from conformance.report.figures import Figure
-from conformance.report.glance import told
-from conformance.report.model import Loaded, Report
-from conformance.report.pattern import pattern
 
 PAGE = Path(__file__).with_name("page")
 STYLES = ("style.css", "panel.css", "print.css")

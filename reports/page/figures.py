@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from conformance.reports.model import Deviation, Loaded, Report
 
 from conformance.definition.dtypes import DTYPES, Array
 from conformance.errors import ConformanceError
@@ -13,7 +14,6 @@ from conformance.heads.drawing import again, svg
 from conformance.heads.picture import Picture, Subject, picture
 from conformance.records.findings import CaseResult, item_id, of_weights
 from conformance.records.record import PICTURED
-from conformance.report.model import Deviation, Loaded, Report
 
 
 class Figure(NamedTuple):

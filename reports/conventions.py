@@ -6,11 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.records.card import PREFIX
-from conformance.records.findings import CaseResult
-from conformance.records.record import Implementation, MaskInfo
-from conformance.report.columns import column_keys, declared
-from conformance.report.model import (
+from conformance.reports.columns import column_keys, declared
+from conformance.reports.model import (
     Argument,
     Column,
     Convention,
@@ -19,7 +16,11 @@ from conformance.report.model import (
     MaskedRow,
     Variant,
 )
-from conformance.report.totals import Seen
+from conformance.reports.totals import Seen
+
+from conformance.records.card import PREFIX
+from conformance.records.findings import CaseResult
+from conformance.records.record import Implementation, MaskInfo
 from conformance.requirements.observed import ALIGNMENT, FULLY_MASKED, RETURNED
 from conformance.requirements.polarity import POLARITY
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from conformance.reports.joining import build
+from conformance.reports.load import find_records, load, load_versions
+from conformance.reports.model import Report
+from conformance.reports.page.figures import figures
+from conformance.reports.page.html import render_html
+from conformance.reports.page.markdown import render_markdown
+from conformance.reports.wording import told
 
 from conformance.errors import ConformanceError, ExitCode
 from conformance.progress import progress
 from conformance.records.findings import verified
-from conformance.report.build import build
-from conformance.report.figures import figures
-from conformance.report.html import render_html
-from conformance.report.load import find_records, load, load_versions
-from conformance.report.markdown import render_markdown
-from conformance.report.model import Report
-from conformance.report.wording import told
 from conformance.text import printable
 
 

@@ -7,11 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-
-from conformance.records.card import TOPICS, Entry, Topic
-from conformance.records.findings import CaseResult
-from conformance.report.columns import column_keys
-from conformance.report.model import (
+from conformance.reports.columns import column_keys
+from conformance.reports.model import (
     Card,
     Chapter,
     Column,
@@ -20,6 +17,9 @@ from conformance.report.model import (
     Observed,
     Subject,
 )
+
+from conformance.records.card import TOPICS, Entry, Topic
+from conformance.records.findings import CaseResult
 
 SAME_MASK = "same-mask"
 

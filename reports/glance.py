@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from conformance.report.model import Card, Observed, Subject
+from conformance.reports.model import Card, Observed, Subject
 
 Groups = dict[str, list[str]]
 """A value, and for whom or where it holds."""

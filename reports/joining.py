@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.report.accuracy import accuracy, limit
-from conformance.report.columns import columns, sources
-from conformance.report.conventions import conventions
-from conformance.report.deviations import deviations
-from conformance.report.experiments import experiment_cards, handed
-from conformance.report.matrix import matrix
-from conformance.report.model import SCHEMA, Loaded, Report
-from conformance.report.pairwise import apart, exchanged, pairs
-from conformance.report.timeline import timelines
-from conformance.report.totals import totals
-from conformance.report.trend import trends
-from conformance.report.unanswered import not_verified, unsupported
+from conformance.reports.accuracy import accuracy, limit
+from conformance.reports.columns import columns, sources
+from conformance.reports.conventions import conventions
+from conformance.reports.deviations import deviations
+from conformance.reports.experiments import experiment_cards, handed
+from conformance.reports.matrix import matrix
+from conformance.reports.model import SCHEMA, Loaded, Report
+from conformance.reports.pairwise import apart, exchanged, pairs
+from conformance.reports.timeline import timelines
+from conformance.reports.totals import totals
+from conformance.reports.trend import trends
+from conformance.reports.unanswered import not_verified, unsupported
 
 
 def build(
