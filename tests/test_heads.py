@@ -12,6 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conformance.reports import build, load_records, render_html
+from conformance.reports.figures import png as png_module
+from conformance.reports.figures import scales
+from conformance.reports.figures.drawing import INK, PAPER, svg, title, told
+from conformance.reports.figures.panel import TEXT_UP_TO, Grid, ticks
+from conformance.reports.figures.picture import Subject, picture
 from conformance.reports.page.figures import figures
 
 from conformance.adapter.loading import load
@@ -19,11 +24,6 @@ from conformance.cases.catalogue import find_cases
 from conformance.cli import main
 from conformance.commands.drawing import replace
 from conformance.errors import ConformanceError, ExitCode, WrongShape
-from conformance.heads import png as png_module
-from conformance.heads import scales
-from conformance.heads.drawing import INK, PAPER, svg, title, told
-from conformance.heads.panel import TEXT_UP_TO, Grid, ticks
-from conformance.heads.picture import Subject, picture
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.records.record import read, read_arrays
 from conformance.running import pictured

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from conformance.errors import ConformanceError, ExitCode
 from conformance.frameworks.base import package_versions
-from conformance.heads.drawing import again, svg, told
-from conformance.heads.page import page
-from conformance.heads.png import png, renderer
+from conformance.reports.figures.drawing import again, svg, told
+from conformance.reports.figures.page import page
+from conformance.reports.figures.png import png, renderer
 from conformance.running.weights import Question, Seen, ask
 
 SUFFIXES = (".svg", ".png", ".html")

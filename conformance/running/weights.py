@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import find_cases
 from conformance.definition.dtypes import dtype_of
 from conformance.errors import ConformanceError, NothingToShow, UnknownName, Unsupported, WrongShape
-from conformance.heads.picture import Picture, Subject, picture
+from conformance.reports.figures.picture import Picture, Subject, picture
 from conformance.requirements.examination import Examination, Raised
 
 
