@@ -6,9 +6,9 @@ import json
 
 import msgspec
 import pytest
+from conformance.reports.changes import compare, load_side
 from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, figures, good, record, result, save
 
-from conformance.changes import compare, load_side
 from conformance.cli import main
 from conformance.errors import ExitCode
 from conformance.records.card import Entry

@@ -26,7 +26,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from conformance.changes import compare, load_side
+    from conformance.reports.changes import compare, load_side
 
     changes = compare(load_side(options.before), load_side(options.after))
     if options.format == "json":
@@ -36,7 +36,7 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        from conformance.changes.tell import show
+        from conformance.reports.changes.tell import show
 
         show(Console(highlight=False), changes)
     if not changes.common:

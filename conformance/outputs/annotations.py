@@ -10,8 +10,8 @@ import posixpath
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from conformance.changes.model import Change
 from conformance.outputs.source import Source, must
+from conformance.reports.changes.model import Change
 from conformance.running.message import known, measured
 from conformance.text import plural, printable, some
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from conformance.changes.model import Change, Changes
-from conformance.changes.tell import convention_told, members_told, summary
 from conformance.outputs.source import KNOWN, Source
 from conformance.records.findings import VERDICTS
+from conformance.reports.changes.model import Change, Changes
+from conformance.reports.changes.tell import convention_told, members_told, summary
 from conformance.reports.page.markdown import code, fenced, text
 from conformance.reports.wording import SYMBOLS
 from conformance.running.message import measured

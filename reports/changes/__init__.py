@@ -4,7 +4,7 @@
 read, so no framework is needed, and neither is the catalogue that they were made with.
 """
 
-from conformance.changes.compare import compare, load_side
-from conformance.changes.model import Changes
+from conformance.reports.changes.compare import compare, load_side
+from conformance.reports.changes.model import Changes
 
 __all__ = ["Changes", "compare", "load_side"]
