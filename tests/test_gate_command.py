@@ -12,12 +12,12 @@ import xml.etree.ElementTree as ElementTree
 
 import msgspec
 import pytest
+from conformance.reports.gate.baseline import read_baseline
 from test_cli import MINIATURES, mha, mini
 from test_suite_plugin import conformance
 
 from conformance.cli import main
 from conformance.errors import ExitCode
-from conformance.gate.baseline import read_baseline
 from conformance.records.record import encode_line, read
 
 NARROW = ("--dtype", "float32", "--case", "mask/shared/self", "--case", "plain/no-mask/self")

@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
+from conformance.reports.gate.judging import Claims
 from markdown_it import MarkdownIt
 from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, full, good, record, result, save
 from schemas import RECORD, faults, record_faults
@@ -15,7 +16,6 @@ from schemas import RECORD, faults, record_faults
 from conformance.cli import main
 from conformance.commands.formats import schema
 from conformance.errors import ExitCode
-from conformance.gate.judging import Claims
 from conformance.outputs.annotations import MOST, annotated, command
 from conformance.outputs.badge import badge
 from conformance.outputs.junit import junit

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from conformance.reports.gate.baseline import KINDS
 from conformance.reports.joining import build
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.page.html import render_html
@@ -19,7 +20,6 @@ from test_docs import ROOT, anchors
 
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
-from conformance.gate.baseline import KINDS
 from conformance.published import keep
 from conformance.published.sorting import UNSORTED, read_baselines, sort
 from conformance.published.write import Wanted, read, render

@@ -66,7 +66,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _gate(options: argparse.Namespace) -> int:
-    from conformance.gate.baseline import read_baseline
+    from conformance.reports.gate.baseline import read_baseline
 
     _check(options)
     # A mistake in it is told before anything is run.
@@ -75,16 +75,16 @@ def _gate(options: argparse.Namespace) -> int:
         more = ["--conformance-baseline", str(options.baseline)]
         more += ["--conformance-verbose"] if options.verbose else []
         return examine(options, *more, survey=True)
-    from conformance.gate.command import gate, part_of
+    from conformance.reports.gate.command import gate, part_of
 
     record = part_of(options.from_record, options.implementation)
     return gate(baseline, record, _judged(options), verbose=options.verbose)
 
 
 def _update(options: argparse.Namespace) -> int:
-    from conformance.gate.baseline import read_baseline
-    from conformance.gate.command import part_of, update
     from conformance.records.record import read
+    from conformance.reports.gate.baseline import read_baseline
+    from conformance.reports.gate.command import part_of, update
     from conformance.text import relative
 
     _check(options)

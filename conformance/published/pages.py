@@ -25,11 +25,11 @@ from conformance.adapter.loading import load
 from conformance.adapter.parameters import Parameter
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, Unsupported
-from conformance.gate.baseline import KINDS
 from conformance.published import keep
 from conformance.published.sorting import UNSORTED, Known
 from conformance.records.findings import MAKERS
 from conformance.reports import wording
+from conformance.reports.gate.baseline import KINDS
 from conformance.reports.glance import told
 from conformance.reports.model import Column, Point, Report, Trend
 from conformance.reports.page import views

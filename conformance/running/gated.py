@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from conformance.errors import ExitCode
-from conformance.gate.baseline import VERDICTS, read_baseline
-from conformance.gate.judging import Claims, Judgement, judge
-from conformance.gate.telling import tell
 from conformance.records.findings import CaseResult
 from conformance.records.record import Header, Record
+from conformance.reports.gate.baseline import VERDICTS, read_baseline
+from conformance.reports.gate.judging import Claims, Judgement, judge
+from conformance.reports.gate.telling import tell
 from conformance.text import printable, relative
 
 KNOWN = "known: "

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
+from conformance.reports.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
+
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import BrokenBaseline, ExitCode
-from conformance.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
 from conformance.records.findings import (
     NOT_VERIFIED,
     RUN,

@@ -16,8 +16,7 @@ from glob import escape
 from itertools import groupby, takewhile
 
 import numpy as np
-
-from conformance.gate.judging import Cell
+from conformance.reports.gate.judging import Cell
 
 Place = tuple[str, str, str, str, str]
 """Implementation, requirement, case, dtype, mode."""
