@@ -8,6 +8,11 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
+from conformance.reports.ci.annotations import MOST, annotated, command
+from conformance.reports.ci.badge import badge
+from conformance.reports.ci.junit import junit
+from conformance.reports.ci.source import load
+from conformance.reports.ci.summary import markdown
 from conformance.reports.gate.judging import Claims
 from markdown_it import MarkdownIt
 from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, full, good, record, result, save
@@ -16,11 +21,6 @@ from schemas import RECORD, faults, record_faults
 from conformance.cli import main
 from conformance.commands.formats import schema
 from conformance.errors import ExitCode
-from conformance.outputs.annotations import MOST, annotated, command
-from conformance.outputs.badge import badge
-from conformance.outputs.junit import junit
-from conformance.outputs.source import load
-from conformance.outputs.summary import markdown
 from conformance.records.findings import RUN, Finding
 from conformance.records.record import read
 

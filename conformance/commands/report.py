@@ -91,8 +91,8 @@ def _report(options: argparse.Namespace) -> int:
             told = " or ".join(f"--{user}" for user in users)
             raise ConformanceError(f"--{name} changes nothing that is written; add {told}")
     if wished:
-        from conformance.outputs.write import Wanted
-        from conformance.outputs.write import write as write_outputs
+        from conformance.reports.ci.write import Wanted
+        from conformance.reports.ci.write import write as write_outputs
 
         names = (*asked, "previous", "baseline")
         wanted = Wanted(**{name: getattr(options, name) for name in names})

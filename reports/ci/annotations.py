@@ -10,8 +10,9 @@ import posixpath
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from conformance.outputs.source import Source, must
 from conformance.reports.changes.model import Change
+from conformance.reports.ci.source import Source, must
+
 from conformance.running.message import known, measured
 from conformance.text import plural, printable, some
 

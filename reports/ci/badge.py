@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-
-from conformance.outputs.source import KNOWN, Source
+from conformance.reports.ci.source import KNOWN, Source
 
 
 class Badge(msgspec.Struct, frozen=True):
