@@ -14,15 +14,15 @@ from conformance.reports.joining import build
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.page.html import render_html
 from conformance.reports.page.markdown import render_markdown
+from conformance.reports.publishing import keep
+from conformance.reports.publishing.sorting import UNSORTED, read_baselines, sort
+from conformance.reports.publishing.write import Wanted, read, render
 from records import GRADIENT, OUTPUT, bad, good, implementation, loaded, record, result
 from schemas import faults
 from test_docs import ROOT, anchors
 
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
-from conformance.published import keep
-from conformance.published.sorting import UNSORTED, read_baselines, sort
-from conformance.published.write import Wanted, read, render
 from conformance.records.card import Entry
 from conformance.records.findings import Finding
 from conformance.records.record import read as read_record

@@ -64,7 +64,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _publish(options: argparse.Namespace) -> int:
-    from conformance.published.write import Wanted, publish
+    from conformance.reports.publishing.write import Wanted, publish
 
     return publish(
         Wanted(
