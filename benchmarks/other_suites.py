@@ -27,14 +27,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from mutants.attention import Attention, Given
+from mutants.contestant import Contestant
+from mutants.mutant import Mutant
+from mutants.run import Examiner
+from mutants.zoo import MUTANTS
 
 from conformance.definition.dtypes import FLOAT32
 from conformance.definition.problem import Shape
-from conformance.selftest.attention import Attention, Given
-from conformance.selftest.contestant import Contestant
-from conformance.selftest.mutant import Mutant
-from conformance.selftest.mutants import MUTANTS
-from conformance.selftest.run import Examiner
 
 OUTSIDE = {
     "project",

@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from mutants import options as selftest
+
 from conformance.commands import (
     compare,
     completion,
@@ -20,7 +22,6 @@ from conformance.commands import (
     publish,
     report,
     run,
-    selftest,
 )
 from conformance.errors import ConformanceError, ExitCode
 from conformance.text import printable

@@ -8,6 +8,9 @@ import re
 import miniatures
 import numpy as np
 import pytest
+from mutants.causes import CAUSES, KINDS, name
+from mutants.run import Examiner
+from mutants.zoo import MUTANTS
 
 from conformance import MaskArgument
 from conformance.cases.catalogue import catalogue, find_cases
@@ -21,9 +24,6 @@ from conformance.definition.expectation import expect, solve
 from conformance.errors import ExitCode
 from conformance.running.message import failure
 from conformance.running.session import Item, Session
-from conformance.selftest.causes import CAUSES, KINDS, name
-from conformance.selftest.mutants import MUTANTS
-from conformance.selftest.run import Examiner
 from conformance.text import axes, element
 
 

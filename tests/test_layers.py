@@ -108,7 +108,7 @@ def test_no_bridge_is_imported_before_it_is_asked_for(name):
     found = imports(SOURCES[name])
     # NumPy is always there; the zoo derives a bridge of its own from it.
     own = set()
-    if within([name], "conformance.selftest") or name.endswith("_bridge"):
+    if within([name], "mutants") or name.endswith("_bridge"):
         own = {"conformance.frameworks.numpy_bridge", "conformance.frameworks.runtime_bridge"}
     assert not {n for n in found - own if n.startswith("conformance.") and n.endswith("_bridge")}
 
@@ -167,8 +167,8 @@ def test_the_reference_knows_the_definition_only(name):
 
 ZOO = [
     name
-    for name in every("conformance.selftest")
-    if within([name], "conformance.selftest.mutants")
+    for name in every("mutants")
+    if within([name], "mutants.zoo")
     or name.rpartition(".")[2] in ("attention", "contestant", "mutant")
 ]
 
@@ -177,7 +177,7 @@ ZOO = [
 def test_a_mutant_never_sees_the_expectation(name):
     """The zoo is a contestant: what examines it stands beside it, in `run`."""
     hidden = [f"conformance.{module}" for module in (*EXPECTATION, "cases", "session", "probes")]
-    assert not within(imports(SOURCES[name]), *hidden, "conformance.selftest.run")
+    assert not within(imports(SOURCES[name]), *hidden, "mutants.run")
 
 
 @pytest.mark.parametrize("name", every("conformance.adapter"))

@@ -8,6 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mutants.attention import Attention
+from mutants.contestant import Contestant
+from mutants.mutant import Mutant
+from mutants.page import page
+from mutants.run import Examiner, Outcome, count, survivors
+from mutants.zoo import CHAPTERS, MUTANTS, find_mutants
 
 from conformance.adapter.base import Call
 from conformance.cases.catalogue import catalogue
@@ -16,12 +22,6 @@ from conformance.definition.dtypes import DTYPES
 from conformance.errors import ExitCode, UnknownName
 from conformance.experiments import EXPERIMENTS
 from conformance.requirements import REQUIREMENTS
-from conformance.selftest.attention import Attention
-from conformance.selftest.contestant import Contestant
-from conformance.selftest.mutant import Mutant
-from conformance.selftest.mutants import CHAPTERS, MUTANTS, find_mutants
-from conformance.selftest.page import page
-from conformance.selftest.run import Examiner, Outcome, count, survivors
 
 IDLE = Mutant(
     "idle",
@@ -93,8 +93,8 @@ def test_a_change_is_one_place_or_two_and_never_the_whole():
 
 
 def test_a_mutant_that_does_nothing_survives(monkeypatch):
-    monkeypatch.setattr("conformance.selftest.run.catalogue", lambda: catalogue()[:3])
-    monkeypatch.setattr("conformance.selftest.run.EXPERIMENTS", ())
+    monkeypatch.setattr("mutants.run.catalogue", lambda: catalogue()[:3])
+    monkeypatch.setattr("mutants.run.EXPERIMENTS", ())
     outcome = Examiner().kill(IDLE)
     assert not outcome.killed
     assert survivors([outcome]) == ["idle"]
@@ -104,8 +104,8 @@ def test_a_mutant_that_does_nothing_survives(monkeypatch):
 def test_a_kill_by_another_requirement_does_not_count(monkeypatch):
     (mutant,) = find_mutants([], ["output-bias-forgotten"])
     elsewhere = Mutant("elsewhere", "forward", "", ("call.repeats",), mutant.changes, IDLE.case)
-    monkeypatch.setattr("conformance.selftest.run.catalogue", lambda: catalogue()[:3])
-    monkeypatch.setattr("conformance.selftest.run.EXPERIMENTS", ())
+    monkeypatch.setattr("mutants.run.catalogue", lambda: catalogue()[:3])
+    monkeypatch.setattr("mutants.run.EXPERIMENTS", ())
     outcome = Examiner().kill(elsewhere)
     assert not outcome.killed
     assert outcome.noticed["output.equals-definition"]
@@ -178,9 +178,9 @@ def test_the_command_speaks_json(capsys):
 
 
 def test_the_command_fails_if_one_survives(capsys, monkeypatch):
-    monkeypatch.setattr("conformance.selftest.command.find_mutants", lambda *_: (IDLE,))
-    monkeypatch.setattr("conformance.selftest.run.catalogue", lambda: catalogue()[:3])
-    monkeypatch.setattr("conformance.selftest.run.EXPERIMENTS", ())
+    monkeypatch.setattr("mutants.command.find_mutants", lambda *_: (IDLE,))
+    monkeypatch.setattr("mutants.run.catalogue", lambda: catalogue()[:3])
+    monkeypatch.setattr("mutants.run.EXPERIMENTS", ())
     assert main(["selftest", "--mutant", "idle"]) == ExitCode.DEVIATES
     assert "survived: idle" in capsys.readouterr().out
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from conformance.definition.dtypes import BFLOAT16, FLOAT16
-from conformance.selftest.attention import Array, Attention
-from conformance.selftest.mutant import (
+from mutants.attention import Array, Attention
+from mutants.mutant import (
     MODES,
     OUTPUT,
     SHIFT,

@@ -12,9 +12,9 @@ import msgspec
 from conformance.commands.formats import print_json
 from conformance.errors import ExitCode
 from conformance.progress import progress
-from conformance.selftest.mutants import find_mutants
-from conformance.selftest.page import page
-from conformance.selftest.run import Examiner, Outcome, count, survivors
+from mutants.page import page
+from mutants.run import Examiner, Outcome, count, survivors
+from mutants.zoo import find_mutants
 
 
 class Killed(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Examined(msgspec.Struct, frozen=True):
 
 
 class NamedCause(msgspec.Struct, frozen=True):
-    """What was said of a mutant; `kind` is one of `conformance.selftest.causes.KINDS`."""
+    """What was said of a mutant; `kind` is one of `mutants.causes.KINDS`."""
 
     name: str
     chapter: str
@@ -93,7 +93,7 @@ def causes(chapters: list[str], names: list[str], *, as_json: bool = False) -> i
     Raises:
         UnknownName: for a chapter or a mutant that is not there.
     """
-    from conformance.selftest import causes as table
+    from mutants import causes as table
 
     mutants = find_mutants(chapters, names)
     examiner = Examiner()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from conformance.cases.catalogue import catalogue
 from conformance.requirements import REQUIREMENTS
-from conformance.selftest.run import Outcome, count
+from mutants.run import Outcome, count
 
 _HEAD = """# The kill matrix
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from conformance.errors import UnknownName
-from conformance.selftest.mutant import Mutant
-from conformance.selftest.mutants.backward import MUTANTS as BACKWARD
-from conformance.selftest.mutants.causal import MUTANTS as CAUSAL
-from conformance.selftest.mutants.forward import MUTANTS as FORWARD
-from conformance.selftest.mutants.masks import MUTANTS as MASKS
-from conformance.selftest.mutants.modes import MUTANTS as MODES
-from conformance.selftest.mutants.precision import MUTANTS as PRECISION
-from conformance.selftest.mutants.weights import MUTANTS as WEIGHTS
+from mutants.mutant import Mutant
+from mutants.zoo.backward import MUTANTS as BACKWARD
+from mutants.zoo.causal import MUTANTS as CAUSAL
+from mutants.zoo.forward import MUTANTS as FORWARD
+from mutants.zoo.masks import MUTANTS as MASKS
+from mutants.zoo.modes import MUTANTS as MODES
+from mutants.zoo.precision import MUTANTS as PRECISION
+from mutants.zoo.weights import MUTANTS as WEIGHTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *FORWARD,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.selftest.attention import Attention
-from conformance.selftest.contestant import Contestant
+from mutants.attention import Attention
+from mutants.contestant import Contestant
 
 OUTPUT = "output.equals-definition"
 INPUTS = "gradient.inputs-equal-definition"

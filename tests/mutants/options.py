@@ -35,7 +35,7 @@ def add_parser(commands: Commands) -> None:
 
 def _selftest(options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from conformance.selftest.command import causes, selftest
+    from mutants.command import causes, selftest
 
     if options.causes:
         return causes(options.chapter, options.mutant, as_json=options.format == "json")

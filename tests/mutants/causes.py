@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from conformance.requirements.examination import Workbench
 from conformance.running.session import Session
-from conformance.selftest.mutant import Mutant
-from conformance.selftest.run import Examiner, Row, deviations, examined
+from mutants.mutant import Mutant
+from mutants.run import Examiner, Row, deviations, examined
 
 KINDS = ("named", "named wrongly", "not named", "none to name")
 """In this order in tables."""

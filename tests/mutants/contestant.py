@@ -20,7 +20,7 @@ from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
 from conformance.frameworks.base import Evaluated, Framework, Natives
 from conformance.frameworks.numpy_bridge import NumPy
-from conformance.selftest.attention import Attention, Given
+from mutants.attention import Attention, Given
 
 
 class Emulated(NumPy):
@@ -37,7 +37,7 @@ _BRIDGE = Emulated()
 
 
 class Contestant(NativeAdapter):
-    """An attention of `conformance.selftest` as an implementation like any other."""
+    """An attention of `mutants` as an implementation like any other."""
 
     title = "the attention of the selftest"
     scores = ("scaled-dot", "additive")

@@ -22,8 +22,8 @@ from conformance.experiments import EXPERIMENTS, experiment
 from conformance.records.findings import CaseResult
 from conformance.requirements.examination import Memory, Workbench
 from conformance.running.session import Inquiry, Item, Session, inquiries, plan
-from conformance.selftest.contestant import Contestant
-from conformance.selftest.mutant import Mutant
+from mutants.contestant import Contestant
+from mutants.mutant import Mutant
 
 Row = Item | Inquiry
 

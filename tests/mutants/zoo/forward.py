@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.selftest.attention import Array, Attention
-from conformance.selftest.mutant import BATCH, MADE, OUTPUT, SPELLINGS, Mutant, chapter
+from mutants.attention import Array, Attention
+from mutants.mutant import BATCH, MADE, OUTPUT, SPELLINGS, Mutant, chapter
 
 MUTANTS: list[Mutant] = []
 _add = chapter("forward", MUTANTS)

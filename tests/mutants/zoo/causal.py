@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from conformance.definition.dtypes import BFLOAT16
-from conformance.selftest.attention import Array, Attention
-from conformance.selftest.mutant import ALIGNMENT, OUTPUT, SPELLINGS, Mutant, chapter
+from mutants.attention import Array, Attention
+from mutants.mutant import ALIGNMENT, OUTPUT, SPELLINGS, Mutant, chapter
 
 MUTANTS: list[Mutant] = []
 _add = chapter("causal", MUTANTS)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from conformance.adapters.ours import Ours
+from mutants.zoo import find_mutants
 
 from conformance import CausalFlag, Function, MaskArgument
-from conformance.selftest.mutants import find_mutants
 
 
 class Right(Function):
@@ -290,7 +290,7 @@ KILLS = {
 
 
 def of_the_zoo(name):
-    """A mutant of `conformance.selftest`, in NumPy."""
+    """A mutant of `mutants`, in NumPy."""
     (found,) = find_mutants([], [name])
     return found.adapter
 

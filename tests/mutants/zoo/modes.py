@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.selftest.attention import Array, Attention
-from conformance.selftest.mutant import (
+from mutants.attention import Array, Attention
+from mutants.mutant import (
     BATCH,
     BLOCKED_KEY,
     DECLARED,
