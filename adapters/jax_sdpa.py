@@ -21,8 +21,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from conformance.adapters.lengths import LengthTable
-
 from conformance import (
     Call,
     CausalFlag,
@@ -36,6 +34,7 @@ from conformance import (
     Unsupported,
 )
 from conformance.adapter.arguments import MaskTable, Spelling
+from conformance.adapters.lengths import LengthTable
 from conformance.frameworks.base import Natives, since
 
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.adapters.keras_layers import KerasMultiHeadAttention
-
 from conformance import Example, MaskArgument, Mode, Script, Shape, Unsupported
+from conformance.adapters.keras_layers import KerasMultiHeadAttention
 from conformance.frameworks.base import Natives
 
 _SCORES = {"return_attention_scores": True, "training": False}

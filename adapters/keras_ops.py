@@ -18,9 +18,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from conformance.adapters.keras_layers import OnBackend
-
 from conformance import CausalFlag, Example, Function, MaskArgument, Mode, Shape, Unsupported
+from conformance.adapters.keras_layers import OnBackend
 from conformance.frameworks.base import since
 
 _MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)

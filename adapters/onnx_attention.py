@@ -18,7 +18,6 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from conformance.adapters.lengths import right_padding
 
 from conformance import (
     Call,
@@ -30,6 +29,7 @@ from conformance import (
     Problem,
     Unsupported,
 )
+from conformance.adapters.lengths import right_padding
 from conformance.definition.dtypes import DTYPES
 from conformance.frameworks.base import Natives, since
 

@@ -23,7 +23,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-from conformance.adapters.lengths import LengthTable
 
 from conformance import (
     Call,
@@ -37,6 +36,7 @@ from conformance import (
     Unsupported,
 )
 from conformance.adapter.arguments import MaskTable
+from conformance.adapters.lengths import LengthTable
 from conformance.frameworks.base import Natives, since
 
 _DOCS = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md"

@@ -22,9 +22,8 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from conformance.adapters.segments import PADDING, SegmentTable, padded
-
 from conformance import Call, CausalFlag, Example, Function, Problem, Shape, Unsupported
+from conformance.adapters.segments import PADDING, SegmentTable, padded
 
 BLOCK = 128
 

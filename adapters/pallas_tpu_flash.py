@@ -23,8 +23,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from conformance.adapters.segments import PADDING, SegmentTable, padded
-
 from conformance import (
     Call,
     CausalFlag,
@@ -35,6 +33,7 @@ from conformance import (
     Shape,
     Unsupported,
 )
+from conformance.adapters.segments import PADDING, SegmentTable, padded
 
 BLOCK = 128
 

@@ -28,7 +28,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from conformance.adapters.segments import PADDING, SegmentTable, padded
 
 from conformance import (
     Answer,
@@ -44,6 +43,7 @@ from conformance import (
 )
 from conformance.adapter.arguments import Spelling
 from conformance.adapter.native import Prepared
+from conformance.adapters.segments import PADDING, SegmentTable, padded
 from conformance.frameworks.base import Natives
 
 BLOCK = 128

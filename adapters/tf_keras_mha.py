@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
-from conformance.adapters.keras_layers import KERAS_PARAMETERS
-
 from conformance import (
     Call,
     CausalFlag,
@@ -29,6 +27,7 @@ from conformance import (
     Shape,
     Unsupported,
 )
+from conformance.adapters.keras_layers import KERAS_PARAMETERS
 from conformance.frameworks.base import Natives
 
 

@@ -28,12 +28,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from conformance.reports import build, render_html
-
 from conformance.cases.catalogue import catalogue, catalogue_hash
 from conformance.cases.told import told
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.record import SCHEMA, Header, Implementation, Provenance, Record
+from conformance.reports import build, render_html
 from conformance.requirements import REQUIREMENTS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

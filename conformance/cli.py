@@ -7,8 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mutants import options as selftest
-
 from conformance.commands import (
     compare,
     completion,
@@ -36,7 +34,6 @@ COMMANDS = (
     new_adapter,
     heads,
     convert,
-    selftest,
     explore,
     listing,
     completion,
@@ -47,7 +44,7 @@ EXIT_CODES = {
     ExitCode.OK: "all that was to be verified was verified; deviations are findings, not failures",
     ExitCode.DEVIATES: "run --strict: a requirement of level must is not met; gate: worse than the "
     "baseline says, or the baseline is out of date; compare: worse than before; explore, "
-    "reproduce: a deviation was found; selftest: a defect was not noticed",
+    "reproduce: a deviation was found",
     ExitCode.USAGE: "wrong usage, an unknown name, a file that is no adapter or no record; "
     "convert: refused, and nothing is written",
     ExitCode.NOTHING_VERIFIED: "nothing was verified at all",

@@ -6,12 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from conformance.reports.model import Accuracy, Column, Spread
-from conformance.reports.totals import Seen
-
 from conformance.definition.arithmetic import CLASSES
 from conformance.definition.expectation import LIMIT
 from conformance.records.findings import Figures
+from conformance.reports.model import Accuracy, Column, Spread
+from conformance.reports.totals import Seen
 from conformance.requirements.definition import BIAS, INPUTS, OUTPUT, PARAMETERS
 
 CLASS_ORDER = (*(item.name for item in CLASSES), "")

@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import msgspec
-from conformance.reports.model import Column, Loaded, Source
-from conformance.reports.totals import Seen, finding_counts, item_counts, standing
 
 from conformance.records.findings import CaseResult
 from conformance.records.record import Implementation, Record
+from conformance.reports.model import Column, Loaded, Source
+from conformance.reports.totals import Seen, finding_counts, item_counts, standing
 
 _BRACKETED = re.compile(r"(.*\S)\s*\(([^()]+)\)")
 

@@ -6,6 +6,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from conformance.records.card import PREFIX
+from conformance.records.findings import CaseResult
+from conformance.records.record import Implementation, MaskInfo
 from conformance.reports.columns import column_keys, declared
 from conformance.reports.model import (
     Argument,
@@ -17,10 +20,6 @@ from conformance.reports.model import (
     Variant,
 )
 from conformance.reports.totals import Seen
-
-from conformance.records.card import PREFIX
-from conformance.records.findings import CaseResult
-from conformance.records.record import Implementation, MaskInfo
 from conformance.requirements.observed import ALIGNMENT, FULLY_MASKED, RETURNED
 from conformance.requirements.polarity import POLARITY
 

@@ -7,11 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from conformance.records.findings import Finding, gravity
 from conformance.reports.matrix import levels
 from conformance.reports.model import Column, Deviation
 from conformance.reports.totals import Seen
-
-from conformance.records.findings import Finding, gravity
 from conformance.running.message import again
 
 _WRONG = ("deviates", "error")

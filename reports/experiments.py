@@ -7,6 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+
+from conformance.records.card import TOPICS, Entry, Topic
+from conformance.records.findings import CaseResult
 from conformance.reports.columns import column_keys
 from conformance.reports.model import (
     Card,
@@ -17,9 +20,6 @@ from conformance.reports.model import (
     Observed,
     Subject,
 )
-
-from conformance.records.card import TOPICS, Entry, Topic
-from conformance.records.findings import CaseResult
 
 SAME_MASK = "same-mask"
 

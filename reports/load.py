@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.reports.model import Loaded
-
 from conformance.errors import BrokenRecord
 from conformance.records.record import Record, journal_path, read, read_arrays
+from conformance.reports.model import Loaded
 
 
 def find_records(paths: Iterable[Path]) -> list[Path]:

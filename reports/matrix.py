@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from conformance.records.findings import count
 from conformance.reports.model import Cell, Column, Row
 from conformance.reports.totals import Seen, gravest
-
-from conformance.records.findings import count
 from conformance.requirements import REQUIREMENTS
 
 _WITHOUT_OUTCOME = "Items without an outcome: the process died, or the run ended before them."

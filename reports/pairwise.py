@@ -8,14 +8,14 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
-from conformance.reports.columns import column_keys
-from conformance.reports.model import Apart, Column, Loaded, Pair
 
 from conformance.definition.comparison import ratios
 from conformance.definition.dtypes import DTYPES, Array
 from conformance.records.card import PREFIX
 from conformance.records.findings import INFINITE
 from conformance.records.record import PICTURED
+from conformance.reports.columns import column_keys
+from conformance.reports.model import Apart, Column, Loaded, Pair
 
 _UNDEFINED = "edge/"
 """Cases whose answer no definition settles."""

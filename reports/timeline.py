@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from conformance.reports.columns import column_keys, declared
-from conformance.reports.model import Loaded, Trend
-from conformance.reports.trend import points
 from packaging.version import InvalidVersion, Version
 
 from conformance.records.record import Implementation, Record
+from conformance.reports.columns import column_keys, declared
+from conformance.reports.model import Loaded, Trend
+from conformance.reports.trend import points
 
 _BESIDE = ("numpy", "python")
 """What a library runs on: told where it differs between records."""

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from conformance.reports.model import Column, Counts, Source, Standing, Totals
-
 from conformance.records.card import PREFIX
 from conformance.records.findings import CaseResult, Finding, count, not_verified, verified
+from conformance.reports.model import Column, Counts, Source, Standing, Totals
 
 GRAVITY = (
     "crashed",

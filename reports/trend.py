@@ -10,12 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from conformance.records.card import PREFIX
+from conformance.records.findings import CaseResult, Finding
 from conformance.reports.columns import column_keys, declared
 from conformance.reports.model import Change, Loaded, Point, Trend
 from conformance.reports.totals import WRONG, finding_counts
-
-from conformance.records.card import PREFIX
-from conformance.records.findings import CaseResult, Finding
 from conformance.requirements.definition import OUTPUT
 
 _SHAPE = re.compile(r"\[[^\[\]]*\]")

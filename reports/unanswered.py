@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from conformance.records.findings import NOT_VERIFIED
 from conformance.reports.model import Column, NotVerified, Open, Source, Unsupported
 from conformance.reports.totals import Seen
-
-from conformance.records.findings import NOT_VERIFIED
 
 _EXAMPLES = 3
 

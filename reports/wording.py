@@ -6,10 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.reports.totals import GRAVITY
-
 from conformance.definition.arithmetic import CLASSES
 from conformance.records.findings import INFINITE, VERDICTS
+from conformance.reports.totals import GRAVITY
 
 SYMBOLS = {
     "conforms": "✓",

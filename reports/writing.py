@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+
+from conformance.errors import ConformanceError, ExitCode
+from conformance.progress import progress
+from conformance.records.findings import verified
 from conformance.reports.joining import build
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.model import Report
@@ -13,10 +17,6 @@ from conformance.reports.page.figures import figures
 from conformance.reports.page.html import render_html
 from conformance.reports.page.markdown import render_markdown
 from conformance.reports.wording import told
-
-from conformance.errors import ConformanceError, ExitCode
-from conformance.progress import progress
-from conformance.records.findings import verified
 from conformance.text import printable
 
 

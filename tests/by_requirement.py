@@ -9,10 +9,10 @@ import math
 from typing import Any
 
 import torch
-from conformance.adapters.ours import Ours
 from mutants.zoo import find_mutants
 
 from conformance import CausalFlag, Function, MaskArgument
+from conformance.adapters.ours import Ours
 
 
 class Right(Function):

@@ -1,9 +1,9 @@
 """Small problems with every feature of the definition, and answers that owe the reference nothing.
 
-Each way of computing is written from the formula in `conformance.definition.problem` in another style: scalar
-loops over any kind of number, matrices that may be complex, and plain operations of torch and JAX.
-They take the numbers apart from the problem, as a dict of *leaves* named like gradients, so that
-one of them can be perturbed or differentiated.
+Each way of computing is written from the formula in `conformance.definition.problem` in another
+style: scalar loops over any kind of number, matrices that may be complex, and plain operations of
+torch and JAX. They take the numbers apart from the problem, as a dict of *leaves* named like
+gradients, so that one of them can be perturbed or differentiated.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from conformance.reports import build
-from conformance.reports import model as data
 
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.record import SCHEMA, Header, Implementation, MaskInfo, Provenance, Record
+from conformance.reports import build
+from conformance.reports import model as data
 
 OUTPUT = "output.equals-definition"
 GRADIENT = "gradient.inputs-equal-definition"

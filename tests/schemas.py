@@ -19,7 +19,7 @@ RECORD = Path(__file__).parent.parent / "docs" / "record.schema.json"
 
 @cache
 def validator(name: str) -> Any:
-    """For one of `conformance.commands.formats.OUTPUTS`; records are held against the committed file."""
+    """For one of `OUTPUTS`; records are held against the committed file."""
     found = json.loads(RECORD.read_bytes()) if name == "record" else schema(name)
     kind = jsonschema.validators.validator_for(found)
     kind.check_schema(found)

@@ -8,12 +8,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conformance.reports.gate.baseline import KINDS, fits, read_baseline
 from test_docs import DOCS, ROOT, anchors
 
 from conformance.adapter.loading import registered
 from conformance.cases.catalogue import catalogue
 from conformance.experiments import EXPERIMENTS
+from conformance.reports.gate.baseline import KINDS, fits, read_baseline
 from conformance.requirements import REQUIREMENTS
 
 FILES = sorted((ROOT / "reports" / "baselines").glob("*.toml"))

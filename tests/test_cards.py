@@ -8,11 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conformance.reports import build, render_html, render_markdown
-from conformance.reports.glance import glances
-from conformance.reports.model import Card, Report
-from conformance.reports.page.pattern import pattern
-from conformance.reports.page.views import families
 
 from conformance.cli import main
 from conformance.errors import ExitCode
@@ -20,6 +15,11 @@ from conformance.experiments import EXPERIMENTS
 from conformance.records.card import TOPICS, Entry
 from conformance.records.findings import CaseResult, Finding
 from conformance.records.record import SCHEMA, Header, Implementation, Provenance, Record
+from conformance.reports import build, render_html, render_markdown
+from conformance.reports.glance import glances
+from conformance.reports.model import Card, Report
+from conformance.reports.page.pattern import pattern
+from conformance.reports.page.views import families
 
 DECLARED = "adapter.declares-what-is-observed"
 NASTY = "<script>alert('1')</script>"

@@ -6,7 +6,6 @@ import json
 
 import msgspec
 import pytest
-from conformance.reports.changes import compare, load_side
 from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, figures, good, record, result, save
 
 from conformance.cli import main
@@ -14,6 +13,7 @@ from conformance.errors import ExitCode
 from conformance.records.card import Entry
 from conformance.records.findings import RUN, Finding
 from conformance.records.record import CaseInfo
+from conformance.reports.changes import compare, load_side
 
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no")
 ERROR = Finding(OUTPUT, "error", detail="ValueError: no")

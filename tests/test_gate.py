@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+
+from conformance.errors import BrokenBaseline, ExitCode
+from conformance.records.findings import RUN, CaseResult, Figures, Finding, Worst
+from conformance.records.record import Header, Implementation, Provenance, Record
 from conformance.reports.gate import judging
 from conformance.reports.gate.baseline import read_baseline
 from conformance.reports.gate.condition import parse
 from conformance.reports.gate.judging import judge
 from conformance.reports.gate.telling import tell
 from conformance.reports.gate.updating import propose
-
-from conformance.errors import BrokenBaseline, ExitCode
-from conformance.records.findings import RUN, CaseResult, Figures, Finding, Worst
-from conformance.records.record import Header, Implementation, Provenance, Record
 
 OUTPUT, KEYS, GRADIENT = (
     "output.equals-definition",

@@ -12,13 +12,13 @@ import xml.etree.ElementTree as ElementTree
 
 import msgspec
 import pytest
-from conformance.reports.gate.baseline import read_baseline
 from test_cli import MINIATURES, mha, mini
 from test_suite_plugin import conformance
 
 from conformance.cli import main
 from conformance.errors import ExitCode
 from conformance.records.record import encode_line, read
+from conformance.reports.gate.baseline import read_baseline
 
 NARROW = ("--dtype", "float32", "--case", "mask/shared/self", "--case", "plain/no-mask/self")
 QUICK = ("--no-isolate", *NARROW)

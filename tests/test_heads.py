@@ -11,13 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conformance.reports import build, load_records, render_html
-from conformance.reports.figures import png as png_module
-from conformance.reports.figures import scales
-from conformance.reports.figures.drawing import INK, PAPER, svg, title, told
-from conformance.reports.figures.panel import TEXT_UP_TO, Grid, ticks
-from conformance.reports.figures.picture import Subject, picture
-from conformance.reports.page.figures import figures
 
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import find_cases
@@ -26,6 +19,13 @@ from conformance.commands.drawing import replace
 from conformance.errors import ConformanceError, ExitCode, WrongShape
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.records.record import read, read_arrays
+from conformance.reports import build, load_records, render_html
+from conformance.reports.figures import png as png_module
+from conformance.reports.figures import scales
+from conformance.reports.figures.drawing import INK, PAPER, svg, title, told
+from conformance.reports.figures.panel import TEXT_UP_TO, Grid, ticks
+from conformance.reports.figures.picture import Subject, picture
+from conformance.reports.page.figures import figures
 from conformance.running import pictured
 from conformance.running.session import Item, plan
 from conformance.running.weights import Question, ask

@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from conformance.reports import build, render_html, render_markdown
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -24,6 +23,7 @@ from markdown_it import MarkdownIt
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ExitCode
 from conformance.records.record import Record, read, read_arrays, read_journal
+from conformance.reports import build, render_html, render_markdown
 from conformance.text import printable
 
 HERE = Path(__file__).parent

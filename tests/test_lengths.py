@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conformance.adapters.lengths import LengthTable, right_padding
 
 from conformance import CausalFlag, MaskArgument
+from conformance.adapters.lengths import LengthTable, right_padding
 from conformance.cases.catalogue import find_cases
 
 BIAS = MaskArgument("bias", "batch heads query key", number="added")

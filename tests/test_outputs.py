@@ -8,12 +8,6 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
-from conformance.reports.ci.annotations import MOST, annotated, command
-from conformance.reports.ci.badge import badge
-from conformance.reports.ci.junit import junit
-from conformance.reports.ci.source import load
-from conformance.reports.ci.summary import markdown
-from conformance.reports.gate.judging import Claims
 from markdown_it import MarkdownIt
 from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, full, good, record, result, save
 from schemas import RECORD, faults, record_faults
@@ -23,6 +17,12 @@ from conformance.commands.formats import schema
 from conformance.errors import ExitCode
 from conformance.records.findings import RUN, Finding
 from conformance.records.record import read
+from conformance.reports.ci.annotations import MOST, annotated, command
+from conformance.reports.ci.badge import badge
+from conformance.reports.ci.junit import junit
+from conformance.reports.ci.source import load
+from conformance.reports.ci.summary import markdown
+from conformance.reports.gate.judging import Claims
 
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no head size 1")
 ERROR = Finding(OUTPUT, "error", detail="ValueError: no")

@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from conformance.adapters import torch_mha
 
+from conformance.adapters import torch_mha
 from conformance.experiments import code, experiment
 from conformance.experiments.laboratory import Laboratory
 

@@ -9,14 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conformance.reports.gate.baseline import KINDS
-from conformance.reports.joining import build
-from conformance.reports.load import find_records, load, load_versions
-from conformance.reports.page.html import render_html
-from conformance.reports.page.markdown import render_markdown
-from conformance.reports.publishing import keep
-from conformance.reports.publishing.sorting import UNSORTED, read_baselines, sort
-from conformance.reports.publishing.write import Wanted, read, render
 from records import GRADIENT, OUTPUT, bad, good, implementation, loaded, record, result
 from schemas import faults
 from test_docs import ROOT, anchors
@@ -26,6 +18,14 @@ from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.records.card import Entry
 from conformance.records.findings import Finding
 from conformance.records.record import read as read_record
+from conformance.reports.gate.baseline import KINDS
+from conformance.reports.joining import build
+from conformance.reports.load import find_records, load, load_versions
+from conformance.reports.page.html import render_html
+from conformance.reports.page.markdown import render_markdown
+from conformance.reports.publishing import keep
+from conformance.reports.publishing.sorting import UNSORTED, read_baselines, sort
+from conformance.reports.publishing.write import Wanted, read, render
 
 PUBLISHED = ROOT / "reports" / "published"
 RECORDS = sorted(PUBLISHED.glob("*/*.json.gz"))

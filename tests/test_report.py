@@ -10,21 +10,6 @@ from collections import Counter
 import msgspec
 import numpy as np
 import pytest
-from conformance.reports import (
-    build,
-    find_records,
-    load_records,
-    render_html,
-    render_markdown,
-    write,
-)
-from conformance.reports import model as data
-from conformance.reports.deviations import normalised
-from conformance.reports.page.cards import cards, polarity, pooled
-from conformance.reports.page.plot import position
-from conformance.reports.page.views import symptoms, where
-from conformance.reports.totals import gravest
-from conformance.reports.wording import ratio, shape
 from markdown_it import MarkdownIt
 from records import (
     GRADIENT,
@@ -63,6 +48,21 @@ from conformance.records.record import (
     finish,
     journal_path,
 )
+from conformance.reports import (
+    build,
+    find_records,
+    load_records,
+    render_html,
+    render_markdown,
+    write,
+)
+from conformance.reports import model as data
+from conformance.reports.deviations import normalised
+from conformance.reports.page.cards import cards, polarity, pooled
+from conformance.reports.page.plot import position
+from conformance.reports.page.views import symptoms, where
+from conformance.reports.totals import gravest
+from conformance.reports.wording import ratio, shape
 
 # Counting
 

@@ -12,10 +12,6 @@ from html.parser import HTMLParser
 import msgspec
 import numpy as np
 import pytest
-from conformance.reports import build, find_records, load, render_html, render_markdown, write
-from conformance.reports import model as data
-from conformance.reports.page import plot
-from conformance.reports.page.html import PAGE
 from records import (
     GRADIENT,
     NASTY,
@@ -36,6 +32,10 @@ from conformance.cases import told as telling
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import CaseResult, Finding, Worst
+from conformance.reports import build, find_records, load, render_html, render_markdown, write
+from conformance.reports import model as data
+from conformance.reports.page import plot
+from conformance.reports.page.html import PAGE
 
 
 class Page(HTMLParser):

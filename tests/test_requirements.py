@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-import mutants
+import by_requirement as mutants
 import wrong_attentions
-from conformance.adapters.ours import Ours
 
+from conformance.adapters.ours import Ours
 from conformance.cases.catalogue import catalogue
 from conformance.experiments import EXPERIMENTS, experiment
 from conformance.requirements import REQUIREMENTS

@@ -7,10 +7,10 @@ import importlib
 
 import numpy as np
 import pytest
-from conformance.adapters import tutorials
 
 from conformance import Call, MaskArgument, Unsupported
 from conformance.adapter.loading import load
+from conformance.adapters import tutorials
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.cases.families import FAMILIES
 from conformance.running.session import Session, plan

@@ -55,6 +55,7 @@ class Ours(Layer):
 
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import torch
+
         from conformance.adapters.ours.attention import MultiHeadAttention
 
         layer = MultiHeadAttention(

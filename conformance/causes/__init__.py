@@ -7,7 +7,7 @@ nothing simpler does. What explains nothing is not named: a wrong name is worse 
 the cause it is told where an array is wrong, if it is not all over.
 
 The numbers of how often that is right are in docs/causes.md, and
-`mha-conformance selftest --causes` counts them.
+`python -m mutants --causes`, in tests/, counts them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ OUTPUTS = {
     "run": ("conformance.running.summary:Summary", "what mha-conformance run prints"),
     "probe": ("conformance.commands.probing:Results", "what mha-conformance probe prints"),
     "compare": ("conformance.reports.changes.model:Changes", "what mha-conformance compare prints"),
-    "selftest": ("mutants.command:Selftest", "what mha-conformance selftest prints"),
 }
 """Name to type, as "module:NAME", and what it is."""
 

@@ -7,7 +7,7 @@ import argparse
 from conformance.commands.shared import Commands, add_format
 from conformance.errors import ExitCode
 
-OUTPUTS = ("record", "report", "list", "explain", "run", "probe", "compare", "selftest")
+OUTPUTS = ("record", "report", "list", "explain", "run", "probe", "compare")
 
 
 def add_parser(commands: Commands) -> None:

@@ -1,8 +1,8 @@
 """The reference: multi-head attention and its derivative, by hand, in float64 NumPy.
 
 Written for reading, and independent of every contestant. The backward pass is the chain rule
-through the definition in `conformance.definition.problem`, with P the weights, dX the gradient of the loss
-with respect to X, C = P v the context, and D the row term of the softmax's Jacobian:
+through the definition in `conformance.definition.problem`, with P the weights, dX the gradient of
+the loss with respect to X, C = P v the context, and D the row term of the softmax's Jacobian:
 
     dP = dC vᵀ        D_i = Σ_j P_ij dP_ij = dC_i·C_i        dS = P ∘ (dP − D)        dB = dS
     scaled dot:  dq = scale · dS k             dk = scale · dSᵀ q

@@ -5,7 +5,7 @@ Everything is NumPy and immutable. Axis names, used in every docstring of the su
     batch, query (its length), key (its length), heads, kv_heads, head (query/key head size),
     value_head, query_width, key_width, value_width, output_width.
 
-A Problem is one complete question; `conformance.definition.expectation` answers it. What a problem means:
+A Problem is one complete question, which `conformance.definition.expectation` answers. It means:
 
     q = query · W_q + b_q        k = key · W_k + b_k        v = value · W_v + b_v
     logits  = scale · q kᵀ                      (score "scaled-dot", scale defaults to 1/√head)

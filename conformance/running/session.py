@@ -217,7 +217,7 @@ def _told(error: BaseException) -> str:
     """The error in one line, with the innermost place that is not ours."""
     message = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parent.parent)
     theirs = [frame for frame in frames if not frame.filename.startswith(here)]
     place = f" (at {Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {message[:300]}{place}"

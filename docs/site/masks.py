@@ -15,14 +15,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from conformance.adapter.loading import load as load_adapter
 from conformance.reports import Report, build, load
 from conformance.reports.glance import glances
 from conformance.reports.model import Card, Column, Observed
 from conformance.reports.page import views
 from conformance.reports.page.markdown import code, text
 from conformance.reports.wording import date
-
-from conformance.adapter.loading import load as load_adapter
 
 PAGE = Path(__file__).parent.parent / "masks.md"
 TABLE = re.compile(r"(?<=<!-- table )([\w-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)

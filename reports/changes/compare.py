@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from conformance.reports.changes.model import SCHEMA, Change, Changes, Convention, Members, Side
-from conformance.reports.load import find_records
-
 from conformance.errors import BrokenRecord
 from conformance.records.findings import RUN, CaseResult, Finding, count, gravity
 from conformance.records.record import CaseInfo, Record, read
+from conformance.reports.changes.model import SCHEMA, Change, Changes, Convention, Members, Side
+from conformance.reports.load import find_records
 from conformance.running.message import again, known
 from conformance.text import some
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.reports.changes.model import Change, Changes, Convention, Members
 from rich.console import Console
 
 from conformance.records.findings import VERDICTS
+from conformance.reports.changes.model import Change, Changes, Convention, Members
 from conformance.running.message import measured
 from conformance.text import heading, line, paragraph, plural, some
 

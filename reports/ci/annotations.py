@@ -12,7 +12,6 @@ from pathlib import Path, PurePath
 
 from conformance.reports.changes.model import Change
 from conformance.reports.ci.source import Source, must
-
 from conformance.running.message import known, measured
 from conformance.text import plural, printable, some
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+
 from conformance.reports.ci.source import KNOWN, Source
 
 

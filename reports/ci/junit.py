@@ -9,9 +9,9 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 import msgspec
-from conformance.reports.ci.source import KNOWN, Source, Told
 
 from conformance.records.record import Implementation, Record
+from conformance.reports.ci.source import KNOWN, Source, Told
 from conformance.running.message import failure
 from conformance.text import printable
 

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from conformance.errors import BrokenRecord, ExitCode
+from conformance.records.findings import NOT_VERIFIED, CaseResult, Finding, count, verified
+from conformance.records.record import Implementation, Record, read
 from conformance.reports.changes import Changes, compare, load_side
 from conformance.reports.changes.compare import BAD, One, grouped_changes
 from conformance.reports.changes.model import Change
 from conformance.reports.gate.baseline import read_baseline
 from conformance.reports.gate.judging import Judgement, judge
 from conformance.reports.load import find_records
-
-from conformance.errors import BrokenRecord, ExitCode
-from conformance.records.findings import NOT_VERIFIED, CaseResult, Finding, count, verified
-from conformance.records.record import Implementation, Record, read
 from conformance.running.message import known as requirement_of
 
 KNOWN = "known"

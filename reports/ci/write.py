@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+
+from conformance.errors import ConformanceError
 from conformance.reports.ci.annotations import annotated
 from conformance.reports.ci.badge import badge
 from conformance.reports.ci.junit import junit
 from conformance.reports.ci.source import Source, load
 from conformance.reports.ci.summary import markdown
-
-from conformance.errors import ConformanceError
 from conformance.text import printable
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"

@@ -12,11 +12,11 @@ import shlex
 from html import escape
 
 import numpy as np
+
+from conformance.definition.expectation import LIMIT
 from conformance.reports.figures import scales
 from conformance.reports.figures.panel import Grid, Map, heat_map, ticks
 from conformance.reports.figures.picture import Picture, Row
-
-from conformance.definition.expectation import LIMIT
 
 FONTS = "Helvetica, Arial, 'Liberation Sans', 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', "
 FONTS += "sans-serif"

@@ -7,11 +7,11 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from conformance.reports.figures.drawing import how, svg, title, told
-from conformance.reports.figures.picture import Picture
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.cases.case import Case
+from conformance.reports.figures.drawing import how, svg, title, told
+from conformance.reports.figures.picture import Picture
 
 HERE = Path(__file__).parent
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from conformance.reports.figures import scales
 
 from conformance.definition.dtypes import Array, BoolArray
+from conformance.reports.figures import scales
 
 TEXT_UP_TO = 8
 """Maps of at most so many queries and keys have their numbers in the cells."""

@@ -28,9 +28,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from conformance.reports.gate.condition import Condition, parse
-
 from conformance.errors import BrokenBaseline
+from conformance.reports.gate.condition import Condition, parse
 
 PLACES = ("implementation", "requirement", "case", "mode")
 """Keys whose values are patterns: what an entry is about."""

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from conformance.reports.gate.baseline import Baseline, baseline_of
-from conformance.reports.gate.judging import judge
-from conformance.reports.gate.telling import coloured, tell
-from conformance.reports.gate.updating import propose, write
 from rich.console import Console
 from rich.text import Text
 
 from conformance.errors import ExitCode, UnknownName
 from conformance.records.record import Record, read
+from conformance.reports.gate.baseline import Baseline, baseline_of
+from conformance.reports.gate.judging import judge
+from conformance.reports.gate.telling import coloured, tell
+from conformance.reports.gate.updating import propose, write
 from conformance.text import printable
 
 

@@ -16,6 +16,7 @@ from glob import escape
 from itertools import groupby, takewhile
 
 import numpy as np
+
 from conformance.reports.gate.judging import Cell
 
 Place = tuple[str, str, str, str, str]

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from conformance.reports.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
-
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import BrokenBaseline, ExitCode
 from conformance.records.findings import (
@@ -29,6 +27,7 @@ from conformance.records.findings import (
     gravity,
 )
 from conformance.records.record import Implementation, Record
+from conformance.reports.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
 
 NARROWS = re.compile(r"(^| )(--case|--dtype|--mode|-k) ")
 """Of what a run was told, that which takes away; case files add."""

@@ -7,14 +7,14 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 
-from conformance.reports.gate.baseline import Entry
-from conformance.reports.gate.grouping import Group, groups
-from conformance.reports.gate.judging import LOST, Cell, Judgement
-from conformance.reports.gate.updating import propose
 from rich.text import Text
 
 from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import count, gravity
+from conformance.reports.gate.baseline import Entry
+from conformance.reports.gate.grouping import Group, groups
+from conformance.reports.gate.judging import LOST, Cell, Judgement
+from conformance.reports.gate.updating import propose
 from conformance.requirements import REQUIREMENTS
 from conformance.running.ending import unsupported, vector
 from conformance.running.message import again, failure, measured

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
-from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
-from conformance.reports.gate.grouping import Group, condition_on, cover, groups
-from conformance.reports.gate.judging import Cell, Judgement, agrees
 from tomlkit import TOMLDocument
 from tomlkit.items import Array, String
 
 from conformance.errors import BrokenBaseline, ConformanceError
+from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
+from conformance.reports.gate.grouping import Group, condition_on, cover, groups
+from conformance.reports.gate.judging import Cell, Judgement, agrees
 
 WIDTH = 100
 

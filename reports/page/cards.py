@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+
 from conformance.reports.model import (
     Argument,
     Column,

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from conformance.reports import wording
-from conformance.reports.columns import column_keys, declared
-from conformance.reports.matrix import levels
-from conformance.reports.model import Card, Loaded, Report
-from conformance.reports.totals import GRAVITY
 from markupsafe import Markup
 
 from conformance.records.card import TOPICS
 from conformance.records.findings import MAKERS, VERDICTS, CaseResult, Figures, Worst
 from conformance.records.record import CaseInfo
+from conformance.reports import wording
+from conformance.reports.columns import column_keys, declared
+from conformance.reports.matrix import levels
+from conformance.reports.model import Card, Loaded, Report
+from conformance.reports.totals import GRAVITY
 from conformance.text import axes
 
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from conformance.reports.figures.drawing import again, svg
-from conformance.reports.figures.picture import Picture, Subject, picture
-from conformance.reports.model import Deviation, Loaded, Report
 
 from conformance.definition.dtypes import DTYPES, Array
 from conformance.errors import ConformanceError
 from conformance.records.findings import CaseResult, item_id, of_weights
 from conformance.records.record import PICTURED
+from conformance.reports.figures.drawing import again, svg
+from conformance.reports.figures.picture import Picture, Subject, picture
+from conformance.reports.model import Deviation, Loaded, Report
 
 
 class Figure(NamedTuple):

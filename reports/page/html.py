@@ -13,6 +13,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from conformance.records.findings import MAKERS, NOT_VERIFIED, VERDICTS
 from conformance.reports import wording
 from conformance.reports.glance import told
 from conformance.reports.model import Loaded, Report
@@ -21,11 +24,8 @@ from conformance.reports.page.cards import cards, polarity
 from conformance.reports.page.contents import contents, embedded
 from conformance.reports.page.figures import Figure
 from conformance.reports.page.pattern import pattern
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from conformance.records.findings import MAKERS, NOT_VERIFIED, VERDICTS
-
-PAGE = Path(__file__).with_name("page")
+PAGE = Path(__file__).parent
 STYLES = ("style.css", "panel.css", "print.css")
 SCRIPTS = (
     "elements",

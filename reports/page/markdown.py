@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from conformance.records.findings import MAKERS, VERDICTS
 from conformance.reports import wording
 from conformance.reports.glance import told
 from conformance.reports.model import Counts, Report
 from conformance.reports.page import views
 from conformance.reports.page.cards import cards
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
-from conformance.records.findings import MAKERS, VERDICTS
 
 _SPECIAL = re.compile(r"[\\`*\[\]<>|&@#~$]|\b_|_\b")
 _HARMLESS = re.compile(r"[\w .,:;=/()·+\[\]-]+")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import NamedTuple
 
+from conformance.records.findings import Worst, verified
 from conformance.reports.model import (
     Apart,
     Column,
@@ -21,8 +22,6 @@ from conformance.reports.model import (
 )
 from conformance.reports.totals import WRONG
 from conformance.reports.wording import listed, plural
-
-from conformance.records.findings import Worst, verified
 from conformance.text import element
 
 _PLACE = re.compile(r" \(at [^()]*\)$")

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 import psutil
-from conformance.reports.model import Loaded
 
 from conformance.errors import ConformanceError
 from conformance.records.record import Record
+from conformance.reports.model import Loaded
 
 RECORDS, VERSIONS = "records", "versions"
 """Folders of the records, and of those that are there for their versions only."""

@@ -15,14 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from conformance.reports import wording
-from conformance.reports.gate.baseline import KINDS
-from conformance.reports.glance import told
-from conformance.reports.model import Column, Point, Report, Trend
-from conformance.reports.page import views
-from conformance.reports.page.markdown import code, fenced, text, vector
-from conformance.reports.publishing import keep
-from conformance.reports.publishing.sorting import UNSORTED, Known
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -34,6 +26,14 @@ from conformance.adapter.parameters import Parameter
 from conformance.cases.catalogue import find_cases
 from conformance.errors import ConformanceError, Unsupported
 from conformance.records.findings import MAKERS
+from conformance.reports import wording
+from conformance.reports.gate.baseline import KINDS
+from conformance.reports.glance import told
+from conformance.reports.model import Column, Point, Report, Trend
+from conformance.reports.page import views
+from conformance.reports.page.markdown import code, fenced, text, vector
+from conformance.reports.publishing import keep
+from conformance.reports.publishing.sorting import UNSORTED, Known
 
 _OWN = "Written here, or for teaching"
 """Heading of what belongs to no library."""

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from conformance.records.findings import CaseResult, Finding, gravity
+from conformance.records.record import Record
 from conformance.reports.columns import column_keys
 from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline
 from conformance.reports.gate.judging import Claims
 from conformance.reports.model import Loaded
 from conformance.reports.totals import WRONG
-
-from conformance.records.findings import CaseResult, Finding, gravity
-from conformance.records.record import Record
 
 UNSORTED = "unsorted deviation"
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.errors import ConformanceError
+from conformance.progress import progress
 from conformance.reports.joining import build
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.publishing import keep
@@ -14,9 +16,6 @@ from conformance.reports.publishing.pages import Published, render_index, render
 from conformance.reports.publishing.sorting import UNSORTED, read_baselines, sort, sort_versions
 from conformance.reports.wording import plural
 from conformance.reports.writing import outcome, read_run
-
-from conformance.errors import ConformanceError
-from conformance.progress import progress
 from conformance.text import printable
 
 MADE = "\n<!-- made by mha-conformance publish -->\n"

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conformance.reports import build, render_html
 from playwright.sync_api import Page, expect
 from records import (
     GRADIENT,
@@ -30,6 +29,7 @@ from conformance.cases.told import told
 from conformance.records.card import Entry
 from conformance.records.findings import CaseResult, Finding
 from conformance.records.record import CaseInfo, Plane, Record
+from conformance.reports import build, render_html
 
 CASE = "mask/per-head/cross"
 CELL = f"#of=right&requirement={OUTPUT}"

@@ -1,19 +1,19 @@
-"""`mha-conformance selftest`: the suite, examined."""
+"""`python -m mutants`, in tests/: does the suite notice defective attentions?"""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.commands.shared import Commands, add_format, add_quiet, add_repeatable
+from conformance.commands.shared import add_format, add_quiet, add_repeatable
 
 
-def add_parser(commands: Commands) -> None:
-    """How it is called."""
-    selftest = commands.add_parser(
-        "selftest",
-        help="does the suite notice defective attentions?",
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the options, and examine the suite."""
+    selftest = argparse.ArgumentParser(
+        prog="python -m mutants",
         description="Examine the suite: some hundred attentions with one defect each must be "
         "noticed, and the correct one that they are made of must not.",
     )
@@ -30,14 +30,16 @@ def add_parser(commands: Commands) -> None:
     )
     add_format(selftest, "selftest")
     add_quiet(selftest)
-    selftest.set_defaults(action=_selftest)
-
-
-def _selftest(options: argparse.Namespace) -> int:
+    options = selftest.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from mutants.command import causes, selftest
+    from mutants.command import causes
+    from mutants.command import selftest as examine
 
     if options.causes:
         return causes(options.chapter, options.mutant, as_json=options.format == "json")
     as_json = options.format == "json"
-    return selftest(options.chapter, options.mutant, matrix=options.matrix, as_json=as_json)
+    return examine(options.chapter, options.mutant, matrix=options.matrix, as_json=as_json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""From one convention to another: masks and weights."""
