@@ -13,7 +13,7 @@ WORDS: dict[str, str] = {}
 
 
 def say(phrase: Phrase) -> str:
-    """Return the English text of a phrase; an unknown id, as of a newer suite, stands for itself."""
+    """Return the English text of a phrase; an id of a newer suite stands for itself."""
     if not phrase:
         return ""
     told = {name: _argument(value) for name, value in phrase.arguments.items()}

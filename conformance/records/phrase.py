@@ -1,4 +1,4 @@
-"""What a finding says, as an id with arguments: programs compare it, `conformance.words` says it."""
+"""What a finding says, as an id with arguments; `conformance.words` makes the text of it."""
 
 from __future__ import annotations
 
