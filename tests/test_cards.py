@@ -252,7 +252,7 @@ def test_what_a_record_says_cannot_become_code():
 
 def test_a_report_holds_the_cards_whole(tmp_path, capsys):
     record = tmp_path / "one.json"
-    spec = f"{HERE / 'miniatures.py'}:Correct"
+    spec = f"{HERE / 'mutants/miniatures.py'}:Correct"
     assert main(["run", spec, "--case", "probe/masks", "--record", str(record)]) == ExitCode.OK
     narrowed = tmp_path / "one.narrowed.json"
     page = tmp_path / "report.html"
@@ -275,7 +275,7 @@ def probe(*arguments: str) -> int:
 
 
 def miniature(name: str) -> str:
-    return f"{HERE / 'miniatures.py'}:{name}"
+    return f"{HERE / 'mutants/miniatures.py'}:{name}"
 
 
 def test_probe_prints_what_was_seen(capsys):

@@ -193,13 +193,15 @@ def test_nothing_is_written_where_nothing_can_be(tmp_path):
 
 def test_a_broken_case_file_ends_the_run_with_one_line(tmp_path, capsys):
     (tmp_path / "a.case").write_bytes(b"broken")
-    code = main(["run", f"{HERE}/miniatures.py:Correct", "--case-file", str(tmp_path / "a.case")])
+    code = main(
+        ["run", f"{HERE}/mutants/miniatures.py:Correct", "--case-file", str(tmp_path / "a.case")]
+    )
     assert code == ExitCode.USAGE
     assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_record_names_the_file_and_counts_as_narrowed(stored, tmp_path):
-    arguments = ["run", f"{HERE}/miniatures.py:Correct", "--case-file", str(stored)]
+    arguments = ["run", f"{HERE}/mutants/miniatures.py:Correct", "--case-file", str(stored)]
     arguments += ["--case", "file/tiny", "--dtype", "float32", "--no-isolate"]
     assert main([*arguments, "--record", str(tmp_path / "r.json")]) == ExitCode.OK
     assert not (tmp_path / "r.json").exists()
@@ -209,13 +211,19 @@ def test_the_record_names_the_file_and_counts_as_narrowed(stored, tmp_path):
 
 
 def test_the_command_in_a_failure_names_the_file(stored, capsys):
-    arguments = ["run", f"{HERE}/deviants.py:Batched", "--case-file", str(stored), "--strict"]
+    arguments = [
+        "run",
+        f"{HERE}/mutants/deviants.py:Batched",
+        "--case-file",
+        str(stored),
+        "--strict",
+    ]
     assert main([*arguments, "--case", "file/", "--dtype", "float32"]) == ExitCode.DEVIATES
     assert f"--case-file {stored}" in capsys.readouterr().out
 
 
 def test_without_a_pattern_it_joins_the_catalogue(stored, capsys):
-    arguments = ["run", f"{HERE}/miniatures.py:Correct", "--case-file", str(stored)]
+    arguments = ["run", f"{HERE}/mutants/miniatures.py:Correct", "--case-file", str(stored)]
     main([*arguments, "--collect-only", "-k", "file/tiny or plain/no-mask/self"])
     told = capsys.readouterr().out
     assert "file/tiny" in told

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-import miniatures
 import numpy as np
 import pytest
+from mutants import miniatures
 from mutants.causes import CAUSES, KINDS, name
 from mutants.run import Examiner
 from mutants.zoo import MUTANTS

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import miniatures
 import numpy as np
 import pytest
+from mutants import miniatures
 
 from conformance import Mode, assert_conforms, attention_function, parametrize_with_checks
 from conformance.cases.catalogue import catalogue
@@ -21,7 +21,7 @@ NARROW = "cases=['plain/no-mask/self', 'mask/shared/self'], dtypes='float32'"
 # Hypothesis' plugin imports all of hypothesis, in each of these runs.
 QUIET = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 PROGRAM = """
-import miniatures
+from mutants import miniatures
 from conformance import parametrize_with_checks
 
 @parametrize_with_checks({which}, {how})
@@ -64,7 +64,7 @@ def test_ids_are_short_and_in_the_order_of_the_catalogue(pytester):
 def test_collecting_calls_nothing(pytester):
     pytester.makepyfile(
         """
-        import miniatures
+        from mutants import miniatures
         from conformance import parametrize_with_checks
 
         class Loud(miniatures.Correct):

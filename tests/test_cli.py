@@ -11,8 +11,8 @@ from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
 
-import miniatures
 import pytest
+from mutants import miniatures
 
 from conformance.adapter.base import DEFAULT_MODE
 from conformance.adapter.loading import registered
@@ -22,7 +22,7 @@ from conformance.errors import ExitCode
 from conformance.requirements import REQUIREMENTS
 from conformance.running.session import Item, Session, plan
 
-MINIATURES = Path(__file__).with_name("miniatures.py")
+MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
 NARROW = ("--dtype", "float32", "--case", "plain/no-mask/self", "--case", "mask/per-batch/self")
 EVERYONE = (
     "Correct", "Inverted", "Moded", "Raises", "Refuses", "Unready", "Lazy", "ReturnsList",

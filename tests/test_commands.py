@@ -24,7 +24,7 @@ from conformance.errors import ExitCode
 from conformance.records.card import TOPICS
 from conformance.requirements import REQUIREMENTS
 
-MINIATURES = Path(__file__).with_name("miniatures.py")
+MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
 NARROW = ("--dtype", "float32", "--case", "mask/per-batch/self", "--no-isolate")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import deviants
-import miniatures
 import numpy as np
 import pytest
+from mutants import deviants, miniatures
 
 from conformance import Adapter, Unsupported
 from conformance.adapter.loading import load
@@ -160,7 +159,7 @@ def test_an_honest_answer_is_no_deviation():
 
 
 def test_both_files_are_written_and_the_gate_runs_the_case_again(tmp_path, capsys):
-    spec = f"{HERE / 'deviants.py'}:Batched"
+    spec = f"{HERE / 'mutants/deviants.py'}:Batched"
     code = main(["explore", spec, "--seconds", "30", "--examples", "300", "-o", str(tmp_path)])
     assert code == ExitCode.DEVIATES
     told = capsys.readouterr().out
@@ -171,12 +170,12 @@ def test_both_files_are_written_and_the_gate_runs_the_case_again(tmp_path, capsy
     assert load_case(case).id.startswith("file/batched-output-float32/")
     again = ["run", spec, "--case-file", str(case), "--case", "file/", "--strict"]
     assert main(again) == ExitCode.DEVIATES
-    right = f"{HERE / 'miniatures.py'}:Correct"
+    right = f"{HERE / 'mutants/miniatures.py'}:Correct"
     assert main([*again[:1], right, *again[2:]]) == ExitCode.OK
 
 
 def test_nothing_found_is_zero(tmp_path, capsys):
-    spec = f"{HERE / 'miniatures.py'}:Correct"
+    spec = f"{HERE / 'mutants/miniatures.py'}:Correct"
     arguments = ["explore", spec, "--examples", "20", "--dtype", "float32", "-o", str(tmp_path)]
     assert main(arguments) == ExitCode.OK
     assert "no deviation found" in capsys.readouterr().out
@@ -196,7 +195,7 @@ def test_nothing_found_is_zero(tmp_path, capsys):
     ],
 )
 def test_wrong_usage_is_one_line_before_anything_is_searched(more, told, capsys):
-    assert main(["explore", f"{HERE / 'miniatures.py'}:Correct", *more]) == ExitCode.USAGE
+    assert main(["explore", f"{HERE / 'mutants/miniatures.py'}:Correct", *more]) == ExitCode.USAGE
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
@@ -215,7 +214,7 @@ def test_an_interruption_keeps_what_was_found(tmp_path, monkeypatch, capsys):
         return real(adapter, trial)
 
     monkeypatch.setattr(shrinking, "deviations", interrupted)
-    spec = f"{HERE / 'deviants.py'}:Long"
+    spec = f"{HERE / 'mutants/deviants.py'}:Long"
     arguments = ["explore", spec, "--seconds", "30", "--examples", "300", "-o", str(tmp_path)]
     assert main(arguments) == ExitCode.DEVIATES
     assert "not finished" in capsys.readouterr().out
@@ -226,5 +225,5 @@ def test_without_hypothesis_one_line_says_what_to_install(monkeypatch, capsys):
     import sys
 
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    assert main(["explore", f"{HERE / 'miniatures.py'}:Correct"]) == ExitCode.USAGE
+    assert main(["explore", f"{HERE / 'mutants/miniatures.py'}:Correct"]) == ExitCode.USAGE
     assert "pip install hypothesis" in capsys.readouterr().err

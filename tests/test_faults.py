@@ -21,7 +21,7 @@ import pytest
 from conformance.errors import ExitCode
 from conformance.records.record import journal_path, read, read_arrays, read_journal
 
-FAULTY = Path(__file__).with_name("faulty.py")
+FAULTY = Path(__file__).with_name("mutants") / "faulty.py"
 BEFORE, FAULT, AFTER = "plain/no-mask/self", "mask/per-batch/self", "logits/large/self"
 THREE = ("--dtype", "float32", "--case", BEFORE, "--case", FAULT, "--case", AFTER)
 LIMITS = ("--item-timeout", 3, "--memory-limit", 400)
@@ -234,7 +234,7 @@ def test_who_changes_what_belongs_to_everybody_is_told_and_stays_alone(
 
 
 def test_generators_settings_and_environment_are_put_back(monkeypatch):
-    import faulty as doubles
+    from mutants import faulty as doubles
 
     from conformance.cases.catalogue import find_cases
     from conformance.frameworks.surroundings import PROCESS, look
@@ -272,7 +272,7 @@ IMPORTS = {
         "it printed last: downloading",
     ),
     "fails": (
-        "from miniatures import Correct\nclass A(Correct):\n    def __init__(self): 1 / 0",
+        "from mutants.miniatures import Correct\nclass A(Correct):\n    def __init__(self): 1 / 0",
         "unavailable",
         "A() fails: ZeroDivisionError: division by zero",
     ),
@@ -284,8 +284,8 @@ IMPORTS = {
 def test_a_file_that_does_not_import(tmp_path, workers):
     for name, (text, _, _) in IMPORTS.items():
         text = text.replace(
-            "from miniatures",
-            f"import sys\nsys.path.insert(0, {str(FAULTY.parent)!r})\nfrom miniatures",
+            "from mutants.miniatures",
+            f"import sys\nsys.path.insert(0, {str(FAULTY.parents[1])!r})\nfrom mutants.miniatures",
         )
         (tmp_path / f"{name}.py").write_text(text)
     chosen = list(IMPORTS) if not workers else ["raises", "dies"]
@@ -320,8 +320,8 @@ def test_a_name_that_is_wrong_is_still_one_line(tmp_path):
 )
 def test_a_path_has_a_process_of_its_own_unless_somebody_says_no(tmp_path, options, alone):
     (tmp_path / "mine.py").write_text(
-        f"import os, sys\nsys.path.insert(0, {str(FAULTY.parent)!r})\n"
-        "from miniatures import Correct\n"
+        f"import os, sys\nsys.path.insert(0, {str(FAULTY.parents[1])!r})\n"
+        "from mutants.miniatures import Correct\n"
         "class A(Correct):\n    def attend(self, *args, **options):\n"
         "        open('who', 'w').write(f'{os.getpid()} {os.getsid(0)}')\n"
         "        return super().attend(*args, **options)\n"

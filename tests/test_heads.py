@@ -32,14 +32,14 @@ from conformance.running.weights import Question, ask
 
 SVG = "{http://www.w3.org/2000/svg}"
 HERE = Path(__file__).parent
-MINIATURES = HERE / "miniatures.py"
+MINIATURES = HERE / "mutants/miniatures.py"
 SUBJECT = Subject("mine", "a/b/self", "float32", "default", "cpu")
 NASTY = "<script>alert('1')</script>&\"]]>--"
 EASY = ("--case", "mask/per-head/self")
 
 PART = """
 from conformance import Mode
-from miniatures import Correct, attention
+from mutants.miniatures import Correct, attention
 
 class Averaged(Correct):
     returns_weights = "averaged"

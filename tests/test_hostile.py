@@ -37,7 +37,7 @@ QUICKLY = settings(
 def folder(tmp_path_factory):
     """A record with findings, figures, entries and arrays, of a small wrong implementation."""
     folder = tmp_path_factory.mktemp("records")
-    spec = f"{HERE / 'miniatures.py'}:Inverted"
+    spec = f"{HERE / 'mutants/miniatures.py'}:Inverted"
     cases = ("mask/key-padding/cross", "edge/fully-masked-row/cross", "probe/masks")
     cases += ("probe/same-mask", "probe/masked-rows")
     told = [part for case in cases for part in ("--case", case)]

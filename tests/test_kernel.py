@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import miniatures
 import numpy as np
 import pytest
+from mutants import miniatures
 
 from conformance import Call, Function, MaskArgument, attention_function
 from conformance.cases.catalogue import catalogue, find_cases

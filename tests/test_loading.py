@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from miniatures import Correct
+from mutants.miniatures import Correct
 
 from conformance import attention_function, frameworks
 from conformance.adapter.base import Adapter, Call
@@ -25,7 +25,7 @@ from conformance.errors import (
 from conformance.frameworks import BRIDGES, framework
 from conformance.running.provenance import describe
 
-MINIATURES = Path(__file__).with_name("miniatures.py")
+MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
 FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "tensorflow", "keras")
 
 
@@ -82,23 +82,25 @@ def test_a_relative_path(monkeypatch):
 
 
 def test_a_module():
-    assert type(load("miniatures:Correct")) is Correct
+    assert type(load("mutants.miniatures:Correct")) is Correct
     assert load("conformance.adapters.torch_mha:TorchMultiheadAttention").framework == "torch"
 
 
 def test_a_name_of_its_own_stays(tmp_path):
-    path = file(tmp_path, "from miniatures import *\nclass A(Correct):\n    name = 'my-own'\n")
+    path = file(
+        tmp_path, "from mutants.miniatures import *\nclass A(Correct):\n    name = 'my-own'\n"
+    )
     assert load(f"{path}:A").name == "my-own"
 
 
 def test_a_file_is_imported_once(tmp_path):
-    path = file(tmp_path, "from miniatures import *\ncount = []\nclass A(Correct): pass\n")
+    path = file(tmp_path, "from mutants.miniatures import *\ncount = []\nclass A(Correct): pass\n")
     assert type(load(f"{path}:A")) is type(load(f"{path}:A"))
 
 
 def test_two_files_of_one_name_are_two_modules(tmp_path):
     (tmp_path / "other").mkdir()
-    texts = (f"from miniatures import *\nclass A(Correct): title = '{t}'\n" for t in "xy")
+    texts = (f"from mutants.miniatures import *\nclass A(Correct): title = '{t}'\n" for t in "xy")
     folders = (tmp_path, tmp_path / "other")
     paths = [file(folder, text) for folder, text in zip(folders, texts, strict=True)]
     assert [load(f"{path}:A").title for path in paths] == ["x", "y"]
@@ -233,14 +235,14 @@ def test_a_module_that_imports_a_missing_package(tmp_path, monkeypatch):
     ],
 )
 def test_a_declaration_that_cannot_be(tmp_path, body, told):
-    path = file(tmp_path, f"from miniatures import *\nclass A(Correct):\n    {body}\n")
+    path = file(tmp_path, f"from mutants.miniatures import *\nclass A(Correct):\n    {body}\n")
     assert told in refused(f"{path}:A", WrongDeclaration)
 
 
 def test_a_decorated_function_with_an_attribute_that_adapters_lack(tmp_path):
     path = file(
         tmp_path,
-        "from miniatures import *\n@attention_function('numpy', causal='is_causal')\n"
+        "from mutants.miniatures import *\n@attention_function('numpy', causal='is_causal')\n"
         "def f(query, key, value): pass\n",
     )
     assert refused(f"{path}:f", WrongDeclaration) == "adapters have no attribute 'causal'"

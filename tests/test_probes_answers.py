@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import fake, values
-from miniatures import Correct, attention
+from mutants.fakes import fake, values
+from mutants.miniatures import Correct, attention
 
 from conformance import Answer, Function, Mode, Unsupported
 from conformance.adapter.loading import load

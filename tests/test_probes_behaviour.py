@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import attends, blocked, entries, fake, laboratory, softmax, usual, values
-from miniatures import MASK, Correct
+from mutants.fakes import attends, blocked, entries, fake, laboratory, softmax, usual, values
+from mutants.miniatures import MASK, Correct
 
 from conformance import Answer, CausalFlag, MaskArgument, attention_function
 from conformance.experiments import experiment

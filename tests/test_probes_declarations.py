@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import miniatures
 import numpy as np
 import pytest
-from fakes import attends, blocked, entries, fake, usual
-from miniatures import Correct
+from mutants import miniatures
+from mutants.fakes import attends, blocked, entries, fake, usual
+from mutants.miniatures import Correct
 
 from conformance import Adapter, CausalFlag, MaskArgument, Mode
 from conformance.experiments import EXPERIMENTS, experiment, find_experiments
@@ -297,7 +297,11 @@ DOUBLES = {
     name: item
     for name, item in vars(miniatures).items()
     if isinstance(item, Adapter)
-    or (isinstance(item, type) and issubclass(item, Adapter) and item.__module__ == "miniatures")
+    or (
+        isinstance(item, type)
+        and issubclass(item, Adapter)
+        and item.__module__ == "mutants.miniatures"
+    )
 }
 OUTCOMES = {
     "Lazy": "unavailable",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import attends, blocked, entries, fake, laboratory, usual, values
-from miniatures import MASK, Correct, Inverted, Raises
+from mutants.fakes import attends, blocked, entries, fake, laboratory, usual, values
+from mutants.miniatures import MASK, Correct, Inverted, Raises
 
 from conformance import Answer, MaskArgument, Unsupported
 from conformance.definition.arithmetic import Exact

@@ -97,7 +97,7 @@ def test_a_script_fails_with_the_defect_and_passes_without(mine, capsys):
 
 def test_nothing_is_written_where_nothing_deviates(tmp_path, capsys):
     output = tmp_path / "repro.py"
-    arguments = ["reproduce", "plain/no-mask/cross", f"{HERE}/miniatures.py:Correct"]
+    arguments = ["reproduce", "plain/no-mask/cross", f"{HERE}/mutants/miniatures.py:Correct"]
     assert main([*arguments, "-o", str(output)]) == ExitCode.OK
     assert "nothing deviates" in capsys.readouterr().out
     assert not output.exists()
@@ -105,7 +105,7 @@ def test_nothing_is_written_where_nothing_deviates(tmp_path, capsys):
 
 def test_what_raises_is_named_once(tmp_path, capsys):
     output = tmp_path / "repro.py"
-    arguments = ["reproduce", "plain/no-mask/cross", f"{HERE}/miniatures.py:Puzzled"]
+    arguments = ["reproduce", "plain/no-mask/cross", f"{HERE}/mutants/miniatures.py:Puzzled"]
     assert main([*arguments, "-o", str(output)]) == ExitCode.DEVIATES
     first = capsys.readouterr().out.splitlines()[0]
     kind = first.partition(": ")[0]
@@ -114,7 +114,7 @@ def test_what_raises_is_named_once(tmp_path, capsys):
 
 
 def test_what_is_unsupported_is_told(tmp_path, capsys):
-    arguments = ["reproduce", "plain/no-mask/additive", f"{HERE}/miniatures.py:Correct"]
+    arguments = ["reproduce", "plain/no-mask/additive", f"{HERE}/mutants/miniatures.py:Correct"]
     assert main([*arguments, "-o", str(tmp_path / "r.py")]) == ExitCode.NOTHING_VERIFIED
     assert "unsupported" in capsys.readouterr().out
 
@@ -132,7 +132,7 @@ def test_what_is_unsupported_is_told(tmp_path, capsys):
     ],
 )
 def test_wrong_usage_is_one_line(case, more, told, capsys):
-    arguments = ["reproduce", case, f"{HERE}/deviants.py:Batched", *more]
+    arguments = ["reproduce", case, f"{HERE}/mutants/deviants.py:Batched", *more]
     assert main(arguments) == ExitCode.USAGE
     error = capsys.readouterr().err
     assert told in error
@@ -140,7 +140,12 @@ def test_wrong_usage_is_one_line(case, more, told, capsys):
 
 
 def test_a_problem_that_is_too_large_is_refused_and_nothing_is_written(tmp_path, capsys):
-    arguments = ["reproduce", "plain/no-mask/cross", f"{HERE}/deviants.py:Batched", "--no-shrink"]
+    arguments = [
+        "reproduce",
+        "plain/no-mask/cross",
+        f"{HERE}/mutants/deviants.py:Batched",
+        "--no-shrink",
+    ]
     assert main([*arguments, "-o", str(tmp_path / "r.py")]) == ExitCode.USAGE
     assert "more than 40" in capsys.readouterr().err
     assert not (tmp_path / "r.py").exists()

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 import by_requirement as mutants
-import wrong_attentions
+from mutants import wrong_attentions
 
 from conformance.adapters.ours import Ours
 from conformance.cases.catalogue import catalogue

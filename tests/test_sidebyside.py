@@ -21,7 +21,7 @@ def asked(spec):
 
 
 def test_two_processes_find_what_one_finds():
-    spec = f"{HERE / 'miniatures.py'}:Correct"
+    spec = f"{HERE / 'mutants/miniatures.py'}:Correct"
     steps = []
     found = inquired_side_by_side(spec, asked(spec), (), lambda: steps.append(1))
     session = Session()

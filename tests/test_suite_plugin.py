@@ -23,15 +23,15 @@ from conformance.records.record import journal_path, read, read_arrays, read_jou
 from conformance.running.message import again, failure
 from conformance.running.run import INCOMPLETE, NOTHING_VERIFIED
 
-MINIATURES = Path(__file__).with_name("miniatures.py")
+MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
 FLOAT32 = ("--dtype", "float32")
 NODE = "suite/test_conformance.py::test_conforms"
 
 
 TIRED = f"""
 import sys
-sys.path.insert(0, {str(MINIATURES.parent)!r})
-from miniatures import Correct
+sys.path.insert(0, {str(MINIATURES.parents[1])!r})
+from mutants.miniatures import Correct
 
 class Tires(Correct):
     calls = 0

@@ -1,6 +1,6 @@
 """Small attentions that misbehave in one way each, always the same: doubles for tests.
 
-    mha-conformance run tests/miniatures.py:Inverted
+    mha-conformance run tests/mutants/miniatures.py:Inverted
 
 NumPy only, so that each can be run in a second, and without any framework installed.
 """

@@ -5,10 +5,10 @@ NumPy only. Each is right wherever its sentence does not say otherwise.
 
 from __future__ import annotations
 
-import miniatures
 import numpy as np
 
 from conformance import Mode, Unsupported
+from mutants import miniatures
 
 
 class Long(miniatures.Correct):

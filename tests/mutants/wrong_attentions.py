@@ -1,6 +1,6 @@
 """One right attention and four wrong ones, as a user would write and plug them in.
 
-mha-conformance run tests/wrong_attentions.py:polarity_flipped
+mha-conformance run tests/mutants/wrong_attentions.py:polarity_flipped
 """
 
 import math

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from conformance.errors import UnknownName
+from mutants.backward import MUTANTS as BACKWARD
+from mutants.causal import MUTANTS as CAUSAL
+from mutants.forward import MUTANTS as FORWARD
+from mutants.masks import MUTANTS as MASKS
+from mutants.modes import MUTANTS as MODES
 from mutants.mutant import Mutant
-from mutants.zoo.backward import MUTANTS as BACKWARD
-from mutants.zoo.causal import MUTANTS as CAUSAL
-from mutants.zoo.forward import MUTANTS as FORWARD
-from mutants.zoo.masks import MUTANTS as MASKS
-from mutants.zoo.modes import MUTANTS as MODES
-from mutants.zoo.precision import MUTANTS as PRECISION
-from mutants.zoo.weights import MUTANTS as WEIGHTS
+from mutants.precision import MUTANTS as PRECISION
+from mutants.weights import MUTANTS as WEIGHTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *FORWARD,

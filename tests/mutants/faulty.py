@@ -1,6 +1,6 @@
 """Attentions that go wrong in ways that take a process along, or leave something behind.
 
-    mha-conformance run tests/faulty.py:Segfault
+    mha-conformance run tests/mutants/faulty.py:Segfault
 
 NumPy only. Each is right for problems without a mask, and misbehaves for those with one.
 """
@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 # Where this file is given by its path, its neighbours are not found otherwise.
-sys.path.insert(0, str(Path(__file__).parent))
-from miniatures import Correct, Foreign
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from mutants.miniatures import Correct, Foreign
 
 
 class Faulty(Correct):

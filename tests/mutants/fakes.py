@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from miniatures import MASK
 
 from conformance import attention_function
 from conformance.experiments import experiment
 from conformance.experiments.laboratory import Laboratory
+from mutants.miniatures import MASK
 
 
 def softmax(logits):
