@@ -6,26 +6,36 @@ here may be improved without changing a verdict, a gate or the structure of a pa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from conformance.records.phrase import Argument, Phrase
 
-WORDS: dict[str, str] = {}
-"""Id to a template in the syntax of `str.format`, with the names of the arguments as fields."""
+Wording = str | Callable[..., str]
+"""A template in the syntax of `str.format`, or a function of the arguments, by name."""
+
+WORDS: dict[str, Wording] = {}
+"""Id to its wording. A template gets each argument as text, a function as it is."""
 
 
 def say(phrase: Phrase) -> str:
     """Return the English text of a phrase; an id of a newer suite stands for itself."""
     if not phrase:
         return ""
-    told = {name: _argument(value) for name, value in phrase.arguments.items()}
-    if phrase.id in WORDS:
-        return WORDS[phrase.id].format(**told)
-    listed = ", ".join(f"{name}={value}" for name, value in told.items())
-    return f"{phrase.id}({listed})" if listed else phrase.id
+    wording = WORDS.get(phrase.id)
+    try:
+        if callable(wording):
+            return wording(**phrase.arguments)
+        if wording is not None:
+            return wording.format(**{name: _text(it) for name, it in phrase.arguments.items()})
+    except (KeyError, TypeError, AttributeError):
+        # Arguments of another suite: the id with what there is says more than an error.
+        pass
+    return str(phrase)
 
 
-def _argument(value: Argument) -> str:
+def _text(value: Argument | Phrase | str, separator: str = ", ") -> str:
     if isinstance(value, Phrase):
         return say(value)
     if isinstance(value, list):
-        return ", ".join(map(say, value))
+        return separator.join(map(_text, value))
     return str(value)

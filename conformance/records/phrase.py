@@ -22,6 +22,35 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True):
     def __bool__(self) -> bool:
         return bool(self.id)
 
+    def __str__(self) -> str:
+        """The id with its arguments, in the order of their names: the same for equal phrases."""
+        if not self.arguments:
+            return self.id
+        listed = (f"{name}={_text(value)}" for name, value in sorted(self.arguments.items()))
+        return f"{self.id}({', '.join(listed)})"
 
-Argument = str | int | float | Phrase | list[Phrase]
-"""A name, a number, or what another phrase says."""
+    def name(self, argument: str) -> str:
+        """An argument that is a name, or ""."""
+        value = self.arguments.get(argument, "")
+        return value if isinstance(value, str) else ""
+
+    def part(self, argument: str) -> Phrase:
+        """An argument that is a phrase, or one that says nothing."""
+        value = self.arguments.get(argument, "")
+        return value if isinstance(value, Phrase) else NOTHING
+
+    def parts(self, argument: str) -> list[Phrase | str]:
+        """An argument that is a list, or []."""
+        value = self.arguments.get(argument, [])
+        return value if isinstance(value, list) else []
+
+
+Argument = str | int | float | Phrase | list[Phrase | str]
+"""A name, a number, what another phrase says, or several of them."""
+
+NOTHING = Phrase("")
+"""Says nothing."""
+
+
+def _text(value: Argument) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
