@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from conformance.cases.case import Case
+from conformance.cases.case import Case, case_hash
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Problem
 from conformance.records.record import CaseInfo, Plane
@@ -31,6 +31,7 @@ def tell(case: Case) -> CaseInfo:
         facts=facts(problem),
         planes=drawn[:MOST_PLANES],
         more=max(0, len(drawn) - MOST_PLANES),
+        hash=case_hash(case),
     )
 
 

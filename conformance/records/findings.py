@@ -127,7 +127,8 @@ def of_weights(figures: Figures | None, worst: Worst | None) -> bool:
 class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """All findings of one case, as one implementation answered it in one dtype, device and mode.
 
-    Where the case is an experiment ("probe/masks"), `entries` are what it showed.
+    Where the case is an experiment ("probe/masks"), `entries` are what it showed. `measured` is the
+    day of the measurement ("2026-11-22") if an earlier run made it, else "": that of the record.
     """
 
     implementation: str
@@ -137,6 +138,7 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: str
     findings: list[Finding]
     entries: list[Entry] = []
+    measured: str = ""
 
     @property
     def id(self) -> str:

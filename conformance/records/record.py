@@ -56,6 +56,8 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     """The causal flag and its alignment, or ""."""
     unavailable: str = ""
     """Why nothing of it could be run, or ""."""
+    digest: str = ""
+    """Of the code of its adapter, and of the project's own modules that the adapter imports."""
 
 
 class Plane(msgspec.Struct, frozen=True):
@@ -81,12 +83,14 @@ class CaseInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         facts: its sizes and what else it is made of, a phrase each.
         planes: its mask and causal flag in one; [] if nothing is blocked.
         more: how many further planes there are.
+        hash: of every number and flag of the case; two records that agree in it asked the same.
     """
 
     why: str
     facts: list[str]
     planes: list[Plane] = []
     more: int = 0
+    hash: str = ""
 
 
 class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -107,6 +111,12 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     command: str
     selection: str = ""
     """What narrowed the run, or ""."""
+    machine: str = ""
+    """Architecture and processor."""
+    environment: dict[str, str] = {}
+    """Variables of the environment that may change numbers, such as `OMP_NUM_THREADS`."""
+    code: str = ""
+    """Digest of the code of the suite on which every outcome depends."""
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -121,6 +131,8 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     deselected: int = 0
     cases: dict[str, CaseInfo] = {}
     """What each case of the run asks, by id."""
+    revisions: dict[str, str] = {}
+    """Digest of the code behind each requirement and experiment, by id, and of "causes"."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
