@@ -1,30 +1,22 @@
-"""Grouping: the fewest entries that claim these findings, and no other finding of the run.
+"""Grouping: the entries that claim these findings, and no other finding of the run.
 
-Findings that say the same are put together into boxes: sets of implementations, requirements,
-cases, dtypes and modes, whose product holds nothing else. Then each set is said as shortly as it
-can be without touching a finding outside.
+There is one entry for what an implementation does wrong in one way. Requirements, and
+implementations, of which exactly the same can be said share an entry.
 """
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
 from glob import escape
-from itertools import groupby, takewhile
-
-import numpy as np
+from typing import NamedTuple
 
 from conformance.reports.gate.judging import Cell
 
-Place = tuple[str, str, str, str, str]
-"""Implementation, requirement, case, dtype, mode."""
-
 Patterns = tuple[str, ...]
-
-AXES = ("implementation", "requirement", "case", "dtype", "mode")
 
 LEAST = 12
 """Characters of an error's text by which it can be known again."""
@@ -35,12 +27,27 @@ FITTED = "times what it should be"
 """In causes whose number was found by a fit, and is another in the next case."""
 
 CAUSES = 2
-"""With more causes than these, none among them, one reason is told in the words of several."""
-
-NEIGHBOURS = 24
-"""With how many others a box is tried."""
+"""Of a requirement with more causes than these, none among them, the cause depends on the case."""
 
 _SOURCE = re.compile(r" \(at [^()]*\)$")
+
+
+class Kind(NamedTuple):
+    """What an entry says of its findings; `apart` keeps requirements out of each other's entry."""
+
+    verdict: str
+    cause: str
+    raises: str
+    apart: str = ""
+
+
+class Where(NamedTuple):
+    """Where one requirement is not met by one implementation; an empty part is everywhere."""
+
+    case: Patterns
+    mode: Patterns
+    dtype: str
+    """A condition on the dtype."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +59,7 @@ class Group:
     raises: str
     patterns: dict[str, Patterns]
     dtype: str
-    """A condition on the dtype, or ""."""
     cells: tuple[Cell, ...]
-
-
-def place_of(cell: Cell) -> Place:
-    """Where a finding is."""
-    result = cell.result
-    return (result.implementation, cell.requirement, result.case, result.dtype, result.mode)
 
 
 def groups(
@@ -69,37 +69,61 @@ def groups(
 
     Args:
         cells: what they are to claim.
-        decided: everything else that they could claim.
+        decided: everything that they could claim.
         named: whether to name the implementation also if there is no other.
         exact: whether to name everything, because the run does not show what else there is.
     """
-    around = _Around({place_of(cell) for cell in decided})
+    around = _by_asked(decided)
+    told: dict[tuple[str, Kind, Where], dict[str, list[Cell]]] = defaultdict(dict)
+    for (name, requirement), asked in _by_asked(cells).items():
+        for kind, same in _kinds(asked).items():
+            for where, own in _places(same, around[name, requirement], exact=exact):
+                told[name, kind, where][requirement] = own
+    joined: dict[tuple[Kind, Where, Patterns], dict[str, list[Cell]]] = defaultdict(dict)
+    for (name, kind, where), by_requirement in told.items():
+        own = [cell for cells in by_requirement.values() for cell in cells]
+        joined[kind, where, tuple(sorted(by_requirement))][name] = own
     found = []
-    for (verdict, cause, _), same in _kinds(cells).items():
-        for raises, own in _texts(same, verdict):
-            by_place = {place_of(cell): cell for cell in own}
-            for box in around.boxes(set(by_place)):
-                patterns, dtype = around.said(box, named=named, exact=exact)
-                held = tuple(by_place[place] for place in sorted(box.places))
-                found.append(Group(verdict, cause, raises, patterns, dtype, held))
+    for (kind, where, requirements), by_name in joined.items():
+        patterns = {
+            "implementation": _names(by_name) if named else (),
+            "requirement": _names(requirements),
+            "case": where.case,
+            "mode": where.mode,
+        }
+        claimed = tuple(cell for own in by_name.values() for cell in own)
+        found.append(
+            Group(*kind[:3], {k: v for k, v in patterns.items() if v}, where.dtype, claimed)
+        )
     return found
 
 
-def _kinds(cells: Iterable[Cell]) -> dict[tuple[str, str, str], list[Cell]]:
-    cells = list(cells)
-    told: dict[tuple[str, str], set[str]] = defaultdict(set)
+def _by_asked(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:
+    """By implementation and requirement."""
+    found: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in cells:
-        told[cell.result.implementation, cell.requirement].add(_cause(cell))
-    kinds: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
+        found[cell.result.implementation, cell.requirement].append(cell)
+    return found
+
+
+# What an entry says
+
+
+def _kinds(cells: Sequence[Cell]) -> dict[Kind, list[Cell]]:
+    """The findings of one requirement by what is wrong."""
+    several = len({_cause(cell) for cell in cells}) > CAUSES
+    raised = _raised([_text(cell) for cell in cells if cell.finding.verdict == "error"])
+    kinds: dict[Kind, list[Cell]] = defaultdict(list)
     for cell in cells:
         finding = cell.finding
-        several = len(told[cell.result.implementation, cell.requirement]) > CAUSES
-        cause = "" if several and finding.figures else _cause(cell)
-        same = re.sub(r"\d+", "#", _text(cell)) if finding.verdict == "error" else ""
-        if not (same or cause or finding.figures):
-            # Neither a cause nor a number: two requirements are two reasons.
-            same = finding.requirement
-        kinds[finding.verdict, cause, same].append(cell)
+        if finding.verdict == "error":
+            kind = Kind("error", "", raised[_text(cell)])
+        else:
+            cause = "" if several and finding.figures else _cause(cell)
+            # With neither a cause nor a number, two requirements are two reasons.
+            apart = "" if cause or finding.figures else finding.requirement
+            kind = Kind(finding.verdict, cause, "", apart)
+        kinds[kind].append(cell)
     return kinds
 
 
@@ -110,134 +134,85 @@ def _cause(cell: Cell) -> str:
 
 
 def _text(cell: Cell) -> str:
-    return _SOURCE.sub("", cell.finding.detail)
+    return _SOURCE.sub("", cell.finding.detail) or cell.finding.detail
 
 
-def _texts(cells: Sequence[Cell], verdict: str) -> list[tuple[str, list[Cell]]]:
-    """By what errors of one kind are known: what they begin with, or each its own text."""
-    if verdict != "error":
-        return [("", list(cells))]
-    texts = {_text(cell) for cell in cells}
-    shared = _recognisable(min(texts) if len(texts) == 1 else _beginning(texts))
-    if len(shared) >= LEAST:
-        return [(shared, list(cells))]
-    ordered = sorted(cells, key=_text)
-    return [
-        (_recognisable(text) or _recognisable(own[0].finding.detail) or ":", own)
-        for text, own in ((text, list(own)) for text, own in groupby(ordered, key=_text))
-    ]
+def _raised(texts: Collection[str]) -> dict[str, str]:
+    """By what each error is known: texts that differ in numbers only, by how they begin."""
+    alike: dict[str, set[str]] = defaultdict(set)
+    for text in texts:
+        alike[re.sub(r"\d+", "#", text)].add(text)
+    found = {}
+    for same in alike.values():
+        shared = os.path.commonprefix(list(same))
+        begins = _readable(shared.rpartition(" ")[0]) if len(same) > 1 else ""
+        for text in same:
+            found[text] = begins if len(begins) >= LEAST else _readable(text) or ":"
+    return found
 
 
-def _beginning(texts: Collection[str]) -> str:
-    """Whole words with which all of them begin."""
-    first, last = min(texts), max(texts)
-    equal = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    return "".join(char for char, _ in equal).rpartition(" ")[0]
-
-
-def _recognisable(text: str) -> str:
-    """The longest part that can be read."""
+def _readable(text: str) -> str:
+    """The longest part that prints."""
     readable = "".join(char if char.isprintable() else "\n" for char in text).split("\n")
     return max(readable, key=len)[:MOST].strip()
 
 
-Axes = tuple[frozenset[str], ...]
+# Where it says so
 
 
-@dataclass(frozen=True)
-class _Box:
-    axes: Axes
-    places: frozenset[Place]
-
-    def __or__(self, other: _Box) -> _Box:
-        axes = (one | two for one, two in zip(self.axes, other.axes, strict=True))
-        return _Box(tuple(axes), self.places | other.places)
-
-
-class _Around:
-    """Everything that an entry could claim."""
-
-    def __init__(self, places: Collection[Place]) -> None:
-        self._names = [sorted({place[axis] for place in places}) for axis in range(len(AXES))]
-        self._index = [{name: at for at, name in enumerate(names)} for names in self._names]
-        self._there = np.zeros([len(names) for names in self._names], np.bool_)
-        for place in places:
-            self._there[self._at(place)] = True
-
-    def boxes(self, places: Collection[Place]) -> list[_Box]:
-        """Few boxes that hold these places and none of the others."""
-        # Small parts grow together first along dtypes and modes, then over requirements.
-        fine: dict[tuple[str, ...], list[Place]] = defaultdict(list)
-        for place in sorted(places):
-            fine[place[0], place[1], place[3], place[4]].append(place)
-        parts = [_box(own) for own in fine.values()]
-        for axes in ((0, 1, 3), (0, 1), (0,), ()):
-            kept: dict[Axes, list[_Box]] = defaultdict(list)
-            for part in parts:
-                kept[tuple(part.axes[axis] for axis in axes)].append(part)
-            parts = [grown for own in kept.values() for grown in self._grown(own)]
-        return parts
-
-    def said(self, box: _Box, *, named: bool, exact: bool) -> tuple[dict[str, Patterns], str]:
-        """Patterns for each axis but the dtype, and a condition for that."""
-        axes = list(box.axes)
-        patterns: dict[str, Patterns] = {}
-        dtype = ""
-        for axis in (0, 4, 3, 2, 1):
-            names, name = box.axes[axis], AXES[axis]
-            others = self._seen(axes, axis) - names
-            if name == "dtype":
-                dtype = condition_on(names, others) if others or exact else ""
-            elif named if name == "implementation" else exact:
-                patterns[name] = tuple(sorted(escape(one) for one in names))
-                continue
-            else:
-                patterns[name] = cover(names, others, negative=name == "case")
-            if not others:
-                # Nothing is said of it, so that what follows must not touch any of it.
-                axes[axis] = frozenset(self._names[axis])
-        if not patterns["requirement"] and not patterns["case"]:
-            names = box.axes[1]
-            patterns["requirement"] = (escape(min(names)),) if len(names) == 1 else ("*",)
-        return {name: patterns[name] for name in AXES if patterns.get(name)}, dtype
-
-    def _grown(self, parts: Sequence[_Box]) -> list[_Box]:
-        grown: list[_Box] = []
-        for part in parts:
-            # Not with each of all: what is scattered is told in many entries, but soon.
-            for index in range(max(0, len(grown) - NEIGHBOURS), len(grown)):
-                both = part | grown[index]
-                if self._is_exact(both):
-                    grown[index] = both
-                    break
-            else:
-                grown.append(part)
-        return grown if len(grown) == len(parts) else self._grown(grown)
-
-    def _is_exact(self, box: _Box) -> bool:
-        return int(self._inside(box.axes).sum()) == len(box.places)
-
-    def _seen(self, axes: Sequence[frozenset[str]], axis: int) -> set[str]:
-        """What there is along an axis beside these names of all others."""
-        every = [*axes[:axis], frozenset(self._names[axis]), *axes[axis + 1 :]]
-        rest = tuple(other for other in range(len(AXES)) if other != axis)
-        found = np.atleast_1d(self._inside(every).any(axis=rest))
-        return {name for name, there in zip(self._names[axis], found, strict=True) if there}
-
-    def _inside(self, axes: Sequence[frozenset[str]]) -> np.ndarray:
-        places = (
-            sorted(index[name] for name in names)
-            for index, names in zip(self._index, axes, strict=True)
+def _places(
+    cells: Sequence[Cell], decided: Sequence[Cell], *, exact: bool
+) -> list[tuple[Where, list[Cell]]]:
+    """Cases that deviate in the same modes and dtypes, of one requirement of one implementation."""
+    asked, wrong = _dtypes(decided), _dtypes(cells)
+    alike: dict[tuple[Patterns, Patterns], set[str]] = defaultdict(set)
+    for case, by_mode in wrong.items():
+        modes: dict[Patterns, list[str]] = defaultdict(list)
+        for mode, dtypes in by_mode.items():
+            every = not exact and dtypes == asked[case][mode]
+            modes[() if every else tuple(sorted(dtypes))].append(mode)
+        for dtypes, own in modes.items():
+            every = not exact and len(own) == len(asked[case])
+            alike[dtypes, () if every else tuple(sorted(own))].add(case)
+    found = []
+    for (dtypes, modes), cases in alike.items():
+        within = {
+            case: {
+                dtype
+                for mode, own in by_mode.items()
+                if not modes or mode in modes
+                for dtype in own
+            }
+            for case, by_mode in asked.items()
+        }
+        touched = {case for case, own in within.items() if own & {*(dtypes or own)}}
+        beside = {dtype for case in cases for dtype in within[case]} - {*dtypes}
+        where = Where(
+            _names(cases) if exact else cover(cases, touched - cases),
+            _names(modes),
+            condition_on(dtypes, beside) if dtypes else "",
         )
-        return self._there[np.ix_(*places)]
+        claimed = [
+            cell
+            for cell in cells
+            if cell.result.case in cases
+            and (not modes or cell.result.mode in modes)
+            and (not dtypes or cell.result.dtype in dtypes)
+        ]
+        found.append((where, claimed))
+    return found
 
-    def _at(self, place: Place) -> tuple[int, ...]:
-        return tuple(index[name] for index, name in zip(self._index, place, strict=True))
+
+def _dtypes(cells: Iterable[Cell]) -> dict[str, dict[str, set[str]]]:
+    """By case and mode."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for cell in cells:
+        found[cell.result.case][cell.result.mode].add(cell.result.dtype)
+    return found
 
 
-def _box(places: Sequence[Place]) -> _Box:
-    axes = (frozenset(place[axis] for place in places) for axis in range(len(AXES)))
-    return _Box(tuple(axes), frozenset(places))
+def _names(names: Iterable[str]) -> Patterns:
+    return tuple(sorted(map(escape, names)))
 
 
 def condition_on(names: Collection[str], others: Collection[str]) -> str:
@@ -250,40 +225,30 @@ def condition_on(names: Collection[str], others: Collection[str]) -> str:
     return f"dtype in ({listed})"
 
 
-def cover(
-    names: Collection[str], others: Collection[str], *, negative: bool = False
-) -> tuple[str, ...]:
-    """Few patterns that find these names and none of the others; no pattern if all are meant."""
+def cover(names: Collection[str], others: Collection[str]) -> Patterns:
+    """Patterns that find these cases and none of the others; none if there are no others.
+
+    A folder of which all is meant is one pattern; where that is shorter, the others are left out.
+    """
     if not others:
         return ()
-    wanted = _covered(names, others)
-    if negative and len(wanted) > 1 and len(unwanted := _covered(others, names)) < len(wanted):
+    wanted, unwanted = folders(names, others), folders(others, names)
+    if len(unwanted) < len(wanted):
         return tuple(f"!{pattern}" for pattern in unwanted)
     return wanted
 
 
-def _covered(names: Collection[str], others: Collection[str]) -> tuple[str, ...]:
-    found: list[str] = []
-    left = set(names)
-    finds: dict[str, set[str]] = {}
-    for pattern in {pattern for name in names for pattern in _patterns(name)}:
-        match = re.compile(translate(pattern)).match
-        if not any(map(match, others)):
-            finds[pattern] = set(filter(match, names))
-    while left:
-        best = max(sorted(finds), key=lambda pattern: len(finds[pattern] & left), default="")
-        if not best or len(finds[best] & left) < 2:
-            break
-        found.append(best)
-        left -= finds[best]
-    return (*found, *sorted(escape(name) for name in left))
-
-
-def _patterns(name: str) -> Iterable[str]:
-    """Of "mask/shared/self": everything that begins, or ends, as it does."""
-    for separator in "/.":
-        parts = name.split(separator)
-        for count in range(1, len(parts)):
-            yield escape(separator.join(parts[:count])) + separator + "*"
-            if separator == "/":
-                yield "*" + separator + escape(separator.join(parts[-count:]))
+def folders(names: Collection[str], others: Collection[str]) -> Patterns:
+    """As `cover`, but nothing is left out."""
+    found = set()
+    for name in names:
+        parts = name.split("/")
+        above = ["/".join(parts[:count]) + "/" for count in range(1, len(parts))]
+        whole = (
+            f"{escape(folder)}*"
+            for folder in above
+            if not any(other.startswith(folder) for other in others)
+            and sum(own.startswith(folder) for own in names) > 1
+        )
+        found.add(next(whole, escape(name)))
+    return tuple(sorted(found))

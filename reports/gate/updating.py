@@ -19,7 +19,7 @@ from tomlkit.items import Array, String
 
 from conformance.errors import BrokenBaseline, ConformanceError
 from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
-from conformance.reports.gate.grouping import Group, condition_on, cover, groups
+from conformance.reports.gate.grouping import Group, condition_on, folders, groups
 from conformance.reports.gate.judging import Cell, Judgement, agrees
 
 WIDTH = 100
@@ -133,7 +133,7 @@ class _Edit:
             else:
                 kept = [pattern for pattern in getattr(entry, place) if pattern not in others]
                 left = {name for name in others if fits(tuple(kept), name)}
-                value = [*kept, *(f"!{one}" for one in (cover(left, names) if left else ()))]
+                value = [*kept, *(f"!{one}" for one in folders(left, names))]
             _set(self._one(entry), "when" if place == "dtype" else place, value)
             return
         # A corner of what it claims: it becomes several.
