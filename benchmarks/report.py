@@ -31,7 +31,8 @@ from pathlib import Path
 from conformance.cases.catalogue import catalogue, catalogue_hash
 from conformance.cases.told import told
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
-from conformance.records.record import SCHEMA, Header, Implementation, Provenance, Record
+from conformance.records.header import SCHEMA, Header, Implementation, Provenance
+from conformance.records.record import Record
 from conformance.reports import build, render_html
 from conformance.requirements import REQUIREMENTS
 

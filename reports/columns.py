@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from conformance.records.findings import CaseResult
-from conformance.records.record import Implementation, Record
+from conformance.records.header import Implementation
+from conformance.records.record import Record
 from conformance.reports.model import Column, Loaded, Source
 from conformance.reports.totals import Seen, finding_counts, item_counts, standing
 

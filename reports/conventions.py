@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from conformance.records.card import PREFIX
 from conformance.records.findings import CaseResult
-from conformance.records.record import Implementation, MaskInfo
+from conformance.records.header import Implementation, MaskInfo
 from conformance.reports.columns import column_keys, declared
 from conformance.reports.model import (
     Argument,

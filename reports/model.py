@@ -14,9 +14,10 @@ import msgspec
 
 from conformance.definition.dtypes import Array
 from conformance.records.findings import Figures, Worst
-from conformance.records.record import MaskInfo, Provenance, Record
+from conformance.records.header import CausalInfo, MaskInfo, Provenance
+from conformance.records.record import Record
 
-SCHEMA = "mha-conformance/report/1"
+SCHEMA = "mha-conformance/report/2"
 
 Loaded = tuple[Path, Record, Mapping[str, Array]]
 """A record, where it was read, and its exchange arrays by "item id|array"."""
@@ -139,7 +140,7 @@ class Convention(msgspec.Struct, frozen=True):
 
     column: str
     arguments: list[Argument]
-    causal: str
+    causal: CausalInfo | None
     alignment: list[Variant]
     fully_masked: list[MaskedRow]
     returned_weights: list[Variant]

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from packaging.version import InvalidVersion, Version
 
-from conformance.records.record import Implementation, Record
+from conformance.records.header import Implementation
+from conformance.records.record import Record
 from conformance.reports.columns import column_keys, declared
 from conformance.reports.model import Loaded, Trend
 from conformance.reports.trend import points

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from conformance.definition.arithmetic import CLASSES
 from conformance.records.findings import INFINITE, VERDICTS
+from conformance.records.header import CausalInfo
 from conformance.reports.totals import GRAVITY
 
 SYMBOLS = {
@@ -151,6 +152,12 @@ def shape(layout: str) -> str:
         else:
             parts.append(word)
     return f"[{', '.join(parts)}]"
+
+
+def causal(flag: CausalInfo) -> str:
+    """What a causal flag is declared to do where lengths differ."""
+    told = flag.alignment or "equal lengths only"
+    return f"{told}, with {flag.needs}" if flag.needs else told
 
 
 def boolean(meaning: str) -> str:

@@ -8,7 +8,15 @@ import msgspec
 import numpy as np
 
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
-from conformance.records.record import SCHEMA, Header, Implementation, MaskInfo, Provenance, Record
+from conformance.records.header import (
+    SCHEMA,
+    CausalInfo,
+    Header,
+    Implementation,
+    MaskInfo,
+    Provenance,
+)
+from conformance.records.record import Record
 from conformance.reports import build
 from conformance.reports import model as data
 
@@ -157,7 +165,7 @@ def full() -> tuple[data.Loaded, list[str], list[str]]:
                 title=f"{NASTY} ({name})",
                 documentation=f"javascript:{NASTY}",
                 versions={NASTY: NASTY},
-                causal=f"{NASTY} (top-left)",
+                causal=CausalInfo(NASTY, "top-left"),
                 masks=[MaskInfo(NASTY, ["batch key"], "attends", NASTY)],
                 unavailable=NASTY if name == NASTY else "",
             )

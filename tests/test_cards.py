@@ -14,7 +14,8 @@ from conformance.errors import ExitCode
 from conformance.experiments import EXPERIMENTS
 from conformance.records.card import TOPICS, Entry
 from conformance.records.findings import CaseResult, Finding
-from conformance.records.record import SCHEMA, Header, Implementation, Provenance, Record
+from conformance.records.header import SCHEMA, Header, Implementation, Provenance
+from conformance.records.record import Record
 from conformance.reports import build, render_html, render_markdown
 from conformance.reports.glance import glances
 from conformance.reports.model import Card, Report

@@ -12,7 +12,7 @@ from conformance.cli import main
 from conformance.errors import ExitCode
 from conformance.records.card import Entry
 from conformance.records.findings import RUN, Finding
-from conformance.records.record import CaseInfo
+from conformance.records.header import CaseInfo
 from conformance.reports.changes import compare, load_side
 
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no")

@@ -10,7 +10,8 @@ import pytest
 
 from conformance.errors import BrokenBaseline, ExitCode
 from conformance.records.findings import RUN, CaseResult, Figures, Finding, Worst
-from conformance.records.record import Header, Implementation, Provenance, Record
+from conformance.records.header import Header, Implementation, Provenance
+from conformance.records.record import Record
 from conformance.reports.gate import judging
 from conformance.reports.gate.baseline import read_baseline
 from conformance.reports.gate.condition import parse

@@ -15,13 +15,9 @@ from hypothesis import strategies as st
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records import record as records
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
+from conformance.records.header import SCHEMA, Header, Implementation, MaskInfo, Provenance
 from conformance.records.record import (
-    SCHEMA,
-    Header,
-    Implementation,
     Journal,
-    MaskInfo,
-    Provenance,
     check_writable,
     decode_line,
     encode_line,

@@ -10,7 +10,7 @@ import numpy as np
 from conformance.cases.case import Case, case_hash
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Problem
-from conformance.records.record import CaseInfo, Plane
+from conformance.records.header import CaseInfo, Plane
 
 MOST_PLANES = 4
 MOST_ELEMENTS = 2**17

@@ -26,7 +26,7 @@ from conformance.definition.expectation import LIMIT
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.records.card import TOPICS, Topic
-from conformance.records.record import CaseInfo, Plane
+from conformance.records.header import CaseInfo, Plane
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.requirement import Requirement
 from conformance.text import heading, line, paragraph, plural, some

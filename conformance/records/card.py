@@ -26,18 +26,20 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str = ""
 
 
-class Topic(msgspec.Struct, frozen=True):
+class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an experiment is about.
 
     Attributes:
         name: as in "probe/masks".
         title: a heading.
         question: what it asks, in a sentence.
+        revision: to be increased whenever the same behaviour may be described by another entry.
     """
 
     name: str
     title: str
     question: str
+    revision: int = 1
 
     @property
     def id(self) -> str:

@@ -18,9 +18,9 @@ import numpy as np
 
 from conformance.definition.dtypes import Array
 from conformance.errors import BrokenRecord, ConformanceError
+from conformance.records import schema1
 from conformance.records.findings import CaseResult
-
-SCHEMA = "mha-conformance/record/1"
+from conformance.records.header import SCHEMA, Header
 
 MOST_BYTES = 512 * 2**20
 """A record larger than this is refused before it is read."""
@@ -28,111 +28,6 @@ MOST_BYTES = 512 * 2**20
 
 PICTURED = ("weights", "weights.want", "weights.noise", "weights.blocked")
 """Arrays of an item whose attention weights deviate; others are for comparing implementations."""
-
-
-class MaskInfo(msgspec.Struct, frozen=True):
-    """A declared mask argument."""
-
-    name: str
-    axes: list[str]
-    true: str | None
-    number: str | None
-
-
-class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An implementation as its adapter declares it."""
-
-    name: str
-    title: str
-    documentation: str
-    framework: str
-    spec: str
-    """What to give to --implementation."""
-    versions: dict[str, str]
-    modes: list[str]
-    dtypes: list[str]
-    masks: list[MaskInfo]
-    causal: str = ""
-    """The causal flag and its alignment, or ""."""
-    unavailable: str = ""
-    """Why nothing of it could be run, or ""."""
-    digest: str = ""
-    """Of the code of its adapter, and of the project's own modules that the adapter imports."""
-
-
-class Plane(msgspec.Struct, frozen=True):
-    """Which keys each query may attend, for some batch entries and heads.
-
-    Attributes:
-        where: which of them: "entry 0, heads 0 and 1"; "" if it is so in all.
-        queries, keys: its size.
-        runs: row by row, lengths of runs of equal elements in turn; the first run is blocked.
-    """
-
-    where: str
-    queries: int
-    keys: int
-    runs: list[int]
-
-
-class CaseInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A case in words and as a picture, so that a record can be read without its catalogue.
-
-    Attributes:
-        why: what it does and what it catches.
-        facts: its sizes and what else it is made of, a phrase each.
-        planes: its mask and causal flag in one; [] if nothing is blocked.
-        more: how many further planes there are.
-        hash: of every number and flag of the case; two records that agree in it asked the same.
-    """
-
-    why: str
-    facts: list[str]
-    planes: list[Plane] = []
-    more: int = 0
-    hash: str = ""
-
-
-class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where and how a record was made."""
-
-    suite: str
-    catalogue: str
-    """Hash of every number of every case."""
-    created: str
-    """UTC, ISO 8601."""
-    run: str
-    """Records of one run of tox share this."""
-    python: str
-    platform: str
-    device: str
-    device_model: str
-    packages: dict[str, str]
-    command: str
-    selection: str = ""
-    """What narrowed the run, or ""."""
-    machine: str = ""
-    """Architecture and processor."""
-    environment: dict[str, str] = {}
-    """Variables of the environment that may change numbers, such as `OMP_NUM_THREADS`."""
-    code: str = ""
-    """Digest of the code of the suite on which every outcome depends."""
-
-
-class Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that is known before the first finding."""
-
-    schema: str
-    name: str
-    provenance: Provenance
-    implementations: list[Implementation]
-    planned: int
-    """Items (implementation x case x dtype x device x mode) that were to be examined."""
-    deselected: int = 0
-    cases: dict[str, CaseInfo] = {}
-    """What each case of the run asks, by id."""
-    revisions: dict[str, str] = {}
-    """Digest of the code behind each requirement and experiment, by id, and of "causes"."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -154,8 +49,16 @@ class Line(msgspec.Struct, omit_defaults=True):
     arrays: dict[str, tuple[list[int], str]] = {}
 
 
-_UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
-"""What decoding foreign bytes may raise."""
+_UNREADABLE = (
+    msgspec.MsgspecError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+    KeyError,
+    TypeError,
+    AttributeError,
+)
+"""What decoding foreign bytes may raise; the last three, where schema 1 is converted."""
 
 _lines = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
@@ -173,10 +76,14 @@ def encode_line(result: CaseResult, arrays: Mapping[str, Array]) -> bytes:
     return _encoder.encode(Line(result, packed))
 
 
-def decode_line(line: bytes | str) -> tuple[CaseResult, dict[str, Array]]:
-    """The inverse of `encode_line`; raises `BrokenRecord`."""
+def decode_line(line: bytes | str, schema: str = SCHEMA) -> tuple[CaseResult, dict[str, Array]]:
+    """The inverse of `encode_line`, of any schema that can be read; raises `BrokenRecord`."""
     try:
-        found = _lines.decode(line)
+        if schema == schema1.SCHEMA_1:
+            raw = msgspec.json.decode(line)
+            found = msgspec.convert(raw | {"result": schema1.upgrade_result(raw["result"])}, Line)
+        else:
+            found = _lines.decode(line)
         arrays = {}
         for name, (shape, packed) in found.arrays.items():
             arrays[name] = np.frombuffer(base64.b64decode(packed), np.float64).reshape(shape)
@@ -268,12 +175,12 @@ def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]
     content = _bounded(path)
     lines = content.splitlines()
     cut_off = not content.endswith(b"\n")
-    header = read_header(path, lines[0] if lines else b"")
+    header, schema = _any_header(path, lines[0] if lines else b"")
     results: list[CaseResult] = []
     arrays: dict[str, Array] = {}
     for number, line in enumerate(lines[1:], start=2):
         try:
-            result, own = decode_line(line)
+            result, own = decode_line(line, schema)
         except BrokenRecord as error:
             if cut_off and number == len(lines):
                 break
@@ -289,10 +196,22 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 def read_header(path: Path, line: bytes) -> Header:
-    """The first line of a journal; raises `BrokenRecord`."""
+    """The first line of a journal that can be continued; raises `BrokenRecord`."""
+    header, schema = _any_header(path, line)
+    if schema != SCHEMA:
+        raise BrokenRecord(f"{path}: has schema {schema!r}, this suite writes {SCHEMA!r}")
+    return header
+
+
+def _any_header(path: Path, line: bytes) -> tuple[Header, str]:
+    """The first line of a journal, and the schema in which it was written."""
     try:
-        _check_schema(path, msgspec.json.decode(line, type=_SchemaOnly).schema)
-        return msgspec.json.decode(line, type=Header)
+        schema = msgspec.json.decode(line, type=_SchemaOnly).schema
+        _check_schema(path, schema)
+        if schema == schema1.SCHEMA_1:
+            raw = schema1.upgrade_header(msgspec.json.decode(line))
+            return msgspec.convert(raw, Header), schema
+        return msgspec.json.decode(line, type=Header), schema
     except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
 
@@ -309,6 +228,8 @@ def read(path: Path) -> Record:
         raise BrokenRecord(f"{path}: no record of this suite, or cut off ({error})") from error
     _check_schema(path, schema)
     try:
+        if schema == schema1.SCHEMA_1:
+            return msgspec.convert(schema1.upgrade_record(msgspec.json.decode(text)), Record)
         return msgspec.json.decode(text, type=Record)
     except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: is damaged ({error}); run again") from error
@@ -344,7 +265,7 @@ class _Envelope(msgspec.Struct):
 
 
 def _check_schema(path: Path, schema: str) -> None:
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, schema1.SCHEMA_1):
         raise BrokenRecord(f"{path}: has schema {schema!r}, this suite reads {SCHEMA!r}; run again")
 
 

@@ -31,6 +31,8 @@ class Requirement:
         every_case: whether all defined cases serve it; else those that say so.
         of_answer: whether the finding depends on nothing but the answer to the case, so that modes
             that answer alike, bit for bit, share it.
+        revision: to be increased whenever the same answer may get another finding, so that
+            earlier findings are not taken for today's.
     """
 
     id: str
@@ -40,6 +42,7 @@ class Requirement:
     check: Callable[[Examination], Finding | None]
     every_case: bool = False
     of_answer: bool = False
+    revision: int = 1
 
     @property
     def chapter(self) -> str:

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from conformance.errors import ExitCode
 from conformance.records.findings import CaseResult
-from conformance.records.record import Header, Record
+from conformance.records.header import Header
+from conformance.records.record import Record
 from conformance.reports.gate.baseline import VERDICTS, read_baseline
 from conformance.reports.gate.judging import Claims, Judgement, judge
 from conformance.reports.gate.telling import tell

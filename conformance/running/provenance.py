@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import platform
 import re
 import secrets
+import sys
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from conformance.adapter.base import Adapter
-from conformance.cases.catalogue import catalogue_hash
+from conformance.adapter.function import Function
+from conformance.adapter.layer import Layer
+from conformance.cases.catalogue import catalogue_hash, find_cases
 from conformance.errors import Unavailable
 from conformance.frameworks.base import package_versions
-from conformance.records.record import Implementation, MaskInfo, Provenance
+from conformance.records.header import (
+    CausalInfo,
+    Implementation,
+    MaskInfo,
+    ParameterInfo,
+    Provenance,
+    RequirementInfo,
+    WeightsInfo,
+)
+from conformance.requirements import REQUIREMENTS
 
 RUN_FILE = "run"
 """Beside the records of a run of several environments lies this file with the run's id."""
@@ -90,11 +104,8 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
         reason = str(error)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-    flag = adapter.causal_flag
-    causal = ""
-    if flag is not None:
-        causal = f"{flag.name} ({flag.alignment or 'equal lengths only'}"
-        causal += f", with {flag.needs})" if flag.needs else ")"
+    returned = adapter.returns_weights
+    option = adapter.weights_option if returned == "per head" else ""
     return Implementation(
         name=adapter.name,
         title=adapter.title,
@@ -105,9 +116,81 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
         modes=[mode.name for mode in adapter.modes],
         dtypes=list(adapter.dtypes),
         masks=[
-            MaskInfo(item.name, list(item.layouts), item.true, item.number)
+            MaskInfo(item.name, list(item.layouts), item.true, item.number, item.broadcasts)
             for item in adapter.mask_arguments
         ],
-        causal=causal,
+        causal=_causal(adapter),
         unavailable=reason,
+        kind=_kind(adapter),
+        about=_about(adapter),
+        example=_example(adapter),
+        mode_notes={mode.name: mode.about for mode in adapter.modes if mode.about},
+        layout=adapter.layout if isinstance(adapter, Function) else "",
+        grouped=isinstance(adapter, Function) and adapter.grouped,
+        parameters=_parameters(adapter),
+        weights=WeightsInfo(returned, option, adapter.weights_otherwise if option else "")
+        if returned
+        else None,
+        custom_scale=adapter.custom_scale,
+        differentiable=adapter.differentiable,
+        fully_masked_row={
+            mode.name: row for mode in adapter.modes if (row := adapter.masked_row(mode))
+        },
     )
+
+
+def _causal(adapter: Adapter) -> CausalInfo | None:
+    flag = adapter.causal_flag
+    return CausalInfo(flag.name, flag.alignment or "", flag.needs or "") if flag else None
+
+
+def _kind(adapter: Adapter) -> Literal["layer", "function", "other"]:
+    if isinstance(adapter, Layer):
+        return "layer"
+    return "function" if isinstance(adapter, Function) else "other"
+
+
+def _about(adapter: Adapter) -> str:
+    """What the adapter's file says of the library."""
+    module = sys.modules.get(type(adapter).__module__)
+    return inspect.cleandoc((module.__doc__ if module else "") or type(adapter).__doc__ or "")
+
+
+def _example(adapter: Adapter) -> str:
+    """Lines that build and call the implementation, at sizes that are easy to read."""
+    own = adapter.example
+    if own is None:
+        return ""
+    sizes = {"heads": 2, "head_size": 4, "value_head_size": 4}
+    sizes |= {f"{which}_width": 8 for which in ("query", "key", "value", "output")}
+    try:
+        build = own.build.format(**sizes)
+        call = own.call.format(masks=", ..." if adapter.mask_arguments else "", **sizes)
+    except (LookupError, ValueError):
+        return ""
+    lines = [*own.imports.splitlines(), *build.splitlines(), f"output = {call}"]
+    return "\n".join(line for line in lines if line)
+
+
+def _parameters(adapter: Adapter) -> list[ParameterInfo]:
+    """The parameter table of a layer, of the first of the simplest shapes that it can have."""
+    if not isinstance(adapter, Layer):
+        return []
+    for name in ("plain/no-mask/self", "plain/no-mask/cross"):
+        (case,) = find_cases(name)
+        shape = case.problem("float32").shape
+        try:
+            adapter.check_shape(shape)
+            rows = adapter.parameters_for(shape)
+        except Exception:  # mistakes of an adapter are for the checks to tell
+            continue
+        return [ParameterInfo(row.native, row.sources, row.pattern, row.stack) for row in rows]
+    return []
+
+
+def requirements() -> list[RequirementInfo]:
+    """Every requirement of this suite, in the order of a report."""
+    return [
+        RequirementInfo(item.id, item.level, item.sentence, item.why, item.revision)
+        for item in REQUIREMENTS
+    ]

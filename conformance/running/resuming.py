@@ -18,8 +18,8 @@ import msgspec
 from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError
 from conformance.records.findings import RUN, CaseResult
+from conformance.records.header import Header
 from conformance.records.record import (
-    Header,
     decode_line,
     encode_line,
     journal_path,

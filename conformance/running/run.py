@@ -31,11 +31,9 @@ from conformance.records.findings import (
     Finding,
     without_outcome,
 )
+from conformance.records.header import SCHEMA, Header, Implementation
 from conformance.records.record import (
     PICTURED,
-    SCHEMA,
-    Header,
-    Implementation,
     Journal,
     check_writable,
     decode_line,
@@ -50,7 +48,13 @@ from conformance.running.alone import conforms_alone
 from conformance.running.examiner import Examiner
 from conformance.running.gated import Gated
 from conformance.running.message import failure
-from conformance.running.provenance import describe, new_run_id, provenance, run_id
+from conformance.running.provenance import (
+    describe,
+    new_run_id,
+    provenance,
+    requirements,
+    run_id,
+)
 from conformance.running.session import Inquiry, Item, inquiries, modes_of, plan
 from conformance.text import printable
 
@@ -517,6 +521,8 @@ class Run:
             planned=len(self.chosen),
             deselected=len(self.planned) - len(self.chosen),
             cases=told(item.case for item in self.items),
+            requirements=requirements(),
+            topics=list(dict.fromkeys(item.experiment.topic for item in self.inquiries)),
         )
 
     def _described(self, adapter: Adapter, spec: str) -> Implementation:

@@ -10,7 +10,8 @@ from typing import Literal
 
 from conformance.errors import BrokenRecord
 from conformance.records.findings import RUN, CaseResult, Finding, count, gravity
-from conformance.records.record import CaseInfo, Record, read
+from conformance.records.header import CaseInfo
+from conformance.records.record import Record, read
 from conformance.reports.changes.model import SCHEMA, Change, Changes, Convention, Members, Side
 from conformance.reports.load import find_records
 from conformance.running.message import again, known

@@ -10,7 +10,8 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
-from conformance.records.record import Implementation, Record
+from conformance.records.header import Implementation
+from conformance.records.record import Record
 from conformance.reports.ci.source import KNOWN, Source, Told
 from conformance.running.message import failure
 from conformance.text import printable

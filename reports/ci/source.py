@@ -10,7 +10,8 @@ from pathlib import Path
 
 from conformance.errors import BrokenRecord, ExitCode
 from conformance.records.findings import NOT_VERIFIED, CaseResult, Finding, count, verified
-from conformance.records.record import Implementation, Record, read
+from conformance.records.header import Implementation
+from conformance.records.record import Record, read
 from conformance.reports.changes import Changes, compare, load_side
 from conformance.reports.changes.compare import BAD, One, grouped_changes
 from conformance.reports.changes.model import Change

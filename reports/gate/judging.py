@@ -26,7 +26,8 @@ from conformance.records.findings import (
     count,
     gravity,
 )
-from conformance.records.record import Implementation, Record
+from conformance.records.header import Implementation
+from conformance.records.record import Record
 from conformance.reports.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
 
 NARROWS = re.compile(r"(^| )(--case|--dtype|--mode|-k) ")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from conformance.records.header import CausalInfo
 from conformance.reports.model import (
     Argument,
     Column,
@@ -47,7 +48,7 @@ class Card(NamedTuple):
     title: str
     columns: list[Column]
     arguments: list[Reading]
-    causal: str
+    causal: CausalInfo | None
     alignment: list[Variant]
     fully_masked: list[MaskedRow]
     returned_weights: list[Variant]

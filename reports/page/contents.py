@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from conformance.records.card import TOPICS
 from conformance.records.findings import MAKERS, VERDICTS, CaseResult, Figures, Worst
-from conformance.records.record import CaseInfo
+from conformance.records.header import CaseInfo
 from conformance.reports import wording
 from conformance.reports.columns import column_keys, declared
 from conformance.reports.matrix import levels

@@ -28,7 +28,8 @@ from conformance.cases.catalogue import find_cases
 from conformance.cases.told import told
 from conformance.records.card import Entry
 from conformance.records.findings import CaseResult, Finding
-from conformance.records.record import CaseInfo, Plane, Record
+from conformance.records.header import CaseInfo, Plane
+from conformance.records.record import Record
 from conformance.reports import build, render_html
 
 CASE = "mask/per-head/cross"

@@ -28,7 +28,8 @@ from conformance.cases.case import Case
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import NotAnAdapter
 from conformance.records.findings import Verdict, without_outcome
-from conformance.records.record import Implementation, encode_line
+from conformance.records.header import Implementation
+from conformance.records.record import encode_line
 from conformance.running.isolation.fate import Fate, died, has_stack, last_words
 from conformance.running.isolation.limits import Limits
 from conformance.running.isolation.messages import (

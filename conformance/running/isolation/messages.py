@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from conformance.records.record import Implementation
+from conformance.records.header import Implementation
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,70 @@
+"""Records of schema 1, converted to the current schema while they are read.
+
+Everything happens to decoded JSON, before it becomes a `Record`. What such a record lacks comes
+from `schema1.json`: the requirements and experiments of the last suite that wrote schema 1. Its
+statements were English sentences; where they are phrases now, this is the only place that
+recognises the old sentences.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from conformance.records.header import SCHEMA
+
+SCHEMA_1 = "mha-conformance/record/1"
+
+_CAUSAL = re.compile(r"(?P<name>.+) \((?P<alignment>[a-z -]+)(?:, with (?P<needs>.+))?\)")
+
+
+def upgrade_record(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a whole record in the current schema."""
+    results = [upgrade_result(result) for result in record["results"]]
+    return record | {"header": upgrade_header(record["header"]), "results": results}
+
+
+def upgrade_header(header: dict[str, Any]) -> dict[str, Any]:
+    """Return a header in the current schema."""
+    implementations = [_implementation(item) for item in header["implementations"]]
+    return header | _frozen() | {"schema": SCHEMA, "implementations": implementations}
+
+
+def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of one item in the current schema."""
+    upgraded = result | {"findings": [_finding(finding) for finding in result["findings"]]}
+    if "entries" in result:
+        upgraded["entries"] = [_entry(result["case"], entry) for entry in result["entries"]]
+    return upgraded
+
+
+def _finding(finding: dict[str, Any]) -> dict[str, Any]:
+    """A finding; here causes and observed values become phrases."""
+    return finding
+
+
+def _entry(case: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of the card of the experiment `case`; here subjects and values become phrases."""
+    return entry
+
+
+def _implementation(item: dict[str, Any]) -> dict[str, Any]:
+    causal = _CAUSAL.fullmatch(item.get("causal", ""))
+    without = {name: value for name, value in item.items() if name != "causal"}
+    if causal is None:
+        return without
+    alignment = "" if causal["alignment"] == "equal lengths only" else causal["alignment"]
+    flag = {"name": causal["name"], "alignment": alignment, "needs": causal["needs"] or ""}
+    return without | {"causal": flag}
+
+
+@cache
+def _frozen() -> dict[str, Any]:
+    """The requirements and topics of the last suite that wrote schema 1."""
+    file = Path(__file__).with_name("schema1.json")
+    frozen: dict[str, Any] = msgspec.json.decode(file.read_bytes())
+    return frozen
