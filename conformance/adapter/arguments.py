@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,6 +19,7 @@ from typing import Literal, get_args
 import einops
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Causal, Problem, Shape, causal_mask
 from conformance.errors import Unsupported, WrongDeclaration
@@ -37,9 +37,6 @@ NumberMeans = Literal[
 Native = BoolArray | Array | bool
 
 AXES = ("batch", "heads", "query", "key")
-
-_LAYOUT = re.compile(r" *(\w+|\( *\w+( +\w+)* *\))( +(\w+|\( *\w+( +\w+)* *\)))* *")
-"""Names, or names joined in parentheses, which do not nest."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +82,21 @@ class MaskArgument:
         if not self.layouts:
             raise WrongDeclaration(f"{self.name} has no layout")
         for layout in self.layouts:
-            named = _names(layout)
-            twice = len(set(named)) < len(named)
-            if twice or not set(named) <= set(AXES) or not _LAYOUT.fullmatch(layout):
+            try:
+                known = all(names and set(names) <= set(AXES) for names in layouts.parse(layout))
+            except WrongDeclaration:
+                known = False
+            if not layout.strip() or not known:
                 raise WrongDeclaration(f"{self.name}: {layout!r} is no layout of {', '.join(AXES)}")
 
     @property
     def layouts(self) -> tuple[str, ...]:
         """`axes` as a tuple."""
         return (self.axes,) if isinstance(self.axes, str) else self.axes
+
+    def layout_over(self, *axes: str) -> str | None:
+        """The first layout that has these axes, or None."""
+        return next((it for it in self.layouts if set(axes) <= set(layouts.axes(it))), None)
 
     @property
     def one(self) -> TrueMeans | None:
@@ -185,11 +188,11 @@ def to_layout(
     Axes that the layout lacks must have size 1. Those that it has are expanded, or with
     `broadcast` left at 1 where they stand alone.
     """
-    named = _names(layout)
+    named = layouts.axes(layout)
     sizes = dict(zip(AXES, shape.logits, strict=True))
     if any(array.shape[i] != 1 for i, axis in enumerate(AXES) if axis not in named):
         return None
-    joined = {axis for part in layout.split("(")[1:] for axis in part.split(")")[0].split()}
+    joined = layouts.joined(layout)
     target = tuple(
         array.shape[i] if axis not in named or (broadcast and axis not in joined) else sizes[axis]
         for i, axis in enumerate(AXES)
@@ -201,11 +204,9 @@ def to_layout(
 
 def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.ndarray:
     """The inverse of `to_layout`: four axes, 1 where the layout has none."""
-    named = _names(layout)
+    named = layouts.axes(layout)
     right = " ".join(axis if axis in named else "()" for axis in AXES)
-    known = {
-        axis: sizes[axis] for part in layout.split("(")[1:] for axis in part.split(")")[0].split()
-    }
+    known = {axis: sizes[axis] for axis in layouts.joined(layout)}
     return einops.rearrange(array, f"{layout} -> {right}", **known)
 
 
@@ -233,7 +234,7 @@ class MaskTable:
             return
         if flag.needs not in by_name:
             raise WrongDeclaration(f"causal flag needs {flag.needs!r}, which is not declared")
-        if not any({"query", "key"} <= set(_names(it)) for it in by_name[flag.needs].layouts):
+        if by_name[flag.needs].layout_over("query", "key") is None:
             raise WrongDeclaration(
                 f"causal flag needs {flag.needs!r}, which no layout lets hold a causal mask"
             )
@@ -398,10 +399,6 @@ def _say(
         if laid is not None:
             kind = "bool" if laid.dtype == np.bool_ else "float"
             sizes = dict(zip(AXES, parts.problem.shape.logits, strict=True))
-            whole = math.prod(sizes[axis] for axis in _names(layout))
+            whole = math.prod(sizes[axis] for axis in layouts.axes(layout))
             return laid, layout, f"{kind}[{'~' if laid.size < whole else ''}{layout}]"
     return None
-
-
-def _names(layout: str) -> list[str]:
-    return layout.replace("(", " ").replace(")", " ").split()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import einops
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.arguments import CausalFlag, MaskArgument
 from conformance.adapter.base import Call, FullyMasked, Mode
 from conformance.adapter.native import NativeAdapter, Prepared
@@ -137,7 +138,7 @@ class Function(NativeAdapter):
             "length": shape.query_length,
             "head": shape.value_head_size,
         }
-        wanted = tuple(sizes[axis] for axis in self.layout.split())
+        wanted = layouts.shape(self.layout, sizes)
         check_shape(f"what it returned, [{self.layout}],", tuple(context.shape), wanted)
 
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ import einops
 import numpy as np
 import numpy.typing as npt
 
+from conformance.adapter import layouts
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import WEIGHT_NAMES, Shape, Weights
 from conformance.errors import WrongDeclaration
@@ -56,9 +57,11 @@ class Parameter:
             )
         if len(self.names) > 1 and self.stack is None:
             raise WrongDeclaration(f"parameter {self.native!r} has several sources but no `stack`")
-        if self.pattern.count("->") != 1:
-            raise WrongDeclaration(f"parameter {self.native!r}: {self.pattern!r} is no pattern")
-        if self.interleaved and "heads" not in self.pattern.split("->")[0].split():
+        try:
+            canonical, _ = layouts.sides(self.pattern)
+        except WrongDeclaration as error:
+            raise WrongDeclaration(f"parameter {self.native!r}: {error}") from error
+        if self.interleaved and "heads" not in layouts.axes(canonical):
             raise WrongDeclaration(
                 f"parameter {self.native!r}: interleaved, but {self.pattern!r} names no axis heads"
             )
@@ -86,7 +89,7 @@ class Parameter:
 
     def to_canonical(self, native: Array, shape: Shape) -> dict[str, Array]:
         """The native parameter, or its gradient, back to canonical weights."""
-        left, right = (side.strip() for side in self.pattern.split("->"))
+        left, right = layouts.sides(self.pattern)
         wanted = shape.weight_shapes()
         parts = [native]
         if self.stack is not None:
@@ -97,13 +100,13 @@ class Parameter:
             parts = np.split(native, np.cumsum(sizes)[:-1], axis=self.stack)
         found = {}
         for name, part in zip(self.names, parts, strict=True):
-            if len(_axes(left)) != len(wanted[name]):
+            if len(layouts.axes(left)) != len(wanted[name]):
                 raise WrongDeclaration(
                     f"parameter {self.native!r}: {left!r} does not name the axes of {name}, whose "
                     f"shape is {list(wanted[name])}"
                 )
-            axes = dict(zip(_axes(left), wanted[name], strict=True))
-            known = {axis: size for axis, size in axes.items() if axis in _axes(right)}
+            sizes_of = dict(zip(layouts.axes(left), wanted[name], strict=True))
+            known = {axis: size for axis, size in sizes_of.items() if axis in layouts.axes(right)}
             canonical = self._rearrange(f"{right} -> {left}", part, known)
             found[name] = self._ordered(name, canonical, np.argsort(self.order(shape)))
         return found
@@ -116,7 +119,8 @@ class Parameter:
     def _ordered(self, name: str, array: Array, order: Positions) -> Array:
         if not self.interleaved or name in _OF_KEY_VALUE_HEADS:
             return array
-        return np.take(array, order, axis=self.pattern.split("->")[0].split().index("heads"))
+        canonical, _ = layouts.sides(self.pattern)
+        return np.take(array, order, axis=layouts.axes(canonical).index("heads"))
 
     def _rearrange(self, pattern: str, array: Array, sizes: dict[str, int]) -> Array:
         try:
@@ -189,7 +193,3 @@ class ParameterTable:
             found = row.to_canonical(numbered, self.shape)
             self._known[key] = {name: at.astype(np.intp) for name, at in found.items()}
         return self._known[key]
-
-
-def _axes(side: str) -> list[str]:
-    return side.replace("(", " ").replace(")", " ").split()

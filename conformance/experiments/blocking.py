@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.arguments import MaskArgument, Native, to_layout
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Shape
@@ -32,7 +33,7 @@ class Blocking:
     @property
     def axes(self) -> tuple[str, ...]:
         """Of the argument's first layout."""
-        return tuple(self.argument.layouts[0].replace("(", " ").replace(")", " ").split())
+        return layouts.axes(self.argument.layouts[0])
 
     def native(self, visible: BoolArray, shape: Shape) -> Native | None:
         """The array that says who is visible `[batch heads query key]`, or None if that does not

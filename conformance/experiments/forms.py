@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.arguments import MaskArgument, Native, to_layout
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Shape
@@ -79,7 +80,7 @@ def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> 
     there are enough arrangements, so no axis can be taken for another.
     """
     random = np.random.default_rng([7, seed, len(form.name)])
-    named = argument.layouts[0].replace("(", " ").replace(")", " ").split()
+    named = layouts.axes(argument.layouts[0])
     axes = ("batch", "heads", "query", "key")
     sizes = [n if a in named else 1 for a, n in zip(axes, shape.logits, strict=True)]
     last = "key" if "key" in named else "query"

@@ -38,7 +38,8 @@ def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
         (ZERO_INFINITE, np.where(visible, 0.0, INFINITE)),
     )
     for told, (form, values) in zip(WRITTEN, ways, strict=True):
-        layout = next(item for item in argument.layouts if {"query", "key"} <= set(_names(item)))
+        layout = argument.layout_over("query", "key")
+        assert layout is not None
         laid = to_layout(values, layout, problem.shape, broadcast=False)
         assert laid is not None
         found = lab.ask(problem, {argument.name: form.array(laid)})
@@ -71,8 +72,4 @@ def _outcome(lab: Laboratory, found: Seen) -> tuple[str, str]:
 
 
 def _over_queries(argument: MaskArgument) -> bool:
-    return any({"query", "key"} <= set(_names(layout)) for layout in argument.layouts)
-
-
-def _names(layout: str) -> list[str]:
-    return layout.replace("(", " ").replace(")", " ").split()
+    return argument.layout_over("query", "key") is not None

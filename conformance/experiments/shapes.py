@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.arguments import MaskArgument
 from conformance.experiments.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form, arrange
 from conformance.experiments.laboratory import Laboratory, Refused, Seen
@@ -81,7 +82,7 @@ def different_sizes(lab: Laboratory) -> Iterator[Entry]:
                 accepted[_as(name, readings)].append(_shown(name))
         takes = [shape for reading, shapes in accepted.items() if not reading for shape in shapes]
         declared = [
-            f"[{', '.join(layout.replace('(batch heads)', 'batch·heads').split())}]"
+            _shown(" ".join("·".join(names) for names in layouts.parse(layout)))
             for layout in argument.layouts
         ]
         lacking = [layout for layout in declared if layout not in takes]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES, MaskArgument, from_layout, to_layout
 from conformance.adapter.naming import find
 from conformance.definition.problem import Shape
@@ -150,7 +151,7 @@ def _read(
     array: np.ndarray, layout: str, broadcasts: bool, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
     """The array in one layout; raises `WrongShape` where it does not fit."""
-    parts = _parts(layout)
+    parts = layouts.parse(layout)
     if array.ndim != len(parts):
         raise WrongShape(f"{len(parts)} axes, the mask has {array.ndim}")
     sizes = dict(given)
@@ -189,11 +190,11 @@ def _laid(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Sizes)
     if layout is None:
         raise Untranslatable(_why_not(elements, argument, name))
     kept = {
-        axes[0] for axes in _parts(layout) if argument.broadcasts and len(axes) == 1
+        axes[0] for axes in layouts.parse(layout) if argument.broadcasts and len(axes) == 1
     }  # may stay at 1
     wanting = [
         axis
-        for axes in _parts(layout)
+        for axes in layouts.parse(layout)
         for axis in axes
         if axis not in kept and axis not in sizes and held.shape[AXES.index(axis)] == 1
     ]
@@ -214,7 +215,7 @@ def _layouts(elements: np.ndarray, argument: MaskArgument) -> Iterator[tuple[str
         for layout in argument.layouts:
             held = elements
             for i, axis in enumerate(AXES):
-                if not any(axis in axes for axes in _parts(layout)):
+                if not any(axis in axes for axes in layouts.parse(layout)):
                     if collapse and held.shape[i] > 1 and _constant(held, i):
                         held = held.take([0], axis=i)
                     if held.shape[i] != 1:
@@ -226,33 +227,16 @@ def _layouts(elements: np.ndarray, argument: MaskArgument) -> Iterator[tuple[str
 def _why_not(elements: np.ndarray, argument: MaskArgument, name: str) -> str:
     varies = [axis for i, axis in enumerate(AXES) if not _constant(elements, i)]
     lacking: list[list[str]] = [
-        [axis for axis in varies if not any(axis in axes for axes in _parts(layout))]
+        [axis for axis in varies if not any(axis in axes for axes in layouts.parse(layout))]
         for layout in argument.layouts
     ]
-    layouts = " or ".join(f"[{layout}]" for layout in argument.layouts)
+    declared = " or ".join(f"[{layout}]" for layout in argument.layouts)
     fewest = min(lacking, key=len)
-    return f"the mask varies over {' and '.join(fewest)}, and {name} is {layouts}"
+    return f"the mask varies over {' and '.join(fewest)}, and {name} is {declared}"
 
 
 def _constant(array: np.ndarray, axis: int) -> bool:
     return bool((array == array.take([0], axis=axis)).all()) if array.size else True
-
-
-def _parts(layout: str) -> list[tuple[str, ...]]:
-    """The axes of a layout, those in brackets together."""
-    parts, inside = [], False
-    joined: list[str] = []
-    for word in layout.replace("(", " ( ").replace(")", " ) ").split():
-        if word == "(":
-            joined, inside = [], True
-        elif word == ")":
-            parts.append(tuple(joined))
-            inside = False
-        elif inside:
-            joined.append(word)
-        else:
-            parts.append((word,))
-    return parts
 
 
 def _shape(sizes: Mapping[str, int]) -> Shape:

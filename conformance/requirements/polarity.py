@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.arguments import MaskArgument, Native, Spelling, to_layout
 from conformance.cases import catalogue as served
 from conformance.definition.arithmetic import Exact
@@ -130,7 +131,7 @@ def _pattern(problem: Problem, layout: str, random: np.random.Generator) -> Bool
     """About half marked, every row and column mixed; the same for all heads."""
     shape = problem.shape
     sizes = [
-        size if axis in layout.replace("(", " ").replace(")", " ").split() else 1
+        size if axis in layouts.axes(layout) else 1
         for axis, size in zip(("batch", "heads", "query", "key"), shape.logits, strict=True)
     ]
     sizes[1] = 1

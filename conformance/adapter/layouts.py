@@ -1,0 +1,65 @@
+"""The notation for axes: "(batch heads) query key", and "embed heads head -> (heads head) embed".
+
+A layout names the axes of an array in order; axes in parentheses are joined into one, the first
+varying slowest; "1" is an axis of size 1. A pattern is two layouts and an arrow, as in einops.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from conformance.errors import WrongDeclaration
+
+Layout = tuple[tuple[str, ...], ...]
+"""For each axis of the array, the named axes that are joined in it; () for size 1."""
+
+_WORD = re.compile(r"\w+")
+_AXIS = re.compile(r"\s*(?:(\w+)|\(([\w\s]*)\))\s*")
+
+
+@lru_cache(maxsize=1024)
+def parse(layout: str) -> Layout:
+    """Return the axes of the array, each as the tuple of named axes that are joined in it.
+
+    Raises:
+        WrongDeclaration: parentheses are nested or unbalanced, there is something other than
+            names, or a name occurs twice.
+    """
+    parsed: list[tuple[str, ...]] = []
+    end = 0
+    while end < len(layout):
+        match = _AXIS.match(layout, end)
+        if match is None:
+            raise WrongDeclaration(f"{layout!r} is no layout: see {layout[end:]!r}")
+        end = match.end()
+        parsed.append(tuple(name for name in _WORD.findall(match[0]) if name != "1"))
+    named = [name for names in parsed for name in names]
+    if len(set(named)) < len(named):
+        raise WrongDeclaration(f"{layout!r} is no layout: a name occurs twice")
+    return tuple(parsed)
+
+
+def sides(pattern: str) -> tuple[str, str]:
+    """Return the layouts before and after the arrow; raises `WrongDeclaration` if there is none."""
+    before, arrow, after = pattern.partition("->")
+    if not arrow or "->" in after:
+        raise WrongDeclaration(f"{pattern!r} is no pattern, which has one arrow")
+    return before.strip(), after.strip()
+
+
+def axes(layout: str) -> tuple[str, ...]:
+    """Return the named axes, in order, whether joined or not."""
+    return tuple(name for names in parse(layout) for name in names)
+
+
+def joined(layout: str) -> frozenset[str]:
+    """Return the named axes that are joined with others, which have no axis of their own."""
+    return frozenset(name for names in parse(layout) if len(names) > 1 for name in names)
+
+
+def shape(layout: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of an array in this layout, where named axes have these sizes."""
+    return tuple(math.prod(sizes[name] for name in names) for names in parse(layout))
