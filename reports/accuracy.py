@@ -6,14 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from conformance.definition.arithmetic import CLASSES
-from conformance.definition.expectation import LIMIT
 from conformance.records.findings import Figures
+from conformance.records.numbers import ACCURACY, LIMIT
 from conformance.reports.model import Accuracy, Column, Spread
 from conformance.reports.totals import Seen
 from conformance.requirements.definition import BIAS, INPUTS, OUTPUT, PARAMETERS
 
-CLASS_ORDER = (*(item.name for item in CLASSES), "")
+CLASS_ORDER = (*ACCURACY, "")
 """From the most accurate to none."""
 
 _KINDS = {

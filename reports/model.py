@@ -12,9 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from conformance.definition.dtypes import Array
 from conformance.records.findings import Figures, Worst
 from conformance.records.header import CausalInfo, MaskInfo, Provenance
+from conformance.records.numbers import Array
 from conformance.records.record import Record
 
 SCHEMA = "mha-conformance/report/2"

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.definition.comparison import ratios
-from conformance.definition.dtypes import DTYPES, Array
 from conformance.records.card import PREFIX
 from conformance.records.findings import INFINITE
+from conformance.records.numbers import UNDERFLOW, Array, ratios
 from conformance.records.record import PICTURED
 from conformance.reports.columns import column_keys
 from conformance.reports.model import Apart, Column, Loaded, Pair
@@ -124,7 +123,7 @@ def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apa
 
 def _distance(one: Exchanged, other: Exchanged, dtype: str) -> float:
     """The largest |a - b| in units of √2 σ."""
-    underflow = DTYPES[dtype].underflow if dtype in DTYPES else 0.0
+    underflow = UNDERFLOW.get(dtype, 0.0)
     size = np.abs(ratios(one.output, other.output, np.sqrt(2.0) * one.noise, underflow))
     return float(size.max(initial=0.0))
 
@@ -151,4 +150,4 @@ def _same_problem(one: Exchanged, other: Exchanged) -> bool:
 def _dtypes(answers: Iterable[tuple[str, str]]) -> list[str]:
     """In the suite's order, then whatever else there is."""
     have = dict.fromkeys(dtype for dtype, _ in answers)
-    return [*(name for name in DTYPES if name in have), *(n for n in have if n not in DTYPES)]
+    return [*(name for name in UNDERFLOW if name in have), *(n for n in have if n not in UNDERFLOW)]

@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.definition.arithmetic import CLASSES
 from conformance.records.findings import INFINITE, VERDICTS
 from conformance.records.header import CausalInfo
+from conformance.records.numbers import ACCURACY
 from conformance.reports.totals import GRAVITY
 
 SYMBOLS = {
@@ -36,7 +36,7 @@ MEANINGS = {
     "not-run": "planned, but without an outcome",
 }
 
-CLASS_MEANINGS = {item.name: item.meaning for item in CLASSES}
+CLASS_MEANINGS = ACCURACY
 
 _OBSERVED_BOOL = {
     "attends": "True attends",

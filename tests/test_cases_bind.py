@@ -18,8 +18,9 @@ from problems import make
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.definition.dtypes import DTYPES
-from conformance.definition.expectation import LIMIT, Expectation, expect, solve
+from conformance.definition.expectation import Expectation, expect, solve
 from conformance.definition.problem import Problem
+from conformance.records.numbers import LIMIT
 
 BINDS = {"float64": 100.0, "float32": 100.0, "float16": 100.0, "bfloat16": 3 * LIMIT}
 """How far the answer has to move, in σ of the least accurate class.

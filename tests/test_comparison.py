@@ -16,12 +16,12 @@ from conformance.definition.comparison import (
     between,
     compare,
     element,
-    ratios,
     worst_of,
 )
-from conformance.definition.expectation import LIMIT, Expectation
+from conformance.definition.expectation import Expectation
 from conformance.errors import WrongShape
 from conformance.records.findings import INFINITE
+from conformance.records.numbers import LIMIT, ratios
 
 NAN, INF = np.nan, np.inf
 

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.definition.arithmetic import CLASSES
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, FLOAT64, dtype_of
 from conformance.errors import UnknownName
+from conformance.records.numbers import ACCURACY, UNDERFLOW
 
 each = pytest.mark.parametrize("dtype", DTYPES.values(), ids=lambda dtype: dtype.name)
 
@@ -161,3 +163,9 @@ def test_formats_are_found_by_name():
 def test_an_unknown_format_is_answered_with_the_nearest():
     with pytest.raises(UnknownName, match=r"unknown dtype 'float8'; did you mean .*float16"):
         dtype_of("float8")
+
+
+def test_records_know_the_same_formats_and_classes():
+    assert {name: dtype.underflow for name, dtype in DTYPES.items()} == UNDERFLOW
+    assert list(DTYPES) == list(UNDERFLOW)
+    assert [item.name for item in CLASSES] == list(ACCURACY)

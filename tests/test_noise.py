@@ -16,10 +16,11 @@ from problems import FULL, by_torch, emptied, make, scale_of
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.definition.arithmetic import CLASSES, SAMPLES, Exact, Noisy, classes_of
 from conformance.definition.attention import backward, forward
-from conformance.definition.comparison import accuracy_class, ratios
+from conformance.definition.comparison import accuracy_class
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT32, DType
-from conformance.definition.expectation import LIMIT, expect
+from conformance.definition.expectation import expect
 from conformance.definition.problem import Answer
+from conformance.records.numbers import LIMIT, ratios
 
 TF32 = DType("tf32", 11, 2.0**-126, 2.0**-24)
 CLASS_NAMES = [item.name for item in CLASSES]

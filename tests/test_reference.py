@@ -30,8 +30,8 @@ from problems import (
     visible,
 )
 
-from conformance.definition.comparison import ratios
-from conformance.definition.expectation import LIMIT, expect, solve
+from conformance.definition.expectation import expect, solve
+from conformance.records.numbers import LIMIT, ratios
 
 ROUNDING = 1e-15  # of the forward pass: sums of a handful of products
 GRADIENT_ROUNDING = 5e-14  # with logits of some ten, whose rounding the softmax multiplies

@@ -17,11 +17,12 @@ from conformance.adapter.loading import load, registered
 from conformance.adapter.parameters import ParameterTable
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
-from conformance.definition.expectation import LIMIT, expect
+from conformance.definition.expectation import expect
 from conformance.errors import ExitCode
 from conformance.explore.code import literal, parameter
 from conformance.explore.script import MOST_LINES, TooLong, script
 from conformance.explore.trial import Deviation, Trial
+from conformance.records.numbers import LIMIT
 
 HERE = Path(__file__).parent
 REPRODUCTIONS = sorted((HERE.parent / "docs" / "reproductions").glob("*.py"))

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from conformance.causes.stages import Change, Stages
-from conformance.definition.comparison import ratios
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.expectation import LIMIT
 from conformance.definition.problem import Problem
+from conformance.records.numbers import LIMIT, ratios
 
 BETTER = 0.5
 """A hypothesis leaves at most this share of the error: else it explains no more than noise does."""

@@ -9,9 +9,8 @@ import numpy as np
 
 from conformance.causes.hypothesis import Evidence, Hypothesis, Maker
 from conformance.causes.stages import Stages
-from conformance.definition.comparison import ratios
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, Array
-from conformance.definition.expectation import LIMIT
+from conformance.records.numbers import LIMIT, ratios
 
 STAGES = ("projections", "logits", "weights", "context", "output", "bias")
 SPREAD = 0.5

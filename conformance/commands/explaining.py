@@ -22,11 +22,11 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.cases.told import tell
 from conformance.commands.formats import print_json
-from conformance.definition.expectation import LIMIT
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.records.card import TOPICS, Topic
 from conformance.records.header import CaseInfo, Plane
+from conformance.records.numbers import LIMIT
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.requirement import Requirement
 from conformance.text import heading, line, paragraph, plural, some

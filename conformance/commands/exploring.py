@@ -19,13 +19,13 @@ from conformance.cases.catalogue import find_cases
 from conformance.cases.stored import CHAPTER
 from conformance.commands.drawing import replace
 from conformance.definition.dtypes import dtype_of
-from conformance.definition.expectation import LIMIT
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.explore.script import TooLong, script
 from conformance.explore.search import MOST_EXAMPLES, Wanted, search
 from conformance.explore.shrinking import ORDER, shrink
 from conformance.explore.trial import Deviation, Trial, examined
 from conformance.progress import progress
+from conformance.records.numbers import LIMIT
 from conformance.requirements.examination import Examination
 from conformance.running.message import ratio
 from conformance.text import printable

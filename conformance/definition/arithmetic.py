@@ -38,7 +38,6 @@ class AccuracyClass:
     """
 
     name: str
-    meaning: str
     tensors: bool
     logits: bool
     probabilities: bool
@@ -46,21 +45,15 @@ class AccuracyClass:
 
 
 CLASSES = (
-    AccuracyClass(
-        "A0", "float32 (or wider) throughout, one final rounding", False, False, False, False
-    ),
-    AccuracyClass(
-        "A",
-        "logits, statistics and sums in float32; tensors and weights rounded to the dtype",
-        True,
-        False,
-        True,
-        False,
-    ),
-    AccuracyClass("B", "every operation rounds to the dtype", True, True, True, False),
-    AccuracyClass("C", "as B, and the sums inside products too", True, True, True, True),
+    AccuracyClass("A0", False, False, False, False),
+    AccuracyClass("A", True, False, True, False),
+    AccuracyClass("B", True, True, True, False),
+    AccuracyClass("C", True, True, True, True),
 )
-"""From the most accurate to the least; each allows what the one before it does."""
+"""From the most accurate to the least; each allows what the one before it does.
+
+`conformance.records.numbers.ACCURACY` says in words what each rounds.
+"""
 
 
 def classes_of(dtype: DType) -> tuple[AccuracyClass, ...]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from conformance.definition.dtypes import Array
-from conformance.definition.expectation import LIMIT, Expectation
+from conformance.definition.expectation import Expectation
 from conformance.errors import WrongShape
 from conformance.records.findings import INFINITE, Figures, Worst
+from conformance.records.numbers import LIMIT, ratios
 
 BETWEEN_ANSWERS = 11.31
 """Limit for two answers to the same problem: √2·LIMIT, since each has noise of its own."""
@@ -38,16 +39,6 @@ class Comparison:
     def fits(self) -> bool:
         """Within the limit, everywhere."""
         return self.figures.max_ratio <= self.figures.limit
-
-
-def ratios(got: Array, want: Array, noise: Array, underflow: float) -> Array:
-    """(got - want) / σ, signed; 0 within the underflow; ±inf where an exact element is not."""
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        error = got - want
-        ratio = error / noise
-    ratio[np.abs(error) <= underflow] = 0.0
-    ratio[np.isnan(ratio)] = np.inf
-    return ratio
 
 
 def compare(

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.errors import UnknownName
+from conformance.records.numbers import UNDERFLOW
 
 Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -57,10 +58,10 @@ class DType:
             return np.where(np.abs(rounded) >= 2.0**128, np.copysign(np.inf, exact), rounded)
 
 
-FLOAT64 = DType("float64", 53, 2.0**-1074, 2.0**-53)
-FLOAT32 = DType("float32", 24, 2.0**-126, 2.0**-24)
-BFLOAT16 = DType("bfloat16", 8, 2.0**-126, 2.0**-24)
-FLOAT16 = DType("float16", 11, 2.0**-24, 2.0**-24)
+FLOAT64 = DType("float64", 53, UNDERFLOW["float64"], 2.0**-53)
+FLOAT32 = DType("float32", 24, UNDERFLOW["float32"], 2.0**-24)
+BFLOAT16 = DType("bfloat16", 8, UNDERFLOW["bfloat16"], 2.0**-24)
+FLOAT16 = DType("float16", 11, UNDERFLOW["float16"], 2.0**-24)
 
 DTYPES = {dtype.name: dtype for dtype in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16)}
 

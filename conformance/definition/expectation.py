@@ -21,9 +21,6 @@ from conformance.definition.attention import backward, forward
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Answer, Problem
 
-LIMIT = 8.0
-"""κ of the rule |error| ≤ κσ. √(2 ln(N/p)) is 7.1 for 10⁶ elements and a false alarm in 10⁵."""
-
 
 @dataclass(frozen=True, eq=False)
 class Expectation:

@@ -19,10 +19,11 @@ from conformance.adapter.base import Adapter, Mode
 from conformance.cases.stored import CHAPTER, StoredCase, rounded
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
-from conformance.definition.expectation import LIMIT, expect
+from conformance.definition.expectation import expect
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.records.findings import INFINITE, Finding
+from conformance.records.numbers import LIMIT
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import Examination, Raised
 

@@ -7,9 +7,10 @@ import numpy as np
 from conformance.adapter.arguments import Spelling
 from conformance.cases import catalogue as served
 from conformance.definition.dtypes import Array
-from conformance.definition.expectation import LIMIT, solve
+from conformance.definition.expectation import solve
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding, Verdict
+from conformance.records.numbers import LIMIT
 from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.requirement import Requirement
 

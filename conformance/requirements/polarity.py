@@ -17,11 +17,11 @@ from conformance.adapter.arguments import MaskArgument, Native, Spelling, to_lay
 from conformance.cases import catalogue as served
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
-from conformance.definition.comparison import ratios
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported, WrongShape
 from conformance.records.findings import Finding
+from conformance.records.numbers import ratios
 from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.invariance import with_other_content
 from conformance.requirements.requirement import Requirement

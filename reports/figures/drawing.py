@@ -13,7 +13,7 @@ from html import escape
 
 import numpy as np
 
-from conformance.definition.expectation import LIMIT
+from conformance.records.numbers import LIMIT
 from conformance.reports.figures import scales
 from conformance.reports.figures.panel import Grid, Map, heat_map, ticks
 from conformance.reports.figures.picture import Picture, Row

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conformance.definition.dtypes import Array, BoolArray
+from conformance.records.numbers import Array, BoolArray
 from conformance.reports.figures import scales
 
 TEXT_UP_TO = 8

@@ -11,10 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.definition.comparison import ratios
-from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.expectation import LIMIT
 from conformance.errors import ConformanceError, WrongShape
+from conformance.records.numbers import LIMIT, Array, BoolArray, ratios
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from conformance.definition.dtypes import DTYPES
 from conformance.errors import BrokenBaseline
+from conformance.records.numbers import UNDERFLOW
 
-CHOICES = {"dtype": tuple(DTYPES), "device": ("cpu", "gpu")}
+CHOICES = {"dtype": tuple(UNDERFLOW), "device": ("cpu", "gpu")}
 """What these can be; anything else would never hold."""
 
 _ORDER: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}

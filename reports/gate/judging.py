@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from conformance.definition.dtypes import DTYPES
 from conformance.errors import BrokenBaseline, ExitCode
 from conformance.records.findings import (
     NOT_VERIFIED,
@@ -27,6 +26,7 @@ from conformance.records.findings import (
     gravity,
 )
 from conformance.records.header import Implementation
+from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import Record
 from conformance.reports.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
 
@@ -202,7 +202,7 @@ class Claims:
                 raise BrokenBaseline(
                     f"{entry.place}: nothing of {told.name} is called {name!r}; known: {known}"
                 )
-        return any(entry.condition.holds(variables | {"dtype": dtype}) for dtype in DTYPES)
+        return any(entry.condition.holds(variables | {"dtype": dtype}) for dtype in UNDERFLOW)
 
 
 def agrees(entry: Entry, finding: Finding) -> bool:

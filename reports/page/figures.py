@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.definition.dtypes import DTYPES, Array
 from conformance.errors import ConformanceError
 from conformance.records.findings import CaseResult, item_id, of_weights
+from conformance.records.numbers import UNDERFLOW, Array
 from conformance.records.record import PICTURED
 from conformance.reports.figures.drawing import again, svg
 from conformance.reports.figures.picture import Picture, Subject, picture
@@ -94,12 +94,11 @@ def _tells(result: CaseResult, deviation: Deviation) -> bool:
 
 def _picture(result: CaseResult, arrays: Mapping[str, Array]) -> Picture:
     got, want, noise, blocked = (np.asarray(arrays[part], dtype=np.float64) for part in PICTURED)
-    format_ = DTYPES.get(result.dtype)
     return picture(
         Subject(result.implementation, result.case, result.dtype, result.mode, result.device),
         got=got,
         want=want,
         noise=noise,
         blocked=blocked != 0,
-        underflow=format_.underflow if format_ else 0.0,
+        underflow=UNDERFLOW.get(result.dtype, 0.0),
     )
