@@ -6,12 +6,12 @@ implementations, of which exactly the same can be said share an entry.
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from glob import escape
+from itertools import takewhile
 from typing import NamedTuple
 
 from conformance.reports.gate.judging import Cell
@@ -144,11 +144,17 @@ def _raised(texts: Collection[str]) -> dict[str, str]:
         alike[re.sub(r"\d+", "#", text)].add(text)
     found = {}
     for same in alike.values():
-        shared = os.path.commonprefix(list(same))
-        begins = _readable(shared.rpartition(" ")[0]) if len(same) > 1 else ""
+        begins = _readable(_beginning(same)) if len(same) > 1 else ""
         for text in same:
             found[text] = begins if len(begins) >= LEAST else _readable(text) or ":"
     return found
+
+
+def _beginning(texts: Collection[str]) -> str:
+    """Whole words with which all of them begin."""
+    pairs = zip(min(texts), max(texts), strict=False)
+    equal = takewhile(lambda pair: pair[0] == pair[1], pairs)
+    return "".join(char for char, _ in equal).rpartition(" ")[0]
 
 
 def _readable(text: str) -> str:

@@ -115,7 +115,7 @@ def _own(name: str) -> str:
 def _script() -> str:
     """All of the script as one block, in which nothing is global."""
     parts = "\n".join(_own(f"script/{name}.js") for name in SCRIPTS)
-    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
+    return f'"use strict";\n(async () => {{\n{parts}\n}})();\n'
 
 
 def _policy(style: str, script: str) -> str:

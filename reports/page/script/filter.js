@@ -6,7 +6,7 @@ const distinct = (words) => [...new Set(words)];
 const CHOICES = {
   implementation: data.columns.map((own) => own.key),
   chapter: distinct(data.requirements.map((own) => own[1])),
-  verdict: VERDICTS.filter((_, kind) => data.verdict.includes(kind)),
+  verdict: VERDICTS.filter((_, kind) => FOUND.some((own) => own.verdict === kind)),
   dtype: data.dtypes,
   device: distinct(data.columns.map((own) => own.device)),
 };
@@ -87,7 +87,7 @@ function chips() {
 }
 
 function applyFilter() {
-  const shown = tables(state.filter);
+  const shown = passes(state.filter);
   const active = filtered();
   const bar = document.querySelector(".active");
   if (!bar) return;

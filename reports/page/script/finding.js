@@ -112,10 +112,8 @@ function againPart(own, column) {
 
 // What else was asked of the same answer.
 function restPart(own) {
-  const others = [];
-  for (let place = firstOf[own.item]; place < firstOf[own.item + 1]; place += 1) {
-    if (place !== own.place) others.push(finding(place));
-  }
+  const others = own.item.findings.map((_, at) => own.item.first + at)
+    .filter((place) => place !== own.place).map(finding);
   if (!others.length) return "";
   return el("section", {}, el("h4", {}, "Of the same answer"),
     el("ul", { class: "rest-list" }, others.map((other) => el("li", {},

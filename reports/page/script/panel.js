@@ -56,7 +56,7 @@ function findingsPanel(ofColumn, ofRow) {
   if (listed.of !== key) listed = { of: key, many: PAGEFUL, unfolded: new Set(), was: listed.was };
   const found = select(state.filter, column, row);
   const counts = new Uint32Array(VERDICTS.length);
-  found.forEach((place) => { counts[data.verdict[place]] += 1; });
+  found.forEach((place) => { counts[FOUND[place].verdict] += 1; });
   const wanted = state.panel;
   const at = wanted.case === undefined ? -1 : located(ofColumn, ofRow, wanted);
   const shown = at >= 0 ? at : wanted.case === undefined ? found[0] : undefined;
@@ -92,23 +92,19 @@ function panelHead(column, row, counts) {
 
 function located(column, row, wanted) {
   const { case: name, in: dtype, mode } = wanted;
-  const word = [data.case_words.indexOf(name), data.dtypes.indexOf(dtype), data.modes.indexOf(mode)];
-  for (let place = 0; place < FINDINGS; place += 1) {
-    const item = itemOf[place];
-    if ((column < 0 || data.items.column[item] === column) &&
-        (row < 0 || data.requirement[place] === row) && data.items.case[item] === word[0] &&
-        (dtype === undefined || data.items.dtype[item] === word[1]) &&
-        (mode === undefined || data.items.mode[item] === word[2])) return place;
-  }
-  return -1;
+  return FOUND.findIndex(({ item, requirement }) =>
+    (column < 0 || item.column === column) && (row < 0 || requirement === row) &&
+    item.case === name && (dtype === undefined || item.dtype === dtype) &&
+    (mode === undefined || item.mode === mode));
 }
 
 // Equal errors of many requirements and items are one line, until somebody asks for all.
 function folded(found, shown) {
   const groups = new Map();
   for (const place of found) {
-    const same = VERDICTS[data.verdict[place]] === "error"
-      ? `${data.items.column[itemOf[place]]} ${told("detail", place).replace(/ \(at [^()]*\)$/, "")}` : place;
+    const { verdict, item, detail = "" } = FOUND[place];
+    const same = VERDICTS[verdict] === "error"
+      ? `${item.column} ${detail.replace(/ \(at [^()]*\)$/, "")}` : place;
     const own = groups.get(same);
     if (own) own.push(place); else groups.set(same, [place]);
   }
