@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 from conformance import CausalFlag, Example, Layer, Mode, Script, Shape, Unsupported
+from conformance.adapter import since
 from conformance.adapters.flax_linen import FLAX_MASKS, FLAX_MODES, FLAX_PARAMETERS
-from conformance.frameworks.base import since
 
 
 class FlaxNnx(Layer):

@@ -16,13 +16,12 @@ cuDNN's kernel is for GPUs, half precision and some sizes; on a CPU it is unavai
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from conformance import (
-    Call,
     CausalFlag,
     Example,
     Function,
@@ -33,9 +32,8 @@ from conformance import (
     Unavailable,
     Unsupported,
 )
-from conformance.adapter.arguments import MaskTable, Spelling
+from conformance.adapter import MaskTable, Spelling, since
 from conformance.adapters.lengths import LengthTable
-from conformance.frameworks.base import Natives, since
 
 
 class _WithLengths(LengthTable):
@@ -125,17 +123,10 @@ class CudnnAttention(DotProductAttention):
     modes = (Mode("cudnn", gradients=False, about='implementation="cudnn": one kernel, for GPUs'),)
     implementation = "cudnn"
 
-    def device_model(self, device: str) -> str:
-        self._check_device(device)
-        return super().device_model(device)
-
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        self._check_device(call.device)
-        return super()._bind(problem, call)
-
-    def _check_device(self, device: str) -> None:
+    def check_device(self, device: str) -> None:
         if device == "cpu":
             raise Unavailable("cuDNN's kernel is for GPUs only; run it with --device gpu")
+        super().check_device(device)
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any

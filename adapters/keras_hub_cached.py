@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 from conformance import Example, MaskArgument, Mode, Script, Shape, Unsupported
+from conformance.adapter import Natives
 from conformance.adapters.keras_layers import KerasMultiHeadAttention
-from conformance.frameworks.base import Natives
 
 _SCORES = {"return_attention_scores": True, "training": False}
 _NO_CACHE = ("scores", "no-scores", "training")

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from conformance import (
-    Answer,
     Call,
     CausalFlag,
     Example,
@@ -40,10 +40,7 @@ from conformance import (
     Unavailable,
     Unsupported,
 )
-from conformance.adapter.base import FullyMasked, SideEffects
-from conformance.adapter.native import NativeAdapter
-from conformance.frameworks import framework
-from conformance.frameworks.base import Framework, Natives, since
+from conformance.adapter import Framework, FullyMasked, NativeAdapter, Natives, framework, since
 
 _DOCS = "https://keras.io/api/layers/attention_layers"
 
@@ -107,20 +104,13 @@ class OnBackend(NativeAdapter):
     def bridge(self) -> Framework:
         return _backend(self.framework)
 
-    def run(self, problem: Problem, call: Call) -> Answer:
-        with self._device(call):
-            return super().run(problem, call)
-
-    def side_effects(self, problem: Problem, call: Call) -> SideEffects:
-        with self._device(call):
-            return super().side_effects(problem, call)
-
-    def _device(self, call: Call) -> Any:
-        # On torch, Keras moves every tensor to a device of its own choice.
-        self.bridge.check_device(call.device)
+    @contextmanager
+    def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
         import keras
 
-        return keras.device(f"{call.device}:0")
+        # On torch, Keras moves every tensor to a device of its own choice.
+        with keras.device(f"{call.device}:0"):
+            yield
 
 
 class _Keras(OnBackend):
@@ -368,7 +358,7 @@ class _AdditiveAttention(_Keras, Function):
     def __init__(self) -> None:
         self._layers: dict[tuple[int, str], _Stateless] = {}
 
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+    def attend_for(self, problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
         import keras
 
         # Here, because a layer cannot be built inside a program that is being compiled.
@@ -377,7 +367,7 @@ class _AdditiveAttention(_Keras, Function):
             layer = keras.layers.AdditiveAttention(use_scale=True, dtype=dtype)
             layer.build([(None, None, size)] * 3)
             self._layers[size, dtype] = _Stateless(layer)
-        return super()._bind(problem, call)
+        return super().attend_for(problem, call)
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any

@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from conformance import CausalFlag, Example, Function, MaskArgument, Mode, Shape, Unsupported
+from conformance.adapter import since
 from conformance.adapters.keras_layers import OnBackend
-from conformance.frameworks.base import since
 
 _MASK = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
 _BIAS = MaskArgument("bias", "batch heads query key", number="added", broadcasts=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from conformance import Problem
-from conformance.adapter.arguments import MaskTable, Spelling
+from conformance.adapter import MaskTable, Spelling
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,24 +14,21 @@ kernels for float32 and float16; float64 it computes operator by operator, as ON
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from conformance import (
-    Call,
     CausalFlag,
     Example,
     Function,
     MaskArgument,
     Mode,
-    Problem,
     Unsupported,
 )
+from conformance.adapter import DTYPES, Natives, since
 from conformance.adapters.lengths import right_padding
-from conformance.definition.dtypes import DTYPES
-from conformance.frameworks.base import Natives, since
 
 _DOCS = "https://onnx.ai/onnx/operators/onnx__Attention.html"
 _INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
@@ -124,21 +121,10 @@ class _Attention(Function):
     opsets: ClassVar[Mapping[int, str]]
     """Those in which the operator differs, and the first version that runs it there."""
 
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        natives, invoke, program = super()._bind(problem, call)
-
-        def in_mode(*arguments: Any) -> Any:
-            self._mode = call.mode
-            return invoke(*arguments)
-
-        return natives, in_mode, program
-
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
-        from conformance.frameworks.onnx_node import Node
-
-        mode, opset = self._mode, self._mode["opset"]
+        opset = mode["opset"]
         if not since(self.framework, self.opsets[opset]):
             raise Unsupported(f"opset {opset}: since {self.framework} {self.opsets[opset]}")
         given = {"Q": query, "K": key, "V": value}
@@ -159,7 +145,7 @@ class _Attention(Function):
         # "They shall be used together, and not allowed to use only one of them."
         asked |= {"present_key", "present_value"} if "past_key" in given else set()
         outputs = tuple(name if name in asked else "" for name in _OUTPUTS)
-        node = Node("Attention", _INPUTS, outputs, tuple(attributes.items()), opset)
+        node = self.bridge.node("Attention", _INPUTS, outputs, tuple(attributes.items()), opset)
         found = self.bridge.run(node, given)
         context, weights = found["Y"], found.get("qk_matmul_output")
         if mode.options.get("side by side"):

@@ -18,29 +18,26 @@ the values: others are filled up with zeros here, and the scale is given, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from conformance import (
-    Call,
     CausalFlag,
     Example,
     Function,
     MaskArgument,
     Mode,
-    Problem,
     Shape,
     Unsupported,
 )
-from conformance.adapter.arguments import MaskTable
+from conformance.adapter import MaskTable, Natives, since
 from conformance.adapters.lengths import LengthTable
-from conformance.frameworks.base import Natives, since
 
 _DOCS = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md"
 _PRESENT = ("present_key", "present_value")
+_BIASES = ("query_bias", "key_bias", "value_bias")
 _HEAD_MULTIPLE = 8
 
 
@@ -55,26 +52,13 @@ class _Contrib(Function):
     inputs: ClassVar[tuple[str, ...]]
     """The operator's, in order."""
 
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        natives, invoke, program = super()._bind(problem, call)
-
-        def in_mode(own: Natives, *arguments: Any) -> Any:
-            self._mode = call.mode
-            return invoke(self._projecting(own), *arguments)
-
-        return natives, in_mode, program
-
-    def _projecting(self, own: Natives) -> Natives:
-        """The parameters that the suite projects with."""
-        return own
-
     def _run(self, outputs: tuple[str, ...], given: Natives) -> Natives:
         """Run the operator; what is given and is no input is an attribute."""
-        from conformance.frameworks.onnx_node import Node
-
         arrays = {name: given[name] for name in self.inputs if name in given}
         attributes = tuple(item for item in given.items() if item[0] not in arrays)
-        node = Node(self.operator, self.inputs, outputs, attributes, domain="com.microsoft")
+        node = self.bridge.node(
+            self.operator, self.inputs, outputs, attributes, domain="com.microsoft"
+        )
         found: Natives = self.bridge.run(node, arrays)
         return found
 
@@ -137,32 +121,28 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
         ),
         Mode(
             "bias",
-            {"bias": True},
             about="the biases of the three projections are given to the operator, which adds them",
         ),
     )
+
+    bias_modes = ("bias",)
 
     @cached_property
     def masks(self) -> MaskTable:
         return LengthTable(self.mask_arguments, self.causal_flag, lengths="key_padding_mask")
 
-    def _projecting(self, own: Natives) -> Natives:
-        self._bias: Natives = {}
-        if not self._mode.options.get("bias") or "query_bias" not in own:
-            return own
-        biases = [own[f"{name}_bias"].reshape(-1) for name in ("query", "key", "value")]
-        self._bias = {"bias": np.concatenate(biases)}
-        return {n: a for n, a in own.items() if not n.endswith("_bias") or n == "output_bias"}
-
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
         heads = query.shape[1]
-        given = {"num_heads": heads, **self._bias, **options, **masks}
+        biases = [options.pop(name).ravel() for name in _BIASES if name in options]
+        given = {"num_heads": heads, **options, **masks}
+        if biases:
+            given["bias"] = np.concatenate(biases)
         if "key_padding_mask" in given:
             given["key_padding_mask"] = _whole(given["key_padding_mask"])
         causal = given.pop("unidirectional", False)
-        if self._mode.options.get("cache") and not causal:
+        if mode.options.get("cache") and not causal:
             if value.shape[3] != key.shape[3]:
                 raise Unsupported("a cache has value heads of the key's size")
             before = key.shape[2] - query.shape[2]
@@ -175,7 +155,7 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
         if causal:
             given["unidirectional"] = 1
         given |= {"query": _merged(query), "key": _merged(key), "value": _merged(value)}
-        found = self._run(("output", *self._mode.options.get("outputs", ())), given)
+        found = self._run(("output", *mode.options.get("outputs", ())), given)
         return _split(found["output"], heads)
 
 
@@ -224,7 +204,7 @@ class OnnxRuntimeGroupQueryAttention(_Contrib):
             raise Unsupported("beside a cache, several queries of one sequence only")
 
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
         (batch, heads, queries, size), keys = query.shape, key.shape[2]
         given = {"num_heads": heads, "kv_num_heads": key.shape[1], "scale": size**-0.5}
@@ -248,10 +228,10 @@ class OnnxRuntimeGroupQueryAttention(_Contrib):
                 np.take_along_axis(array, own[:, None, :, None], axis=2) for array in (key, value)
             )
         inputs = {"query": _merged(query), "key": _merged(key), "value": _merged(value)}
-        if self._mode.options.get("packed"):
+        if mode.options.get("packed"):
             inputs = {"query": np.concatenate(list(inputs.values()), axis=2)}
         outputs = ("output", *_PRESENT)
-        if self._mode.weights:
+        if mode.weights:
             _needs("1.23", "qk_output")
             given["qk_output"] = 2
             outputs += ("output_qk",)

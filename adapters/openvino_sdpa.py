@@ -17,23 +17,20 @@ float32 is computed in bfloat16 on CPUs that have it. Even so float64 is compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from conformance import (
-    Call,
     CausalFlag,
     Example,
     Function,
     MaskArgument,
     Mode,
-    Problem,
     Unsupported,
 )
-from conformance.frameworks.base import Natives
+from conformance.adapter import Natives
 
 
 class OpenVinoScaledDotProductAttention(Function):
@@ -89,17 +86,8 @@ def attention(query, key, value, attention_mask=None, causal=False):
         ),
     )
 
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        natives, invoke, program = super()._bind(problem, call)
-
-        def in_mode(*arguments: Any) -> Any:
-            self._mode = call.mode
-            return invoke(*arguments)
-
-        return natives, in_mode, program
-
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
         causal = masks.get("causal", False)
         given = {"query": query, "key": key, "value": value}
@@ -109,13 +97,13 @@ def attention(query, key, value, attention_mask=None, causal=False):
             given["attention_mask"] = masks["attention_mask"]
         if "scale" in options:
             given["scale"] = np.array(options["scale"], query.dtype)
-        if self._mode.options.get("state"):
+        if mode.options.get("state"):
             # The state has a shape of its own, of which the heads have to be known.
             known = dict.fromkeys(("query", "key", "value"), (1, 3))
             make = partial(_stateful, causal)
             return self.bridge.run(("state", causal), make, *_steps(given), known=known)
         make = partial(_plain, causal)
-        static = self._mode.options.get("static", False)
+        static = mode.options.get("static", False)
         known = {name: range(array.ndim) for name, array in given.items()} if static else {}
         return self.bridge.run(("plain", causal), make, given, known=known)
 

@@ -61,11 +61,10 @@ class PallasGpuAttention(Function):
                     raise Unsupported(f"{length} is no multiple of the block size {BLOCK}")
 
     @contextmanager
-    def _session(self, problem: Problem, call: Call) -> Iterator[None]:
+    def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
         if call.device == "cpu" and problem.dtype != "float32" and problem.shape.sharing != "self":
             raise Unsupported(f"interpreted: in {problem.dtype} self-attention only")
-        with super()._session(problem, call):
-            yield
+        yield
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any

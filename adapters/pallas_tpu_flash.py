@@ -77,14 +77,13 @@ class PallasTpuFlash(Function):
             raise Unsupported("interpreted: in bfloat16 self-attention only")
 
     @contextmanager
-    def _session(self, problem: Problem, call: Call) -> Iterator[None]:
+    def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
         # Around the derivative too, which is another kernel.
-        with super()._session(problem, call):
-            from jax.experimental.pallas import tpu
+        from jax.experimental.pallas import tpu
 
-            # True is what `pallas_call(..., interpret=True)` has, InterpretParams a simulated TPU.
-            with tpu.force_tpu_interpret_mode(True):
-                yield
+        # True is what `pallas_call(..., interpret=True)` has, InterpretParams a simulated TPU.
+        with tpu.force_tpu_interpret_mode(True):
+            yield
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any

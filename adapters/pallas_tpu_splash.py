@@ -23,14 +23,13 @@ dynamic masks where it is not self-attention.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from conformance import (
-    Answer,
     Call,
     CausalFlag,
     Example,
@@ -41,10 +40,8 @@ from conformance import (
     Shape,
     Unsupported,
 )
-from conformance.adapter.arguments import Spelling
-from conformance.adapter.native import Prepared
+from conformance.adapter import Natives, Spelling
 from conformance.adapters.segments import PADDING, SegmentTable, padded
-from conformance.frameworks.base import Natives
 
 BLOCK = 128
 
@@ -89,6 +86,7 @@ class PallasTpuSplash(Function):
             dtypes=("float32",),
             about="the mask is an array of JAX, which may differ between entries of the batch; "
             "not under jax.jit",
+            compiled=False,
         ),
     )
 
@@ -110,8 +108,7 @@ class PallasTpuSplash(Function):
         if problem.dtype == "bfloat16" and problem.shape.sharing != "self":
             raise Unsupported("interpreted: in bfloat16 self-attention only")
 
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        natives, invoke, program = super()._bind(problem, call)
+    def attend_for(self, problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
         given = (call.spelling or self.masks.spell(problem)).arguments
         array = given.get("mask")
         if not call.mode["static"]:
@@ -119,18 +116,13 @@ class PallasTpuSplash(Function):
                 raise Unsupported("without an array there is no dynamic mask")
             if problem.shape.sharing != "self":
                 raise Unsupported("interpreted and not compiled: for self-attention only")
-            return natives, invoke, program
+            return self.attend, None
         fixed = {"mask": _static(problem.shape, array, "CausalMask" in given)}
 
-        def static(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
-            return invoke(own, query, key, value, masks | fixed)
+        def static(query: Any, key: Any, value: Any, masks: Natives, **options: Any) -> Any:
+            return self.attend(query, key, value, masks | fixed, **options)
 
-        return natives, static, (program, None if array is None else np.asarray(array).tobytes())
-
-    def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
-        # Under jax.jit, the kernel's own note that its mask is dynamic becomes a tracer.
-        compiled = call.compiled and call.mode["static"]
-        return super()._evaluate(problem, replace(call, compiled=compiled), ready)
+        return static, None if array is None else np.asarray(array).tobytes()
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from conformance import Problem, Unsupported
-from conformance.adapter.arguments import MaskTable, Spelling
+from conformance.adapter import MaskTable, Spelling
 
 NOBODY = -1
 """The id of a query that may attend nothing; no key has it."""

@@ -12,23 +12,23 @@ aligned top-left. Weights come back per head where they are asked for, by the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from conformance import (
-    Call,
     CausalFlag,
     Example,
     Layer,
     MaskArgument,
     Mode,
-    Problem,
     Script,
     Shape,
     Unsupported,
 )
+from conformance.adapter import Natives
 from conformance.adapters.keras_layers import KERAS_PARAMETERS
-from conformance.frameworks.base import Natives
 
 
 class TfKerasMultiHeadAttention(Layer):
@@ -139,15 +139,16 @@ class TfKerasMultiHeadAttention(Layer):
             parameter='next(v for v in layer.weights if v.name.endswith("/{name}:0"))',
         )
 
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        natives, invoke, built = super()._bind(problem, call)
+    def own_parameters(
+        self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
+    ) -> Natives:
         variables = {
             variable.name.split("/", 1)[1].removesuffix(":0"): variable
-            for variable in self._built[built].trainable_variables
+            for variable in layer.trainable_variables
         }
         for name, variable in variables.items():
-            variable.assign(natives[name])
-        return variables, invoke, built
+            variable.assign(parameters[name])
+        return variables
 
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode

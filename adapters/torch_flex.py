@@ -15,21 +15,18 @@ cases that every mode is asked on, and in no experiment.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from conformance import (
-    Call,
     Example,
     Function,
     MaskArgument,
     Mode,
-    Problem,
     Unavailable,
     Unsupported,
 )
-from conformance.frameworks.base import Natives
 
 _EAGER = {"compile": False}
 _ASKED = ("float64", "float32", "bfloat16")
@@ -91,17 +88,8 @@ def attention(query, key, value, block_mask=None, score_mod=None):
         call="attention(split(query), split(key), split(value){masks}).transpose(1, 2).flatten(2)",
     )
 
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        natives, invoke, program = super()._bind(problem, call)
-
-        def in_mode(*arguments: Any) -> Any:
-            self._mode = call.mode
-            return invoke(*arguments)
-
-        return natives, in_mode, program
-
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
         from torch.nn.attention import flex_attention as flex
 
@@ -117,7 +105,7 @@ def attention(query, key, value, block_mask=None, score_mod=None):
             options["block_mask"] = flex.create_block_mask(
                 _reader(mask, sizes), *alike, *sizes[2:], device=query.device
             )
-        if self._mode["compile"]:
+        if mode["compile"]:
             return _compiled(query, key, value, options)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "flex_attention called without torch.compile")

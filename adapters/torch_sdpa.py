@@ -18,21 +18,17 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
 from conformance import (
-    Call,
     CausalFlag,
     Example,
     Function,
     MaskArgument,
     Mode,
-    Problem,
     Unavailable,
     Unsupported,
 )
-from conformance.frameworks.base import Natives
 
 _MODES = (
     Mode("with-gradients", about="called as in training, so that gradients can be asked for"),
@@ -93,25 +89,16 @@ class Default(Function):
     # "An error is thrown if both attn_mask and is_causal are set."
     causal_flag = CausalFlag("is_causal", alignment="top-left", alone=True)
 
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        natives, invoke, program = super()._bind(problem, call)
-
-        def in_mode(*arguments: Any) -> Any:
-            self._mode = call.mode
-            return invoke(*arguments)
-
-        return natives, in_mode, program
-
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
         if query.shape[1] != key.shape[1]:
             options["enable_gqa"] = True
-        if self._mode.dropout:
+        if mode.dropout:
             import torch
 
-            torch.manual_seed(self._mode.draw)
-            options["dropout_p"] = self._mode.dropout
+            torch.manual_seed(mode.draw)
+            options["dropout_p"] = mode.dropout
         return self._attention(query, key, value, **masks, **options)
 
     def _attention(self, *inputs: Any, **arguments: Any) -> Any:
@@ -177,17 +164,10 @@ class Flash(_OneKernel):
 class _OnGpu(_OneKernel):
     """A kernel that there is for GPUs only."""
 
-    def device_model(self, device: str) -> str:
-        self._check_device(device)
-        return super().device_model(device)
-
-    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        self._check_device(call.device)
-        return super()._bind(problem, call)
-
-    def _check_device(self, device: str) -> None:
+    def check_device(self, device: str) -> None:
         if device == "cpu":
             raise Unavailable(f"torch has {self.backend} for GPUs only; run it with --device gpu")
+        super().check_device(device)
 
 
 class Efficient(_OnGpu):

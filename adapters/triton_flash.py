@@ -48,15 +48,14 @@ class TritonFlash(Function):
     )
 
     @contextmanager
-    def _session(self, problem: Problem, call: Call) -> Iterator[None]:
+    def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
         if call.device == "cpu":
             _check_interpreted(problem)
         before = os.environ.get("TRITON_INTERPRET")
         if call.device == "cpu":
             os.environ["TRITON_INTERPRET"] = "1"
         try:
-            with super()._session(problem, call):
-                yield
+            yield
         finally:
             os.environ.pop("TRITON_INTERPRET", None)
             if before is not None:

@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("jax")
 
 from conformance.frameworks import jax_bridge
+from conformance.frameworks.base import Request
 
 
 def test_programs_are_dropped_before_there_is_no_room_to_compile(monkeypatch):
@@ -14,7 +15,7 @@ def test_programs_are_dropped_before_there_is_no_room_to_compile(monkeypatch):
     def asked(program):
         with bridge.session("float32", "cpu"):
             given = bridge.array(np.ones((2, 3)), "float32", "cpu")
-            found = bridge.evaluate(
+            request = Request(
                 lambda variables, _: (variables["x"] * 2, None),
                 {"x": given},
                 {},
@@ -22,6 +23,7 @@ def test_programs_are_dropped_before_there_is_no_room_to_compile(monkeypatch):
                 gradients=True,
                 program=program,
             )
+            found = bridge.evaluate(request)
             return bridge.numpy(found.output), bridge.numpy(found.gradients["x"])
 
     first = asked(0)

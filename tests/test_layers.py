@@ -59,8 +59,8 @@ READS = {
 }
 """What a room may import beyond the rule of the floors; a room that is not named: all below."""
 
-ADAPTER_READS = {"adapter", "definition", "errors", "frameworks"}
-"""An adapter knows the adapter interface, and what that hands it; never what is expected."""
+ADAPTER_READS = {"conformance", "conformance.adapter", "conformance.adapters"}
+"""An adapter knows the adapter interface, and other adapters; never what is expected."""
 
 ALONE = re.compile(
     r"conformance\.adapters\.(ours\.attention|tutorials\.tutorial_\d|triton_flash_kernel)"
@@ -210,12 +210,29 @@ def test_an_adapter_knows_the_interface_only(name):
     if ALONE.fullmatch(name):
         assert not found
         return
-    rooms = {room_of(n) for n in found} - {""}
-    assert rooms <= ADAPTER_READS
-    assert not within(
-        found, "conformance.definition.attention", "conformance.definition.expectation"
-    )
+    modules = {n if n in SOURCES else n.rpartition(".")[0] for n in found}
+    assert modules - within(modules, "conformance.adapters") <= ADAPTER_READS
     assert not within(imports(SOURCES[name], lazy=False, typing=False), *FRAMEWORKS)
+
+
+def private_methods(name):
+    """Names of methods that begin with one underscore, in all classes of a module."""
+    tree = ast.parse(SOURCES[name].read_text(encoding="utf-8"))
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    methods = {
+        node.name
+        for each in classes
+        for node in each.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    return {method for method in methods if re.match(r"_(?!_)", method)}
+
+
+@pytest.mark.parametrize("name", every("conformance.adapters"))
+def test_an_adapter_overrides_no_private_method(name):
+    interface = set().union(*map(private_methods, every("conformance.adapter")))
+    assert {"_bind", "_evaluate", "_session"} <= interface
+    assert not private_methods(name) & interface
 
 
 @pytest.mark.parametrize("name", every("conformance.adapter"))
@@ -265,7 +282,7 @@ def test_the_core_needs_what_it_declares_and_nothing_else():
     # jinja2 brings markupsafe along, and hands its type out.
     declared |= {"conformance", "markupsafe"}
     for name in core():
-        if name.endswith(("_bridge", ".onnx_node")) or within([name], "conformance.running"):
+        if name.endswith("_bridge") or within([name], "conformance.running"):
             continue
         extra = EXTRAS.get(name, set())
         assert extra <= optional, name

@@ -44,7 +44,7 @@ def test_bfloat16_goes_in_and_out():
 @pytest.mark.parametrize("how", ["gaps", "window"])
 def test_arrays_in_several_pieces_hold_the_same(dtype, how):
     native = RUNTIME.array(np.arange(24.0).reshape(2, 3, 4), dtype, "cpu")
-    laid = RUNTIME.strided(native, how)
+    laid = RUNTIME.strided(native, how, "cpu")
     assert not laid.flags.c_contiguous
     assert RUNTIME.dtype(laid) == dtype
     assert np.array_equal(RUNTIME.numpy(laid), RUNTIME.numpy(native))

@@ -47,6 +47,8 @@ class Mode:
         draw: seed of that dropout; equal draws drop the same weights. A layer is built anew for
             each.
         about: for people, what it is: how the implementation is called.
+        compiled: False where the implementation cannot be compiled as a whole, though its framework
+            compiles: then it is called operation by operation.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Mode:
     dropout: float = 0.0
     draw: int = 0
     about: str = ""
+    compiled: bool = True
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]

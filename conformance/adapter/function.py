@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 import einops
@@ -39,21 +40,42 @@ class Function(NativeAdapter):
         layout: of query, key, value and the result.
         fully_masked_row: of what the function returns, which the suite then projects.
         grouped: whether it takes fewer key/value heads than query heads.
+        bias_modes: names of the modes in which the function itself adds the biases of query, key
+            and value; they come with the options, as `query_bias` and so on, `[heads head]`.
     """
 
     layout: Layout = "batch heads length head"
     grouped: bool = False
     projections_supplied = True
+    bias_modes: tuple[str, ...] = ()
 
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        masks: dict[str, Any],
+        *,
+        mode: Mode,
+        **options: Any,
     ) -> Any:
-        """Call the function.
+        """Call the function: context, or (context, attention weights).
 
-        `options` holds `scale` where the problem departs from the default, and `score`, the
-        weight `[heads head]`, for the additive score.
+        `masks` holds the declared mask arguments by their own names. An override may do without
+        `mode`: it is passed where there is a parameter of this name without a default. `options`
+        holds `scale` where the problem departs from the default, and `score`, the weight
+        `[heads head]`, for the additive score.
         """
         raise NotImplementedError
+
+    def attend_for(self, problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
+        """`attend` for this problem, and what it depends on beside shape, dtype, scale and mode.
+
+        Overridden to make outside of a compiled program what cannot be made inside.
+        """
+        if takes_mode(self.attend):
+            return partial(self.attend, mode=call.mode), None
+        return self.attend, None
 
     def masked_row(self, mode: Mode) -> FullyMasked | None:
         said = super().masked_row(mode)
@@ -67,6 +89,8 @@ class Function(NativeAdapter):
         if call.unbatched:
             raise Unsupported("the suite supplies its inputs, always with a batch")
         bridge, axes, scale = self.bridge, _EINSUM[self.layout], problem.scale
+        attend, key = self.attend_for(problem, call)
+        adds_biases = call.mode.name in self.bias_modes
         natives = {
             name: bridge.array(values, problem.dtype, call.device)
             for name, values in problem.weights.named().items()
@@ -78,15 +102,16 @@ class Function(NativeAdapter):
                 return values
             heads = bridge.einsum(f"bqe,ehd->{axes}", values, own[name])
             bias = own.get(f"{name}_bias")
-            if bias is not None:
+            if bias is not None and not adds_biases:
                 heads = heads + (bias if axes == "bqhd" else bias[:, None, :])
             return self._lying(heads, call)
 
         def invoke(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
             projected = (project(own, "query", query), project(own, "key", key))
             options = {} if scale is None else {"scale": scale}
-            options |= {"score": own["score"]} if "score" in own else {}
-            result = self.attend(*projected, project(own, "value", value), masks, **options)
+            given = (*(f"{name}_bias" for name in _INPUTS if adds_biases), "score")
+            options |= {name: own[name] for name in given if name in own}
+            result = attend(*projected, project(own, "value", value), masks, **options)
             context, weights = result if isinstance(result, tuple) else (result, None)
             self._check_context(context, problem)
             if call.projected:
@@ -101,8 +126,9 @@ class Function(NativeAdapter):
             output = output if bias is None else output + bias
             return (bridge.cast(output, returned) if another else output), weights
 
-        program = (problem.shape, problem.dtype, scale, call.mode.name, call.device)
-        return natives, invoke, (*program, call.projected)
+        mode = (call.mode.name, call.mode.dropout, call.mode.draw)
+        program = (problem.shape, problem.dtype, scale, mode, call.device, call.projected, key)
+        return natives, invoke, program
 
     def _input(self, name: str, problem: Problem, call: Call) -> Any:
         if not call.projected:
@@ -150,15 +176,23 @@ class _Decorated(Function):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
+        self._takes_mode = takes_mode(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function itself, so that decorating it takes nothing away."""
         return self._function(*args, **kwargs)
 
     def attend(
-        self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
+        options |= {"mode": mode} if self._takes_mode else {}
         return self._function(query, key, value, **masks, **options)
+
+
+def takes_mode(function: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter `mode`, and cannot be called without it."""
+    parameter = inspect.signature(function).parameters.get("mode")
+    return parameter is not None and parameter.default is parameter.empty
 
 
 def attention_function(
@@ -172,7 +206,8 @@ def attention_function(
         framework: "torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad" or "numpy".
         masks: its mask arguments, one by one or together.
         declaration: further attributes of `Function` and `Adapter`, such as `layout`, `grouped`,
-            `causal_flag`, `dtypes`, `returns_weights`. A parameter `scale` is found by itself.
+            `causal_flag`, `dtypes`, `returns_weights`. A parameter `scale` is found by itself, and
+            so is one `mode` without a default, to which the `Mode` of the call is passed.
 
     Returns:
         A decorator. Query, key and value arrive as `layout` says, by default

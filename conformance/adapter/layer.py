@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,16 @@ class Layer(NativeAdapter):
         """The layer with these parameters; the identity where they are loaded in place."""
         return layer
 
+    def own_parameters(
+        self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
+    ) -> Natives:
+        """The native parameters to differentiate by, by name, with these numbers.
+
+        Overridden where a layer keeps them in variables of its own that its framework's bridge does
+        not know; then there is no `bind`.
+        """
+        return self.bridge.load(layer, parameters, dtype, device)
+
     def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script | None:
         """What a user without this suite types to get the same layer, called in the same mode.
 
@@ -76,14 +86,14 @@ class Layer(NativeAdapter):
             self._built[key] = self.bridge.place(built, call.device)
         layer = self._built[key]
         own = type(self)
-        handed_on = own.bind is not Layer.bind or own._bind is not Layer._bind
+        handed_on = own.bind is not Layer.bind or own.own_parameters is not Layer.own_parameters
         if not (self.bridge.loads_in_place or handed_on):
             raise WrongDeclaration(
                 f"parameters are arguments in {self.bridge.name}: {type(self).__name__} needs "
                 "bind(layer, parameters), which returns the layer with these parameters"
             )
         parameters = self.table(problem.shape).load(problem.weights)
-        natives = self.bridge.load(layer, parameters, problem.dtype, call.device)
+        natives = self.own_parameters(layer, parameters, problem.dtype, call.device)
 
         def invoke(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
             return self.call(self.bind(layer, own), query, key, value, masks, call.mode)

@@ -16,7 +16,14 @@ from conformance.definition.dtypes import Array
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unavailable, Unsupported
 from conformance.frameworks import LACKS, framework, require
-from conformance.frameworks.base import Evaluated, Framework, Natives, WrongAnswer, package_versions
+from conformance.frameworks.base import (
+    Evaluated,
+    Framework,
+    Natives,
+    Request,
+    WrongAnswer,
+    package_versions,
+)
 from conformance.frameworks.surroundings import Setting
 
 _WEIGHT, _MASK = "weights.", "mask."
@@ -81,8 +88,20 @@ class NativeAdapter(Adapter):
     def versions(self) -> dict[str, str]:
         return self.bridge.versions() | package_versions(self.packages)
 
-    def device_model(self, device: str) -> str:
+    def check_device(self, device: str) -> None:
+        """Raise `Unavailable` unless the implementation runs on such a device here."""
         self.bridge.check_device(device)
+
+    @contextmanager
+    def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
+        """Whatever the implementation needs around building, calling and going back.
+
+        Raises `Unsupported` for problems that it cannot answer on the call's device.
+        """
+        yield
+
+    def device_model(self, device: str) -> str:
+        self.check_device(device)
         return self.bridge.devices()[device]
 
     def settings(self) -> tuple[Setting, ...]:
@@ -102,7 +121,7 @@ class NativeAdapter(Adapter):
     def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
         variables, constants = ready.split(call.wanted)
         differentiable = self.bridge.differentiable and self.differentiable
-        found = self.bridge.evaluate(
+        request = Request(
             ready.function,
             variables,
             constants,
@@ -110,10 +129,10 @@ class NativeAdapter(Adapter):
             gradients=call.mode.gradients and differentiable and bool(variables),
             program=ready.program,
             optimised=call.mode.optimised,
-            compiled=call.compiled,
+            compiled=call.compiled and call.mode.compiled,
             backwards=call.backwards,
         )
-        answer = self._answer(problem, ready, found)
+        answer = self._answer(problem, ready, self.bridge.evaluate(request))
         return _batched(answer, problem) if call.unbatched else answer
 
     def _call_once(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
@@ -160,13 +179,13 @@ class NativeAdapter(Adapter):
 
     @contextmanager
     def _session(self, problem: Problem, call: Call) -> Iterator[None]:
-        """The framework's session; what is not there is `Unavailable`, not an error."""
+        """Both sessions; what is not there is `Unavailable`, not an error."""
         if not self._prepared:
             self.prepare()
             self._prepared = True
-        self.bridge.check_device(call.device)
+        self.check_device(call.device)
         try:
-            with self.bridge.session(problem.dtype, call.device):
+            with self.bridge.session(problem.dtype, call.device), self.around_call(problem, call):
                 yield
         except ModuleNotFoundError as error:
             name = error.name
@@ -220,7 +239,9 @@ class NativeAdapter(Adapter):
 
     def _lying(self, native: Any, call: Call) -> Any:
         """The array as it shall lie in memory."""
-        return self.bridge.strided(native, call.strided) if call.strided else native
+        if not call.strided:
+            return native
+        return self.bridge.strided(native, call.strided, call.device)
 
     @abstractmethod
     def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:

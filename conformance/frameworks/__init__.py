@@ -15,7 +15,7 @@ BRIDGES = {
     "jax": ("conformance.frameworks.jax_bridge", "Jax", "jax"),
     "tensorflow": ("conformance.frameworks.tensorflow_bridge", "TensorFlow", "tensorflow"),
     "onnx": ("conformance.frameworks.onnx_bridge", "OnnxReference", "onnx"),
-    "onnxruntime": ("conformance.frameworks.onnxruntime_bridge", "OnnxRuntime", "onnxruntime"),
+    "onnxruntime": ("conformance.frameworks.onnx_bridge", "OnnxRuntime", "onnxruntime"),
     "openvino": ("conformance.frameworks.openvino_bridge", "OpenVino", "openvino"),
     "mlx": ("conformance.frameworks.mlx_bridge", "Mlx", "mlx.core"),
     "paddle": ("conformance.frameworks.paddle_bridge", "Paddle", "paddle"),

@@ -2,13 +2,14 @@
 
 A check never sees a framework; an adapter sees its own. Each bridge is small enough to read at
 once, and imports its framework when it is constructed, never before: see `conformance.frameworks`.
+What all bridges do alike is done here.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -17,7 +18,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from packaging.version import Version
 
-from conformance.errors import ConformanceError, Unavailable, Unsupported
+from conformance.definition.dtypes import DTYPES
+from conformance.errors import ConformanceError, Unavailable, Unsupported, WrongDeclaration
 from conformance.frameworks.surroundings import Setting
 
 Natives = dict[str, Any]
@@ -32,6 +34,34 @@ Function = Callable[[Natives, Natives], tuple[Any, Any]]
 
 class WrongAnswer(ConformanceError):
     """An implementation returned something that is no array of its framework."""
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What a bridge is asked to evaluate.
+
+    Attributes:
+        function: pure in its two arguments, the variables and the constants.
+        variables: the arrays to differentiate by.
+        constants: the other arrays, such as masks.
+        cotangent: that of the output, of the same shape.
+        gradients: whether to differentiate.
+        program: equal for functions that differ in nothing but their arguments, so that a framework
+            that compiles can reuse what it compiled.
+        optimised: compile as users do, not as quickly as possible.
+        compiled: False to call operation by operation, also where the framework compiles.
+        backwards: how often to go back through the same graph; the last gradients count.
+    """
+
+    function: Function
+    variables: Natives
+    constants: Natives
+    cotangent: Any
+    gradients: bool
+    program: Hashable
+    optimised: bool = False
+    compiled: bool = True
+    backwards: int = 1
 
 
 @dataclass(frozen=True)
@@ -50,10 +80,14 @@ class Framework(ABC):
     packages: ClassVar[tuple[str, ...]]
     """Distributions whose versions belong into the record."""
     differentiable: ClassVar[bool] = True
+    records_graphs: ClassVar[bool] = False
+    """Whether a call leaves a graph, through which gradients can be asked for repeatedly."""
     compiles: ClassVar[bool] = False
     """Whether a program is compiled for each new set of arguments."""
     loads_in_place: ClassVar[bool] = False
     """Whether `load` writes into a layer's own parameters; else `Layer.bind` hands them on."""
+    has_strides: ClassVar[bool] = False
+    """Whether arrays can be views of others, and be written to by index."""
     takes_other_paths: ClassVar[bool] = False
     """Whether an implementation may compute otherwise where no gradient is asked for."""
 
@@ -74,46 +108,43 @@ class Framework(ABC):
         """The array's dtype by NumPy's name, such as "bfloat16"."""
 
     @abstractmethod
-    def evaluate(
-        self,
-        function: Function,
-        variables: Natives,
-        constants: Natives,
-        cotangent: Any,
-        *,
-        gradients: bool,
-        program: Hashable,
-        optimised: bool = False,
-        compiled: bool = True,
-        backwards: int = 1,
-    ) -> Evaluated:
-        """Call the function and, if asked, its vector-Jacobian product by the variables.
-
-        Args:
-            function: pure in its two arguments.
-            variables: what to differentiate by.
-            constants: masks.
-            cotangent: of the output.
-            gradients: whether to differentiate.
-            program: equal for functions that differ in nothing but their arguments, so that a
-                framework that compiles can use what it compiled.
-            optimised: compile as users do, not as quickly as possible.
-            compiled: False to call operation by operation, also where the framework compiles.
-            backwards: how often to go back through the same graph; what is found last counts.
-                Raises `Unsupported` for more than 1 where derivatives are functions.
-        """
-
-    @abstractmethod
     def einsum(self, axes: str, *operands: Any) -> Any:
         """The framework's own einsum, for projections around function adapters."""
-
-    def cast(self, native: Any, dtype: str) -> Any:
-        """The array in another dtype, told by NumPy's name."""
-        return native.astype(dtype)
 
     @abstractmethod
     def devices(self) -> dict[str, str]:
         """The kinds of device there are, "cpu" and maybe "gpu", with their models."""
+
+    def evaluate(self, request: Request) -> Evaluated:
+        """Call the function and, if asked, its vector-Jacobian product by the variables.
+
+        A result that is no array of the cotangent's shape comes back without gradients. Raises
+        `Unsupported` for repeated gradients where derivatives are functions.
+        """
+        if request.backwards > 1 and self.differentiable and not self.records_graphs:
+            raise Unsupported(f"derivatives of {self.name} are functions, not graphs")
+        return self.differentiate(request) if request.gradients else self.call(request)
+
+    def call(self, request: Request) -> Evaluated:
+        """Call the function alone."""
+        with self.without_gradients():
+            return Evaluated(*request.function(request.variables, request.constants), {})
+
+    def differentiate(self, request: Request) -> Evaluated:
+        """Call the function, and go back from the cotangent to the variables."""
+        raise Unsupported(f"{self.name} has no derivatives")
+
+    def without_gradients(self) -> AbstractContextManager[Any]:
+        """Whatever users put around a call of which they want no gradient."""
+        return nullcontext()
+
+    def fits(self, output: Any, cotangent: Any) -> bool:
+        """Whether the output is an array that this cotangent can belong to."""
+        return self.is_array(output) and output.shape == cotangent.shape
+
+    def cast(self, native: Any, dtype: str) -> Any:
+        """The array in another dtype, given by NumPy's name."""
+        return native.astype(dtype)
 
     def settings(self) -> tuple[Setting, ...]:
         """What of the framework belongs to everybody in the process, and can be put back."""
@@ -122,8 +153,18 @@ class Framework(ABC):
     def load(
         self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
     ) -> Natives:
-        """Native parameters as variables to differentiate by."""
-        return {name: self.array(values, dtype, device) for name, values in parameters.items()}
+        """Native parameters as variables to differentiate by.
+
+        Raises `WrongDeclaration` where they are loaded in place and are not the layer's own.
+        """
+        natives = {name: self.array(array, dtype, device) for name, array in parameters.items()}
+        if not self.loads_in_place:
+            return natives
+        own = dict(layer.named_parameters())
+        _check_parameters(layer, own, natives)
+        for name, native in natives.items():
+            self.overwrite(own[name], native)
+        return own
 
     def place(self, layer: Any, device: str) -> Any:
         """Move a newly built layer to a device; nothing to do where parameters are arguments."""
@@ -146,12 +187,33 @@ class Framework(ABC):
         """Versions of the packages behind this bridge."""
         return package_versions(self.packages)
 
-    def strided(self, native: Any, how: Strides) -> Any:
-        """The same numbers, which lie otherwise in memory; around them NaN.
+    def strided(self, native: Any, how: Strides, device: str) -> Any:
+        """The same numbers with other strides, as a view of a larger array.
 
-        Raises `Unsupported` where arrays have no strides.
+        With "gaps" each number lies there twice. A "window" lies in one of the axes between the
+        batch and the last one, so that rows are whole, and NaN around it. Raises `Unsupported`
+        where arrays have no strides.
         """
-        raise Unsupported(f"arrays of {self.name} have no strides")
+        if not self.has_strides:
+            raise Unsupported(f"arrays of {self.name} have no strides")
+        sizes = tuple(native.shape)
+        if how == "gaps":
+            around = self._filled((*sizes, 2), self.dtype(native), device)
+            around[...] = native[..., None]
+            return around[..., 0]
+        between = range(1, len(sizes) - 1) or range(len(sizes))
+        larger = tuple(size + 3 * (axis in between) for axis, size in enumerate(sizes))
+        window = tuple(
+            slice(1, 1 + size) if axis in between else slice(None)
+            for axis, size in enumerate(sizes)
+        )
+        around = self._filled(larger, self.dtype(native), device)
+        around[window] = native
+        return around[window]
+
+    def _filled(self, sizes: tuple[int, ...], dtype: str, device: str) -> Any:
+        values = np.full(sizes, np.nan) if dtype in DTYPES else np.ones(sizes, dtype)
+        return self.array(values, dtype, device)
 
     def overwrite(self, native: Any, by: Any) -> None:
         """Write the numbers of one array into another; raises `Unsupported` if that cannot be."""
@@ -164,39 +226,38 @@ class Framework(ABC):
         }
 
 
-def other_parameters(layer: Any, own: Iterable[str], table: Iterable[str]) -> str:
-    """What to say where a layer and its parameter table do not name the same."""
+def by_name(variables: Natives, gradients: Iterable[Any]) -> Natives:
+    """Gradients by the names of the variables, without those that are None."""
+    named = zip(variables, gradients, strict=True)
+    return {name: gradient for name, gradient in named if gradient is not None}
+
+
+def _check_parameters(layer: Any, own: Natives, table: Natives) -> None:
+    """Raise `WrongDeclaration` unless the parameter table makes the layer's parameters."""
     missing, unknown = sorted({*own} - {*table}), sorted({*table} - {*own})
-    told = [f"only the layer has {', '.join(missing)}"] if missing else []
-    told += [f"only the table has {', '.join(unknown)}"] if unknown else []
-    return (
-        f"{type(layer).__name__} and its parameter table differ: {'; '.join(told)}. What is no "
-        "part of the attention must be no parameter of what `build` returns: a buffer, say"
-    )
-
-
-def place_within(sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-    """Sizes of a larger array, and where in it an array of these sizes lies as a window.
-
-    The window is one of the axes between the batch and the last one, so that rows are whole.
-    """
-    between = range(1, len(sizes) - 1) or range(len(sizes))
-    larger = tuple(size + 3 * (axis in between) for axis, size in enumerate(sizes))
-    window = tuple(
-        slice(1, 1 + size) if axis in between else slice(None) for axis, size in enumerate(sizes)
-    )
-    return larger, window
+    if missing or unknown:
+        differences = [f"only the layer has {', '.join(missing)}"] if missing else []
+        differences += [f"only the table has {', '.join(unknown)}"] if unknown else []
+        raise WrongDeclaration(
+            f"{type(layer).__name__} and its parameter table differ: {'; '.join(differences)}. "
+            "What is no part of the attention must be no parameter of what `build` returns: "
+            "a buffer, say"
+        )
+    for name, native in table.items():
+        needed, made = list(own[name].shape), list(native.shape)
+        if needed != made:
+            raise WrongDeclaration(f"{name} has shape {needed}, the table makes {made}")
 
 
 def package_versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Installed versions; a package that is not installed is left out."""
-    found = {}
+    versions = {}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @cache
@@ -205,5 +266,5 @@ def since(package: str, version: str) -> bool:
 
     True also if it is not installed: what nobody can run is declared as it is today.
     """
-    found = package_versions((package,))
-    return not found or Version(found[package]) >= Version(version)
+    versions = package_versions((package,))
+    return not versions or Version(versions[package]) >= Version(version)

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conformance.errors import Unsupported
-from conformance.frameworks.base import Evaluated, Framework, Function, Natives
+from conformance.frameworks.base import Evaluated, Framework, Function, Natives, Request
 from conformance.frameworks.surroundings import Setting
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
@@ -74,31 +73,22 @@ class Jax(Framework):
             self._programs.clear()
             jax.clear_caches()
 
-    def evaluate(
-        self,
-        function: Function,
-        variables: Natives,
-        constants: Natives,
-        cotangent: Any,
-        *,
-        gradients: bool,
-        program: Hashable,
-        optimised: bool = False,
-        compiled: bool = True,
-        backwards: int = 1,
-    ) -> Evaluated:
-        if backwards > 1:
-            raise Unsupported("derivatives of jax are functions, not graphs")
-        if not compiled:
-            run = _vjp(function) if gradients else _plain(function)
-            return Evaluated(*run(variables, constants, cotangent))
-        key = (program, gradients, optimised)
-        if key not in self._programs:
-            run = _vjp(function) if gradients else _plain(function)
-            options = self._options(optimised)
-            self._programs[key] = jax.jit(run, **({"compiler_options": options} if options else {}))
-        output, weights, found = self._programs[key](variables, constants, cotangent)
-        return Evaluated(output, weights, found)
+    def call(self, request: Request) -> Evaluated:
+        return self._run(request, _plain(request.function))
+
+    def differentiate(self, request: Request) -> Evaluated:
+        return self._run(request, _vjp(request.function))
+
+    def _run(self, request: Request, run: Callable[..., tuple[Any, Any, Natives]]) -> Evaluated:
+        if request.compiled:
+            key = (request.program, request.gradients, request.optimised)
+            if key not in self._programs:
+                options = self._options(request.optimised)
+                self._programs[key] = jax.jit(
+                    run, **({"compiler_options": options} if options else {})
+                )
+            run = self._programs[key]
+        return Evaluated(*run(request.variables, request.constants, request.cotangent))
 
     def _options(self, optimised: bool) -> dict[str, Any]:
         on_cpu = jax.config.jax_default_device is None or (

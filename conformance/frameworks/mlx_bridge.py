@@ -9,20 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from conformance.errors import Unsupported
-from conformance.frameworks.base import (
-    Evaluated,
-    Framework,
-    Function,
-    Natives,
-    Strides,
-    place_within,
-)
+from conformance.frameworks.base import Evaluated, Framework, Function, Natives, Request
 from conformance.frameworks.surroundings import Setting
 
 
@@ -32,6 +26,7 @@ class Mlx(Framework):
     name = "mlx"
     packages = ("mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13")
     takes_other_paths = True
+    has_strides = True
 
     def __init__(self) -> None:
         self._programs: dict[Hashable, Callable[..., dict[str, Any]]] = {}
@@ -63,42 +58,25 @@ class Mlx(Framework):
         with mx.stream(_device(device)):
             yield
 
-    def evaluate(
-        self,
-        function: Function,
-        variables: Natives,
-        constants: Natives,
-        cotangent: Any,
-        *,
-        gradients: bool,
-        program: Hashable,
-        optimised: bool = False,
-        compiled: bool = True,
-        backwards: int = 1,
-    ) -> Evaluated:
-        if backwards > 1:
-            raise Unsupported("derivatives of mlx are functions, not graphs")
-        run = _vjp(function) if gradients else _plain(function)
-        if optimised and compiled:
-            run = self._programs.setdefault((program, gradients), mx.compile(run))
+    def call(self, request: Request) -> Evaluated:
+        return self._run(request, _plain(request.function))
+
+    def differentiate(self, request: Request) -> Evaluated:
         try:
-            found = run(variables, constants, cotangent)
+            return self._run(request, _vjp(request.function))
         except _NoDerivative:
-            found = _plain(function)(variables, constants, cotangent)
-        mx.eval(found)
-        return Evaluated(found["output"], found.get("weights"), found.get("gradients", {}))
+            return self.call(replace(request, compiled=False))
+
+    def _run(self, request: Request, run: Callable[..., dict[str, Any]]) -> Evaluated:
+        if request.optimised and request.compiled:
+            key = (request.program, request.gradients)
+            run = self._programs.setdefault(key, mx.compile(run))
+        arrays = run(request.variables, request.constants, request.cotangent)
+        mx.eval(arrays)
+        return Evaluated(arrays["output"], arrays.get("weights"), arrays.get("gradients", {}))
 
     def settings(self) -> tuple[Setting, ...]:
         return _SETTINGS
-
-    def strided(self, native: Any, how: Strides) -> Any:
-        if how == "gaps":
-            return mx.stack([native, native], axis=-1)[..., 0]
-        larger, window = place_within(native.shape)
-        floating = mx.issubdtype(native.dtype, mx.floating)
-        around = mx.full(larger, mx.nan if floating else 1, native.dtype)
-        around[window] = native
-        return around[window]
 
     def overwrite(self, native: Any, by: Any) -> None:
         native[...] = by

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import numpy as np
 
-from conformance.frameworks.base import (
-    Evaluated,
-    Framework,
-    Function,
-    Natives,
-    Strides,
-    place_within,
-)
+from conformance.frameworks.base import Framework
 
 
 class NumPy(Framework):
@@ -23,6 +15,7 @@ class NumPy(Framework):
     name = "numpy"
     packages: ClassVar[tuple[str, ...]] = ("numpy",)
     differentiable = False
+    has_strides = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         return values.astype(dtype) if values.dtype == np.float64 else values.copy()
@@ -35,31 +28,6 @@ class NumPy(Framework):
 
     def dtype(self, native: Any) -> str:
         return str(native.dtype)
-
-    def evaluate(
-        self,
-        function: Function,
-        variables: Natives,
-        constants: Natives,
-        cotangent: Any,
-        *,
-        gradients: bool,
-        program: Hashable,
-        optimised: bool = False,
-        compiled: bool = True,
-        backwards: int = 1,
-    ) -> Evaluated:
-        output, weights = function(variables, constants)
-        return Evaluated(output, weights, {})
-
-    def strided(self, native: Any, how: Strides) -> Any:
-        if how == "gaps":
-            return np.stack([native, native], axis=-1)[..., 0]
-        larger, window = place_within(native.shape)
-        floating = np.issubdtype(native.dtype, np.floating)
-        around = np.full(larger, np.nan if floating else 1, native.dtype)
-        around[window] = native
-        return around[window]
 
     def overwrite(self, native: Any, by: Any) -> None:
         native[...] = by

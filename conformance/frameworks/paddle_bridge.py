@@ -6,23 +6,15 @@ The CPU has no matrix product of bfloat16 or float16, so there these dtypes are 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import paddle
 
-from conformance.errors import Unsupported, WrongDeclaration
-from conformance.frameworks.base import (
-    Evaluated,
-    Framework,
-    Function,
-    Natives,
-    Strides,
-    other_parameters,
-    place_within,
-)
+from conformance.errors import Unsupported
+from conformance.frameworks.base import Evaluated, Framework, Request, by_name
 from conformance.frameworks.surroundings import Setting
 
 
@@ -31,7 +23,9 @@ class Paddle(Framework):
 
     name = "paddle"
     packages = ("paddlepaddle", "paddlepaddle-gpu")
+    records_graphs = True
     loads_in_place = True
+    has_strides = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         tensor = paddle.to_tensor(values, place=device)
@@ -47,21 +41,6 @@ class Paddle(Framework):
     def dtype(self, native: Any) -> str:
         return str(native.dtype).removeprefix("paddle.")
 
-    def load(
-        self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
-    ) -> Natives:
-        own = dict(layer.named_parameters())
-        if own.keys() != parameters.keys():
-            raise WrongDeclaration(other_parameters(layer, own, parameters))
-        for name, values in parameters.items():
-            if tuple(own[name].shape) != values.shape:
-                raise WrongDeclaration(
-                    f"{name} has shape {list(own[name].shape)}, "
-                    f"the table makes {list(values.shape)}"
-                )
-            self.overwrite(own[name], self.array(values, dtype, device))
-        return own
-
     def place(self, layer: Any, device: str) -> Any:
         return layer.to(device=device)
 
@@ -76,50 +55,29 @@ class Paddle(Framework):
         finally:
             paddle.set_device(before)
 
-    def evaluate(
-        self,
-        function: Function,
-        variables: Natives,
-        constants: Natives,
-        cotangent: Any,
-        *,
-        gradients: bool,
-        program: Hashable,
-        optimised: bool = False,
-        compiled: bool = True,
-        backwards: int = 1,
-    ) -> Evaluated:
-        if not gradients:
-            with paddle.no_grad():
-                return Evaluated(*function(variables, constants), {})
-        constants = {name: _frozen(tensor) for name, tensor in constants.items()}
+    def without_gradients(self) -> Any:
+        return paddle.no_grad()
+
+    def differentiate(self, request: Request) -> Evaluated:
+        variables, cotangent = request.variables, request.cotangent
+        constants = {name: _frozen(tensor) for name, tensor in request.constants.items()}
         for tensor in variables.values():
             tensor.stop_gradient = False
-        output, weights = function(variables, constants)
-        if not self.is_array(output) or output.shape != cotangent.shape or output.stop_gradient:
+        output, weights = request.function(variables, constants)
+        if not self.fits(output, cotangent) or output.stop_gradient:
             return Evaluated(output, weights, {})
-        for left in reversed(range(backwards)):
-            found = paddle.grad(
+        for left in reversed(range(request.backwards)):
+            gradients = paddle.grad(
                 [output],
                 list(variables.values()),
                 [cotangent.astype(output.dtype)],
                 retain_graph=left > 0,
                 allow_unused=True,
             )
-        named = zip(variables, found, strict=True)
-        return Evaluated(output, weights, {name: grad for name, grad in named if grad is not None})
+        return Evaluated(output, weights, by_name(variables, gradients))
 
     def settings(self) -> tuple[Setting, ...]:
         return _SETTINGS
-
-    def strided(self, native: Any, how: Strides) -> Any:
-        if how == "gaps":
-            return paddle.stack([native, native], axis=-1)[..., 0]
-        larger, window = place_within(native.shape)
-        floating = native.is_floating_point()
-        around = paddle.full(larger, float("nan") if floating else 1, native.dtype)
-        around[window] = native
-        return around[window]
 
     def overwrite(self, native: Any, by: Any) -> None:
         with paddle.no_grad():

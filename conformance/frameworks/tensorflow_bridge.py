@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from conformance.frameworks.base import Evaluated, Framework, Function, Natives
+from conformance.frameworks.base import Evaluated, Framework, Request, by_name
 from conformance.frameworks.surroundings import Setting
 
 
@@ -18,6 +18,7 @@ class TensorFlow(Framework):
 
     name = "tensorflow"
     packages = ("tensorflow", "tensorflow-cpu")
+    records_graphs = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         with tf.device(_device(device)):
@@ -40,33 +41,18 @@ class TensorFlow(Framework):
         with tf.device(_device(device)):
             yield
 
-    def evaluate(
-        self,
-        function: Function,
-        variables: Natives,
-        constants: Natives,
-        cotangent: Any,
-        *,
-        gradients: bool,
-        program: Hashable,
-        optimised: bool = False,
-        compiled: bool = True,
-        backwards: int = 1,
-    ) -> Evaluated:
-        if not gradients:
-            return Evaluated(*function(variables, constants), {})
-        with tf.GradientTape(persistent=backwards > 1) as tape:
+    def differentiate(self, request: Request) -> Evaluated:
+        variables, cotangent = request.variables, request.cotangent
+        with tf.GradientTape(persistent=request.backwards > 1) as tape:
             tape.watch(variables)
-            output, weights = function(variables, constants)
-        if not self.is_array(output) or output.shape != cotangent.shape:
+            output, weights = request.function(variables, request.constants)
+        if not self.fits(output, cotangent):
             return Evaluated(output, weights, {})
-        for _ in range(backwards):
-            found = tape.gradient(
-                output, variables, output_gradients=tf.cast(cotangent, output.dtype)
+        for _ in range(request.backwards):
+            gradients = tape.gradient(
+                output, list(variables.values()), tf.cast(cotangent, output.dtype)
             )
-        return Evaluated(
-            output, weights, {name: grad for name, grad in found.items() if grad is not None}
-        )
+        return Evaluated(output, weights, by_name(variables, gradients))
 
     def settings(self) -> tuple[Setting, ...]:
         return (

@@ -8,15 +8,13 @@ and slow.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 from tinygrad import Device, Tensor, dtypes
 from tinygrad.helpers import ContextVar
 
-from conformance.errors import Unsupported
-from conformance.frameworks.base import Evaluated, Framework, Function, Natives
+from conformance.frameworks.base import Evaluated, Framework, Request
 from conformance.frameworks.surroundings import Setting
 
 
@@ -44,30 +42,16 @@ class Tinygrad(Framework):
     def dtype(self, native: Any) -> str:
         return _NAMES.get(native.dtype, native.dtype.name)
 
-    def evaluate(
-        self,
-        function: Function,
-        variables: Natives,
-        constants: Natives,
-        cotangent: Any,
-        *,
-        gradients: bool,
-        program: Hashable,
-        optimised: bool = False,
-        compiled: bool = True,
-        backwards: int = 1,
-    ) -> Evaluated:
-        if backwards > 1:
-            raise Unsupported("derivatives of tinygrad are functions, not graphs")
-        output, weights = function(variables, constants)
-        found: list[Any] = []
-        if gradients and self.is_array(output) and output.shape == cotangent.shape:
-            pulled = cotangent.cast(output.dtype)
-            found = output.gradient(*variables.values(), gradient=pulled)
-        wanted = [item for item in (output, weights, *found) if self.is_array(item)]
-        if wanted:
-            Tensor.realize(*wanted)
-        return Evaluated(output, weights, dict(zip(variables, found, strict=False)))
+    def call(self, request: Request) -> Evaluated:
+        return _realized(super().call(request))
+
+    def differentiate(self, request: Request) -> Evaluated:
+        variables, cotangent = request.variables, request.cotangent
+        output, weights = request.function(variables, request.constants)
+        gradients: list[Any] = []
+        if self.fits(output, cotangent):
+            gradients = output.gradient(*variables.values(), gradient=cotangent.cast(output.dtype))
+        return _realized(Evaluated(output, weights, dict(zip(variables, gradients, strict=False))))
 
     def settings(self) -> tuple[Setting, ...]:
         return _SETTINGS
@@ -84,6 +68,14 @@ class Tinygrad(Framework):
     def devices(self) -> dict[str, str]:
         kind = "cpu" if Device.DEFAULT in ("PYTHON", "CPU") else "gpu"
         return {kind: f"tinygrad on {Device.DEFAULT}"}
+
+
+def _realized(lazy: Evaluated) -> Evaluated:
+    every = (lazy.output, lazy.weights, *lazy.gradients.values())
+    tensors = [item for item in every if isinstance(item, Tensor)]
+    if tensors:
+        Tensor.realize(*tensors)
+    return lazy
 
 
 _NAMES = {

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from conformance.errors import WrongDeclaration
-from conformance.frameworks.base import (
-    Evaluated,
-    Framework,
-    Function,
-    Natives,
-    Strides,
-    other_parameters,
-    place_within,
-)
+from conformance.frameworks.base import Evaluated, Framework, Request, by_name
 from conformance.frameworks.surroundings import Setting
 
 _DTYPES = {
@@ -34,7 +25,9 @@ class Torch(Framework):
 
     name = "torch"
     packages = ("torch",)
+    records_graphs = True
     loads_in_place = True
+    has_strides = True
     takes_other_paths = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
@@ -51,57 +44,29 @@ class Torch(Framework):
     def dtype(self, native: Any) -> str:
         return str(native.dtype).removeprefix("torch.")
 
-    def load(
-        self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
-    ) -> Natives:
-        own = dict(layer.named_parameters())
-        if own.keys() != parameters.keys():
-            raise WrongDeclaration(other_parameters(layer, own, parameters))
-        with torch.no_grad():
-            for name, values in parameters.items():
-                if tuple(own[name].shape) != values.shape:
-                    raise WrongDeclaration(
-                        f"{name} has shape {list(own[name].shape)}, "
-                        f"the table makes {list(values.shape)}"
-                    )
-                own[name].copy_(torch.tensor(values))
-        return dict(own)
-
     def place(self, layer: Any, device: str) -> Any:
         return layer.to(_device(device))
 
-    def evaluate(
-        self,
-        function: Function,
-        variables: Natives,
-        constants: Natives,
-        cotangent: Any,
-        *,
-        gradients: bool,
-        program: Hashable,
-        optimised: bool = False,
-        compiled: bool = True,
-        backwards: int = 1,
-    ) -> Evaluated:
-        if not gradients:
-            with torch.no_grad():
-                return Evaluated(*function(variables, constants), {})
-        constants = {name: _frozen(tensor) for name, tensor in constants.items()}
+    def without_gradients(self) -> Any:
+        return torch.no_grad()
+
+    def differentiate(self, request: Request) -> Evaluated:
+        variables, cotangent = request.variables, request.cotangent
+        constants = {name: _frozen(tensor) for name, tensor in request.constants.items()}
         for tensor in variables.values():
             tensor.requires_grad_()
-        output, weights = function(variables, constants)
-        if not self.is_array(output) or output.shape != cotangent.shape or not output.requires_grad:
+        output, weights = request.function(variables, constants)
+        if not (self.fits(output, cotangent) and output.requires_grad):
             return Evaluated(output, weights, {})
-        for left in reversed(range(backwards)):
-            found = torch.autograd.grad(
+        for left in reversed(range(request.backwards)):
+            gradients = torch.autograd.grad(
                 output,
                 list(variables.values()),
                 cotangent.to(output.dtype),
                 allow_unused=True,
                 retain_graph=left > 0,
             )
-        named = zip(variables, found, strict=True)
-        return Evaluated(output, weights, {name: grad for name, grad in named if grad is not None})
+        return Evaluated(output, weights, by_name(variables, gradients))
 
     def settings(self) -> tuple[Setting, ...]:
         return _SETTINGS
@@ -114,14 +79,6 @@ class Torch(Framework):
             if device == "gpu":
                 # Kernels fail later than they are called: this failure belongs to this problem.
                 torch.cuda.synchronize()
-
-    def strided(self, native: Any, how: Strides) -> Any:
-        if how == "gaps":
-            return torch.stack([native, native], dim=-1)[..., 0]
-        larger, window = place_within(native.shape)
-        around = native.new_full(larger, torch.nan if native.is_floating_point() else 1)
-        around[window] = native
-        return around[window]
 
     def overwrite(self, native: Any, by: Any) -> None:
         with torch.no_grad():
