@@ -11,7 +11,7 @@ from conformance.records.findings import Finding, gravity
 from conformance.reports.matrix import levels
 from conformance.reports.model import Column, Deviation
 from conformance.reports.totals import Seen
-from conformance.running.message import again
+from conformance.reports.wording import again
 
 _WRONG = ("deviates", "error")
 _NUMBER = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")

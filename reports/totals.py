@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from conformance.records.card import PREFIX
@@ -23,6 +23,9 @@ GRAVITY = (
 )
 """As `CaseResult.verdict` has it: the first that occurs decides."""
 
+BAD = ("deviates", "error", "timed-out", "crashed")
+"""Verdicts that a run fails by, from least to most grave."""
+
 WRONG = frozenset({"deviates", "error"})
 """Verdicts that say that something is wrong, with evidence."""
 
@@ -33,6 +36,15 @@ class Seen(NamedTuple):
     column: str
     result: CaseResult
     finding: Finding
+
+
+def reasons(results: Iterable[CaseResult], verdicts: Collection[str]) -> Counter[str]:
+    """Why items have one of these verdicts, and how many are for each reason."""
+    return Counter(
+        (result.findings[0].detail if result.findings else "") or "no requirement applies"
+        for result in results
+        if result.verdict in verdicts
+    )
 
 
 def gravest(counts: Mapping[str, int]) -> str:

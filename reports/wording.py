@@ -1,15 +1,28 @@
-"""Words, symbols and numbers for people: the same in every rendering."""
+"""Words, symbols and numbers for people: the same in every rendering.
+
+What is said of a failing item must stand on its own, for somebody who sees only the log of a build.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
-from conformance.records.findings import INFINITE, VERDICTS
-from conformance.records.header import CausalInfo
+from conformance.records.findings import (
+    INFINITE,
+    MAKERS,
+    VERDICTS,
+    CaseResult,
+    Figures,
+    Finding,
+)
+from conformance.records.header import CausalInfo, RequirementInfo
 from conformance.records.numbers import ACCURACY
-from conformance.reports.totals import GRAVITY
+from conformance.reports.totals import BAD, GRAVITY
+from conformance.text import element, printable
 
 SYMBOLS = {
     "conforms": "✓",
@@ -212,3 +225,114 @@ def _superscript(value: int) -> str:
 def plain(value: str) -> str:
     """As it is."""
     return value
+
+
+# A failing item
+
+ALONE = (
+    "asked alone, a fresh instance conforms: this deviates only after other calls. Something is "
+    "kept between calls: a cache, a buffer, a seed, an input that is changed in place"
+)
+
+
+class Questions(Protocol):
+    """What was asked: the header of a record, or the suite itself."""
+
+    def requirement(self, name: str, /) -> RequirementInfo | None:
+        """Return the requirement of this id, or None if it is not known."""
+
+    def question(self, case: str, /) -> str:
+        """Return what a case or an experiment asks, in words; "" if it is not known."""
+
+
+def failure(
+    result: CaseResult,
+    spec: str,
+    asked: Questions,
+    file: str = "",
+    *,
+    alone: bool = False,
+    command: str = "",
+) -> str:
+    """Return every discrepancy of an item as lines of text; the first line is a summary.
+
+    Args:
+        result: the item.
+        spec: the implementation, as it is given to `--implementation`.
+        asked: what its case and its requirements ask, such as the header of its record.
+        file: where the case lies, if it is not one of the catalogue.
+        alone: whether a fresh instance, asked for this item only, conforms.
+        command: runs the item again, if not by `spec`.
+    """
+    wrong = [finding for finding in result.findings if finding.verdict in BAD]
+    causes = {finding.cause for finding in wrong if finding.cause}
+    first = f"{result.verdict}: {', '.join(finding.requirement for finding in wrong)}"
+    if alone:
+        first += "; only after other calls"
+    elif causes:
+        first += f"; {'; '.join(sorted(causes))}"
+    lines = [first, f"  case {result.case}, {result.dtype}, mode {result.mode}, on {result.device}"]
+    prose = asked.question(result.case)
+    lines += [f"  {prose}"] if prose else []
+    lines += ["", ALONE] if alone else []
+    errors: set[str] = set()
+    cause = ""
+    for finding in wrong:
+        if finding.verdict == "error" and finding.detail in errors:
+            lines += ["", f"{finding.requirement}: the same error"]
+            continue
+        errors.add(finding.detail)
+        lines += _paragraph(finding, asked, said=cause)
+        cause = finding.cause or cause
+    if any(finding.figures for finding in wrong):
+        lines += ["", f"σ: the rounding error that an honest {result.dtype} cannot avoid there"]
+    program = command or again(result, spec, file)
+    if alone:
+        program = f"{program} (alone it conforms: run what comes before it too)"
+    lines += ["", f"again: {program}"]
+    return printable("\n".join(lines))
+
+
+def again(result: CaseResult, spec: str, file: str = "") -> str:
+    """Return the command that runs just this item again."""
+    command = ["mha-conformance", "run", spec, "--case", result.case, "--dtype", result.dtype]
+    command += ["--case-file", file] if file else []
+    command += ["--mode", result.mode, "--strict"]
+    if result.device != "cpu":
+        command += ["--device", result.device]
+    return shlex.join(command)
+
+
+def sigmas(value: float) -> str:
+    """A ratio to three digits, for a log."""
+    return "∞ " if value >= INFINITE else f"{value:.3g}"
+
+
+def measured(figures: Figures) -> str:
+    """Return what was measured and what is allowed, in units of noise."""
+    return f"{figures.array}: {sigmas(figures.max_ratio)}σ, allowed {figures.limit:.3g}σ"
+
+
+def _paragraph(finding: Finding, asked: Questions, said: str) -> list[str]:
+    """One finding; `said` is the last cause that was named."""
+    lines = ["", finding.requirement]
+    requirement = asked.requirement(finding.requirement)
+    if requirement is not None:
+        lines = ["", f"{finding.requirement} ({requirement.level})", f"  {requirement.sentence}"]
+    if finding.detail:
+        lines.append(f"  {finding.verdict}: {finding.detail}")
+    if finding.figures is not None:
+        lines.append(f"  measured {measured(finding.figures)}")
+    if finding.worst is not None:
+        worst = finding.worst
+        lines.append(
+            f"  worst element {element(worst.array, worst.index)}: got {worst.got}, "
+            f"want {worst.want}, noise σ {worst.noise}"
+        )
+    if finding.where:
+        lines.append(f"  deviates only in: {finding.where}")
+    if finding.made_by:
+        lines.append(f"  made by: {MAKERS[finding.made_by]}")
+    if finding.cause:
+        lines.append(f"  likely cause: {'the same' if finding.cause == said else finding.cause}")
+    return lines

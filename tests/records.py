@@ -19,6 +19,7 @@ from conformance.records.header import (
 from conformance.records.record import Record
 from conformance.reports import build
 from conformance.reports import model as data
+from conformance.running.provenance import requirements
 
 OUTPUT = "output.equals-definition"
 GRADIENT = "gradient.inputs-equal-definition"
@@ -102,6 +103,7 @@ def record(
         provenance(**changes),
         implementations,
         len(results) if planned is None else planned,
+        requirements=requirements(),
     )
     return Record(header, complete, list(results))
 

@@ -18,6 +18,7 @@ from conformance.reports.gate.condition import parse
 from conformance.reports.gate.judging import judge
 from conformance.reports.gate.telling import tell
 from conformance.reports.gate.updating import propose
+from conformance.running.provenance import requirements
 
 OUTPUT, KEYS, GRADIENT = (
     "output.equals-definition",
@@ -104,6 +105,7 @@ class Made:
                 for one in made
             ],
             len(results),
+            requirements=requirements(),
         )
         return Record(header, True, results)
 

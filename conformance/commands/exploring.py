@@ -26,8 +26,8 @@ from conformance.explore.shrinking import ORDER, shrink
 from conformance.explore.trial import Deviation, Trial, examined
 from conformance.progress import progress
 from conformance.records.numbers import LIMIT
+from conformance.reports.wording import sigmas
 from conformance.requirements.examination import Examination
-from conformance.running.message import ratio
 from conformance.text import printable
 
 SUFFIX = ".case"
@@ -232,7 +232,7 @@ def _tell(trial: Trial, deviation: Deviation) -> None:
     told = printable(deviation.told.removeprefix(f"{kind}: "))
     print(
         f"{kind}: {told}, {trial.problem.dtype}, mode {trial.mode.name}"
-        + (f": {ratio(deviation.ratio)}σ, allowed {LIMIT:g}σ" if deviation.index else "")
+        + (f": {sigmas(deviation.ratio)}σ, allowed {LIMIT:g}σ" if deviation.index else "")
     )
     print(
         f"smallest problem: batch {shape.batch}, queries {shape.query_length}, keys "

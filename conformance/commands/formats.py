@@ -23,7 +23,10 @@ OUTPUTS = {
     ),
     "run": ("conformance.running.summary:Summary", "what mha-conformance run prints"),
     "probe": ("conformance.commands.probing:Results", "what mha-conformance probe prints"),
-    "compare": ("conformance.reports.changes.model:Changes", "what mha-conformance compare prints"),
+    "compare": (
+        "conformance.reports.changes.compare:Changes",
+        "what mha-conformance compare prints",
+    ),
 }
 """Name to type, as "module:NAME", and what it is."""
 

@@ -6,7 +6,9 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from conformance.records.findings import NOT_VERIFIED, VERDICTS, CaseResult, Finding, count, gravity
+from conformance.records.findings import NOT_VERIFIED, CaseResult, Finding, count, gravity
+from conformance.reports.totals import reasons as reasons_of
+from conformance.reports.wording import told
 from conformance.requirements import REQUIREMENTS
 from conformance.running.message import known
 from conformance.text import plural
@@ -14,17 +16,13 @@ from conformance.text import plural
 WRONG = ("deviates", "error")
 
 
-def vector(counts: dict[str, int]) -> str:
-    """ "12 conforms, 3 deviates"."""
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts)
-
-
 def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Iterator[str]:
     """Of one implementation: its counts, and what is not met, or was not found out.
 
     With `reasons`, also why something is unsupported.
     """
-    yield f"{name}: {vector(count(result.verdict for result in results)) or 'nothing run'}"
+    counts = count(result.verdict for result in results)
+    yield f"{name}: {told(counts) if counts else 'nothing run'}"
     wrong: dict[str, list[Finding]] = {}
     for result in results:
         for finding in result.findings:
@@ -32,12 +30,12 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
                 wrong.setdefault(finding.requirement, []).append(finding)
     for requirement in REQUIREMENTS:
         if found := wrong.get(requirement.id):
-            verdicts = vector(count(finding.verdict for finding in found))
+            verdicts = told(count(finding.verdict for finding in found))
             yield f"  {requirement.id}: {verdicts}{_cause(found)}"
-    for reason, times in _reasons(results, NOT_VERIFIED).items():
+    for reason, times in reasons_of(results, NOT_VERIFIED).items():
         yield f"  not verified, {plural(times, 'item')}: {reason}"
     if reasons:
-        for reason, times in unsupported(results).most_common():
+        for reason, times in reasons_of(results, ("unsupported",)).most_common():
             yield f"  unsupported, {plural(times, 'item')}: {reason}"
 
 
@@ -48,19 +46,6 @@ def _cause(found: Sequence[Finding]) -> str:
         return ""
     cause, times = causes.most_common(1)[0]
     return f" ({f'{times} of them: ' if times < len(found) else ''}{cause})"
-
-
-def unsupported(results: Iterable[CaseResult]) -> Counter[str]:
-    """Why items are unsupported, and how many are for each reason."""
-    return _reasons(results, ("unsupported",))
-
-
-def _reasons(results: Iterable[CaseResult], verdicts: Iterable[str]) -> Counter[str]:
-    return Counter(
-        (result.findings[0].detail if result.findings else "") or "no requirement applies"
-        for result in results
-        if result.verdict in verdicts
-    )
 
 
 def gravest(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:

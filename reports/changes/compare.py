@@ -1,42 +1,263 @@
-"""From two sets of records to what changed. The unit is a finding: item and requirement."""
+"""What changed between two sets of records. The unit is a finding: item and requirement."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from conformance.errors import BrokenRecord
-from conformance.records.findings import RUN, CaseResult, Finding, count, gravity
+from conformance.records.findings import (
+    RUN,
+    CaseResult,
+    Figures,
+    Finding,
+    Worst,
+    count,
+    gravity,
+)
 from conformance.records.header import CaseInfo
 from conformance.records.record import Record, read
-from conformance.reports.changes.model import SCHEMA, Change, Changes, Convention, Members, Side
 from conformance.reports.load import find_records
-from conformance.running.message import again, known
+from conformance.reports.totals import BAD
+from conformance.reports.wording import again
 from conformance.text import some
+
+SCHEMA = "mha-conformance/changes/1"
+
+Counts = dict[str, int]
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One of the two: a record, or several in a folder.
+
+    Attributes:
+        file: as given.
+        created: when the last of its records was made.
+        suite, catalogue: versions; several if its records differ.
+        packages: versions of packages.
+        selection: what narrowed it, or "".
+        complete: whether every planned item has an outcome.
+        implementations: name to verdicts of its items, on all devices.
+        devices: name to the devices that these are of.
+    """
+
+    file: str
+    created: str
+    suite: str
+    catalogue: str
+    packages: dict[str, str]
+    selection: str
+    complete: bool
+    implementations: dict[str, Counts]
+    devices: dict[str, list[str]]
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Findings of one implementation and requirement that changed alike.
+
+    Attributes:
+        implementation, device: whose.
+        requirement: which; "run" where the process was lost.
+        level: of the requirement, or "".
+        before, after: verdicts, or values of a characteristic; "" if it was not asked.
+        told: what there is to say about the state now, or "".
+        cause: the known mistake that explains it now, or "".
+        times: how many findings.
+        cases, dtypes, modes: where.
+        case, dtype, mode: the item that is furthest off.
+        figures, worst: its evidence.
+        command: runs just that item.
+    """
+
+    implementation: str
+    device: str
+    requirement: str
+    level: str
+    before: str
+    after: str
+    times: int
+    cases: list[str]
+    dtypes: list[str]
+    modes: list[str]
+    case: str
+    dtype: str
+    mode: str
+    command: str
+    told: str = ""
+    cause: str = ""
+    figures: Figures | None = None
+    worst: Worst | None = None
+
+
+class Convention(msgspec.Struct, frozen=True):
+    """An entry of a convention card that is another now; "" stands for no entry."""
+
+    implementation: str
+    device: str
+    experiment: str
+    subject: str
+    before: str
+    after: str
+    modes: list[str]
+
+
+class Members(msgspec.Struct, frozen=True):
+    """What only one of the two has.
+
+    Attributes:
+        implementations: by name.
+        cases: of implementations that both have.
+        items: how many items of these implementations, in all cases, dtypes and modes.
+        findings: how many findings of items that both have.
+        wrong: those findings and items that deviate.
+    """
+
+    implementations: list[str]
+    cases: list[str]
+    items: int
+    findings: int
+    wrong: list[Change]
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """All of it.
+
+    Attributes:
+        worse: what conformed, was unsupported or deviated less gravely, and is wrong now.
+        lost: what was answered and is not any more.
+        otherwise: what is another now, and neither better nor worse.
+        fixed: what was wrong and conforms.
+        gained: what was not answered and is now.
+        conventions: what experiments show otherwise.
+        added, removed: what only the second, or only the first has.
+        notes: what to know before comparing, such as another catalogue.
+        common: how many findings both have.
+        same: how many of them are as they were.
+    """
+
+    schema: str
+    before: Side
+    after: Side
+    worse: list[Change]
+    lost: list[Change]
+    otherwise: list[Change]
+    fixed: list[Change]
+    gained: list[Change]
+    conventions: list[Convention]
+    added: Members
+    removed: Members
+    notes: list[str]
+    common: int
+    same: int
+
+    @property
+    def anything_worse(self) -> bool:
+        """Whether something is worse, or no longer answered."""
+        return bool(self.worse or self.lost)
+
+
+# What two sides say of the same
+
+
+Key = tuple[str, str, str, str, str]
+"""Of an item: implementation, device, case, dtype and mode."""
+
+Answers = Mapping[Key, CaseResult]
+
+
+class Pair(NamedTuple):
+    """What two sides say of one requirement of an item; None of what a side was not asked."""
+
+    key: Key
+    requirement: str
+    before: Finding | None
+    after: Finding | None
+
+
+def answers(results: Iterable[CaseResult]) -> dict[Key, CaseResult]:
+    """Results by what they are of."""
+    return {(own.implementation, own.device, own.case, own.dtype, own.mode): own for own in results}
+
+
+def matched(before: Answers, after: Answers) -> Iterator[Pair]:
+    """Every finding of both sides; of a lost process, one for the item as a whole."""
+    for key in dict.fromkeys([*before, *after]):
+        one, other = _by_requirement(before.get(key)), _by_requirement(after.get(key))
+        if RUN in one and RUN not in other and key in after:
+            wrong = [finding for finding in other.values() if finding.verdict in BAD]
+            verdict = after[key].verdict
+            for finding in wrong or [Finding(RUN, verdict)]:
+                yield Pair(key, finding.requirement, one[RUN], finding)
+        elif RUN in other and RUN not in one and key in before:
+            yield Pair(key, RUN, Finding(RUN, before[key].verdict), other[RUN])
+        else:
+            for requirement in dict.fromkeys([*one, *other]):
+                yield Pair(key, requirement, one.get(requirement), other.get(requirement))
+
+
+def entries_apart(before: Answers, after: Answers) -> Iterator[tuple[Key, str, str, str]]:
+    """Subjects of convention cards of which the values differ, "" for none; of common items."""
+    for key in before:
+        if key not in after:
+            continue
+        one = {entry.subject: entry.value for entry in before[key].entries}
+        other = {entry.subject: entry.value for entry in after[key].entries}
+        for subject in dict.fromkeys([*one, *other]):
+            values = one.get(subject, ""), other.get(subject, "")
+            if values[0] != values[1]:
+                yield key, subject, *values
+
+
+def _by_requirement(result: CaseResult | None) -> dict[str, Finding]:
+    return {finding.requirement: finding for finding in result.findings} if result else {}
+
+
+# From records
+
 
 Kind = Literal["same", "worse", "lost", "otherwise", "fixed", "gained"]
 
-BAD = ("deviates", "error", "timed-out", "crashed")
-"""From least to most grave."""
 GOOD = ("conforms", "observed")
 
 COARSER = 10.0
 """A deviation that grows by this factor is another deviation."""
 
-_Key = tuple[str, str, str, str, str]
-_Whose = tuple[str, str]
+_Owner = tuple[str, str]
+"""Implementation and device."""
+
+
+@dataclass
+class Asked:
+    """What is known of the questions of records.
+
+    Attributes:
+        specs: implementation and device to how the implementation is named on a command line.
+        levels: requirement to its level.
+    """
+
+    specs: dict[_Owner, str] = field(default_factory=dict)
+    levels: dict[str, str] = field(default_factory=dict)
+
+    def add(self, record: Record) -> None:
+        """Learn from one more record."""
+        device = record.header.provenance.device
+        for own in record.header.implementations:
+            self.specs[own.name, device] = own.spec
+        self.levels |= {own.id: own.level for own in record.header.requirements}
 
 
 @dataclass
 class Loaded:
-    """One side: records, and their results by what they are of."""
+    """One side: its records as a whole, and their results by what they are of."""
 
-    told: Side
-    results: dict[_Key, CaseResult] = field(default_factory=dict)
-    specs: dict[_Whose, str] = field(default_factory=dict)
+    side: Side
+    asked: Asked = field(default_factory=Asked)
+    results: dict[Key, CaseResult] = field(default_factory=dict)
     cases: dict[str, CaseInfo] = field(default_factory=dict)
 
 
@@ -48,7 +269,7 @@ class One:
     requirement: str
     before: str
     after: str
-    finding: Finding | None
+    finding: Finding
 
 
 def load_side(*paths: Path) -> Loaded:
@@ -66,61 +287,51 @@ def load_side(*paths: Path) -> Loaded:
     for file, record in zip(files, records, strict=True):
         device = record.header.provenance.device
         for own in record.header.implementations:
-            if (own.name, device) in found.specs:
+            if (own.name, device) in found.asked.specs:
                 raise BrokenRecord(f"{file}: {own.name} is in two records of {where}; remove one")
-            found.specs[own.name, device] = own.spec
+        found.asked.add(record)
         found.cases |= record.header.cases
-        found.results |= {_key(result): result for result in record.results}
+        found.results |= answers(record.results)
     return found
 
 
 def compare(before: Loaded, after: Loaded) -> Changes:
     """What changed from the first to the second."""
     kinds: dict[Kind, list[One]] = defaultdict(list)
-    both = [key for key in before.results if key in after.results]
-    common = same = added = removed = 0
-    wrong_added: list[One] = []
-    for key in both:
-        one, other = before.results[key], after.results[key]
-        for requirement, first, second in _paired(one, other):
-            if first is None or second is None:
-                added, removed = added + (first is None), removed + (second is None)
-                if first is None and second is not None and second.verdict in BAD:
-                    wrong_added.append(One(other, requirement, "", second.verdict, second))
-                continue
-            common += 1
-            kind, told_before, told_after = _classified(requirement, first, second)
-            if kind == "same":
-                same += 1
-            else:
-                kinds[kind].append(One(other, requirement, told_before, told_after, second))
-    shared = before.specs.keys() & after.specs.keys()
-    wrong_added += [
-        One(after.results[key], finding.requirement, "", finding.verdict, finding)
-        for key in after.results
-        if key not in before.results and _whose(key) in shared
-        for finding in after.results[key].findings
-        if finding.verdict in BAD
-    ]
+    shared = before.asked.specs.keys() & after.asked.specs.keys()
+    asked = Asked(after.asked.specs, before.asked.levels | after.asked.levels)
+    common = added = removed = 0
+    wrong: list[One] = []
+    for key, requirement, one, other in matched(before.results, after.results):
+        both = key in before.results and key in after.results
+        if one is None or other is None:
+            added, removed = added + (both and one is None), removed + (both and other is None)
+            if other is not None and other.verdict in BAD and key[:2] in shared:
+                wrong.append(One(after.results[key], requirement, "", other.verdict, other))
+            continue
+        common += 1
+        level = asked.levels.get(requirement, "")
+        kind, *states = _classified(one, other, observed=level == "observed")
+        kinds[kind].append(One(after.results[key], requirement, *states, other))
 
     def grouped(kind: Kind) -> list[Change]:
-        return grouped_changes(kinds[kind], after.specs)
+        return grouped_changes(kinds[kind], asked)
 
     return Changes(
         schema=SCHEMA,
-        before=before.told,
-        after=after.told,
+        before=before.side,
+        after=after.side,
         worse=grouped("worse"),
         lost=grouped("lost"),
         otherwise=grouped("otherwise"),
         fixed=grouped("fixed"),
         gained=grouped("gained"),
-        conventions=list(_conventions(both, before, after)),
-        added=_members(after, before, shared, added, grouped_changes(wrong_added, after.specs)),
+        conventions=_conventions(before, after),
+        added=_members(after, before, shared, added, grouped_changes(wrong, asked)),
         removed=_members(before, after, shared, removed, []),
         notes=list(_notes(before, after)),
         common=common,
-        same=same,
+        same=len(kinds["same"]),
     )
 
 
@@ -150,42 +361,15 @@ def _side(where: str, records: Sequence[Record]) -> Side:
     )
 
 
-def _key(result: CaseResult) -> _Key:
-    return result.implementation, result.device, result.case, result.dtype, result.mode
-
-
-def _whose(key: _Key) -> _Whose:
-    return key[0], key[1]
-
-
-def _paired(
-    one: CaseResult, other: CaseResult
-) -> Iterator[tuple[str, Finding | None, Finding | None]]:
-    """Requirements with what both say about them; of a lost process, the item as a whole."""
-    before = {finding.requirement: finding for finding in one.findings}
-    after = {finding.requirement: finding for finding in other.findings}
-    if RUN in before and RUN not in after:
-        wrong = [finding for finding in other.findings if finding.verdict in BAD]
-        for finding in wrong:
-            yield finding.requirement, before[RUN], finding
-        if not wrong:
-            yield RUN, before[RUN], Finding(RUN, other.verdict)
-    elif RUN in after and RUN not in before:
-        yield RUN, Finding(RUN, one.verdict), after[RUN]
-    else:
-        for requirement in dict.fromkeys([*before, *after]):
-            yield requirement, before.get(requirement), after.get(requirement)
-
-
-def _classified(requirement: str, before: Finding, after: Finding) -> tuple[Kind, str, str]:
+def _classified(before: Finding, after: Finding, *, observed: bool) -> tuple[Kind, str, str]:
     """Which kind of change, and both states in words."""
     one, other = before.verdict, after.verdict
     if one == other:
-        told = _otherwise(before, after)
-        return ("otherwise", *told) if told else ("same", one, other)
+        states = _otherwise(before, after)
+        return ("otherwise", *states) if states else ("same", one, other)
     if other in BAD:
         graver = one not in BAD or BAD.index(other) > BAD.index(one)
-        counts = graver and (other != "deviates" or _level(requirement) != "observed")
+        counts = graver and not (other == "deviates" and observed)
         return ("worse" if counts else "otherwise"), one, other
     if other in GOOD:
         kind: Kind = "fixed" if one in BAD else "otherwise" if one in GOOD else "gained"
@@ -214,22 +398,14 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
     return None
 
 
-def _level(name: str) -> str:
-    requirement = known(name)
-    return requirement.level if requirement else ""
-
-
-def grouped_changes(found: Iterable[One], specs: Mapping[_Whose, str]) -> list[Change]:
+def grouped_changes(found: Iterable[One], asked: Asked) -> list[Change]:
     """Those of one implementation and requirement that changed alike are one."""
     groups: dict[tuple[str, ...], list[One]] = defaultdict(list)
     for one in found:
-        cause = one.finding.cause if one.finding else ""
         result = one.result
-        groups[
-            result.implementation, result.device, one.requirement, one.before, one.after, cause
-        ].append(one)
-    changes = [_change(group, specs) for group in groups.values()]
-    return sorted(changes, key=_order)
+        states = one.before, one.after, one.finding.cause
+        groups[result.implementation, result.device, one.requirement, *states].append(one)
+    return sorted((_change(group, asked) for group in groups.values()), key=_order)
 
 
 def _order(change: Change) -> tuple[bool, int, int]:
@@ -238,8 +414,8 @@ def _order(change: Change) -> tuple[bool, int, int]:
     return change.level == "observed", -grave, -change.times
 
 
-def _change(group: Sequence[One], specs: Mapping[_Whose, str]) -> Change:
-    worst = max(group, key=lambda one: gravity(one.finding) if one.finding else (0.0, 0.0))
+def _change(group: Sequence[One], asked: Asked) -> Change:
+    worst = max(group, key=lambda one: gravity(one.finding))
     result, finding = worst.result, worst.finding
 
     def each(take: Callable[[CaseResult], str]) -> list[str]:
@@ -249,7 +425,7 @@ def _change(group: Sequence[One], specs: Mapping[_Whose, str]) -> Change:
         implementation=result.implementation,
         device=result.device,
         requirement=worst.requirement,
-        level=_level(worst.requirement),
+        level=asked.levels.get(worst.requirement, ""),
         before=worst.before,
         after=worst.after,
         times=len(group),
@@ -259,37 +435,30 @@ def _change(group: Sequence[One], specs: Mapping[_Whose, str]) -> Change:
         case=result.case,
         dtype=result.dtype,
         mode=result.mode,
-        command=again(result, specs[result.implementation, result.device]),
-        told=finding.detail if finding else "",
-        cause=finding.cause if finding else "",
-        figures=finding.figures if finding else None,
-        worst=finding.worst if finding else None,
+        command=again(result, asked.specs[result.implementation, result.device]),
+        told=finding.detail,
+        cause=finding.cause,
+        figures=finding.figures,
+        worst=finding.worst,
     )
 
 
-def _conventions(both: Sequence[_Key], before: Loaded, after: Loaded) -> Iterator[Convention]:
+def _conventions(before: Loaded, after: Loaded) -> list[Convention]:
     """Card entries that are others now; modes that changed alike are one."""
-    found: dict[tuple[str, str, str, str, str, str], list[str]] = defaultdict(list)
-    for key in both:
-        one = {entry.subject: entry.value for entry in before.results[key].entries}
-        other = {entry.subject: entry.value for entry in after.results[key].entries}
-        for subject in dict.fromkeys([*one, *other]):
-            values = one.get(subject, ""), other.get(subject, "")
-            if values[0] != values[1]:
-                found[key[0], key[1], key[2], subject, *values].append(key[4])
-    for (name, device, case, subject, one_value, other_value), modes in found.items():
-        yield Convention(name, device, case, subject, one_value, other_value, modes)
+    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for key, *change in entries_apart(before.results, after.results):
+        found[*key[:3], *change].append(key[4])
+    return [Convention(*change, modes) for change, modes in found.items()]
 
 
 def _members(
-    own: Loaded, other: Loaded, shared: Iterable[_Whose], findings: int, wrong: list[Change]
+    own: Loaded, other: Loaded, shared: Collection[_Owner], findings: int, wrong: list[Change]
 ) -> Members:
-    shared = set(shared)
-    keys = [key for key in own.results if key not in other.results and _whose(key) in shared]
-    known = {key[2] for key in other.results}
+    keys = [key for key in own.results if key not in other.results and key[:2] in shared]
+    asked = {key[2] for key in other.results}
     return Members(
-        implementations=sorted({name for name, _ in own.specs.keys() - other.specs.keys()}),
-        cases=list(dict.fromkeys(key[2] for key in keys if key[2] not in known)),
+        implementations=sorted({name for name, _ in own.asked.specs.keys() - other.asked.specs}),
+        cases=list(dict.fromkeys(key[2] for key in keys if key[2] not in asked)),
         items=len(keys),
         findings=findings,
         wrong=wrong,
@@ -297,7 +466,7 @@ def _members(
 
 
 def _notes(before: Loaded, after: Loaded) -> Iterator[str]:
-    one, other = before.told, after.told
+    one, other = before.side, after.side
     if one.suite != other.suite:
         yield f"suite {one.suite} → {other.suite}"
     changed = [

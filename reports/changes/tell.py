@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from conformance.records.findings import VERDICTS
-from conformance.reports.changes.model import Change, Changes, Convention, Members
-from conformance.running.message import measured
+from conformance.reports.changes.compare import Change, Changes, Convention, Members
+from conformance.reports.wording import measured
 from conformance.text import heading, line, paragraph, plural, some
 
 MOST_NAMES = 3

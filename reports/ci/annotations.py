@@ -10,9 +10,9 @@ import posixpath
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from conformance.reports.changes.model import Change
-from conformance.reports.ci.source import Source, must
-from conformance.running.message import known, measured
+from conformance.reports.changes.compare import Change
+from conformance.reports.ci.source import MUST, Source
+from conformance.reports.wording import measured
 from conformance.text import plural, printable, some
 
 MOST = 10
@@ -32,8 +32,15 @@ def annotated(source: Source) -> list[str]:
     for change in source.wrong:
         new = (change.implementation, change.requirement) in worse
         title = f"{change.implementation}: {change.requirement}" + (" (new)" if new else "")
-        level = errors if change.after != "deviates" or must(change.requirement) else warnings
-        level.append((title, _message(change), files.get(change.implementation, ""), 0))
+        level = errors if change.after != "deviates" or change.level in MUST else warnings
+        level.append(
+            (
+                title,
+                _message(change, source.sentence(change.requirement)),
+                files.get(change.implementation, ""),
+                0,
+            )
+        )
     stale: list[tuple[str, str, str, int]] = []
     for judgement in source.judgements:
         path = _relative(str(judgement.baseline.path))
@@ -71,9 +78,8 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _message(change: Change) -> str:
-    requirement = known(change.requirement)
-    lines = [requirement.sentence] if requirement else []
+def _message(change: Change, sentence: str) -> str:
+    lines = [sentence] if sentence else []
     times, cases = plural(change.times, "finding"), plural(len(change.cases), "case")
     lines.append(f"{change.after}: {times} in {cases}, such as {some(change.cases, 3)}")
     if change.figures is not None:

@@ -13,7 +13,7 @@ import msgspec
 from conformance.records.header import Implementation
 from conformance.records.record import Record
 from conformance.reports.ci.source import KNOWN, Source, Told
-from conformance.running.message import failure
+from conformance.reports.wording import failure
 from conformance.text import printable
 
 
@@ -91,4 +91,5 @@ def _case(suite: ET.Element, item: Told, spec: str) -> str:
 
 
 def _failure(item: Told, spec: str) -> str:
-    return failure(msgspec.structs.replace(item.result, findings=list(item.wrong)), spec)
+    wrong = msgspec.structs.replace(item.result, findings=list(item.wrong))
+    return failure(wrong, spec, item.record.header)

@@ -13,15 +13,18 @@ from conformance.records.findings import NOT_VERIFIED, CaseResult, Finding, coun
 from conformance.records.header import Implementation
 from conformance.records.record import Record, read
 from conformance.reports.changes import Changes, compare, load_side
-from conformance.reports.changes.compare import BAD, One, grouped_changes
-from conformance.reports.changes.model import Change
+from conformance.reports.changes.compare import Asked, Change, One, grouped_changes
 from conformance.reports.gate.baseline import read_baseline
 from conformance.reports.gate.judging import Judgement, judge
 from conformance.reports.load import find_records
-from conformance.running.message import known as requirement_of
+from conformance.reports.totals import BAD
 
 KNOWN = "known"
 """In place of a verdict: deviates, as the baseline says."""
+
+
+MUST = ("must", "")
+"""Levels of which a deviation is a failure; a requirement that is not known is taken for one."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,13 @@ class Told:
     def fails(self) -> bool:
         """Whether `run --strict` would: something wrong that a requirement forbids."""
         return any(
-            finding.verdict != "deviates" or must(finding.requirement) for finding in self.wrong
+            finding.verdict != "deviates" or self._is_must(finding.requirement)
+            for finding in self.wrong
         )
+
+    def _is_must(self, name: str) -> bool:
+        requirement = self.record.header.requirement(name)
+        return requirement is None or requirement.level in MUST
 
 
 @dataclass(frozen=True)
@@ -98,17 +106,16 @@ class Source:
     @cached_property
     def wrong(self) -> list[Change]:
         """What is wrong and not known; what is alike is one, the gravest first."""
-        specs = {
-            (own.name, record.header.provenance.device): own.spec
-            for record, own in self.implementations
-        }
+        asked = Asked()
+        for record in self.records:
+            asked.add(record)
         return grouped_changes(
             (
                 One(item.result, finding.requirement, "", finding.verdict, finding)
                 for item in self.items
                 for finding in item.worth_telling
             ),
-            specs,
+            asked,
         )
 
     @cached_property
@@ -120,6 +127,11 @@ class Source:
                 reason = next((f.detail for f in item.result.findings if f.detail), "")
                 found[item.result.implementation, item.result.verdict, reason] += 1
         return dict(found)
+
+    def sentence(self, requirement: str) -> str:
+        """What a requirement says; "" if no record has it."""
+        found = (record.header.requirement(requirement) for record in self.records)
+        return next((own.sentence for own in found if own), "")
 
     @property
     def outcome(self) -> ExitCode:
@@ -161,12 +173,6 @@ def load(
     if previous is not None:
         changes = compare(load_side(previous), load_side(*files))
     return Source(records, items, judgements, changes)
-
-
-def must(name: str) -> bool:
-    """Whether to depart from it is a failure; an unknown one is taken for one that counts."""
-    requirement = requirement_of(name)
-    return requirement is None or requirement.level == "must"
 
 
 def counted(verdicts: Iterable[str]) -> dict[str, int]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from conformance.records.findings import VERDICTS
-from conformance.reports.changes.model import Change, Changes
+from conformance.reports.changes.compare import Change, Changes
 from conformance.reports.changes.tell import convention_told, members_told, summary
 from conformance.reports.ci.source import KNOWN, Source
 from conformance.reports.page.markdown import code, fenced, text
-from conformance.reports.wording import SYMBOLS
-from conformance.running.message import measured
+from conformance.reports.wording import SYMBOLS, measured
 from conformance.text import plural, some
 
 MOST = 30

@@ -15,9 +15,8 @@ from conformance.reports.gate.baseline import Entry
 from conformance.reports.gate.grouping import Group, groups
 from conformance.reports.gate.judging import LOST, Cell, Judgement
 from conformance.reports.gate.updating import propose
-from conformance.requirements import REQUIREMENTS
-from conformance.running.ending import unsupported, vector
-from conformance.running.message import again, failure, measured
+from conformance.reports.totals import reasons
+from conformance.reports.wording import again, failure, measured, told
 from conformance.text import printable
 
 SHORT = 3
@@ -64,19 +63,20 @@ def _lines(found: Judgement, verbose: bool, judged: Sequence[str]) -> Iterator[L
 
 
 def _summary(found: Judgement) -> Line:
-    names = ", ".join(told.name for told in found.record.header.implementations)
-    told = [_many(len(found.known), "known deviation") if found.known else "nothing deviates"]
+    names = ", ".join(own.name for own in found.record.header.implementations)
+    parts = [_many(len(found.known), "known deviation") if found.known else "nothing deviates"]
     if found.new:
-        told = [_many(len(found.new), "new deviation")]
-        told += [f"{len(found.known)} known"] if found.known else []
+        parts = [_many(len(found.new), "new deviation")]
+        parts += [f"{len(found.known)} known"] if found.known else []
     stale = {entry.number for _, entry in found.to_edit}
-    told += [f"{_many(len(stale), 'entry', 'entries')} to edit"] if stale else []
+    parts += [f"{_many(len(stale), 'entry', 'entries')} to edit"] if stale else []
     lost = len(found.open) + found.missing
-    told += [f"{lost} not verified"] if lost else []
+    parts += [f"{lost} not verified"] if lost else []
     narrowed = found.record.header.provenance.selection
-    items = vector(count(result.verdict for result in found.record.results))
-    told = [", ".join(told), f"items: {items}"] if items else told
-    told += [f"narrowed by {narrowed}"] if narrowed else []
+    counts = count(result.verdict for result in found.record.results)
+    items = told(counts) if counts else ""
+    parts = [", ".join(parts), f"items: {items}"] if items else told
+    parts += [f"narrowed by {narrowed}"] if narrowed else []
     code = found.exit_code
     if code == ExitCode.NOTHING_VERIFIED:
         return f"gate: nothing was verified of {names}{f' (items: {items})' if items else ''}", BAD
@@ -84,7 +84,7 @@ def _summary(found: Judgement) -> Line:
         ExitCode.OK: "holds",
         ExitCode.INCOMPLETE: "is incomplete",
     }.get(code, "changed for the worse" if found.worse else "the baseline is out of date")
-    return f"gate: {names}: {word} ({'; '.join(told)})", GOOD if code == ExitCode.OK else BAD
+    return f"gate: {names}: {word} ({'; '.join(parts)})", GOOD if code == ExitCode.OK else BAD
 
 
 class _More:
@@ -142,7 +142,10 @@ class _More:
             result.implementation,
         )
         if self.verbose:
-            yield from ((f"  {line}", "") for line in failure(result, spec).splitlines())
+            yield from (
+                (f"  {line}", "")
+                for line in failure(result, spec, self.found.record.header).splitlines()
+            )
             return
         if finding.figures is not None:
             told = measured(finding.figures).removeprefix(f"{finding.figures.array}: ")
@@ -179,23 +182,22 @@ class _More:
 
     def unsupported(self) -> Iterator[Line]:
         """Why items are unsupported."""
-        for reason, times in unsupported(self.found.record.results).most_common():
+        for reason, times in reasons(self.found.record.results, ("unsupported",)).most_common():
             yield f"unsupported, {_many(times, 'item')}: {reason}", DIM
 
     def open(self) -> Iterator[Line]:
         """What has no answer."""
         found = self.found
-        reasons: dict[str, list[Cell]] = {}
+        by_reason: dict[str, list[Cell]] = {}
         for cell in sorted(found.open, key=lambda cell: cell.finding.verdict not in LOST):
             key = f"{cell.finding.verdict}: {cell.finding.detail}"
-            reasons.setdefault(key, []).append(cell)
-        if reasons or found.missing:
+            by_reason.setdefault(key, []).append(cell)
+        if by_reason or found.missing:
             yield "", ""
-        for told in self._first(list(reasons.items()), "reason", "reasons"):
-            if isinstance(told[1], str):
-                yield told
+        for reason, cells in self._first(list(by_reason.items()), "reason", "reasons"):
+            if isinstance(cells, str):
+                yield reason, cells
                 continue
-            reason, cells = told
             yield f"not verified, {_many(len(cells), 'item')}: {reason}", BAD
             yield f"  such as {cells[0].result.id}", DIM
         if found.missing:
@@ -280,7 +282,7 @@ def coloured(line: str) -> Line:
 
 
 def _why_unmatched(entry: Entry, found: Judgement) -> str:
-    known = [item.id for item in REQUIREMENTS]
+    known = [item.id for item in found.record.header.requirements]
     for pattern in entry.requirement:
         if pattern in known or any(char in pattern for char in "*?[!"):
             continue
