@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -13,8 +14,10 @@ from conformance.definition.comparison import (
     BETWEEN_ANSWERS,
     accuracy_class,
     against,
+    all_between,
     between,
     compare,
+    compare_all,
     element,
     worst_of,
 )
@@ -251,6 +254,45 @@ def test_between_wrong_answers_an_exact_element_has_the_usual_noise():
 
 
 # Against an expectation
+
+
+odd_numbers = st.sampled_from([0.0, 0.0, 1.0, -1.0, 7.9, 8.1, -20.0, 1e-40, 1e200, NAN, INF, -INF])
+
+
+@st.composite
+def several_arrays(draw):
+    """Two sets of arrays with the same names and mostly the same shapes, and their noise."""
+    sizes = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    one, other, noise = {}, {}, {}
+    for place, size in enumerate(sizes):
+        rows = [draw(st.lists(odd_numbers, min_size=size, max_size=size)) for _ in range(2)]
+        one[f"array {place}"], other[f"array {place}"] = map(np.array, rows)
+        sigmas = st.sampled_from([0.0, 0.5, 1.0])
+        noise[f"array {place}"] = np.array(draw(st.lists(sigmas, min_size=size, max_size=size)))
+    if len(sizes) > 1 and draw(st.booleans()):
+        other["array 1"] = other["array 1"][None]
+    return one, other, noise
+
+
+@settings(deadline=None, max_examples=100)
+@given(several_arrays(), st.sampled_from([0.0, 1e-38]))
+@pytest.mark.parametrize(
+    ("together", "alone"), [(compare_all, compare), (all_between, between)], ids=["answer", "two"]
+)
+def test_all_at_once_is_one_after_the_other(together, alone, arrays, underflow):
+    one, other, noise = arrays
+    try:
+        wanted = [alone(n, one[n], other[n], noise[n], underflow) for n in one]
+    except WrongShape as error:
+        with pytest.raises(WrongShape, match=re.escape(str(error))):
+            together(one, other, noise, underflow)
+        return
+    for got, want in zip(together(one, other, noise, underflow), wanted, strict=True):
+        assert got.worst == want.worst
+        assert (got.figures.array, got.figures.limit) == (want.figures.array, want.figures.limit)
+        for figure in ("max_ratio", "rms_ratio", "bias"):
+            near = pytest.approx(getattr(want.figures, figure), rel=2e-3, abs=1e-12)
+            assert getattr(got.figures, figure) == near
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ away, and an element that must be exact (σ = 0) has to be.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +77,38 @@ def compare(
     return Comparison(figures, element(name, at, got[at], want[at], noise[at]))
 
 
+def compare_all(
+    got: Mapping[str, Array],
+    want: Mapping[str, Array],
+    noise: Mapping[str, Array],
+    underflow: float,
+    limit: float = LIMIT,
+) -> list[Comparison]:
+    """Compare the arrays of `got`, each as `compare` does.
+
+    They are laid end to end and compared as one vector, because most arrays are so small that the
+    calls of NumPy cost more than the arithmetic. The rare one that does not fit is looked at again.
+    """
+    names = list(got)
+    alike = all(got[name].shape == want[name].shape and got[name].size for name in names)
+    if len(names) < 2 or not alike:
+        return [compare(n, got[n], want[n], noise[n], underflow, limit) for n in names]
+    ratio = ratios(_joined(got, names), _joined(want, names), _joined(noise, names), underflow)
+    counts, starts = _spans(got, names)
+    largest = np.maximum.reduceat(np.abs(ratio), starts)
+    with np.errstate(invalid="ignore", over="ignore"):
+        rms = np.sqrt(np.add.reduceat(ratio * ratio, starts) / counts)
+        bias = np.add.reduceat(ratio, starts) / np.sqrt(counts)
+    return [
+        Comparison(Figures(name, _rounded(most), _rounded(root), _rounded(mean), limit), NOTHING)
+        if most <= limit
+        else compare(name, got[name], want[name], noise[name], underflow, limit)
+        for name, most, root, mean in zip(
+            names, largest.tolist(), rms.tolist(), bias.tolist(), strict=True
+        )
+    ]
+
+
 def element(name: str, index: tuple, got: float, want: float, noise: float) -> Worst:
     """One element as evidence."""
     texts = (f"{float(value):.10g}" for value in (got, want, noise))
@@ -99,28 +131,54 @@ def between(name: str, one: Array, other: Array, noise: Array, underflow: float)
     return compare(name, one, other, np.maximum(noise, typical), underflow, BETWEEN_ANSWERS)
 
 
+def all_between(
+    one: Mapping[str, Array],
+    other: Mapping[str, Array],
+    noise: Mapping[str, Array],
+    underflow: float,
+) -> list[Comparison]:
+    """Compare the arrays of two answers, by the names of `one`, each as `between` does."""
+    names = list(one)
+    alike = all(one[name].shape == other[name].shape and one[name].size for name in names)
+    joined = _joined(one, names)
+    if not alike or np.isnan(joined).any():
+        return [between(n, one[n], other[n], noise[n], underflow) for n in names]
+    counts, starts = _spans(one, names)
+    sigmas = _joined(noise, names)
+    typical = np.sqrt(np.add.reduceat(sigmas * sigmas, starts) / counts)
+    floored = np.split(np.maximum(sigmas, np.repeat(typical, counts)), starts[1:])
+    shaped = {n: part.reshape(one[n].shape) for n, part in zip(names, floored, strict=True)}
+    return compare_all(one, other, shaped, underflow, BETWEEN_ANSWERS)
+
+
+def _joined(arrays: Mapping[str, Array], names: Sequence[str]) -> Array:
+    """The arrays of these names, laid end to end."""
+    return np.concatenate([arrays[name].reshape(-1) for name in names])
+
+
+def _spans(arrays: Mapping[str, Array], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """How many elements each array has, and where it starts if they are laid end to end."""
+    counts = np.array([arrays[name].size for name in names])
+    return counts, np.cumsum(counts) - counts
+
+
 def against(
     expectation: Expectation, arrays: Mapping[str, Array], limit: float = LIMIT
 ) -> list[Comparison]:
     """Compare arrays, by their names, with what is expected of the least accurate class."""
-    noise = expectation.loosest
-    return [
-        compare(name, got, expectation.arrays[name], noise[name], expectation.underflow, limit)
-        for name, got in arrays.items()
-    ]
+    return compare_all(
+        arrays, expectation.arrays, expectation.loosest, expectation.underflow, limit
+    )
 
 
 def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str:
     """The most accurate class in whose limits every array lies, or "" for none."""
-    for name, noise in expectation.noise.items():
-        if all(
-            np.all(
-                np.abs(ratios(got, expectation.arrays[key], noise[key], expectation.underflow))
-                <= LIMIT
-            )
-            for key, got in arrays.items()
-        ):
-            return name
+    names = list(arrays)
+    got, want = _joined(arrays, names), _joined(expectation.arrays, names)
+    for accuracy, noise in expectation.noise.items():
+        ratio = ratios(got, want, _joined(noise, names), expectation.underflow)
+        if (np.abs(ratio) <= LIMIT).all():
+            return accuracy
     return ""
 
 

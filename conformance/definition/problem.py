@@ -25,6 +25,7 @@ and Ainslie et al. 2023 (arXiv:2305.13245) for shared key/value heads.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -154,6 +155,8 @@ class Weights:
 
 
 WEIGHT_NAMES = tuple(item.name for item in dataclasses.fields(Weights))
+ARRAY_NAMES = ("query", "key", "value", "cotangent", "mask", "attn_bias")
+"""The fields of a problem that are arrays."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -249,6 +252,18 @@ class Problem:
     def with_weights(self, **weights: Any) -> Problem:
         """Replace some weights."""
         return dataclasses.replace(self, weights=dataclasses.replace(self.weights, **weights))
+
+    def digest(self) -> str:
+        """A hash of every number and flag: equal for equal problems, in every process."""
+        flags = (self.shape, self.dtype, self.causal, self.scale)
+        found = hashlib.blake2b(repr(flags).encode(), digest_size=16)
+        arrays = {name: getattr(self, name) for name in ARRAY_NAMES}
+        arrays |= {f"weights.{name}": array for name, array in self.weights.named().items()}
+        for name, array in arrays.items():
+            if array is not None:
+                found.update(f"{name} {array.shape} {array.dtype}".encode())
+                found.update(np.ascontiguousarray(array))
+        return found.hexdigest()
 
     def replace(self, **changes: Any) -> Problem:
         """A copy with other fields."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from conformance.cases import catalogue as served
-from conformance.definition.comparison import Comparison, between
+from conformance.definition.comparison import Comparison, all_between
 from conformance.definition.problem import Answer
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
@@ -79,7 +79,7 @@ def compare_answers(ex: Examination, one: Answer, other: Answer) -> list[Compari
     ones, others = one.arrays(), other.arrays()
     if ex.answer.weights is None or ones.get("weights") is None:
         ones.pop("weights", None)
-    noise = dict(ex.suited_expectation.loosest)
+    noise = ex.suited_expectation.loosest
     common = [
         name
         for name in ones
@@ -87,10 +87,8 @@ def compare_answers(ex: Examination, one: Answer, other: Answer) -> list[Compari
     ]
     if not common:
         raise Unsupported("the two answers have no array in common")
-    return [
-        between(name, ones[name], others[name], noise[name], ex.expectation.underflow)
-        for name in common
-    ]
+    chosen = {name: ones[name] for name in common}
+    return all_between(chosen, others, noise, ex.expectation.underflow)
 
 
 MODES = Requirement(

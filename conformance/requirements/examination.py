@@ -81,6 +81,8 @@ class Workbench:
     decided: Memory = field(default_factory=lambda: Memory(256))
     answers: Memory = field(default_factory=lambda: Memory(64))
     expectations: Memory = field(default_factory=lambda: Memory(64))
+    expect: Callable[[Problem], Expectation] = expect
+    """Computes an expectation, or finds it where it was kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +127,7 @@ class Examination:
     def expected(self, variant: str, problem: Callable[[], Problem]) -> Expectation:
         """What is expected of a variant of the case, remembered under that name."""
         key = (self.case.id, self.dtype, variant)
-        return self.bench.expectations.get(key, lambda: expect(problem()))
+        return self.bench.expectations.get(key, lambda: self.bench.expect(problem()))
 
     @cached_property
     def suited_expectation(self) -> Expectation:

@@ -30,6 +30,7 @@ from conformance.requirements.declared import DECLARED, compared
 from conformance.requirements.examination import Examination, Raised, Workbench
 from conformance.requirements.probed import decided
 from conformance.requirements.requirement import Requirement
+from conformance.running import kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
 class Session:
     """Examines items; remembers what they share."""
 
-    bench: Workbench = field(default_factory=Workbench)
+    bench: Workbench = field(default_factory=lambda: Workbench(expect=kept.expectation))
     only: tuple[str, ...] = ()
     """Mask arguments that experiments look at; all if empty."""
     laboratories: dict[tuple[str, ...], Laboratory] = field(default_factory=dict)

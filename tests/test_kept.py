@@ -1,0 +1,170 @@
+"""Expectations kept on disk: the same as computed, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from conformance.cases.catalogue import find_cases
+from conformance.definition.expectation import expect
+from conformance.running import kept
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty cache."""
+    monkeypatch.setenv(kept.VARIABLE, str(tmp_path))
+    kept._make_room.cache_clear()
+    return tmp_path
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The problems that were computed."""
+    problems = []
+
+    def counted(problem):
+        problems.append(problem)
+        return expect(problem)
+
+    monkeypatch.setattr(kept, "expect", counted)
+    return problems
+
+
+def problem_of(case_id, dtype="float32"):
+    (case,) = find_cases(case_id)
+    return case.problem(dtype)
+
+
+def assert_same(one, other):
+    """Every bit, and the order, which reports and the choice of the worst depend on."""
+    assert one.underflow == other.underflow
+    assert list(one.noise) == list(other.noise)
+    for ours, theirs in (
+        (one.arrays, other.arrays),
+        *zip(one.noise.values(), other.noise.values()),
+    ):
+        assert list(ours) == list(theirs)
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name], strict=True)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "case", ["plain/no-mask/additive", "bias/with-mask/cross", "plain/no-mask/self"]
+)
+def test_what_was_kept_is_what_was_computed(folder, computed, case, dtype):
+    problem = problem_of(case, dtype)
+    first = kept.expectation(problem)
+    again = kept.expectation(problem)
+    assert computed == [problem]
+    assert_same(first, again)
+    assert_same(first, expect(problem))
+
+
+def test_other_problems_are_not_mixed_up(folder, computed):
+    problem = problem_of("mask/key-padding/cross")
+    others = [
+        problem.replace(mask=~problem.mask),
+        problem.replace(mask=None),
+        problem.replace(scale=0.5),
+        problem.with_inputs(query=problem.query * 2),
+        problem.with_weights(query=-problem.weights.query),
+        problem_of("mask/key-padding/cross", "bfloat16"),
+    ]
+    every = [problem, *others]
+    assert len({item.digest() for item in every}) == len(every)
+    for item in every:
+        assert_same(kept.expectation(item), expect(item))
+    assert computed == every
+
+
+def test_a_changed_reference_is_computed_anew(folder, computed, monkeypatch):
+    problem = problem_of("plain/no-mask/self")
+    kept.expectation(problem)
+    monkeypatch.setattr(kept, "_code", lambda: "another")
+    kept.expectation(problem)
+    assert computed == [problem, problem]
+
+
+def damage_end(path):
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+
+
+def swap_names(path):
+    content = path.read_bytes()
+    assert b"gradient.key" in content
+    path.write_bytes(content.replace(b"gradient.key", b"gradient.kex"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_end,
+        swap_names,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(b"no tensors"),
+    ],
+    ids=["a bit", "a name", "empty", "cut off", "other"],
+)
+def test_a_damaged_file_is_computed_anew_and_replaced(folder, computed, damage):
+    problem = problem_of("plain/no-mask/cross")
+    want = kept.expectation(problem)
+    (path,) = folder.iterdir()
+    damage(path)
+    assert_same(kept.expectation(problem), want)
+    assert_same(kept.expectation(problem), want)
+    assert computed == [problem, problem]
+
+
+def test_off_keeps_nothing(folder, monkeypatch):
+    monkeypatch.setenv(kept.VARIABLE, "off")
+    kept.expectation(problem_of("plain/no-mask/self"))
+    assert kept.cache_folder() is None
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path, monkeypatch, computed):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "file"))
+    problem = problem_of("plain/no-mask/self")
+    assert_same(kept.expectation(problem), expect(problem))
+    assert computed == [problem]
+
+
+def test_a_full_disk_leaves_no_half_file(folder, monkeypatch):
+    def full(tensors):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kept.safetensors.numpy, "save", full)
+    problem = problem_of("plain/no-mask/self")
+    assert_same(kept.expectation(problem), expect(problem))
+    assert not list(folder.iterdir())
+
+
+def test_the_longest_kept_make_room(folder, monkeypatch):
+    for age in range(10):
+        path = folder / f"{age}.safetensors"
+        path.write_bytes(bytes(1000))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    monkeypatch.setattr(kept, "MOST_BYTES", 9999)
+    kept.expectation(problem_of("plain/no-mask/self"))
+    left = {path.name for path in folder.iterdir()}
+    assert {name for name in left if len(name) < 20} == {f"{i}.safetensors" for i in range(4)}
+    assert len(left) == 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where it lies depends on the platform")
+def test_by_default_it_lies_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.delenv(kept.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kept.cache_folder() == tmp_path / "mha-conformance" / "expectations"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert kept.cache_folder() == tmp_path / "home" / ".cache" / "mha-conformance" / "expectations"
