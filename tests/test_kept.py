@@ -45,7 +45,7 @@ def assert_same(one, other):
     assert list(one.noise) == list(other.noise)
     for ours, theirs in (
         (one.arrays, other.arrays),
-        *zip(one.noise.values(), other.noise.values()),
+        *zip(one.noise.values(), other.noise.values(), strict=True),
     ):
         assert list(ours) == list(theirs)
         for name in ours:

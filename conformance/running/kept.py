@@ -26,6 +26,7 @@ from conformance.definition.arithmetic import classes_of
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect
 from conformance.definition.problem import Problem
+from conformance.records import numbers
 
 VARIABLE = "MHA_CONFORMANCE_CACHE"
 """The folder to keep expectations in instead of the user's cache; "off" to keep none."""
@@ -70,7 +71,7 @@ def cache_folder() -> Path | None:
 def _code() -> str:
     """A hash of what an expectation depends on besides the problem."""
     digest = hashlib.blake2b(np.__version__.encode(), digest_size=6)
-    for path in sorted(Path(definition.__path__[0]).glob("*.py")):
+    for path in (*sorted(Path(definition.__path__[0]).glob("*.py")), Path(numbers.__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
