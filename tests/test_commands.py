@@ -111,13 +111,10 @@ def test_a_run_as_json_has_nothing_else_on_stdout(capsys):
     assert found["exit_code"] == ExitCode.DEVIATES
 
 
-def test_a_card_and_the_selftest_as_json(capsys):
+def test_a_card_as_json(capsys):
     found = printed(capsys, "probe", mini("Correct"), "--experiment", "masks")
     assert not faults("probe", found)
     assert found[0]["case"] == "probe/masks"
-    found = printed(capsys, "selftest", "--mutant", "scale-by-head-size")
-    assert not faults("selftest", found)
-    assert found["mutants"][0]["killed_by"] == "output.equals-definition"
 
 
 def test_what_changed_as_json(capsys, tmp_path):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from mutants.__main__ import main
 from mutants.attention import Attention
 from mutants.contestant import Contestant
 from mutants.mutant import Mutant
@@ -17,7 +17,6 @@ from mutants.zoo import CHAPTERS, MUTANTS, find_mutants
 
 from conformance.adapter.base import Call
 from conformance.cases.catalogue import catalogue
-from conformance.cli import main
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import ExitCode, UnknownName
 from conformance.experiments import EXPERIMENTS
@@ -155,37 +154,30 @@ def test_the_page_is_made_of_outcomes():
 
 
 def test_unknown_names_are_told_with_near_ones(capsys):
-    assert main(["selftest", "--mutant", "scale-mising"]) == ExitCode.USAGE
+    assert main(["--mutant", "scale-mising"]) == ExitCode.USAGE
     assert "did you mean scale-missing" in capsys.readouterr().err
-    assert main(["selftest", "--chapter", "mask"]) == ExitCode.USAGE
+    assert main(["--chapter", "mask"]) == ExitCode.USAGE
     assert "did you mean masks" in capsys.readouterr().err
     with pytest.raises(UnknownName):
         find_mutants([], ["nobody"])
 
 
 def test_the_command_prints_killed_and_total(capsys):
-    assert main(["selftest", "--mutant", "heads-interleaved"]) == ExitCode.OK
+    assert main(["--mutant", "heads-interleaved"]) == ExitCode.OK
     printed = capsys.readouterr().out
     assert "heads-interleaved: output.equals-definition at heads-interleaved:plain/" in printed
     assert re.search(r"^forward +1 / 1$", printed, re.MULTILINE)
 
 
-def test_the_command_speaks_json(capsys):
-    assert main(["selftest", "--mutant", "weights-not-returned", "--json"]) == ExitCode.OK
-    found = json.loads(capsys.readouterr().out)
-    assert found["chapters"] == {"weights": {"killed": 1, "total": 1}}
-    assert found["mutants"][0]["killed_by"] == "observed.returned-weights"
-
-
 def test_the_command_fails_if_one_survives(capsys, monkeypatch):
-    monkeypatch.setattr("mutants.command.find_mutants", lambda *_: (IDLE,))
+    monkeypatch.setattr("mutants.__main__.find_mutants", lambda *_: (IDLE,))
     monkeypatch.setattr("mutants.run.catalogue", lambda: catalogue()[:3])
     monkeypatch.setattr("mutants.run.EXPERIMENTS", ())
-    assert main(["selftest", "--mutant", "idle"]) == ExitCode.DEVIATES
+    assert main(["--mutant", "idle"]) == ExitCode.DEVIATES
     assert "survived: idle" in capsys.readouterr().out
 
 
 def test_the_command_writes_the_matrix(tmp_path, capsys):
     target = tmp_path / "matrix.md"
-    assert main(["selftest", "--mutant", "keys-beyond-128", "--matrix", str(target)]) == 0
+    assert main(["--mutant", "keys-beyond-128", "--matrix", str(target)]) == 0
     assert "| `keys-beyond-128` |" in target.read_text(encoding="utf-8")

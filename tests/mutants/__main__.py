@@ -1,44 +1,119 @@
-"""`python -m mutants`, in tests/: does the suite notice defective attentions?"""
+"""`tox -e selftest`: does the suite tell defective attentions from a correct one?
+
+cd tests && python -m mutants [--matrix FILE | --causes] [--chapter NAME] [--mutant NAME]
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.commands.shared import add_format, add_quiet, add_repeatable
+# The arrays are tiny: more threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from conformance.errors import ConformanceError, ExitCode
+from conformance.progress import progress
+from mutants import causes as table
+from mutants.mutant import Mutant
+from mutants.page import page
+from mutants.run import Examiner, Outcome, count, survivors
+from mutants.zoo import find_mutants
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the options, and examine the suite."""
-    selftest = argparse.ArgumentParser(
+    """Examine the suite, print the outcome, and return the exit code."""
+    parser = argparse.ArgumentParser(
         prog="python -m mutants",
-        description="Examine the suite: some hundred attentions with one defect each must be "
-        "noticed, and the correct one that they are made of must not.",
+        description="Examine the suite: each defective attention must be noticed, and the correct "
+        "one that they are made of must not.",
     )
-    add_repeatable(selftest, chapter="only this chapter", mutant="only this mutant")
-    selftest.add_argument(
+    parser.add_argument("--chapter", action="append", default=[], help="only this chapter")
+    parser.add_argument("--mutant", action="append", default=[], help="only this mutant")
+    parser.add_argument(
         "--matrix",
         type=Path,
         help="examine each in the whole catalogue, and write what noticed it to this file",
     )
-    selftest.add_argument(
+    parser.add_argument(
         "--causes",
         action="store_true",
         help="instead, count how often the message names the mutant's mistake",
     )
-    add_format(selftest, "selftest")
-    add_quiet(selftest)
-    options = selftest.parse_args(arguments)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from mutants.command import causes
-    from mutants.command import selftest as examine
-
+    options = parser.parse_args(arguments)
+    try:
+        mutants = find_mutants(options.chapter, options.mutant)
+    except ConformanceError as error:
+        print(f"mutants: {error}", file=sys.stderr)
+        return error.exit_code
     if options.causes:
-        return causes(options.chapter, options.mutant, as_json=options.format == "json")
-    as_json = options.format == "json"
-    return examine(options.chapter, options.mutant, matrix=options.matrix, as_json=as_json)
+        return causes(mutants, one_by_one=bool(options.mutant))
+    return selftest(
+        mutants,
+        matrix=options.matrix,
+        with_original=not (options.chapter or options.mutant),
+        one_by_one=bool(options.mutant),
+    )
+
+
+def selftest(
+    mutants: Sequence[Mutant], *, matrix: Path | None, with_original: bool, one_by_one: bool
+) -> int:
+    """Print how many mutants were killed, of how many; return 1 if one of them survived."""
+    examiner = Examiner()
+    began = time.monotonic()
+    outcomes = []
+    with progress("the original", len(mutants)) as advance:
+        original = examiner.original() if with_original else []
+        for mutant in mutants:
+            advance(f"{mutant.chapter}: {mutant.name}", 0)
+            outcomes.append((examiner.look_everywhere if matrix else examiner.kill)(mutant))
+            advance()
+    if matrix:
+        matrix.write_text(page(outcomes), encoding="utf-8")
+    if one_by_one:
+        for outcome in outcomes:
+            end = f"{outcome.by} at {outcome.where}" if outcome.killed else "survived"
+            print(f"{outcome.mutant.name}: {end}")
+    _print_count(outcomes, time.monotonic() - began)
+    for name in survivors(outcomes):
+        print(f"survived: {name}")
+    for deviation in original:
+        print(f"the original deviates: {deviation}")
+    return ExitCode.DEVIATES if original or survivors(outcomes) else ExitCode.OK
+
+
+def _print_count(outcomes: Sequence[Outcome], seconds: float) -> None:
+    for chapter, (killed, total) in count(outcomes).items():
+        print(f"{chapter:<12s}{killed:4d} / {total}")
+    killed = sum(outcome.killed for outcome in outcomes)
+    print(f"{'all':<12s}{killed:4d} / {len(outcomes)}  in {seconds:.0f} s")
+
+
+def causes(mutants: Sequence[Mutant], *, one_by_one: bool) -> int:
+    """Print how often the message names the mistake; return 1 if it names a wrong one."""
+    examiner = Examiner()
+    named = []
+    with progress("causes", len(mutants)) as advance:
+        for mutant in mutants:
+            advance(f"{mutant.chapter}: {mutant.name}", 0)
+            named.append(table.name(examiner, mutant))
+            advance()
+    total: Counter[str] = Counter()
+    print("".join((f"{'':<12s}", *(f"{kind:>15s}" for kind in table.KINDS))))
+    for chapter, kinds in table.count(named).items():
+        total += kinds
+        print("".join((f"{chapter:<12s}", *(f"{kinds[kind]:>15d}" for kind in table.KINDS))))
+    print("".join((f"{'all':<12s}", *(f"{total[kind]:>15d}" for kind in table.KINDS))))
+    for one in named:
+        if one_by_one or one.kind in ("named wrongly", "not named"):
+            print(f"{one.kind}: {one.mutant.name}: {one.cause or one.mutant.did}")
+    wrong = any(one.kind == "named wrongly" for one in named)
+    return ExitCode.DEVIATES if wrong else ExitCode.OK
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ _BRIDGE = Emulated()
 class Contestant(NativeAdapter):
     """An attention of `mutants` as an implementation like any other."""
 
-    title = "the attention of the selftest"
+    title = "the original of the mutants"
     scores = ("scaled-dot", "additive")
     custom_scale = True
     mask_arguments = (

@@ -13,14 +13,14 @@ _HEAD = """# The kill matrix
 
 A check that cannot fail proves nothing. So the suite is examined as well: {total} defective
 attentions, each one small change to a correct one, and each must be noticed by a requirement that
-was named beforehand. The original survives everything. `mha-conformance selftest` repeats that in
-less than two minutes.
+was named beforehand. The original survives everything. `python -m mutants`, in `tests/`, repeats
+that in less than two minutes.
 
 All are made of one attention in NumPy, forward and backward, in
-[conformance/selftest](../conformance/selftest/attention.py), and are examined through the same
+[tests/mutants](../tests/mutants/attention.py), and are examined through the same
 interface as any library. This page is written by
 
-    mha-conformance selftest --matrix docs/kill-matrix.md
+    tox -e selftest
 
 in about ten minutes, from the whole catalogue of {cases} cases, in all modes, and the two
 experiments that decide requirements which no case serves. Each mutant is examined in the one dtype
