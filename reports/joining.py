@@ -12,9 +12,8 @@ from conformance.reports.experiments import experiment_cards, handed
 from conformance.reports.matrix import matrix
 from conformance.reports.model import SCHEMA, Loaded, Report
 from conformance.reports.pairwise import apart, exchanged, pairs
-from conformance.reports.timeline import timelines
 from conformance.reports.totals import totals
-from conformance.reports.trend import trends
+from conformance.reports.trend import timelines, trends
 from conformance.reports.unanswered import not_verified, unsupported
 
 

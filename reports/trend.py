@@ -1,46 +1,76 @@
-"""One implementation over time: what its earlier records found, and what changed from one to next.
+"""One implementation over time, and over the versions of its library: what changed in between.
 
 Findings are compared where both records have them. Another version of the suite may ask other
-questions of the same name, so the catalogue is told beside every point.
+questions of the same name, so the catalogue is told beside every point in time.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from packaging.version import InvalidVersion, Version
 
 from conformance.records.card import PREFIX
-from conformance.records.findings import CaseResult, Finding
+from conformance.records.findings import CaseResult
+from conformance.records.record import Record
+from conformance.reports.changes.compare import answers, entries_apart, matched
 from conformance.reports.columns import column_keys, declared
 from conformance.reports.model import Change, Loaded, Point, Trend
 from conformance.reports.totals import WRONG, finding_counts
-from conformance.requirements.definition import OUTPUT
+
+_OUTPUT = "output.equals-definition"
 
 _SHAPE = re.compile(r"\[[^\[\]]*\]")
 _SHAPES = re.compile(r"\[[^\[\]]*\]( \[[^\[\]]*\])*")
 
-Asked = dict[tuple[str, str, str, str], Finding]
-"""Case, dtype, mode and requirement to finding."""
+_BESIDE = ("numpy", "python")
+"""What a library runs on: told where it differs between records."""
 
 
 def trends(records: Sequence[Loaded], earlier: Sequence[Loaded]) -> list[Trend]:
-    """Those implementations that have an earlier record on the same device."""
-    keys = column_keys(records)
+    """Those implementations that have an earlier record on the same device, the oldest first."""
+    return [
+        Trend(column, points([*others, own], name))
+        for column, name, own, others in _beside(records, earlier)
+    ]
+
+
+def timelines(records: Sequence[Loaded], others: Sequence[Loaded]) -> list[Trend]:
+    """Those implementations of `records` that `others` have with other versions, oldest first."""
     found = []
+    for column, name, own, beside in _beside(records, others):
+        ordered = sorted([own, *beside], key=lambda item: _order(item[1], name))
+        grounds = [_ground(record) for _, record, _ in ordered]
+        differ = [one for one in _BESIDE if len({ground.get(one) for ground in grounds}) > 1]
+        course = []
+        for point, ground in zip(points(ordered, name), grounds, strict=True):
+            more = {one: ground[one] for one in differ if one in ground}
+            course.append(msgspec.structs.replace(point, versions=point.versions | more))
+        found.append(Trend(column, course))
+    return found
+
+
+def _beside(
+    records: Sequence[Loaded], others: Sequence[Loaded]
+) -> Iterator[tuple[str, str, Loaded, list[Loaded]]]:
+    """Column, name, record and other records, of every implementation that others have too."""
+    keys = column_keys(records)
     for index, own in enumerate(records):
         device = own[1].header.provenance.device
         for implementation in declared(own[1]):
-            before = [
+            name = implementation.name
+            beside = [
                 item
-                for item in earlier
+                for item in others
                 if item[1].header.provenance.device == device
-                and implementation.name in {told.name for told in declared(item[1])}
+                and name in {one.name for one in declared(item[1])}
             ]
-            if before:
-                course = points([*before, own], implementation.name)
-                found.append(Trend(keys[index, implementation.name], course))
-    return found
+            if beside:
+                yield keys[index, name], name, own, beside
 
 
 def points(records: Sequence[Loaded], name: str) -> list[Point]:
@@ -50,7 +80,7 @@ def points(records: Sequence[Loaded], name: str) -> list[Point]:
     for _, record, _ in records:
         results = [result for result in record.results if result.implementation == name]
         implementation = next(item for item in declared(record) if item.name == name)
-        told = implementation.unavailable
+        unavailable = implementation.unavailable
         made = record.header.provenance
         found.append(
             Point(
@@ -61,20 +91,53 @@ def points(records: Sequence[Loaded], name: str) -> list[Point]:
                 versions=implementation.versions,
                 findings=finding_counts(results),
                 worst=_worst(results),
-                change=None if before is None or told else _change(before, results),
-                unavailable=told,
+                change=None if before is None or unavailable else _change(before, results),
+                unavailable=unavailable,
             )
         )
-        before = before if told else results
+        # What could not be run is stepped over.
+        before = before if unavailable else results
     return found
 
 
-def _asked(results: Sequence[CaseResult]) -> Asked:
-    return {
-        (result.case, result.dtype, result.mode, finding.requirement): finding
-        for result in results
-        for finding in result.findings
-    }
+def _worst(results: Sequence[CaseResult]) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for result in results:
+        for finding in result.findings:
+            if finding.requirement == _OUTPUT and finding.figures is not None:
+                size = finding.figures.max_ratio
+                worst[result.dtype] = max(worst.get(result.dtype, 0.0), size)
+    return worst
+
+
+def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change:
+    worse: Counter[str] = Counter()
+    better: Counter[str] = Counter()
+    other: Counter[tuple[str, str, str]] = Counter()
+    added = removed = 0
+    before, after = answers(first), answers(second)
+    for pair in matched(before, after):
+        one, two = pair.before, pair.after
+        if one is None or two is None:
+            added, removed = added + (one is None), removed + (two is None)
+            continue
+        was, is_now = one.verdict in WRONG, two.verdict in WRONG
+        if was != is_now:
+            (worse if is_now else better)[pair.requirement] += 1
+        elif (one.value or one.verdict) != (two.value or two.verdict):
+            other[pair.requirement, one.value or one.verdict, two.value or two.verdict] += 1
+    for key, subject, was_there, is_there in entries_apart(before, after):
+        # What is not taken any more is refused now, and that is the same told again.
+        if was_there and is_there and not subject.endswith("shapes it refuses"):
+            experiment = key[2].removeprefix(PREFIX)
+            other[f"{experiment}: {subject}", *_apart(was_there, is_there)] += 1
+    return Change(
+        worse=dict(sorted(worse.items())),
+        better=dict(sorted(better.items())),
+        other=[(*change, times) for change, times in sorted(other.items())],
+        added=added,
+        removed=removed,
+    )
 
 
 def _apart(one: str, other: str) -> tuple[str, str]:
@@ -87,48 +150,25 @@ def _apart(one: str, other: str) -> tuple[str, str]:
     return " ".join(gone) or "no other", " ".join(new) or "no other"
 
 
-def _worst(results: Sequence[CaseResult]) -> dict[str, float]:
-    worst: dict[str, float] = {}
-    for result in results:
-        for finding in result.findings:
-            if finding.requirement == OUTPUT.id and finding.figures is not None:
-                size = finding.figures.max_ratio
-                worst[result.dtype] = max(worst.get(result.dtype, 0.0), size)
-    return worst
+def _ground(record: Record) -> dict[str, str]:
+    """Versions of NumPy and Python."""
+    made = record.header.provenance
+    found = {name: made.packages[name] for name in ("numpy",) if name in made.packages}
+    return found | {"python": ".".join(made.python.split(".")[:2])}
 
 
-def _seen(results: Sequence[CaseResult]) -> dict[tuple[str, str, str], str]:
-    """What experiments showed: by experiment, mode and subject."""
-    return {
-        (result.case, result.mode, entry.subject): entry.value
-        for result in results
-        for entry in result.entries
-    }
+def _order(record: Record, name: str) -> tuple[Any, ...]:
+    """By the library's own version, then its framework's, NumPy's and Python's."""
+    versions = next((own.versions for own in declared(record) if own.name == name), {})
+    # A framework's versions come first there, the library's own after it.
+    own = [_version(versions[package]) for package in reversed(versions)]
+    ground = _ground(record)
+    return own, _version(ground.get("numpy", "0")), _version(ground["python"]), record.header.name
 
 
-def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change:
-    before, after = _asked(first), _asked(second)
-    worse: Counter[str] = Counter()
-    better: Counter[str] = Counter()
-    other: Counter[tuple[str, str, str]] = Counter()
-    for key in before.keys() & after.keys():
-        one, two = before[key], after[key]
-        was, is_now = one.verdict in WRONG, two.verdict in WRONG
-        if was != is_now:
-            (worse if is_now else better)[key[3]] += 1
-        elif (one.value or one.verdict) != (two.value or two.verdict):
-            other[key[3], one.value or one.verdict, two.value or two.verdict] += 1
-    was_seen, seen = _seen(first), _seen(second)
-    for place in was_seen.keys() & seen.keys():
-        was_there, is_there = _apart(was_seen[place], seen[place])
-        experiment, _, subject = place
-        # What is not taken any more is refused now, and that is the same told again.
-        if was_there != is_there and not subject.endswith("shapes it refuses"):
-            other[f"{experiment.removeprefix(PREFIX)}: {subject}", was_there, is_there] += 1
-    return Change(
-        worse=dict(sorted(worse.items())),
-        better=dict(sorted(better.items())),
-        other=[(*change, times) for change, times in sorted(other.items())],
-        added=len(after.keys() - before.keys()),
-        removed=len(before.keys() - after.keys()),
-    )
+def _version(text: str) -> Version:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        numbers = re.findall(r"\d+", text)
+        return Version(".".join(numbers) or "0")
