@@ -17,9 +17,7 @@ from conformance.commands.formats import schema
 from conformance.errors import ExitCode
 from conformance.records.findings import RUN, Finding
 from conformance.records.record import read
-from conformance.reports.ci.annotations import MOST, annotated, command
-from conformance.reports.ci.badge import badge
-from conformance.reports.ci.junit import junit
+from conformance.reports.ci.outputs import MOST, annotated, badge, command, junit
 from conformance.reports.ci.source import load
 from conformance.reports.ci.summary import markdown
 from conformance.reports.gate.judging import Claims

@@ -91,11 +91,10 @@ def _report(options: argparse.Namespace) -> int:
             told = " or ".join(f"--{user}" for user in users)
             raise ConformanceError(f"--{name} changes nothing that is written; add {told}")
     if wished:
-        from conformance.reports.ci.write import Wanted
-        from conformance.reports.ci.write import write as write_outputs
+        from conformance.reports.ci.outputs import Outputs, write_outputs
 
         names = (*asked, "previous", "baseline")
-        wanted = Wanted(**{name: getattr(options, name) for name in names})
+        wanted = Outputs(**{name: getattr(options, name) for name in names})
         code = write_outputs(options.records, wanted)
         if options.output is None and options.html is None:
             return code

@@ -28,7 +28,7 @@ MUST = ("must", "")
 
 
 @dataclass(frozen=True)
-class Told:
+class Item:
     """An item of a record, and which of its findings are as the baseline says."""
 
     record: Record
@@ -68,6 +68,11 @@ class Told:
             for finding in self.wrong
         )
 
+    @property
+    def reason(self) -> str:
+        """Why it has no answer, as far as that was recorded."""
+        return next((finding.detail for finding in self.result.findings if finding.detail), "")
+
     def _is_must(self, name: str) -> bool:
         requirement = self.record.header.requirement(name)
         return requirement is None or requirement.level in MUST
@@ -78,7 +83,7 @@ class Source:
     """Everything that is told."""
 
     records: Sequence[Record]
-    items: Sequence[Told]
+    items: Sequence[Item]
     judgements: Sequence[Judgement]
     """One for each record, if there is a baseline."""
     changes: Changes | None
@@ -124,8 +129,7 @@ class Source:
         found: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         for item in self.items:
             if item.result.verdict in ("unavailable", "not-run"):
-                reason = next((f.detail for f in item.result.findings if f.detail), "")
-                found[item.result.implementation, item.result.verdict, reason] += 1
+                found[item.result.implementation, item.result.verdict, item.reason] += 1
         return dict(found)
 
     def sentence(self, requirement: str) -> str:
@@ -156,7 +160,7 @@ def load(
     if not files:
         raise BrokenRecord("there is no record; name a file that run --record has written")
     records = [read(file) for file in files]
-    items: list[Told] = []
+    items: list[Item] = []
     judgements = []
     entries = read_baseline(baseline) if baseline is not None else None
     for record in records:
@@ -166,7 +170,7 @@ def load(
             judgements.append(judgement)
             known = {id(cell.finding) for cell in judgement.known}
         items += [
-            Told(record, result, tuple(f for f in result.findings if id(f) in known))
+            Item(record, result, tuple(f for f in result.findings if id(f) in known))
             for result in record.results
         ]
     changes = None

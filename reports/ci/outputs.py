@@ -1,0 +1,286 @@
+"""What a build shows of records: JUnit XML, a badge, annotations for GitHub, a summary.
+
+A test case of JUnit is an item; what `run --strict` would fail is a failure, what has no answer an
+error, and what is unsupported or known is skipped, with the reason.
+
+Annotations are lines on stdout that a pull request shows beside the code; see "Workflow commands
+for GitHub Actions". A value could end the command and begin another, so what ends one is escaped:
+line feeds everywhere, and colons and commas in properties.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from xml.etree import ElementTree as ET
+
+import msgspec
+
+from conformance.errors import ConformanceError
+from conformance.reports.changes.compare import Change
+from conformance.reports.ci.source import KNOWN, MUST, Item, Source, load
+from conformance.reports.ci.summary import markdown
+from conformance.reports.wording import failure, measured
+from conformance.text import plural, printable, some
+
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+
+MOST = 10
+"""GitHub shows so many annotations of one level for a step, and drops the others silently."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What to write, and where; None for nothing.
+
+    Attributes:
+        summary: Markdown, appended; "" for the file that GitHub names.
+        annotations: whether to print GitHub's.
+    """
+
+    junit: Path | None = None
+    badge: Path | None = None
+    summary: str | None = None
+    annotations: bool = False
+    previous: Path | None = None
+    baseline: Path | None = None
+
+
+def write_outputs(records: Sequence[Path], wanted: Outputs) -> int:
+    """Write all of it.
+
+    Returns:
+        An exit code: nothing verified, incomplete, or fine. What deviates is for `run --strict`
+        and `gate` to fail on, so that a job is told everything before it fails.
+
+    Raises:
+        ConformanceError: a record cannot be read, or a file cannot be written.
+    """
+    target = _summary_file(wanted.summary)
+    source = load(records, wanted.previous, wanted.baseline)
+    files: list[tuple[Path | None, Callable[[Source], bytes], str]] = [
+        (wanted.junit, junit, "wb"),
+        (wanted.badge, lambda own: msgspec.json.encode(badge(own)) + b"\n", "wb"),
+        (target, lambda own: markdown(own).encode() + b"\n", "ab"),
+    ]
+    for path, render, mode in files:
+        if path is not None:
+            _put(path, render(source), mode)
+    if wanted.annotations:
+        for line in annotated(source):
+            print(line)
+    # A line of prose between annotations would be taken for nothing else, so it may follow.
+    written = ", ".join(str(path) for path, _, _ in files if path is not None)
+    if written:
+        print(printable(f"written: {written}"))
+    for absence in {judgement.baseline.absence for judgement in source.judgements} - {""}:
+        print(printable(absence))
+    return source.outcome
+
+
+def _summary_file(asked: str | None) -> Path | None:
+    if asked is None:
+        return None
+    name = asked or os.environ.get(STEP_SUMMARY, "")
+    if not name:
+        raise ConformanceError(f"--summary: there is no {STEP_SUMMARY} here; name a file")
+    return Path(name)
+
+
+def _put(path: Path, content: bytes, mode: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode) as file:
+            file.write(content)
+    except OSError as error:
+        raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+# JUnit
+
+
+def junit(source: Source) -> bytes:
+    """Return a file with a test suite for each implementation."""
+    root = ET.Element("testsuites", name="mha-conformance")
+    for record, own in source.implementations:
+        made = record.header.provenance
+        suite = ET.SubElement(root, "testsuite", name=printable(own.name), timestamp=made.created)
+        properties = ET.SubElement(suite, "properties")
+        versions = {f"version.{name}": version for name, version in own.versions.items()}
+        about = {"suite": made.suite, "catalogue": made.catalogue, "device": made.device_model}
+        for name, value in (about | {"python": made.python} | versions).items():
+            ET.SubElement(properties, "property", name=printable(name), value=printable(value))
+        for item in source.items:
+            if item.record is record and item.result.implementation == own.name:
+                _test_case(suite, item, own.spec)
+        _count(suite)
+    _count(root)
+    ET.indent(root)
+    return ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+
+
+def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
+    result = item.result
+    case = ET.SubElement(
+        suite,
+        "testcase",
+        classname=printable(f"{result.implementation}.{result.case.split('/')[0]}"),
+        name=printable(f"{result.case}[{result.dtype}-{result.device}-{result.mode}]"),
+    )
+    if item.wrong:
+        wrong = msgspec.structs.replace(result, findings=list(item.wrong))
+        text = failure(wrong, spec, item.record.header)
+        raised = sorted({finding.verdict for finding in item.wrong} - {"deviates"})
+        kind = "system-out" if not item.fails else "error" if raised else "failure"
+        element = ET.SubElement(case, kind)
+        element.text = text
+        if item.fails:
+            element.attrib |= {"type": (*raised, "deviates")[0], "message": text.splitlines()[0]}
+    elif item.verdict == KNOWN:
+        message = "known: " + ", ".join(finding.requirement for finding in item.known)
+        ET.SubElement(case, "skipped", message=printable(message))
+    elif item.verdict in ("unsupported", "unavailable", "not-run"):
+        ET.SubElement(case, "skipped", message=printable(f"{item.verdict}: {item.reason}"))
+
+
+def _count(element: ET.Element) -> None:
+    """How many test cases there are below, and of which kinds."""
+    for name, tag in (
+        ("tests", "testcase"),
+        ("failures", "failure"),
+        ("errors", "error"),
+        ("skipped", "skipped"),
+    ):
+        element.set(name, str(sum(1 for _ in element.iter(tag))))
+
+
+# A badge
+
+
+class Badge(msgspec.Struct, frozen=True):
+    """As https://shields.io/badges/endpoint-badge has it."""
+
+    label: str
+    message: str
+    color: str
+    schemaVersion: int = 1  # noqa: N815
+
+
+def badge(source: Source) -> Badge:
+    """Return counts, red if something is wrong that is not known, yellow if something is open."""
+    totals = source.totals
+    counts = ", ".join(f"{number:,} {verdict}" for verdict, number in totals.items())
+    if any(item.fails for item in source.items):
+        color = "red"
+    elif not any(totals.get(verdict) for verdict in ("conforms", "observed", "deviates", KNOWN)):
+        color = "lightgrey"
+    elif source.open or not all(record.complete for record in source.records):
+        color = "yellow"
+    else:
+        color = "brightgreen"
+    return Badge("attention conformance", counts or "nothing verified", color)
+
+
+# Annotations
+
+
+@dataclass(frozen=True)
+class _Annotation:
+    title: str
+    message: str
+    file: str = ""
+    line: int = 0
+
+
+def annotated(source: Source) -> list[str]:
+    """Return errors, then warnings; of more than fit, the last says how many there are."""
+    errors: list[_Annotation] = []
+    warnings: list[_Annotation] = []
+    worse = source.changes.worse if source.changes else []
+    regressions = {(change.implementation, change.requirement) for change in worse}
+    files = {own.name: _file(own.spec) for _, own in source.implementations}
+    for change in source.wrong:
+        is_new = (change.implementation, change.requirement) in regressions
+        level = errors if change.after != "deviates" or change.level in MUST else warnings
+        level.append(
+            _Annotation(
+                f"{change.implementation}: {change.requirement}" + (" (new)" if is_new else ""),
+                _message(change, source.sentence(change.requirement)),
+                files.get(change.implementation, ""),
+            )
+        )
+    stale = [
+        _Annotation(
+            "the baseline is out of date",
+            f"{entry.place}: {why}; mha-conformance gate says more",
+            _relative(str(judgement.baseline.path)),
+            entry.line,
+        )
+        for judgement in source.judgements
+        for why, entry in judgement.to_edit
+    ]
+    errors += dict.fromkeys(stale)
+    for (name, verdict, reason), items in source.open.items():
+        message = f"{plural(items, 'item')}: {reason}"
+        warnings.append(_Annotation(f"{name}: {verdict}", message))
+    return [*_lines("error", errors), *_lines("warning", warnings)]
+
+
+def _lines(level: str, found: Sequence[_Annotation]) -> Iterator[str]:
+    shown = found if len(found) <= MOST else found[: MOST - 1]
+    for own in shown:
+        place = {"file": own.file, "line": str(own.line or ""), "title": own.title}
+        yield command(level, own.message, **{name: value for name, value in place.items() if value})
+    if len(found) > len(shown):
+        left = len(found) - len(shown)
+        yield command(level, "the job's summary has all of them", title=f"and {left} more")
+
+
+def command(name: str, message: str, **properties: str) -> str:
+    """One workflow command."""
+    escaped = {
+        key: _data(value).replace(":", "%3A").replace(",", "%2C")
+        for key, value in properties.items()
+    }
+    return (
+        f"::{name} {','.join(f'{key}={value}' for key, value in escaped.items())}::{_data(message)}"
+    )
+
+
+def _data(text: str) -> str:
+    text = printable(text).replace("%", "%25")
+    return text.replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _message(change: Change, sentence: str) -> str:
+    lines = [sentence] if sentence else []
+    times, cases = plural(change.times, "finding"), plural(len(change.cases), "case")
+    lines.append(f"{change.after}: {times} in {cases}, such as {some(change.cases, 3)}")
+    if change.figures is not None:
+        lines.append(f"measured {measured(change.figures)}")
+    elif change.told:
+        lines.append(change.told)
+    if change.cause:
+        lines.append(f"likely cause: {change.cause}")
+    return "\n".join([*lines, f"again: {change.command}"])
+
+
+def _file(spec: str) -> str:
+    """The file of an implementation that was given by its path, if GitHub may know it."""
+    path, colon, _ = spec.rpartition(":")
+    return _relative(path) if colon and path.endswith(".py") else ""
+
+
+def _relative(path: str) -> str:
+    """As GitHub wants it: relative to the repository, which is where a step runs."""
+    pure = PurePath(path)
+    if pure.is_absolute():
+        try:
+            pure = pure.relative_to(Path.cwd())
+        except ValueError:
+            return ""
+    found = posixpath.normpath(pure.as_posix())
+    return "" if found.startswith("..") else found
