@@ -287,7 +287,7 @@ def twice(
     second = call()
     found = changes(settings, before, look(settings))
     put_back(settings, before)
-    once = [setting if setting.told else None for setting in settings]
+    once = [setting if setting.shown else None for setting in settings]
     for setting, one, other in zip(once, before, after_first, strict=True):
         if setting is not None:
             found += [told for told in changes([setting], [one], [other]) if told not in found]

@@ -56,8 +56,10 @@ def framework(name: str) -> Framework:
     except ModuleNotFoundError as error:
         if (error.name or "conformance").startswith("conformance"):
             raise
-        told = f"{error.name} is not installed; pip install {error.name}"
-        raise Unavailable(f"{needed} needs another package here: {told}") from error
+        raise Unavailable(
+            f"{needed} needs another package here: "
+            f"{error.name} is not installed; pip install {error.name}"
+        ) from error
 
 
 def require(module: str) -> None:
@@ -73,6 +75,6 @@ def _why_not(module: str) -> str:
     try:
         importlib.import_module(module)
     except Exception as error:
-        told = " ".join(str(error).split()).replace(f" ({getattr(error, 'path', '')})", "")
-        return f"{module} does not import: {type(error).__name__}: {told}"
+        message = " ".join(str(error).split()).replace(f" ({getattr(error, 'path', '')})", "")
+        return f"{module} does not import: {type(error).__name__}: {message}"
     return ""

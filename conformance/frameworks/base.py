@@ -79,6 +79,7 @@ class Framework(ABC):
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
     """Distributions whose versions belong into the record."""
+    array_type: ClassVar[type]
     differentiable: ClassVar[bool] = True
     records_graphs: ClassVar[bool] = False
     """Whether a call leaves a graph, through which gradients can be asked for repeatedly."""
@@ -98,14 +99,6 @@ class Framework(ABC):
     @abstractmethod
     def numpy(self, native: Any) -> np.ndarray:
         """Native to NumPy: float64 or bool."""
-
-    @abstractmethod
-    def is_array(self, value: Any) -> bool:
-        """Whether this is an array of the framework."""
-
-    @abstractmethod
-    def dtype(self, native: Any) -> str:
-        """The array's dtype by NumPy's name, such as "bfloat16"."""
 
     @abstractmethod
     def einsum(self, axes: str, *operands: Any) -> Any:
@@ -141,6 +134,14 @@ class Framework(ABC):
     def fits(self, output: Any, cotangent: Any) -> bool:
         """Whether the output is an array that this cotangent can belong to."""
         return self.is_array(output) and output.shape == cotangent.shape
+
+    def is_array(self, value: Any) -> bool:
+        """Whether this is an array of the framework."""
+        return isinstance(value, self.array_type)
+
+    def dtype(self, native: Any) -> str:
+        """The array's dtype by NumPy's name, such as "bfloat16"."""
+        return str(native.dtype).rpartition(".")[2]
 
     def cast(self, native: Any, dtype: str) -> Any:
         """The array in another dtype, given by NumPy's name."""

@@ -24,7 +24,6 @@ from conformance.frameworks.surroundings import Setting
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 """Options for small programs that run a few times each: less optimisation, six times as quick."""
 
-
 MOST_MAPPED = 40_000
 """Mappings of memory after which compiled programs are dropped.
 
@@ -38,6 +37,7 @@ class Jax(Framework):
 
     name = "jax"
     packages = ("jax", "jaxlib")
+    array_type = jax.Array
     compiles = True
 
     def __init__(self) -> None:
@@ -53,25 +53,16 @@ class Jax(Framework):
         values = np.asarray(native)
         return values if values.dtype == np.bool_ else values.astype(np.float64)
 
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, jax.Array)
-
-    def dtype(self, native: Any) -> str:
-        return str(native.dtype)
-
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
-        self._make_room()
-        # 64 bits only for float64: elsewhere the library runs as its users run it.
-        with _enable_x64(dtype == "float64"), jax.default_device(jax.devices(device)[0]):
-            yield
-
-    def _make_room(self) -> None:
         self._sessions += 1
         # Counting takes as long as a small call does.
         if self._sessions % 32 == 0 and _mapped() > MOST_MAPPED:
             self._programs.clear()
             jax.clear_caches()
+        # 64 bits only for float64: elsewhere the library runs as its users run it.
+        with _enable_x64(dtype == "float64"), jax.default_device(jax.devices(device)[0]):
+            yield
 
     def call(self, request: Request) -> Evaluated:
         return self._run(request, _plain(request.function))
@@ -131,10 +122,10 @@ class Jax(Framework):
         return jnp.einsum(axes, *operands)
 
     def devices(self) -> dict[str, str]:
-        found = {"cpu": "jax on the CPU"}
+        models = {"cpu": "jax on the CPU"}
         with suppress(RuntimeError):
-            found["gpu"] = jax.devices("gpu")[0].device_kind
-        return found
+            models["gpu"] = jax.devices("gpu")[0].device_kind
+        return models
 
 
 def _mapped() -> int:
@@ -162,8 +153,8 @@ def _vjp(function: Function) -> Callable[..., tuple[Any, Any, Natives]]:
         )
         if output.shape != cotangent.shape:
             return output, weights, {}
-        (found,) = pull(cotangent.astype(output.dtype))
-        return output, weights, found
+        (gradients,) = pull(cotangent.astype(output.dtype))
+        return output, weights, gradients
 
     return run
 

@@ -25,6 +25,8 @@ class Mlx(Framework):
 
     name = "mlx"
     packages = ("mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13")
+    array_type = mx.array
+    einsum = staticmethod(mx.einsum)
     takes_other_paths = True
     has_strides = True
 
@@ -45,17 +47,11 @@ class Mlx(Framework):
         with mx.stream(mx.cpu):
             return np.array(native.astype(mx.float64))
 
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, mx.array)
-
-    def dtype(self, native: Any) -> str:
-        return str(native.dtype).removeprefix("mlx.core.")
-
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
         if dtype == "float64" and device != "cpu":
             raise Unsupported("mlx has float64 on the CPU only")
-        with mx.stream(_device(device)):
+        with mx.stream(getattr(mx, device)):
             yield
 
     def call(self, request: Request) -> Evaluated:
@@ -81,17 +77,14 @@ class Mlx(Framework):
     def overwrite(self, native: Any, by: Any) -> None:
         native[...] = by
 
-    def einsum(self, axes: str, *operands: Any) -> Any:
-        return mx.einsum(axes, *operands)
-
     def cast(self, native: Any, dtype: str) -> Any:
         return native.astype(getattr(mx, dtype))
 
     def devices(self) -> dict[str, str]:
-        found = {"cpu": "mlx on the CPU"}
+        models = {"cpu": "mlx on the CPU"}
         if mx.is_available(mx.gpu):
-            found["gpu"] = str(mx.device_info(mx.gpu).get("device_name", "GPU"))
-        return found
+            models["gpu"] = str(mx.device_info(mx.gpu).get("device_name", "GPU"))
+        return models
 
 
 class _NoDerivative(Exception):
@@ -100,17 +93,17 @@ class _NoDerivative(Exception):
 
 def _vjp(function: Function) -> Callable[..., dict[str, Any]]:
     def run(variables: Natives, constants: Natives, cotangent: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
 
         def forward(*given: Any) -> Any:
-            found.update(_plain(function)(dict(zip(variables, given, strict=True)), constants))
-            output = found["output"]
+            results.update(_plain(function)(dict(zip(variables, given, strict=True)), constants))
+            output = results["output"]
             if not isinstance(output, mx.array) or output.shape != cotangent.shape:
                 raise _NoDerivative
             return output.astype(cotangent.dtype)
 
-        _, pulled = mx.vjp(forward, list(variables.values()), [cotangent])
-        return found | {"gradients": dict(zip(variables, pulled, strict=True))}
+        _, gradients = mx.vjp(forward, list(variables.values()), [cotangent])
+        return results | {"gradients": dict(zip(variables, gradients, strict=True))}
 
     return run
 
@@ -129,7 +122,7 @@ def _generator() -> int:
 
 
 _SETTINGS = (
-    Setting("MLX' random generator", _generator, mx.random.seed, told=False),
+    Setting("MLX' random generator", _generator, mx.random.seed, shown=False),
     Setting("MLX' default device", mx.default_device, mx.set_default_device),
     Setting(
         "MLX' default stream",
@@ -137,7 +130,3 @@ _SETTINGS = (
         mx.set_default_stream,
     ),
 )
-
-
-def _device(kind: str) -> Any:
-    return {"gpu": mx.gpu, "cpu": mx.cpu}[kind]

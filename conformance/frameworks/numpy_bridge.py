@@ -14,6 +14,7 @@ class NumPy(Framework):
 
     name = "numpy"
     packages: ClassVar[tuple[str, ...]] = ("numpy",)
+    array_type = np.ndarray
     differentiable = False
     has_strides = True
 
@@ -22,12 +23,6 @@ class NumPy(Framework):
 
     def numpy(self, native: Any) -> np.ndarray:
         return native.copy() if native.dtype == np.bool_ else native.astype(np.float64)
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, np.ndarray)
-
-    def dtype(self, native: Any) -> str:
-        return str(native.dtype)
 
     def overwrite(self, native: Any, by: Any) -> None:
         native[...] = by

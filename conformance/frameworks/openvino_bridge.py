@@ -88,12 +88,8 @@ class OpenVino(Runtime):
 
     def devices(self) -> dict[str, str]:
         # What it computes in depends on this, and on no other feature of a CPU.
-        has = (
-            "with"
-            if "BF16" in self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-            else "without"
-        )
-        return {"cpu": f"openvino on a CPU {has} bfloat16"}
+        abilities = self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        return {"cpu": f"openvino on a CPU {'with' if 'BF16' in abilities else 'without'} bfloat16"}
 
     def matmul(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         def make(left: Any, right: Any) -> ov.Model:
@@ -112,6 +108,6 @@ def _tensor(array: np.ndarray) -> ov.Tensor:
 
 
 def _array(tensor: ov.Tensor) -> np.ndarray:
-    found = np.array(tensor.data)
-    bfloat16 = tensor.element_type == ov.Type.bf16 and found.dtype != ml_dtypes.bfloat16
-    return found.view(ml_dtypes.bfloat16) if bfloat16 else found
+    array = np.array(tensor.data)
+    bfloat16 = tensor.element_type == ov.Type.bf16 and array.dtype != ml_dtypes.bfloat16
+    return array.view(ml_dtypes.bfloat16) if bfloat16 else array

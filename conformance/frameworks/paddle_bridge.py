@@ -23,6 +23,8 @@ class Paddle(Framework):
 
     name = "paddle"
     packages = ("paddlepaddle", "paddlepaddle-gpu")
+    array_type = paddle.Tensor
+    einsum = staticmethod(paddle.einsum)
     records_graphs = True
     loads_in_place = True
     has_strides = True
@@ -34,12 +36,6 @@ class Paddle(Framework):
     def numpy(self, native: Any) -> np.ndarray:
         tensor = native.detach()
         return (tensor if tensor.dtype == paddle.bool else tensor.astype("float64")).numpy()
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, paddle.Tensor)
-
-    def dtype(self, native: Any) -> str:
-        return str(native.dtype).removeprefix("paddle.")
 
     def place(self, layer: Any, device: str) -> Any:
         return layer.to(device=device)
@@ -83,14 +79,11 @@ class Paddle(Framework):
         with paddle.no_grad():
             paddle.assign(by, native)
 
-    def einsum(self, axes: str, *operands: Any) -> Any:
-        return paddle.einsum(axes, *operands)
-
     def devices(self) -> dict[str, str]:
-        found = {"cpu": "paddle on the CPU"}
+        models = {"cpu": "paddle on the CPU"}
         if paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count():
-            found["gpu"] = paddle.device.cuda.get_device_name()
-        return found
+            models["gpu"] = paddle.device.cuda.get_device_name()
+        return models
 
 
 def _frozen(tensor: Any) -> Any:
@@ -106,7 +99,7 @@ _SETTINGS = (
         "Paddle's random generator",
         lambda: pickle.dumps(paddle.get_rng_state("cpu")),
         lambda state: paddle.set_rng_state(pickle.loads(state), "cpu"),
-        told=False,
+        shown=False,
     ),
     Setting("Paddle's default dtype", paddle.get_default_dtype, paddle.set_default_dtype),
     Setting("Paddle's device", paddle.get_device, paddle.set_device),

@@ -27,13 +27,13 @@ class Setting:
         name: for people.
         get: what it is now.
         put: back to what it was.
-        told: whether its values are short enough to be told.
+        shown: whether its values are short enough for a message.
     """
 
     name: str
     get: Callable[[], Any]
     put: Callable[[Any], Any]
-    told: bool = True
+    shown: bool = True
 
 
 def look(settings: Sequence[Setting]) -> Values:
@@ -51,7 +51,7 @@ def put_back(settings: Sequence[Setting], values: Values) -> None:
 def changes(settings: Sequence[Setting], before: Values, after: Values) -> list[str]:
     """What has changed, a line each."""
     return [
-        f"{setting.name}: {one} became {other}" if setting.told else f"{setting.name} changed"
+        f"{setting.name}: {one} became {other}" if setting.shown else f"{setting.name} changed"
         for setting, one, other in zip(settings, before, after, strict=True)
         if one != other
     ]
@@ -81,10 +81,10 @@ def _directory() -> str:
 
 
 PROCESS = (
-    Setting("Python's random generator", random.getstate, random.setstate, told=False),
-    Setting("NumPy's random generator", _numpy_generator, _put_numpy_generator, told=False),
+    Setting("Python's random generator", random.getstate, random.setstate, shown=False),
+    Setting("NumPy's random generator", _numpy_generator, _put_numpy_generator, shown=False),
     Setting("NumPy's error handling", np.geterr, lambda values: np.seterr(**values)),
-    Setting("the environment", lambda: dict(os.environ), _put_environment, told=False),
+    Setting("the environment", lambda: dict(os.environ), _put_environment, shown=False),
     Setting("the current directory", _directory, os.chdir),
 )
 """What every process has."""

@@ -18,10 +18,12 @@ class TensorFlow(Framework):
 
     name = "tensorflow"
     packages = ("tensorflow", "tensorflow-cpu")
+    array_type = tf.Tensor
+    einsum = staticmethod(tf.einsum)
     records_graphs = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        with tf.device(_device(device)):
+        with tf.device(f"{device.upper()}:0"):
             tensor = tf.constant(values)
             return tf.cast(tensor, dtype) if tensor.dtype == tf.float64 else tensor
 
@@ -30,15 +32,12 @@ class TensorFlow(Framework):
             return native.numpy()
         return tf.cast(native, tf.float64).numpy()
 
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, tf.Tensor)
-
     def dtype(self, native: Any) -> str:
         return str(native.dtype.name)
 
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
-        with tf.device(_device(device)):
+        with tf.device(f"{device.upper()}:0"):
             yield
 
     def differentiate(self, request: Request) -> Evaluated:
@@ -68,21 +67,14 @@ class TensorFlow(Framework):
             ),
         )
 
-    def einsum(self, axes: str, *operands: Any) -> Any:
-        return tf.einsum(axes, *operands)
-
     def cast(self, native: Any, dtype: str) -> Any:
         return tf.cast(native, dtype)
 
     def devices(self) -> dict[str, str]:
-        found = {"cpu": "tensorflow on the CPU"}
+        models = {"cpu": "tensorflow on the CPU"}
         gpus = tf.config.list_physical_devices("GPU")
         if gpus:
-            found["gpu"] = tf.config.experimental.get_device_details(gpus[0]).get(
+            models["gpu"] = tf.config.experimental.get_device_details(gpus[0]).get(
                 "device_name", "GPU"
             )
-        return found
-
-
-def _device(kind: str) -> str:
-    return {"gpu": "GPU:0", "cpu": "CPU:0"}[kind]
+        return models

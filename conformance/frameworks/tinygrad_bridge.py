@@ -23,6 +23,8 @@ class Tinygrad(Framework):
 
     name = "tinygrad"
     packages = ("tinygrad",)
+    array_type = Tensor
+    einsum = staticmethod(Tensor.einsum)
     compiles = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
@@ -35,9 +37,6 @@ class Tinygrad(Framework):
     def numpy(self, native: Any) -> np.ndarray:
         values = (native.float() if native.dtype == dtypes.bfloat16 else native).numpy()
         return values if values.dtype == np.bool_ else values.astype(np.float64)
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, Tensor)
 
     def dtype(self, native: Any) -> str:
         return _NAMES.get(native.dtype, native.dtype.name)
@@ -58,9 +57,6 @@ class Tinygrad(Framework):
 
     def overwrite(self, native: Any, by: Any) -> None:
         native.assign(by).realize()
-
-    def einsum(self, axes: str, *operands: Any) -> Any:
-        return Tensor.einsum(axes, *operands)
 
     def cast(self, native: Any, dtype: str) -> Any:
         return native.cast(getattr(dtypes, dtype))
@@ -101,12 +97,12 @@ def _generator() -> tuple[int, dict[str, Any]]:
 
 
 _SETTINGS = (
-    Setting("tinygrad's variables, such as DEV", _variables, _put_variables, told=False),
+    Setting("tinygrad's variables, such as DEV", _variables, _put_variables, shown=False),
     # Put back to its seed, not to what was drawn since.
     Setting(
         "tinygrad's random generator",
         _generator,
         lambda state: Tensor.manual_seed(state[0]),
-        told=False,
+        shown=False,
     ),
 )

@@ -12,19 +12,14 @@ import torch
 from conformance.frameworks.base import Evaluated, Framework, Request, by_name
 from conformance.frameworks.surroundings import Setting
 
-_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 
 class Torch(Framework):
     """torch tensors in and out."""
 
     name = "torch"
     packages = ("torch",)
+    array_type = torch.Tensor
+    einsum = staticmethod(torch.einsum)
     records_graphs = True
     loads_in_place = True
     has_strides = True
@@ -32,17 +27,11 @@ class Torch(Framework):
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         tensor = torch.tensor(values, device=_device(device))
-        return tensor.to(_DTYPES[dtype]) if tensor.dtype == torch.float64 else tensor
+        return tensor.to(getattr(torch, dtype)) if tensor.dtype == torch.float64 else tensor
 
     def numpy(self, native: Any) -> np.ndarray:
         tensor = native.detach().cpu()
         return (tensor if tensor.dtype == torch.bool else tensor.double()).numpy()
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor)
-
-    def dtype(self, native: Any) -> str:
-        return str(native.dtype).removeprefix("torch.")
 
     def place(self, layer: Any, device: str) -> Any:
         return layer.to(_device(device))
@@ -84,17 +73,14 @@ class Torch(Framework):
         with torch.no_grad():
             native.copy_(by)
 
-    def einsum(self, axes: str, *operands: Any) -> Any:
-        return torch.einsum(axes, *operands)
-
     def cast(self, native: Any, dtype: str) -> Any:
-        return native.to(_DTYPES[dtype])
+        return native.to(getattr(torch, dtype))
 
     def devices(self) -> dict[str, str]:
-        found = {"cpu": "torch on the CPU"}
+        models = {"cpu": "torch on the CPU"}
         if torch.cuda.is_available():
-            found["gpu"] = torch.cuda.get_device_name()
-        return found
+            models["gpu"] = torch.cuda.get_device_name()
+        return models
 
 
 def _frozen(tensor: Any) -> Any:
@@ -111,7 +97,7 @@ _SETTINGS = (
         "torch's random generator",
         lambda: torch.get_rng_state().numpy().tobytes(),
         _put_generator,
-        told=False,
+        shown=False,
     ),
     Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     Setting("torch's number of threads", torch.get_num_threads, torch.set_num_threads),

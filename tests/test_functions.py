@@ -1,0 +1,222 @@
+"""Functions are given the mode as layers are, and what else an adapter may say of a call."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from mutants.miniatures import Correct, attention
+
+from conformance import Mode, Unavailable, Unsupported, attention_function
+from conformance.adapter.base import Call
+from conformance.cases.catalogue import find_cases
+from conformance.frameworks.base import Request
+from conformance.frameworks.numpy_bridge import NumPy
+
+TRAIN, EVAL = Mode("train", {"train": True}), Mode("eval", {"train": False})
+(CASE,) = find_cases("plain/no-mask/self")
+PROBLEM = CASE.problem("float32")
+
+
+def given(function):
+    """The modes that a decorated function is given, when called once in each of two."""
+    modes = []
+    adapter = attention_function("numpy", modes=(TRAIN, EVAL))(function(modes))
+    for mode in adapter.modes:
+        adapter.run(PROBLEM, Call(mode))
+    return modes
+
+
+def test_a_decorated_function_with_a_parameter_mode_is_given_the_mode():
+    def function(modes):
+        def attend(query, key, value, mode):
+            modes.append(mode)
+            return attention(query, key, value)
+
+        return attend
+
+    assert given(function) == [TRAIN, EVAL]
+
+
+def test_a_default_of_its_own_is_left_alone():
+    def function(modes):
+        def attend(query, key, value, mode="full"):
+            modes.append(mode)
+            return attention(query, key, value)
+
+        return attend
+
+    assert given(function) == ["full", "full"]
+
+
+def test_options_hold_no_mode():
+    def function(modes):
+        def attend(query, key, value, **options):
+            modes.append(options)
+            return attention(query, key, value)
+
+        return attend
+
+    assert given(function) == [{}, {}]
+
+
+class Moded(Correct):
+    modes = (TRAIN, EVAL)
+
+    def attend(self, query, key, value, masks, mode, **options):
+        self.mode, self.options = mode, options
+        return super().attend(query, key, value, masks, **options)
+
+
+def test_a_subclass_is_given_the_mode_and_its_parent_need_not_be():
+    adapter = Moded()
+    mode = Mode("train", {"train": True}, dropout=0.5, draw=3)
+    adapter.run(PROBLEM, Call(mode))
+    assert adapter.mode == mode
+    assert adapter.options == {}
+    assert adapter.mode["train"]
+
+
+def test_a_function_may_add_the_biases_itself():
+    class Adds(Correct):
+        modes = (Mode("suite"), Mode("own"))
+        bias_modes = ("own",)
+
+        def attend(self, query, key, value, masks, mode, **options):
+            names = ("query_bias", "key_bias", "value_bias")
+            self.biases = [options.pop(name) for name in names if name in options]
+            heads = [query, key, value]
+            for place, bias in enumerate(self.biases):
+                assert bias.shape == (heads[place].shape[1], heads[place].shape[3])
+                heads[place] = heads[place] + bias[:, None, :]
+            return super().attend(*heads, masks, **options)
+
+    adapter, outputs = Adds(), []
+    for mode in adapter.modes:
+        outputs.append(adapter.run(PROBLEM, Call(mode)).output)
+        assert len(adapter.biases) == (3 if mode.name == "own" else 0)
+    assert np.allclose(*outputs, rtol=0, atol=1e-6)
+
+
+def test_what_a_function_needs_is_made_before_it_is_called():
+    class Prepares(Correct):
+        def attend_for(self, problem, call):
+            attend, _ = super().attend_for(problem, call)
+            factor = 2.0 if call.mode.name == "default" else 0.0
+
+            def scaled(*arguments, **options):
+                context, weights = attend(*arguments, **options)
+                return (factor * context).astype(context.dtype), weights
+
+            return scaled, factor
+
+    ready = [adapter._prepare(PROBLEM, Call()) for adapter in (Correct(), Prepares())]
+    plain, doubled = (prepared.function(prepared.variables, {})[0] for prepared in ready)
+    bias = PROBLEM.weights.output_bias
+    assert np.allclose(doubled - bias, 2 * (plain - bias), atol=1e-5)
+    assert ready[0].program != ready[1].program
+
+
+def test_programs_that_drop_with_other_draws_are_others():
+    modes = [Mode("train", dropout=0.5, draw=draw) for draw in (0, 1)]
+    programs = [Moded()._prepare(PROBLEM, Call(mode)).program for mode in modes]
+    assert programs[0] != programs[1]
+
+
+class Surrounded(Correct):
+    entered = 0
+
+    @contextmanager
+    def around_call(self, problem, call):
+        if call.mode.name == "refused":
+            raise Unsupported("not in this mode")
+        self.entered += 1
+        yield
+        self.entered -= 1
+
+    def check_device(self, device):
+        super().check_device(device)
+        if self.modes[0].name == "elsewhere":
+            raise Unavailable("its kernel is for other devices")
+
+    def attend(self, query, key, value, masks, **options):
+        assert self.entered == 1
+        return super().attend(query, key, value, masks, **options)
+
+
+def test_an_adapter_surrounds_its_calls():
+    adapter = Surrounded()
+    adapter.run(PROBLEM, Call())
+    adapter.side_effects(PROBLEM, Call())
+    adapter.rewritten(PROBLEM, PROBLEM, Call())
+    assert adapter.entered == 0
+    with pytest.raises(Unsupported, match="not in this mode"):
+        adapter.run(PROBLEM, Call(Mode("refused")))
+
+
+def test_an_adapter_knows_its_devices():
+    adapter = Surrounded()
+    adapter.modes = (Mode("elsewhere"),)
+    for ask in (lambda: adapter.device_model("cpu"), lambda: adapter.run(PROBLEM, Call())):
+        with pytest.raises(Unavailable, match="for other devices"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "compiled"),
+    [
+        (Mode("default"), True, True),
+        (Mode("default"), False, False),
+        (Mode("dynamic", compiled=False), True, False),
+    ],
+)
+def test_the_bridge_gets_one_request(monkeypatch, mode, asked, compiled):
+    requests = []
+    evaluate = NumPy.evaluate
+    monkeypatch.setattr(
+        NumPy, "evaluate", lambda self, request: requests.append(request) or evaluate(self, request)
+    )
+    Correct().run(PROBLEM, Call(mode, compiled=asked))
+    (request,) = requests
+    assert request.compiled == compiled
+    assert "query" in request.variables
+    assert not request.gradients  # NumPy has no derivatives
+    assert request.cotangent.shape == PROBLEM.cotangent.shape
+
+
+class Derivatives(NumPy):
+    """Where gradients are functions of their own."""
+
+    differentiable = True
+
+
+@pytest.mark.parametrize(("bridge", "repeats"), [(NumPy(), True), (Derivatives(), False)])
+def test_gradients_are_repeated_where_there_is_a_graph(bridge, repeats):
+    request = Request(lambda *_: (np.ones(1), None), {}, {}, None, False, None, backwards=2)
+    if repeats:
+        assert bridge.evaluate(request).gradients == {}
+    else:
+        with pytest.raises(Unsupported, match="derivatives of numpy are functions, not graphs"):
+            bridge.evaluate(request)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bool", "int32"])
+@pytest.mark.parametrize("how", ["gaps", "window"])
+def test_strides_change_no_number(dtype, how):
+    values = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    laid = NumPy().strided(values, how, "cpu")
+    assert np.array_equal(laid, values)
+    assert laid.dtype == values.dtype
+    assert not laid.flags.c_contiguous
+    assert laid.base.size == (2 * 24 if how == "gaps" else 2 * 6 * 4)
+    if how == "window" and laid.dtype.kind == "f":
+        assert np.isnan(laid.base).sum() == 2 * 3 * 4
+
+
+def test_frameworks_without_strides_say_so():
+    class Still(NumPy):
+        has_strides = False
+
+    with pytest.raises(Unsupported, match="arrays of numpy have no strides"):
+        Still().strided(np.ones(3), "gaps", "cpu")
