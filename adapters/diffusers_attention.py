@@ -20,9 +20,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
-
-_IMPORT = "from diffusers.models import attention_processor"
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
 
 
 class DiffusersAttention(Layer):
@@ -69,12 +67,6 @@ class DiffusersAttention(Layer):
             about="under SlicedAttnProcessor(2), as enable_attention_slicing() has it",
         ),
     )
-    example = Example(
-        imports=_IMPORT,
-        build="attention = attention_processor.Attention("
-        "{query_width}, heads={heads}, dim_head={head_size}).eval()",
-        call="attention(query, encoder_hidden_states=key{masks})",
-    )
 
     def check_shape(self, shape: Shape) -> None:
         if shape.sharing == "separate":
@@ -93,19 +85,16 @@ class DiffusersAttention(Layer):
         layer = attention_processor.Attention(**_sizes(shape), processor=processor)
         return layer.to(getattr(torch, dtype)).eval()
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         sizes = ", ".join(f"{name}={size}" for name, size in _sizes(shape).items())
         context = "" if shape.sharing == "self" else ", encoder_hidden_states=key"
-        return Script(
-            imports=("import torch", _IMPORT),
-            build=(
-                f"layer = attention_processor.Attention({sizes}, "
-                f"processor=attention_processor.{mode['processor']})",
-                f"layer = layer.to(torch.{dtype}).eval()",
-            ),
-            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
-            call=f"layer(query{context}{{masks}})",
-            parameter='layer.get_parameter("{name}")',
+        processor = f"processor=attention_processor.{mode['processor']}"
+        return Example.of_module(
+            dtype,
+            False,
+            f"layer = attention_processor.Attention({sizes}, {processor})",
+            f"layer(query{context}{{masks}})",
+            imports="from diffusers.models import attention_processor",
         )
 
     def call(

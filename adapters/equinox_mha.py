@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance.adapter import keywords
 
 _WIDTHS = ("key_size", "value_size", "output_size")
 _PROJECTION = "embed heads head -> (heads head) embed"
@@ -30,12 +31,6 @@ class EquinoxMultiheadAttention(Layer):
     imports = ("equinox",)
     fully_masked_row = "mean of values"
     dropout_modes = ("training",)
-    example = Example(
-        imports="import equinox as eqx, jax",
-        build="attention = eqx.nn.MultiheadAttention("
-        "{heads}, {query_width}, key=jax.random.key(0))",
-        call="jax.vmap(attention)(query, key, value{masks})",
-    )
 
     # As jax.vmap hands them on: without the batch they are [query key] or [heads query key].
     mask_arguments = (
@@ -95,17 +90,18 @@ class EquinoxMultiheadAttention(Layer):
 
         return equinox.filter_eval_shape(make)
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         size = shape.query_width // shape.heads
         usual = {"qk_size": size, "vo_size": size, **dict.fromkeys(_WIDTHS, shape.query_width)}
-        told = {name: value for name, value in _sizes(shape).items() if value != usual.get(name)}
-        options = "".join(f"{name}={value}, " for name, value in told.items() if value)
-        return Script(
-            imports=("import equinox as eqx",),
+        sizes = {name: value for name, value in _sizes(shape).items() if value}
+        options = keywords(usual | {"inference": False}, **sizes, inference=mode["inference"])
+        return Example(
+            imports="import equinox as eqx",
             build=(
-                f"layer = eqx.nn.MultiheadAttention({shape.heads}, {options}"
-                f"inference={mode['inference']}, dtype=jnp.{dtype}, key=jax.random.key(0))",
+                f"layer = eqx.nn.MultiheadAttention({shape.heads}{options}, dtype=jnp.{dtype}, "
+                "key=jax.random.key(0))",
             ),
+            fresh="loaded = layer",
             load=(
                 "where = lambda layer: "
                 "[getattr(getattr(layer, k.split('.')[0]), k.split('.')[1]) for k in native]",

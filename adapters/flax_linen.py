@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance.adapter import keywords
 
 FLAX_PARAMETERS = (
     Parameter("query/kernel", "query", "embed heads head -> embed heads head"),
@@ -74,12 +75,6 @@ class FlaxLinen(Layer):
     returns_weights = "per head"
     fully_masked_row = "mean of values"
     dropout_modes = ("training",)
-    example = Example(
-        imports="import jax\nfrom flax import linen",
-        build="attention = linen.MultiHeadDotProductAttention({heads})\n"
-        "params = attention.init(jax.random.key(0), query)",
-        call="attention.apply(params, query, key, value{masks})",
-    )
 
     mask_arguments = FLAX_MASKS
     parameters = FLAX_PARAMETERS
@@ -105,18 +100,30 @@ class FlaxLinen(Layer):
             param_dtype=dtype,
         )
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         sow = ", sow_weights=True, mutable=['intermediates']" if mode["sow"] else ""
-        return Script(
-            imports=("from flax import linen, traverse_util",),
-            build=(
-                f"layer = linen.MultiHeadDotProductAttention({shape.heads}, "
-                f"qkv_features={shape.heads * shape.head_size}, "
-                f"out_features={shape.output_width}, use_bias={shape.bias}, "
-                f'deterministic={not mode.options.get("train")}, dtype="{dtype}", '
-                f'param_dtype="{dtype}")',
-            ),
-            load=('params = {"params": traverse_util.unflatten_dict(native, sep="/")}',),
+        usual = {
+            "qkv_features": shape.query_width,
+            "out_features": shape.query_width,
+            "use_bias": True,
+            "deterministic": None,
+            "dtype": "float32",
+            "param_dtype": "float32",
+        }
+        options = keywords(
+            usual,
+            qkv_features=shape.heads * shape.head_size,
+            out_features=shape.output_width,
+            use_bias=shape.bias,
+            deterministic=not mode.options.get("train"),
+            dtype=dtype,
+            param_dtype=dtype,
+        )
+        return Example(
+            imports="from flax import linen, traverse_util",
+            build=f"layer = linen.MultiHeadDotProductAttention({shape.heads}{options})",
+            fresh="params = layer.init(jax.random.key(0), query, key, value)",
+            load='params = {"params": traverse_util.unflatten_dict(native, sep="/")}',
             call=f"layer.apply(params, query, key, value{sow}{{masks}})",
             output="{}[0]" if sow else "{}",
             weights='{}[1]["intermediates"]["attention_weights"][0]' if sow else "",

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import CausalFlag, Example, Layer, Mode, Script, Shape, Unsupported
-from conformance.adapter import since
+from conformance import CausalFlag, Example, Layer, Mode, Shape, Unsupported
+from conformance.adapter import keywords, since
 from conformance.adapters.flax_linen import FLAX_MASKS, FLAX_MODES, FLAX_PARAMETERS
 
 
@@ -29,12 +29,6 @@ class FlaxNnx(Layer):
     returns_weights = "per head"
     fully_masked_row = "mean of values"
     dropout_modes = ("training",)
-    example = Example(
-        imports="from flax import nnx",
-        build="attention = nnx.MultiHeadAttention("
-        "{heads}, {query_width}, decode=False, rngs=nnx.Rngs(0))",
-        call="attention(query, key, value{masks})",
-    )
 
     mask_arguments = FLAX_MASKS
     parameters = FLAX_PARAMETERS
@@ -76,19 +70,35 @@ class FlaxNnx(Layer):
 
         return nnx.split(nnx.eval_shape(make))
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         value = "get_value()" if since("flax", "0.12.1") else "value"
         weights = f"({{}}, layer.attention_weights.{value}[0])[1]" if mode["sow"] else ""
-        newer = "".join(f"{name}={value}, " for name, value in _newer(shape).items())
-        return Script(
-            imports=("from flax import nnx",),
+        usual = {
+            "qkv_features": shape.query_width,
+            "out_features": shape.query_width,
+            "in_kv_features": shape.query_width,
+            "num_kv_heads": shape.heads,
+            "use_bias": True,
+            "dtype": "float32",
+            "param_dtype": "float32",
+        }
+        options = keywords(
+            usual,
+            qkv_features=shape.heads * shape.head_size,
+            out_features=shape.output_width,
+            **_newer(shape),
+            use_bias=shape.bias,
+            dtype=dtype,
+            param_dtype=dtype,
+            deterministic=not mode.options.get("train"),
+        )
+        return Example(
+            imports="from flax import nnx",
             build=(
                 f"graph, state = nnx.split(nnx.MultiHeadAttention({shape.heads}, "
-                f"{shape.query_width}, qkv_features={shape.heads * shape.head_size}, "
-                f"out_features={shape.output_width}, {newer}use_bias={shape.bias}, "
-                f'dtype="{dtype}", param_dtype="{dtype}", decode=False, '
-                f"deterministic={not mode.options.get('train')}, rngs=nnx.Rngs(0)))",
+                f"{shape.query_width}{options}, decode=False, rngs=nnx.Rngs(0)))",
             ),
+            fresh="layer = nnx.merge(graph, state)",
             load=(
                 "layer = nnx.merge(graph, state)",
                 "for k, a in native.items(): "

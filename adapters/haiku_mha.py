@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance.adapter import keywords
 
 _NAME = "multi_head_attention"
 
@@ -33,16 +34,6 @@ class HaikuMultiHeadAttention(Layer):
     framework = "jax"
     packages = ("dm-haiku",)
     imports = ("haiku",)
-    example = Example(
-        imports="import haiku as hk, jax",
-        build="def attend(query, key, value, **masks):\n"
-        "    w_init = hk.initializers.VarianceScaling()\n"
-        "    layer = hk.MultiHeadAttention({heads}, {head_size}, w_init=w_init)\n"
-        "    return layer(query, key, value, **masks)\n"
-        "attention = hk.without_apply_rng(hk.transform(attend))\n"
-        "params = attention.init(jax.random.key(0), query, key, value)",
-        call="attention.apply(params, query, key, value{masks})",
-    )
 
     mask_arguments = (
         MaskArgument(
@@ -91,16 +82,24 @@ class HaikuMultiHeadAttention(Layer):
 
         return hk.without_apply_rng(hk.transform(attend))
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
-        return Script(
-            imports=("import haiku as hk",),
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
+        options = keywords(
+            {"with_bias": True, "value_size": shape.head_size, "model_size": shape.query_width},
+            with_bias=shape.bias,
+            value_size=shape.value_head_size,
+            model_size=shape.output_width,
+        )
+        return Example(
+            imports="import haiku as hk",
             build=(
-                f"make = lambda: hk.MultiHeadAttention({shape.heads}, {shape.head_size}, "
-                f"w_init=hk.initializers.VarianceScaling(), with_bias={shape.bias}, "
-                f"value_size={shape.value_head_size}, model_size={shape.output_width})",
-                "layer = hk.without_apply_rng(hk.transform("
-                "lambda *inputs, **masks: make()(*inputs, **masks)))",
+                "def attend(*inputs, **masks):",
+                "    w_init = hk.initializers.VarianceScaling()",
+                f"    made = hk.MultiHeadAttention({shape.heads}, {shape.head_size}, "
+                f"w_init=w_init{options})",
+                "    return made(*inputs, **masks)",
+                "layer = hk.without_apply_rng(hk.transform(attend))",
             ),
+            fresh="params = layer.init(jax.random.key(0), query, key, value)",
             load=(
                 "params = {}",
                 "for k, a in native.items(): params.setdefault(k[:-2], {})[k[-1]] = a",

@@ -56,7 +56,7 @@ class DotProductAttention(Function):
     custom_scale = True
     fully_masked_row = "mean of values"
     example = Example(
-        imports="import jax",
+        imports="import jax, jax.numpy as jnp",
         build="split = lambda x: x.reshape(*x.shape[:-1], {heads}, -1)",
         call="jax.nn.dot_product_attention("
         "split(query), split(key), split(value){masks}).reshape(query.shape)",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, MaskArgument, Mode, Script, Shape, Unsupported
+from conformance import Example, MaskArgument, Mode, Shape, Unsupported
 from conformance.adapter import Natives
 from conformance.adapters.keras_layers import KerasMultiHeadAttention
 
@@ -31,6 +31,7 @@ class CachedMultiHeadAttention(KerasMultiHeadAttention):
     documentation = "https://keras.io/api/keras_hub/modeling_layers/cached_multi_head_attention"
     framework = "tensorflow"
     packages = ("keras-hub", "keras")
+    made_by = "keras_hub.layers.CachedMultiHeadAttention"
     causal_flag = None
     implicit_masks = ()
     mask_arguments = (
@@ -76,13 +77,6 @@ class CachedMultiHeadAttention(KerasMultiHeadAttention):
             "where no query may attend what comes after it",
         ),
     )
-    example = Example(
-        imports='import os; os.environ["KERAS_BACKEND"] = "tensorflow"\nimport keras_hub',
-        build="attention = keras_hub.layers.CachedMultiHeadAttention({heads}, {head_size})",
-        call="attention(query, value, key, return_attention_scores=True{masks})[0]",
-        weights="attention(query, value, key, return_attention_scores=True{masks})[1]",
-        calls={"no-scores": "attention(query, value, key{masks})"},
-    )
 
     def layer_class(self) -> Any:
         import keras_hub
@@ -94,8 +88,11 @@ class CachedMultiHeadAttention(KerasMultiHeadAttention):
             raise Unsupported("one cache holds keys and values: their heads have one size")
         return super().build(shape, dtype, scale, mode)
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script | None:
-        return super().script(shape, dtype, scale, mode) if mode.name in _NO_CACHE else None
+    def example_for(
+        self, shape: Shape, dtype: str, scale: float | None, mode: Mode
+    ) -> Example | None:
+        example = super().example_for(shape, dtype, scale, mode)
+        return example if mode.name in _NO_CACHE else None
 
     def bind(self, layer: Any, parameters: Natives) -> Any:
         return super().bind(layer, parameters), parameters["key/kernel"].shape[1:]

@@ -35,12 +35,19 @@ from conformance import (
     Mode,
     Parameter,
     Problem,
-    Script,
     Shape,
     Unavailable,
     Unsupported,
 )
-from conformance.adapter import Framework, FullyMasked, NativeAdapter, Natives, framework, since
+from conformance.adapter import (
+    Framework,
+    FullyMasked,
+    NativeAdapter,
+    Natives,
+    framework,
+    keywords,
+    since,
+)
 
 _DOCS = "https://keras.io/api/layers/attention_layers"
 
@@ -191,39 +198,44 @@ class _DotProduct(_Keras, Layer):
     modes = _MODES
     dropout_modes = ("training",)
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         inputs = shape.input_shapes()
         sizes = f"{inputs['query']}, {inputs['value']}, {inputs['key']}"
-        options = "".join(f", {name}={value}" for name, value in mode.options.items())
-        call = f"layer(query, value, key{options}{{masks}})"
-        load: tuple[str, ...] = (
-            'for v in layer.weights: v.assign(native[v.path.split("/", 1)[1]])',
-        )
+        usual = {"use_bias": True, "dtype": "float32"}
+        usual |= {"return_attention_scores": False, "training": False}
+        made = f"{self._constructor(shape)}{keywords(usual, use_bias=shape.bias, dtype=dtype)})"
+        options = f"{keywords(usual, **mode.options)}{{masks}})"
         scores = mode["return_attention_scores"]
-        output = "{}[0]" if scores else "{}"
-        weights = "{}[1]" if scores else ""
         parameter = 'next(v for v in layer.weights if v.path.endswith("/{name}"))'
-        if self.framework == "torch":
-            parameter += ".value"
-        if self.framework == "jax":
-            # Parameters are arguments there, so that a derivative by them can be had.
-            load = ('own = [native[v.path.split("/", 1)[1]] for v in layer.trainable_variables]',)
-            rest = "[v.value for v in layer.non_trainable_variables]"
-            call = f"layer.stateless_call(own, {rest}, query, value, key{options}{{masks}})[0]"
-        return Script(
+        example = Example(
             imports=(
                 f'import os; os.environ["KERAS_BACKEND"] = "{self.framework}"',
-                "import keras",
+                f"import {made.partition('.')[0]}",
             ),
-            build=(
-                f'layer = {self._constructor(shape)}, use_bias={shape.bias}, dtype="{dtype}")',
+            build=f"layer = {made}",
+            load=(
                 f"layer.build({sizes})",
+                'for v in layer.weights: v.assign(native[v.path.split("/", 1)[1]])',
             ),
-            load=load,
-            call=call,
-            output=output,
-            weights=weights,
-            parameter=parameter,
+            call=f"layer(query, value, key{options}",
+            output="{}[0]" if scores else "{}",
+            weights="{}[1]" if scores else "",
+            parameter=f"{parameter}.value" if self.framework == "torch" else parameter,
+        )
+        if self.framework != "jax":
+            return example
+        # Parameters are arguments there, so that a derivative by them can be had.
+        return replace(
+            example,
+            build=(f"layer = {made}", f"layer.build({sizes})"),
+            fresh="call = layer",
+            load=(
+                'own = [native[v.path.split("/", 1)[1]] for v in layer.trainable_variables]',
+                "rest = [v.value for v in layer.non_trainable_variables]",
+                "call = lambda *inputs, **options: "
+                "layer.stateless_call(own, rest, *inputs, **options)[0]",
+            ),
+            call=f"call(query, value, key{options}",
         )
 
     def _constructor(self, shape: Shape) -> str:
@@ -250,6 +262,7 @@ class KerasMultiHeadAttention(_DotProduct):
     """MultiHeadAttention on any backend, and what is derived from it."""
 
     documentation = f"{_DOCS}/multi_head_attention/"
+    made_by = "keras.layers.MultiHeadAttention"
 
     def layer_class(self) -> Any:
         """The class that is built."""
@@ -273,10 +286,12 @@ class KerasMultiHeadAttention(_DotProduct):
         return _built(layer, shape)
 
     def _constructor(self, shape: Shape) -> str:
-        return (
-            f"keras.layers.MultiHeadAttention({shape.heads}, {shape.head_size}, "
-            f"value_dim={shape.value_head_size}, output_shape={shape.output_width}"
+        options = keywords(
+            {"value_dim": shape.head_size, "output_shape": shape.query_width},
+            value_dim=shape.value_head_size,
+            output_shape=shape.output_width,
         )
+        return f"{self.made_by}({shape.heads}, {shape.head_size}{options}"
 
 
 class _GroupQueryAttention(_DotProduct):
@@ -315,20 +330,6 @@ def _common(dtype: str, mode: Mode) -> dict[str, Any]:
     # Zeros, because weights are loaded anyway, and random ones are compiled shape by shape on JAX.
     common = {"dtype": dtype, "kernel_initializer": "zeros"}
     return common | ({"dropout": mode.dropout, "seed": mode.draw} if mode.dropout else {})
-
-
-def _example(backend: str, build: str) -> Example:
-    """Keras' own lines, as the first mode is called; the backend is chosen before the import."""
-    return Example(
-        imports=f'import os; os.environ["KERAS_BACKEND"] = "{backend}"\nimport keras',
-        build=build,
-        call="attention(query, value, key, return_attention_scores=True{masks})[0]",
-        calls={"no-scores": "attention(query, value, key{masks})"},
-    )
-
-
-_MHA = "attention = keras.layers.MultiHeadAttention({heads}, {head_size})"
-_GQA = "attention = keras.layers.GroupQueryAttention({head_size}, {heads}, {heads})"
 
 
 def _built(layer: Any, shape: Shape) -> _Stateless:
@@ -395,7 +396,6 @@ class TensorFlowMultiHeadAttention(KerasMultiHeadAttention):
 
     title = "keras.layers.MultiHeadAttention (TensorFlow)"
     framework = "tensorflow"
-    example = _example("tensorflow", _MHA)
 
 
 class TensorFlowGroupQueryAttention(_GroupQueryAttention):
@@ -403,7 +403,6 @@ class TensorFlowGroupQueryAttention(_GroupQueryAttention):
 
     title = "keras.layers.GroupQueryAttention (TensorFlow)"
     framework = "tensorflow"
-    example = _example("tensorflow", _GQA)
 
 
 class TensorFlowAdditiveAttention(_AdditiveAttention):
@@ -418,7 +417,6 @@ class JaxMultiHeadAttention(KerasMultiHeadAttention):
 
     title = "keras.layers.MultiHeadAttention (JAX)"
     framework = "jax"
-    example = _example("jax", _MHA)
     modes = _COMPILED_MODES
 
 
@@ -427,7 +425,6 @@ class JaxGroupQueryAttention(_GroupQueryAttention):
 
     title = "keras.layers.GroupQueryAttention (JAX)"
     framework = "jax"
-    example = _example("jax", _GQA)
     modes = _COMPILED_MODES
 
 
@@ -453,7 +450,6 @@ class TorchMultiHeadAttention(KerasMultiHeadAttention):
 
     title = "keras.layers.MultiHeadAttention (torch)"
     framework = "torch"
-    example = _example("torch", _MHA)
     # Without scores it depends on the dtype, because a large finite number is added to a blocked
     # logit: -2.4e38 leaves nothing of it, float16's -45850 leaves all.
     fully_masked_row = _MASKED_WITH_SCORES
@@ -464,7 +460,6 @@ class TorchGroupQueryAttention(_GroupQueryAttention):
 
     title = "keras.layers.GroupQueryAttention (torch)"
     framework = "torch"
-    example = _example("torch", _GQA)
     fully_masked_row = _MASKED_WITH_SCORES
 
 

@@ -24,10 +24,10 @@ from conformance import (
     MaskArgument,
     Mode,
     Parameter,
-    Script,
     Shape,
     Unsupported,
 )
+from conformance.adapter import keywords
 
 _DOCS = "https://ml-explore.github.io/mlx/build/html/python"
 _MASK = MaskArgument(
@@ -63,11 +63,6 @@ class MlxMultiHeadAttention(Layer):
         Parameter("out_proj.weight", "output", "heads head embed -> embed (heads head)"),
         Parameter("out_proj.bias", "output_bias", "embed -> embed"),
     )
-    example = Example(
-        imports="import mlx.core as mx\nfrom mlx import nn",
-        build="attention = nn.MultiHeadAttention({query_width}, {heads})",
-        call="attention(query, key, value{masks})",
-    )
 
     def check_shape(self, shape: Shape) -> None:
         if shape.kv_heads != shape.heads:
@@ -87,17 +82,27 @@ class MlxMultiHeadAttention(Layer):
             bias=shape.bias,
         )
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         width = shape.heads * shape.head_size
-        return Script(
-            imports=("from mlx import nn",),
-            build=(
-                f"layer = nn.MultiHeadAttention({width}, {shape.heads}, "
-                f"query_input_dims={shape.query_width}, key_input_dims={shape.key_width}, "
-                f"value_input_dims={shape.value_width}, "
-                f"value_dims={shape.heads * shape.value_head_size}, "
-                f"value_output_dims={shape.output_width}, bias={shape.bias})",
-            ),
+        options = keywords(
+            {
+                "query_input_dims": width,
+                "key_input_dims": width,
+                "value_input_dims": shape.key_width,
+                "value_dims": width,
+                "value_output_dims": width,
+                "bias": False,
+            },
+            query_input_dims=shape.query_width,
+            key_input_dims=shape.key_width,
+            value_input_dims=shape.value_width,
+            value_dims=shape.heads * shape.value_head_size,
+            value_output_dims=shape.output_width,
+            bias=shape.bias,
+        )
+        return Example(
+            imports="from mlx import nn",
+            build=f"layer = nn.MultiHeadAttention({width}, {shape.heads}{options})",
             load=(
                 "layer.load_weights([(name, mx.array(a, "
                 f"mx.{dtype})) for name, a in native.items()])",

@@ -26,10 +26,10 @@ from conformance import (
     MaskArgument,
     Mode,
     Parameter,
-    Script,
     Shape,
     Unsupported,
 )
+from conformance.adapter import keywords
 
 _DOCS = "https://www.paddlepaddle.org.cn/documentation/docs/en/api/paddle/nn"
 _MASK = MaskArgument(
@@ -71,13 +71,6 @@ class PaddleMultiHeadAttention(Layer):
             about="built without need_weights, after .eval()",
         ),
     )
-    example = Example(
-        imports="import paddle",
-        build="attention = paddle.nn.MultiHeadAttention("
-        "{query_width}, {heads}, need_weights=True).eval()",
-        call="attention(query, key, value{masks})[0]",
-        weights="attention(query, key, value{masks})[1]",
-    )
 
     def check_shape(self, shape: Shape) -> None:
         if shape.kv_heads != shape.heads:
@@ -103,15 +96,20 @@ class PaddleMultiHeadAttention(Layer):
         )
         return _switched(layer.to(dtype=dtype), mode)
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         weights = mode["need_weights"]
-        options = "" if shape.bias else ", bias_attr=False"
-        return Script(
-            imports=("import paddle",),
+        options = keywords(
+            {"kdim": shape.query_width, "vdim": shape.query_width, "need_weights": False},
+            kdim=shape.key_width,
+            vdim=shape.value_width,
+            need_weights=weights,
+        )
+        options += "" if shape.bias else ", bias_attr=False"
+        return Example(
+            imports="import paddle",
             build=(
-                f"layer = paddle.nn.MultiHeadAttention({shape.query_width}, {shape.heads}, "
-                f"kdim={shape.key_width}, vdim={shape.value_width}, need_weights={weights}"
-                f'{options}).to(dtype="{dtype}")',
+                f"layer = paddle.nn.MultiHeadAttention({shape.query_width}, {shape.heads}{options})"
+                f'.to(dtype="{dtype}")',
                 f"layer.{'train' if mode['train'] else 'eval'}()",
             ),
             load=(

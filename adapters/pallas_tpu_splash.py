@@ -91,7 +91,7 @@ class PallasTpuSplash(Function):
     )
 
     example = Example(
-        imports="import jax\n"
+        imports="import jax, jax.numpy as jnp\n"
         "from jax.experimental.pallas.ops.tpu.splash_attention import "
         "SegmentIds, make_splash_mha_single_device",
         build="",

@@ -23,11 +23,10 @@ from conformance import (
     Layer,
     MaskArgument,
     Mode,
-    Script,
     Shape,
     Unsupported,
 )
-from conformance.adapter import Natives
+from conformance.adapter import Natives, keywords
 from conformance.adapters.keras_layers import KERAS_PARAMETERS
 
 
@@ -83,13 +82,6 @@ class TfKerasMultiHeadAttention(Layer):
         ),
     )
     dropout_modes = ("training",)
-    example = Example(
-        imports="import tf_keras",
-        build="attention = tf_keras.layers.MultiHeadAttention({heads}, {head_size})",
-        call="attention(query, value, key, return_attention_scores=True{masks})[0]",
-        weights="attention(query, value, key, return_attention_scores=True{masks})[1]",
-        calls={"no-scores": "attention(query, value, key{masks})"},
-    )
 
     def check_shape(self, shape: Shape) -> None:
         if shape.kv_heads != shape.heads:
@@ -116,24 +108,38 @@ class TfKerasMultiHeadAttention(Layer):
         layer(*(tf.zeros(sizes[name], dtype) for name in ("query", "value", "key")))
         return layer
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         inputs = shape.input_shapes()
         zeros = ", ".join(
             f'tf.zeros({inputs[name]}, "{dtype}")' for name in ("query", "value", "key")
         )
-        robust = ", softmax_robust_masking=True" if mode.name == "robust-masking" else ""
-        options = "".join(f", {name}={value}" for name, value in mode.options.items())
+        options = keywords(
+            {
+                "value_dim": shape.head_size,
+                "output_shape": shape.query_width,
+                "use_bias": True,
+                "softmax_robust_masking": False,
+                "dtype": "float32",
+            },
+            value_dim=shape.value_head_size,
+            output_shape=shape.output_width,
+            use_bias=shape.bias,
+            softmax_robust_masking=mode.name == "robust-masking",
+            dtype=dtype,
+        )
+        usual = {"return_attention_scores": False, "training": False}
         scores = mode["return_attention_scores"]
-        return Script(
-            imports=("import tf_keras",),
+        return Example(
+            imports="import tf_keras",
             build=(
-                f"layer = tf_keras.layers.MultiHeadAttention({shape.heads}, {shape.head_size}, "
-                f"value_dim={shape.value_head_size}, output_shape={shape.output_width}, "
-                f'use_bias={shape.bias}{robust}, dtype="{dtype}")',
-                f"layer({zeros})",
+                f"layer = tf_keras.layers.MultiHeadAttention({shape.heads}, {shape.head_size}"
+                f"{options})",
             ),
-            load=('for v in layer.weights: v.assign(native[v.name.split("/", 1)[1][:-2]])',),
-            call=f"layer(query, value, key{options}{{masks}})",
+            load=(
+                f"layer({zeros})  # makes its weights",
+                'for v in layer.weights: v.assign(native[v.name.split("/", 1)[1][:-2]])',
+            ),
+            call=f"layer(query, value, key{keywords(usual, **mode.options)}{{masks}})",
             output="{}[0]" if scores else "{}",
             weights="{}[1]" if scores else "",
             parameter='next(v for v in layer.weights if v.name.endswith("/{name}:0"))',

@@ -17,10 +17,10 @@ from conformance import (
     MaskArgument,
     Mode,
     Parameter,
-    Script,
     Shape,
     Unsupported,
 )
+from conformance.adapter import keywords
 
 
 class TorchMultiheadAttention(Layer):
@@ -99,15 +99,6 @@ class TorchMultiheadAttention(Layer):
         ),
     )
 
-    example = Example(
-        imports="import torch",
-        build="attention = torch.nn.MultiheadAttention("
-        "{query_width}, {heads}, batch_first=True).eval()",
-        call="attention(query, key, value{masks})[0]",
-        weights="attention(query, key, value, average_attn_weights=False{masks})[1]",
-        calls={"eval-no-weights": "attention(query, key, value, need_weights=False{masks})[0]"},
-    )
-
     def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
         if shape.query_width == shape.key_width == shape.value_width:
             inputs = [
@@ -160,25 +151,22 @@ class TorchMultiheadAttention(Layer):
         )
         return layer.train(mode["train"])
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
-        options = "" if shape.bias else ", bias=False"
-        if (shape.key_width, shape.value_width) != (shape.query_width, shape.query_width):
-            options += f", kdim={shape.key_width}, vdim={shape.value_width}"
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
+        widths = {"kdim": shape.key_width, "vdim": shape.value_width}
+        usual = dict.fromkeys(widths, shape.query_width) | {"bias": True, "batch_first": False}
         first = mode.name != self.sequence_first
+        options = keywords(usual, bias=shape.bias, **widths, batch_first=first)
         swap = "" if first else ".transpose(0, 1)"
         inputs = ", ".join(f"{name}{swap}" for name in ("query", "key", "value"))
-        return Script(
-            imports=("import torch",),
-            build=(
-                f"layer = torch.nn.MultiheadAttention({shape.query_width}, {shape.heads}{options}, "
-                f"batch_first={first}, dtype=torch.{dtype}).train({mode['train']})",
-            ),
-            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
-            call=f"layer({inputs}, need_weights={mode['need_weights']}, "
-            "average_attn_weights=False{masks})",
+        needed = mode["need_weights"]
+        asked = "average_attn_weights=False" if needed else "need_weights=False"
+        return Example.of_module(
+            dtype,
+            mode["train"],
+            f"layer = torch.nn.MultiheadAttention({shape.query_width}, {shape.heads}{options})",
+            f"layer({inputs}, {asked}{{masks}})",
             output=f"{{}}[0]{swap}",
-            weights="{}[1]" if mode["need_weights"] else "",
-            parameter='layer.get_parameter("{name}")',
+            weights="{}[1]" if needed else "",
         )
 
     def call(

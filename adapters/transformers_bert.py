@@ -21,7 +21,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
 
 _IMPORTS = (
     "from transformers import BertConfig",
@@ -72,24 +72,24 @@ class _Bert(Layer):
         layer = torch.nn.ModuleDict({"self": attention.self, "dense": attention.output.dense})
         return layer.to(getattr(torch, dtype)).train(mode["train"])
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         cross = "" if shape.sharing == "self" else ", is_cross_attention=True"
         context = "" if shape.sharing == "self" else ", encoder_hidden_states=key"
         dropout = ", attention_probs_dropout_prob=0.0" if mode["train"] else ""
-        return Script(
-            imports=("import torch", *_IMPORTS),
-            build=(
+        return Example.of_module(
+            dtype,
+            mode["train"],
+            (
                 f"config = BertConfig(hidden_size={shape.query_width}, "
                 f"num_attention_heads={shape.heads}{dropout}, "
                 f'attn_implementation="{self.implementation}")',
-                f"block = BertAttention(config{cross}).to(torch.{dtype}).train({mode['train']})",
+                f"block = BertAttention(config{cross})",
                 'layer = torch.nn.ModuleDict({"self": block.self, "dense": block.output.dense})',
             ),
-            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
-            call=f'layer["self"](query{context}{{masks}})',
+            f'layer["self"](query{context}{{masks}})',
+            imports=_IMPORTS,
             output='layer["dense"]({}[0])',
             weights="{}[1]" if self.returns_weights else "",
-            parameter='layer.get_parameter("{name}")',
         )
 
     def call(
@@ -141,17 +141,6 @@ def _arguments(
     return given
 
 
-def _example(implementation: str, weights: str = "") -> Example:
-    return Example(
-        imports="\n".join(_IMPORTS),
-        build="config = BertConfig(hidden_size={query_width}, num_attention_heads={heads}, "
-        f'attn_implementation="{implementation}")\n'
-        "attention = BertAttention(config).eval()",
-        call="attention.output.dense(attention.self(query{masks})[0])",
-        weights=weights,
-    )
-
-
 class BertEager(_Bert):
     """attn_implementation="eager": two matrix products and a softmax."""
 
@@ -164,7 +153,6 @@ class BertEager(_Bert):
         MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True),
     )
     modes = _MODES
-    example = _example("eager", weights="attention.self(query{masks})[1]")
 
 
 class BertSdpa(_Bert):
@@ -191,4 +179,3 @@ class BertSdpa(_Bert):
             about="after .eval(), under torch.no_grad(): torch may choose another kernel",
         ),
     )
-    example = _example("sdpa")

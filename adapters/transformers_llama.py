@@ -26,7 +26,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
+from conformance.adapter import keywords
 
 _IMPORTS = (
     "from transformers import LlamaConfig",
@@ -72,25 +73,33 @@ class _Llama(Layer):
         layer = _attention(shape, self.implementation, mode.dropout)
         return layer.to(getattr(torch, dtype)).train(mode["train"])
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         bidirectional = ", is_causal=False" if self.implementation == "sdpa" else ""
-        return Script(
-            imports=("import torch", *_IMPORTS),
-            build=(
-                f"config = LlamaConfig(hidden_size={2 * shape.heads}, "
-                f"num_attention_heads={shape.heads}, num_key_value_heads={shape.kv_heads}, "
-                f'attention_bias={shape.bias}, attn_implementation="{self.implementation}")',
-                f"config.hidden_size, config.head_dim = {shape.query_width}, {shape.head_size}",
-                f"layer = LlamaAttention(config, layer_idx=0).to(torch.{dtype})"
-                f".train({mode['train']})",
+        options = keywords(
+            {"num_key_value_heads": shape.heads, "attention_bias": False},
+            num_key_value_heads=shape.kv_heads,
+            attention_bias=shape.bias,
+            attn_implementation=self.implementation,
+        )
+        wide = shape.query_width == shape.heads * shape.head_size
+        width = shape.query_width if wide else 2 * shape.heads
+        sizes = f"{shape.query_width}, {shape.head_size}"
+        resized = [] if wide else [f"config.hidden_size, config.head_dim = {sizes}"]
+        return Example.of_module(
+            dtype,
+            mode["train"],
+            (
+                f"config = LlamaConfig(hidden_size={width}, "
+                f"num_attention_heads={shape.heads}{options})",
+                *resized,
                 f"one = torch.ones(1, 1, {shape.head_size}, dtype=torch.{dtype})",
                 "rotary = one, torch.zeros_like(one)  # no rotation",
+                "layer = LlamaAttention(config, layer_idx=0)",
             ),
-            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
-            call=f"layer(query, rotary{bidirectional}{{masks}})",
+            f"layer(query, rotary{bidirectional}{{masks}})",
+            imports=_IMPORTS,
             output="{}[0]",
             weights="{}[1]" if self.returns_weights else "",
-            parameter='layer.get_parameter("{name}")',
         )
 
     def call(
@@ -175,18 +184,6 @@ def _is_triangle(mask: Any) -> bool:
     return bool((mask == allowed).all())
 
 
-def _example(implementation: str, options: str = "", weights: str = "") -> Example:
-    return Example(
-        imports="import torch\n" + "\n".join(_IMPORTS),
-        build="config = LlamaConfig(hidden_size={query_width}, num_attention_heads={heads}, "
-        f'attn_implementation="{implementation}")\n'
-        "attention = LlamaAttention(config, layer_idx=0).eval()\n"
-        "rotary = torch.ones(1, 1, {head_size}), torch.zeros(1, 1, {head_size})  # no rotation",
-        call=f"attention(query, rotary{options}{{masks}})[0]",
-        weights=weights,
-    )
-
-
 class LlamaEager(_Llama):
     """attn_implementation="eager": two matrix products and a softmax in float32."""
 
@@ -199,7 +196,6 @@ class LlamaEager(_Llama):
         MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True),
     )
     modes = _MODES
-    example = _example("eager", weights="attention(query, rotary{masks})[1]")
 
 
 class LlamaSdpa(_Llama):
@@ -233,4 +229,3 @@ class LlamaSdpa(_Llama):
             about="after .eval(), under torch.no_grad(): torch may choose another kernel",
         ),
     )
-    example = _example("sdpa", options=", is_causal=False")

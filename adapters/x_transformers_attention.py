@@ -24,6 +24,7 @@ With a single head the output projection is left out by default: `project_out=Tr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from conformance import (
@@ -33,10 +34,10 @@ from conformance import (
     MaskArgument,
     Mode,
     Parameter,
-    Script,
     Shape,
     Unsupported,
 )
+from conformance.adapter import keywords
 
 _PROJECTIONS = ("to_q", "to_k", "to_v", "to_out")
 _CAUSAL_AS_BUILT = (
@@ -125,13 +126,6 @@ class XTransformersAttention(Layer):
             about="flash=True, and causal=True as an argument of the call",
         ),
     )
-    example = Example(
-        imports="from x_transformers.x_transformers import Attention",
-        build="attention = Attention({query_width}, dim_head={head_size}, heads={heads}).eval()",
-        call="attention(query, context=key{masks})",
-        weights="attention(query, context=key, return_intermediates=True{masks})[1]"
-        ".post_softmax_attn",
-    )
 
     def check_shape(self, shape: Shape) -> None:
         if shape.sharing == "separate":
@@ -159,31 +153,45 @@ class XTransformersAttention(Layer):
         layer.train(mode["train"])
         return layer.to(getattr(torch, dtype))
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
+        kind = "" if dtype == "float32" else f", dtype=torch.{dtype}"
         biases = [
-            f"layer.{name} = torch.nn.Linear(layer.{name}.in_features, layer.{name}.out_features)"
+            f"layer.{name} = torch.nn.Linear(layer.{name}.in_features, "
+            f"layer.{name}.out_features{kind})"
             for name in (_PROJECTIONS if shape.bias else ())
         ]
+        options = keywords(
+            {
+                "dim_context": shape.query_width,
+                "value_dim_head": shape.head_size,
+                "kv_heads": shape.heads,
+                "dim_out": shape.query_width,
+                "flash": False,
+            },
+            dim_context=shape.key_width,
+            dim_head=shape.head_size,
+            value_dim_head=shape.value_head_size,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            dim_out=shape.output_width,
+            project_out=True,
+            flash=mode["flash"],
+        )
         context = "" if shape.sharing == "self" else ", context=key"
         weights = not mode["flash"]
-        called = "layer" if mode.options.get("causal in call") else "attend"
-        return Script(
-            imports=("import torch", "from x_transformers.x_transformers import Attention"),
-            build=(
-                f"layer = Attention({shape.query_width}, dim_context={shape.key_width}, "
-                f"dim_head={shape.head_size}, value_dim_head={shape.value_head_size}, "
-                f"heads={shape.heads}, kv_heads={shape.kv_heads}, dim_out={shape.output_width}, "
-                f"project_out=True, flash={mode['flash']})",
-                *biases,
-                f"layer = layer.to(torch.{dtype}).train({mode['train']})",
-                *([] if mode.options.get("causal in call") else _CAUSAL_AS_BUILT),
-            ),
-            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
-            call=f"{called}(query{context}, return_intermediates={weights}{{masks}})",
+        in_call = mode.options.get("causal in call")
+        example = Example.of_module(
+            dtype,
+            mode["train"],
+            f"layer = Attention({shape.query_width}{options})",
+            f"{'layer' if in_call else 'attend'}(query{context}, "
+            f"return_intermediates={weights}{{masks}})",
+            imports="from x_transformers.x_transformers import Attention",
             output="{}[0]" if weights else "{}",
             weights="{}[1].post_softmax_attn" if weights else "",
-            parameter='layer.get_parameter("{name}")',
         )
+        wrapped = () if in_call else _CAUSAL_AS_BUILT
+        return replace(example, build=(*example.build, *biases, *wrapped))
 
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode

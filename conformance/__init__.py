@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conformance.adapter.arguments import CausalFlag, MaskArgument
-    from conformance.adapter.base import Adapter, Call, Example, Mode
+    from conformance.adapter.base import Adapter, Call, Mode
+    from conformance.adapter.code import Example
     from conformance.adapter.function import Function, attention_function
     from conformance.adapter.layer import Layer
     from conformance.adapter.parameters import Parameter
-    from conformance.adapter.script import Script
     from conformance.definition.problem import Answer, Problem, Shape, Weights
     from conformance.errors import Unavailable, Unsupported
     from conformance.running.checks import assert_conforms, parametrize_with_checks
@@ -25,14 +25,13 @@ _PUBLIC = {
     "Answer": "conformance.definition.problem",
     "Call": "conformance.adapter.base",
     "CausalFlag": "conformance.adapter.arguments",
-    "Example": "conformance.adapter.base",
+    "Example": "conformance.adapter.code",
     "Function": "conformance.adapter.function",
     "Layer": "conformance.adapter.layer",
     "MaskArgument": "conformance.adapter.arguments",
     "Mode": "conformance.adapter.base",
     "Parameter": "conformance.adapter.parameters",
     "Problem": "conformance.definition.problem",
-    "Script": "conformance.adapter.script",
     "Shape": "conformance.definition.problem",
     "Unavailable": "conformance.errors",
     "Unsupported": "conformance.errors",
@@ -54,7 +53,6 @@ __all__ = [
     "Mode",
     "Parameter",
     "Problem",
-    "Script",
     "Shape",
     "Unavailable",
     "Unsupported",

@@ -197,16 +197,18 @@ def test_a_problem_that_is_too_large_is_refused_and_nothing_is_written(tmp_path,
 
 
 LAYERS = [name for name in registered() if isinstance(load(name), Layer)]
-NO_SCRIPT = ("keras-hub-cached", "torch-encoder-layer")
+NO_EXAMPLE = ("keras-hub-cached", "torch-encoder-layer")
 """Their modes are more than one call of a layer."""
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name not in NO_SCRIPT])
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in NO_EXAMPLE])
 def test_every_layer_says_what_its_users_type(name):
     adapter = load(name)
     (case,) = find_cases("plain/no-mask/self")
     for mode in adapter.modes:
-        assert adapter.script(case.shape, "float32", None, mode) is not None
+        example = adapter.example_for(case.shape, "float32", None, mode)
+        assert example is not None
+        assert example.load
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from conformance import Call, MaskArgument, Unsupported
+from conformance.adapter.code import lines
 from conformance.adapter.loading import load
 from conformance.adapters import tutorials
 from conformance.cases.catalogue import catalogue, find_cases
@@ -253,13 +254,13 @@ def test_the_others_have_no_dropout(name):
 
 @pytest.mark.parametrize("name", [*NAMES, "ours", "torch-mha"])
 def test_the_example_is_a_program(name):
-    example = load(name).example
-    fields = dataclasses.asdict(FAMILIES["self"])
+    adapter, fields = load(name), dataclasses.asdict(FAMILIES["self"])
+    example = adapter.example_for(FAMILIES["self"], "float32", None, adapter.modes[0])
     x = torch.randn(2, 7, fields["query_width"])
     names = {"query": x, "key": x, "value": x}
-    exec(f"{example.imports}\n{example.build.format(**fields)}", names)
-    assert eval(example.call.format(masks="", **fields), names).shape == x.shape
+    exec("\n".join([*lines(example.imports), *lines(example.build)]), names)
+    assert eval(example.expression({}), names).shape == x.shape
     if example.weights:
-        weights = eval(example.weights.format(masks="", **fields), names)
+        weights = eval(example.expression({}, weights=True), names)
         assert weights.shape == (2, fields["heads"], 7, 7)
     assert bool(example.weights) == (load(name).returns_weights is not None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape
+from conformance.adapter import keywords
 
 
 class Ours(Layer):
@@ -46,13 +47,6 @@ class Ours(Layer):
         ),
     )
 
-    example = Example(
-        imports="from conformance.adapters.ours.attention import MultiHeadAttention",
-        build="attention = MultiHeadAttention({query_width}, {heads})",
-        call="attention(query, key, value{masks})",
-        weights="attention(query, key, value, need_weights=True{masks})[1]",
-    )
-
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
         import torch
 
@@ -75,7 +69,7 @@ class Ours(Layer):
         )
         return layer.train(mode["train"])
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         usual = {
             "head_size": shape.query_width // shape.heads,
             "value_head_size": shape.head_size,
@@ -87,23 +81,16 @@ class Ours(Layer):
             "score": "scaled-dot",
         }
         options = {name: getattr(shape, name) for name in usual} | {"scale": scale}
-        told = "".join(
-            f", {name}={value!r}" for name, value in options.items() if value != usual.get(name)
-        )
-        return Script(
-            imports=(
-                "import torch",
-                "from conformance.adapters.ours.attention import MultiHeadAttention",
-            ),
-            build=(
-                f"layer = MultiHeadAttention({shape.query_width}, {shape.heads}{told}, "
-                f"dtype=torch.{dtype}).train({mode['train']})",
-            ),
-            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
-            call=f"layer(query, key, value, need_weights={mode['need_weights']}{{masks}})",
+        needed = {"need_weights": mode["need_weights"]}
+        return Example.of_module(
+            dtype,
+            mode["train"],
+            f"layer = MultiHeadAttention({shape.query_width}, {shape.heads}"
+            f"{keywords(usual | {'scale': None}, **options)})",
+            f"layer(query, key, value{keywords({'need_weights': False}, **needed)}{{masks}})",
+            imports="from conformance.adapters.ours.attention import MultiHeadAttention",
             output="{}[0]" if mode["need_weights"] else "{}",
             weights="{}[1]" if mode["need_weights"] else "",
-            parameter='layer.get_parameter("{name}")',
         )
 
     def call(

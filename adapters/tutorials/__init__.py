@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Script, Shape, Unsupported
+from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Unsupported
 
 FOUR_AXES = "batch heads query key"
 
@@ -58,23 +58,17 @@ class Tutorial(Layer):
         layer = self.make(shape.query_width, shape.heads, mode.dropout)
         return layer.to(getattr(torch, dtype)).train(mode["train"])
 
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script:
-        # The page's own words, as on its convention card, with the width and heads of this shape.
-        imports, build, call = self.example.imports, self.example.build, self.example.call
-        sizes = {"query_width": shape.query_width, "heads": shape.heads}
-        made = build.format(**sizes).removesuffix(".eval()")
-        weights = self.example.weights.removesuffix("[1]")
-        return Script(
-            imports=("import torch", imports),
-            build=(
-                made.replace("attention = ", "layer = "),
-                f"layer = layer.to(torch.{dtype}).train({mode['train']})",
-            ),
-            load=("layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",),
-            call=call.removesuffix("[0]").replace("attention(", "layer(", 1),
-            output="{}[0]" if call.endswith("[0]") else "{}",
-            weights="{}[1]" if weights else "",
-            parameter='layer.get_parameter("{name}")',
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
+        # The page's own words, with the width and heads of this shape.
+        page = self.example.formatted(shape, self.example.call)
+        return Example.of_module(
+            dtype,
+            mode["train"],
+            page.build,
+            page.call,
+            imports=page.imports,
+            output=page.output,
+            weights=page.weights,
         )
 
     def call(
@@ -109,9 +103,10 @@ class Tutorial1(Tutorial):
     parameters = _projections("w_q", "w_k", "w_v", "fc")
     example = Example(
         imports="from conformance.adapters.tutorials.tutorial_1 import MultiHeadAttention",
-        build="attention = MultiHeadAttention({query_width}, {heads}, dropout=0.0)",
-        call="attention(query, key, value{masks})[0]",
-        weights="attention(query, key, value{masks})[1]",
+        build="layer = MultiHeadAttention({query_width}, {heads}, dropout=0.0)",
+        call="layer(query, key, value{masks})",
+        output="{}[0]",
+        weights="{}[1]",
     )
 
     def make(self, width: int, heads: int, dropout: float) -> Any:
@@ -133,8 +128,8 @@ class Tutorial2(Tutorial):
     parameters = _projections("queries", "keys", "values", "fc_out")
     example = Example(
         imports="from conformance.adapters.tutorials.tutorial_2 import MultiHeadAttention",
-        build="attention = MultiHeadAttention({query_width}, {heads})",
-        call="attention(value, key, query{masks})",
+        build="layer = MultiHeadAttention({query_width}, {heads})",
+        call="layer(value, key, query{masks})",
     )
 
     def make(self, width: int, heads: int, dropout: float) -> Any:
@@ -159,8 +154,8 @@ class Tutorial3(Tutorial):
     parameters = _projections("q_proj", "k_proj", "v_proj", "o_proj")
     example = Example(
         imports="from conformance.adapters.tutorials.tutorial_3 import MultiHeadSelfAttention",
-        build="attention = MultiHeadSelfAttention({query_width}, {heads}).eval()",
-        call="attention(query{masks})",
+        build="layer = MultiHeadSelfAttention({query_width}, {heads}, 0.0)",
+        call="layer(query{masks})",
     )
 
     def check_shape(self, shape: Shape) -> None:
@@ -191,9 +186,10 @@ class Tutorial4(Tutorial):
     parameters = _projections("W_q", "W_k", "W_v", "W_o")
     example = Example(
         imports="from conformance.adapters.tutorials.tutorial_4 import MultiHeadAttention",
-        build="attention = MultiHeadAttention({query_width}, {heads})",
-        call="attention(query, key, value{masks})[0]",
-        weights="attention(query, key, value{masks})[1]",
+        build="layer = MultiHeadAttention({query_width}, {heads})",
+        call="layer(query, key, value{masks})",
+        output="{}[0]",
+        weights="{}[1]",
     )
 
     def make(self, width: int, heads: int, dropout: float) -> Any:
@@ -220,9 +216,10 @@ class Tutorial5(Tutorial):
     )
     example = Example(
         imports="from conformance.adapters.tutorials.tutorial_5 import AdditiveMultiHeadAttention",
-        build="attention = AdditiveMultiHeadAttention({query_width}, {heads})",
-        call="attention(query, key, value{masks})[0]",
-        weights="attention(query, key, value{masks})[1]",
+        build="layer = AdditiveMultiHeadAttention({query_width}, {heads})",
+        call="layer(query, key, value{masks})",
+        output="{}[0]",
+        weights="{}[1]",
     )
 
     def make(self, width: int, heads: int, dropout: float) -> Any:

@@ -6,6 +6,7 @@ versions and native arrays of their own, also need these names.
 
 from conformance.adapter.arguments import MaskTable, Spelling
 from conformance.adapter.base import FullyMasked
+from conformance.adapter.code import keywords
 from conformance.adapter.native import NativeAdapter
 from conformance.definition.dtypes import DTYPES
 from conformance.frameworks import framework
@@ -20,5 +21,6 @@ __all__ = [
     "Natives",
     "Spelling",
     "framework",
+    "keywords",
     "since",
 ]

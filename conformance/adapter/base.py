@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -18,8 +19,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from conformance.adapter.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
+from conformance.adapter.code import SMALL, Example
 from conformance.definition.dtypes import DTYPES
-from conformance.definition.problem import Answer, Problem, Shape
+from conformance.definition.problem import Answer, Problem, Score, Shape
 from conformance.errors import Unsupported
 from conformance.frameworks.base import Strides
 from conformance.frameworks.surroundings import PROCESS, Setting, changes, look, put_back
@@ -68,29 +70,6 @@ class Mode:
 
 
 DEFAULT_MODE = Mode("default")
-
-
-@dataclass(frozen=True)
-class Example:
-    """What a user of the implementation types: the frame of the code on convention cards.
-
-    Lines are formatted with the fields of `Shape`, such as "{heads}". In `build` and `call` the
-    inputs are native arrays with the names `query`, `key` and `value`.
-
-    Args:
-        imports: one line, such as "import torch".
-        build: lines that make the layer, or "".
-        call: an expression for the output; `{masks}` stands for mask arguments with a leading
-            comma, such as ", attn_mask=mask", or nothing.
-        weights: the same for the attention weights, or "" if it returns none.
-        calls: `call` in modes other than the first, by mode, where the call makes the difference.
-    """
-
-    imports: str
-    build: str
-    call: str
-    weights: str = ""
-    calls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +139,7 @@ class Adapter(ABC):
             made it.
         dropout_modes: names of the modes in which dropout is active, if `Mode.dropout` asks for it.
         sequence_first: name of the mode that takes `[length batch width]`, or "".
-        example: what a user types, for the code on its convention card.
+        example: what a user types; see `example_for` where that depends on more than sizes.
     """
 
     name: str = ""
@@ -202,12 +181,29 @@ class Adapter(ABC):
         """The mask arguments as a table; raises `WrongDeclaration` where they are inconsistent."""
         return MaskTable(tuple(self.mask_arguments), self.causal_flag)
 
-    def example_in(self, mode: Mode) -> Example | None:
-        """What a user types for this mode: as in the first, or with a call of its own."""
-        if self.example is None or mode.name == self.modes[0].name:
-            return self.example
-        call = self.example.calls.get(mode.name)
-        return None if call is None else replace(self.example, call=call)
+    def example_for(
+        self, shape: Shape, dtype: str, scale: float | None, mode: Mode
+    ) -> Example | None:
+        """What a user types to get this implementation, called as in this mode; None if nobody
+        wrote it down.
+
+        By default it is `example`, with the shape's sizes, in the modes that it knows.
+        """
+        if self.example is None:
+            return None
+        first = mode.name == self.modes[0].name
+        call = self.example.call if first else self.example.calls.get(mode.name)
+        return None if call is None else self.example.formatted(shape, call)
+
+    def small_example(self, mode: Mode) -> Example | None:
+        """Return `example_for` the shape `SMALL`, with biases if there can be any."""
+        score: Score = "scaled-dot" if "scaled-dot" in self.scores else "additive"
+        for bias in (True, False):
+            shape = replace(SMALL, bias=bias, score=score)
+            with suppress(Unsupported):
+                self.check_shape(shape)
+                return self.example_for(shape, "float32", None, mode)
+        return None
 
     def weights_told(self, seen: str) -> str:
         """How weights come back, for somebody who calls the implementation without this adapter."""

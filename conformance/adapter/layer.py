@@ -11,7 +11,6 @@ import numpy as np
 from conformance.adapter.base import Call, Mode
 from conformance.adapter.native import NativeAdapter
 from conformance.adapter.parameters import Parameter, ParameterTable
-from conformance.adapter.script import Script
 from conformance.definition.problem import Problem, Shape
 from conformance.errors import WrongDeclaration
 from conformance.frameworks.base import Natives
@@ -64,13 +63,6 @@ class Layer(NativeAdapter):
         not know; then there is no `bind`.
         """
         return self.bridge.load(layer, parameters, dtype, device)
-
-    def script(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Script | None:
-        """What a user without this suite types to get the same layer, called in the same mode.
-
-        For stand-alone reproductions; None if nobody wrote it down.
-        """
-        return None
 
     def table(self, shape: Shape) -> ParameterTable:
         """The parameter table, checked against the shape."""

@@ -1,8 +1,8 @@
 """Code that shows a convention without this suite: a handful of lines in the library's own words.
 
-Made from the adapter's `example`. The inputs are one array, so that the lines fit implementations
-that know self-attention only. Each prints a number whose meaning stands beside it; tests run the
-lines and compare.
+Made of what the adapter says that a user types. The inputs are one array, so that the lines fit
+implementations that know self-attention only. Each prints a number whose meaning stands beside it;
+tests run the lines and compare.
 """
 
 from __future__ import annotations
@@ -11,22 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES
+from conformance.adapter.code import FRAMEWORKS, SMALL, lines
 from conformance.experiments.laboratory import Laboratory
 
-SIZES = {"batch": 2, "heads": 2, "query": 4, "key": 4}
-WIDTH = 8
-
-_IMPORT = {"torch": "import torch", "jax": "import jax.numpy as jnp"}
-_IMPORT |= {"tensorflow": "import tensorflow as tf", "mlx": "import mlx.core as mx"}
-_IMPORT |= {"paddle": "import paddle", "tinygrad": "from tinygrad import Tensor"}
-_NATIVE = {"torch": "torch.tensor({})", "jax": "jnp.asarray({})", "tensorflow": "tf.constant({})"}
-_NATIVE |= {"mlx": "mx.array({})", "paddle": "paddle.to_tensor({})", "tinygrad": "Tensor({})"}
-_NUMPY = {"torch": "{}.detach().numpy()", "jax": "np.asarray({})", "tensorflow": "{}.numpy()"}
-_NUMPY |= {"mlx": "np.array({})", "paddle": "{}.numpy()", "tinygrad": "{}.numpy()"}
-# They take and return NumPy arrays.
-for _runtime in ("onnx", "onnxruntime", "openvino"):
-    _IMPORT[_runtime], _NATIVE[_runtime], _NUMPY[_runtime] = "import numpy as np", "{}", "{}"
+SIZES = dict(zip(AXES, SMALL.logits, strict=True))
 
 
 def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token: int = 0) -> str:
@@ -56,8 +46,8 @@ def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token:
 
 def difference(lab: Laboratory, name: str, made: Sequence[str], told: str) -> str:
     """Lines that print how far the output with the argument is from the one without."""
-    lines = ["first = {call}", "second = {plain}", f"print(abs(first - second).max())  # {told}"]
-    return _code(lab, made, name, lines)
+    shown = ["first = {call}", "second = {plain}", f"print(abs(first - second).max())  # {told}"]
+    return _code(lab, made, name, shown)
 
 
 def output(lab: Laboratory, name: str, made: Sequence[str], shown: str, told: str) -> str:
@@ -67,7 +57,7 @@ def output(lab: Laboratory, name: str, made: Sequence[str], shown: str, told: st
 
 def mask(layout: str, dtype: str, fill: float, mark: float | None, note: str) -> list[str]:
     """Lines that make the array `mask`: all `fill`, and `mark` at token 0."""
-    shape = layout_shape(layout)
+    shape = layouts.shape(layout, SIZES)
     kind = "float32" if dtype == "own" else dtype
     made = f"mask = np.full({shape}, {_written(fill, kind)}, {kind!r})"
     if mark is not None:
@@ -75,48 +65,31 @@ def mask(layout: str, dtype: str, fill: float, mark: float | None, note: str) ->
     return [f"{made}  # {note}"]
 
 
-def layout_shape(layout: str) -> tuple[int, ...]:
-    """The shape of a layout, such as "(batch heads) query key", at the sizes of the code."""
-    shape: list[int] = []
-    joined = False
-    for word in layout.replace("(", " ( ").replace(")", " ) ").split():
-        if word in "()":
-            joined = word == "("
-            shape += [1] if joined else []
-        elif joined:
-            shape[-1] *= SIZES[word]
-        else:
-            shape.append(SIZES[word])
-    return tuple(shape)
-
-
-def _code(lab: Laboratory, made: Sequence[str], name: str, lines: Sequence[str]) -> str:
-    example, framework = lab.adapter.example_in(lab.mode), lab.adapter.framework
-    if example is None or framework not in _NATIVE:
+def _code(lab: Laboratory, made: Sequence[str], name: str, shown: Sequence[str]) -> str:
+    """The whole program; "" where the adapter does not say what a user types."""
+    example, framework = lab.adapter.small_example(lab.mode), FRAMEWORKS.get(lab.adapter.framework)
+    # Without derivatives the call needs a context, which these lines do not have.
+    if example is None or framework is None or not lab.mode.gradients:
         return ""
-    heads = SIZES[AXES[1]]
-    known = {"heads": heads, "head_size": WIDTH // heads, "value_head_size": WIDTH // heads}
-    known |= {f"{which}_width": WIDTH for which in ("query", "key", "value", "output")}
-    native = _NATIVE[framework]
-    given = native.format("mask") if made else "True"
-    masks = f", {name}={given}" if name else ""
-    call = _NUMPY[framework].format(example.call.format(masks=masks, **known))
-    plain = _NUMPY[framework].format(example.call.format(masks="", **known))
-    imports = ["import numpy as np", *example.imports.splitlines()]
-    if _IMPORT[framework] not in imports:
-        imports.append(_IMPORT[framework])
-    sizes = f"({SIZES['batch']}, {SIZES['key']}, {WIDTH})"
-    start = [
+    masks = {name: framework.array("mask") if made else "True"} if name else {}
+    replaced = {
+        "{call}": framework.numpy.format(example.expression(masks)),
+        "{plain}": framework.numpy.format(example.expression({})),
+        "{x}": framework.array("x"),
+    }
+    sizes = SMALL.input_shapes()["query"]
+    program = [
+        *framework.imports(example),
         f'x = np.random.default_rng(0).normal(size={sizes}).astype("float32")',
         "query = key = value = {x}",
-        *example.build.format(**known).splitlines(),
+        *lines(example.build),
+        *lines(example.fresh),
         *made,
+        *shown,
     ]
-    replaced = [
-        line.replace("{call}", call).replace("{plain}", plain).replace("{x}", native.format("x"))
-        for line in (*start, *lines)
-    ]
-    return "\n".join([*imports, *replaced])
+    for mark, code in replaced.items():
+        program = [line.replace(mark, code) for line in program]
+    return "\n".join(program)
 
 
 def _written(value: float, dtype: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.parameters import Parameter
 from conformance.definition.problem import Problem, Shape
 
@@ -65,7 +65,7 @@ def _nested(value: object) -> str:
     return repr(int(value)) if value == int(value) and abs(value) < 1e6 else repr(value)
 
 
-def told(arrays: Mapping[str, np.ndarray]) -> list[str]:
+def written(arrays: Mapping[str, np.ndarray]) -> list[str]:
     """Lines that make the dictionary `n` of arrays, and `mask`."""
     entries = [f"{name}={literal(array)}," for name, array in arrays.items() if name != "mask"]
     lines = enclosed("n = dict(", entries, ")")
@@ -158,47 +158,26 @@ def definition(problem: Problem, returned: str) -> list[str]:
 
 def parameter(row: Parameter, shape: Shape) -> str:
     """A native parameter made of canonical weights, as an expression over `n`."""
-    left, right = (side.split() for side in row.pattern.split("->"))
-    joined = " ".join(right).replace("(", " ").replace(")", " ").split()
+    canonical, native = layouts.sides(row.pattern)
+    left, right = layouts.axes(canonical), layouts.axes(native)
     parts = []
     for name in row.names:
         sizes = dict(zip(left, shape.weight_shapes()[name], strict=True))
         code = f'n["{called(f"weights.{name}")}"]'
-        axes = [axis for axis in joined if axis != "1"]
         if row.interleaved and shape.group > 1:
             before = ":, " * left.index("heads")
             code += f"[{before}{row.order(shape).tolist()}]"
-        order = [left.index(axis) for axis in axes]
+        order = [left.index(axis) for axis in right]
         if order != sorted(order):
             code += f".transpose({', '.join(map(str, order))})"
-        native = _native_shape(" ".join(right), sizes)
-        if native != tuple(sizes[axis] for axis in axes):
-            code += f".reshape({', '.join(map(str, native))})"
+        reshaped = layouts.shape(native, sizes)
+        if reshaped != tuple(sizes[axis] for axis in right):
+            code += f".reshape({', '.join(map(str, reshaped))})"
         parts.append(code)
     if row.stack is None:
         return parts[0]
     axis = f", axis={row.stack}" if row.stack else ""
     return f"np.concatenate([{', '.join(parts)}]{axis})"
-
-
-@lru_cache(maxsize=256)
-def _groups(side: str) -> tuple[tuple[str, ...], ...]:
-    found: list[list[str]] = []
-    inside = False
-    for word in side.replace("(", " ( ").replace(")", " ) ").split():
-        if word in "()":
-            inside = word == "("
-            if inside:
-                found.append([])
-        elif inside:
-            found[-1].append(word)
-        else:
-            found.append([word])
-    return tuple(map(tuple, found))
-
-
-def _native_shape(side: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(math.prod(sizes[axis] for axis in group if axis != "1") for group in _groups(side))
 
 
 def laid_out(array: np.ndarray, problem: Problem) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter.code import lines
 from conformance.adapter.layer import Layer
 from conformance.adapter.naming import find
 from conformance.adapter.parameters import Parameter, ParameterTable
@@ -160,8 +161,8 @@ def built_without_biases(target: str, shape: Shape) -> str:
     becomes = layer(target)
     if shape.bias:
         return ""
-    script = becomes.script(shape, "float32", None, becomes.modes[0])
-    found = re.search(r"\b\w*bias=False\b", "\n".join(script.build)) if script else None
+    example = becomes.example_for(shape, "float32", None, becomes.modes[0])
+    found = re.search(r"\b\w*bias=False\b", "\n".join(lines(example.build))) if example else None
     return found[0] if found else ""
 
 

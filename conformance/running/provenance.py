@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from conformance.adapter.base import Adapter
+from conformance.adapter.code import lines
 from conformance.adapter.function import Function
 from conformance.adapter.layer import Layer
 from conformance.cases.catalogue import catalogue_hash, find_cases
@@ -158,18 +159,15 @@ def _about(adapter: Adapter) -> str:
 
 def _example(adapter: Adapter) -> str:
     """Lines that build and call the implementation, at sizes that are easy to read."""
-    own = adapter.example
-    if own is None:
-        return ""
-    sizes = {"heads": 2, "head_size": 4, "value_head_size": 4}
-    sizes |= {f"{which}_width": 8 for which in ("query", "key", "value", "output")}
     try:
-        build = own.build.format(**sizes)
-        call = own.call.format(masks=", ..." if adapter.mask_arguments else "", **sizes)
-    except (LookupError, ValueError):
+        example = adapter.small_example(adapter.modes[0])
+    except Exception:  # mistakes of an adapter are for the checks to tell
         return ""
-    lines = [*own.imports.splitlines(), *build.splitlines(), f"output = {call}"]
-    return "\n".join(line for line in lines if line)
+    if example is None:
+        return ""
+    call = example.call.replace("{masks}", ", ..." if adapter.mask_arguments else "")
+    shown = [*lines(example.imports), *lines(example.build), *lines(example.fresh)]
+    return "\n".join([*shown, f"output = {example.output.replace('{}', call)}"])
 
 
 def _parameters(adapter: Adapter) -> list[ParameterInfo]:

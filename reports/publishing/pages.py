@@ -18,6 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from conformance.adapter import code
 from conformance.adapter.base import Adapter
 from conformance.adapter.function import Function
 from conformance.adapter.layer import Layer
@@ -279,14 +280,13 @@ def _about(adapter: Adapter) -> str:
 
 
 def _example(adapter: Adapter) -> Markup | None:
-    if adapter.example is None:
+    example = adapter.small_example(adapter.modes[0])
+    if example is None:
         return None
-    known = {"heads": 2, "head_size": 4, "value_head_size": 4}
-    known |= {f"{which}_width": 8 for which in ("query", "key", "value", "output")}
-    own = adapter.example
-    call = own.call.format(masks=", ..." if adapter.mask_arguments else "", **known)
-    lines = [*own.imports.splitlines(), *own.build.format(**known).splitlines(), f"output = {call}"]
-    return Markup(fenced("\n".join(line for line in lines if line)).replace("sh\n", "python\n", 1))
+    call = example.call.replace("{masks}", ", ..." if adapter.mask_arguments else "")
+    lines = [*code.lines(example.imports), *code.lines(example.build), *code.lines(example.fresh)]
+    text = "\n".join([*lines, f"output = {example.output.replace('{}', call)}"])
+    return Markup(fenced(text).replace("sh\n", "python\n", 1))
 
 
 def _rows(adapter: Adapter) -> tuple[Parameter, ...]:

@@ -1,0 +1,191 @@
+"""What a user of an implementation types, and the words of frameworks around it.
+
+An adapter describes it once, as an `Example`. Convention cards, stand-alone reproductions and
+advice on porting are made of that description: text only, no framework is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from conformance.definition.problem import Shape
+
+SMALL = Shape(
+    batch=2,
+    query_length=4,
+    key_length=4,
+    heads=2,
+    kv_heads=2,
+    head_size=4,
+    value_head_size=4,
+    query_width=8,
+    key_width=8,
+    value_width=8,
+    output_width=8,
+    sharing="self",
+)
+"""Self-attention with sizes that are easy to read."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a user of the implementation types.
+
+    The lines find NumPy as `np`, native inputs under `query`, `key` and `value`, and where they
+    load given parameters, these under `native`, by the names of the parameter table. In JAX, `load`
+    and `call` stand in a function of these; elsewhere `native` holds NumPy arrays.
+
+    Args:
+        imports: lines, as one string or several, such as "import torch".
+        build: lines that make the layer.
+        call: an expression; `{masks}` stands for mask arguments with a leading comma, such as
+            ", attn_mask=mask", or for nothing.
+        output: the output within what the call returns, which is `{}`.
+        weights: the attention weights likewise, or "" if none are returned.
+        fresh: lines after `build` where the layer keeps the parameters that it was made with.
+        load: lines after `build` that load `native` into the layer; none where nobody wrote
+            them down. Then a reproduction needs this suite.
+        parameter: a parameter as something to differentiate by; `{name}` is its native name.
+        calls: in `Adapter.example` only: `call` in modes other than the first, by mode.
+    """
+
+    imports: str | Sequence[str]
+    build: str | Sequence[str]
+    call: str
+    output: str = "{}"
+    weights: str = ""
+    fresh: str | Sequence[str] = ()
+    load: str | Sequence[str] = ()
+    parameter: str = ""
+    calls: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of_module(
+        cls,
+        dtype: str,
+        train: bool,
+        build: str | Sequence[str],
+        call: str,
+        *,
+        imports: str | Sequence[str] = (),
+        output: str = "{}",
+        weights: str = "",
+    ) -> Example:
+        """Return the example of a `torch.nn.Module`, which the last line of `build` names `layer`.
+
+        What puts it into the dtype and into evaluation, where it is not, is added to that line.
+        """
+        state = ("" if dtype == "float32" else f".to(torch.{dtype})") + ("" if train else ".eval()")
+        *before, last = lines(build)
+        return cls(
+            imports=("import torch", *lines(imports)),
+            build=(*before, last + state),
+            call=call,
+            output=output,
+            weights=weights,
+            load="layer.load_state_dict({name: torch.tensor(a) for name, a in native.items()})",
+            parameter='layer.get_parameter("{name}")',
+        )
+
+    def formatted(self, shape: Shape, call: str) -> Example:
+        """Return the example with this call, and the sizes of the shape in its lines.
+
+        Lines are format strings here, and name fields of `Shape`, such as "{heads}".
+        """
+        sizes = dataclasses.asdict(shape)
+        return dataclasses.replace(
+            self,
+            build=[line.format(**sizes) for line in lines(self.build)],
+            call=call.format(masks="{masks}", **sizes),
+        )
+
+    def expression(self, masks: Mapping[str, str], *, weights: bool = False) -> str:
+        """Return code for the output, or the weights, with these mask arguments as code."""
+        given = "".join(f", {name}={value}" for name, value in masks.items())
+        call = self.call.replace("{masks}", given)
+        return (self.weights if weights else self.output).replace("{}", call)
+
+
+def lines(text: str | Sequence[str]) -> list[str]:
+    """Return lines that are given as one string or as several."""
+    return text.splitlines() if isinstance(text, str) else list(text)
+
+
+def keywords(usual: Mapping[str, object], **given: object) -> str:
+    """Return keyword arguments as code, ", bias=False", without those that have the usual value."""
+    return "".join(
+        f', {name}="{value}"' if isinstance(value, str) else f", {name}={value!r}"
+        for name, value in given.items()
+        if name not in usual or usual[name] != value
+    )
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How users of a framework write arrays; `{}` stands for the code of an array.
+
+    Attributes:
+        imported: the line that imports it.
+        plain: a NumPy array as an array of the framework, in its own dtype.
+        typed: the same in the dtype `{dtype}`.
+        numpy: an array of the framework as a NumPy array of float64.
+    """
+
+    imported: str
+    plain: str
+    typed: str
+    numpy: str
+
+    def array(self, code: str, dtype: str = "") -> str:
+        """Return code for the framework's array; in its own dtype if none is given."""
+        return self.typed.format(code, dtype=dtype) if dtype else self.plain.format(code)
+
+    def imports(self, example: Example) -> list[str]:
+        """Return the lines that import NumPy, the library and its framework."""
+        every = ["import numpy as np", *lines(example.imports), self.imported]
+        return list(dict.fromkeys(every))
+
+
+_RUNTIME = Framework("import numpy as np", "{}", '{}.astype("{dtype}")', "{}.astype(float)")
+"""Runtimes that take and return NumPy arrays."""
+
+FRAMEWORKS: Mapping[str, Framework] = {
+    "torch": Framework(
+        "import torch",
+        "torch.tensor({})",
+        "torch.tensor({}, dtype=torch.{dtype})",
+        "{}.detach().double().numpy()",
+    ),
+    "jax": Framework(
+        "import jax, jax.numpy as jnp",
+        "jnp.asarray({})",
+        'jnp.asarray({}, "{dtype}")',
+        "np.array({}).astype(float)",
+    ),
+    "tensorflow": Framework(
+        "import tensorflow as tf",
+        "tf.constant({})",
+        'tf.constant({}, "{dtype}")',
+        "{}.numpy().astype(float)",
+    ),
+    "mlx": Framework(
+        "import mlx.core as mx",
+        "mx.array({})",
+        "mx.array({}, mx.{dtype})",
+        "np.array({}.astype(mx.float64))",
+    ),
+    "paddle": Framework(
+        "import paddle",
+        "paddle.to_tensor({})",
+        'paddle.to_tensor({}, "{dtype}")',
+        '{}.astype("float64").numpy()',
+    ),
+    "tinygrad": Framework(
+        "from tinygrad import Tensor", "Tensor({})", 'Tensor({}, dtype="{dtype}")', "{}.numpy()"
+    ),
+    **dict.fromkeys(("onnx", "onnxruntime", "openvino"), _RUNTIME),
+}
+"""By the name of the framework's bridge."""
