@@ -18,8 +18,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from conformance.adapter import code
 from conformance.adapter.base import Adapter
+from conformance.adapter.code import lines as example_lines
 from conformance.adapter.function import Function
 from conformance.adapter.layer import Layer
 from conformance.adapter.loading import load
@@ -284,7 +284,11 @@ def _example(adapter: Adapter) -> Markup | None:
     if example is None:
         return None
     call = example.call.replace("{masks}", ", ..." if adapter.mask_arguments else "")
-    lines = [*code.lines(example.imports), *code.lines(example.build), *code.lines(example.fresh)]
+    lines = [
+        *example_lines(example.imports),
+        *example_lines(example.build),
+        *example_lines(example.fresh),
+    ]
     text = "\n".join([*lines, f"output = {example.output.replace('{}', call)}"])
     return Markup(fenced(text).replace("sh\n", "python\n", 1))
 
