@@ -30,11 +30,13 @@ from pathlib import Path
 
 from conformance.cases.catalogue import catalogue, catalogue_hash
 from conformance.cases.told import told
+from conformance.records.card import TOPICS
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record
 from conformance.reports import build, render_html
 from conformance.requirements import REQUIREMENTS
+from conformance.running.provenance import requirements
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 IMPLEMENTATIONS = 10
@@ -106,7 +108,16 @@ def made_up(findings: int) -> Record:
         packages={},
         command="benchmarks/report.py",
     )
-    header = Header(SCHEMA, "made-up", provenance, implementations, len(results), cases=told(cases))
+    header = Header(
+        SCHEMA,
+        "made-up",
+        provenance,
+        implementations,
+        len(results),
+        cases=told(cases),
+        requirements=requirements(),
+        topics=list(TOPICS),
+    )
     return Record(header, True, results)
 
 

@@ -10,17 +10,20 @@ from conformance.records.findings import Figures
 from conformance.records.numbers import ACCURACY, LIMIT
 from conformance.reports.model import Accuracy, Column, Spread
 from conformance.reports.totals import Seen
-from conformance.requirements.definition import BIAS, INPUTS, OUTPUT, PARAMETERS
 
 CLASS_ORDER = (*ACCURACY, "")
 """From the most accurate to none."""
 
+OUTPUT = "output.equals-definition"
+"""The requirement whose figures say how accurate the output is."""
+
 _KINDS = {
-    OUTPUT.id: "output",
-    INPUTS.id: "gradients",
-    PARAMETERS.id: "gradients",
-    BIAS.id: "gradients",
+    OUTPUT: "output",
+    "gradient.inputs-equal-definition": "gradients",
+    "gradient.parameters-equal-definition": "gradients",
+    "gradient.bias-equals-definition": "gradients",
 }
+"""Requirements that compare an answer with the definition, and with which part of it."""
 
 Measured = Sequence[tuple[str, Figures]]
 """Case and figures."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
+from conformance.records.card import Topic
 from conformance.records.findings import CaseResult
-from conformance.records.header import Implementation
+from conformance.records.header import Header, Implementation, RequirementInfo
 from conformance.records.record import Record
 from conformance.reports.model import Column, Loaded, Source
 from conformance.reports.totals import Seen, finding_counts, item_counts, standing
+
+Named = TypeVar("Named", RequirementInfo, Topic)
 
 _BRACKETED = re.compile(r"(.*\S)\s*\(([^()]+)\)")
 
@@ -53,6 +57,28 @@ def columns(records: Sequence[Loaded]) -> tuple[list[Column], list[Seen]]:
             found.append(_column(key, implementation, record, results))
             seen += [Seen(key, result, item) for result in results for item in result.findings]
     return _grouped(found), seen
+
+
+def requirements_of(records: Sequence[Loaded]) -> list[RequirementInfo]:
+    """The requirements of all records, each once, as the newest record words it."""
+    return _each(item for header in _newest(records) for item in header.requirements)
+
+
+def topics_of(records: Sequence[Loaded]) -> list[Topic]:
+    """The topics of experiments likewise."""
+    return _each(item for header in _newest(records) for item in header.topics)
+
+
+def _newest(records: Sequence[Loaded]) -> list[Header]:
+    headers = [record.header for _, record, _ in records]
+    return sorted(headers, key=lambda header: header.provenance.created, reverse=True)
+
+
+def _each(items: Iterable[Named]) -> list[Named]:
+    found: dict[str, Named] = {}
+    for item in items:
+        found.setdefault(item.id, item)
+    return list(found.values())
 
 
 def declared(record: Record) -> list[Implementation]:

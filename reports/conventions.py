@@ -20,8 +20,12 @@ from conformance.reports.model import (
     Variant,
 )
 from conformance.reports.totals import Seen
-from conformance.requirements.observed import ALIGNMENT, FULLY_MASKED, RETURNED
-from conformance.requirements.polarity import POLARITY
+
+_POLARITY = "mask.polarity-is-as-declared"
+_FULLY_MASKED = "observed.fully-masked-row"
+_ALIGNMENT = "observed.causal-alignment"
+_RETURNED = "observed.returned-weights"
+"""Requirements whose observed values a card shows."""
 
 _MEANING = re.compile(r"(\S+?)\[([^\]\s]+)\]=(\S+)")
 
@@ -69,16 +73,16 @@ def _card(
     required: Found,
     experiments: Sequence[CaseResult],
 ) -> Convention:
-    meanings = _meanings(required[POLARITY.id], experiments)
+    meanings = _meanings(required[_POLARITY], experiments)
     return Convention(
         column=column.key,
         arguments=[_argument(mask, meanings) for mask in implementation.masks],
         causal=implementation.causal,
         alignment=variants(
-            [*required[ALIGNMENT.id], *_tried(experiments, "causal", ".* alone, fewer.*")]
+            [*required[_ALIGNMENT], *_tried(experiments, "causal", ".* alone, fewer.*")]
         ),
-        fully_masked=_masked_rows(required[FULLY_MASKED.id], experiments),
-        returned_weights=variants(required[RETURNED.id]),
+        fully_masked=_masked_rows(required[_FULLY_MASKED], experiments),
+        returned_weights=variants(required[_RETURNED]),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from conformance.records.findings import Finding, gravity
-from conformance.reports.matrix import levels
+from conformance.records.header import RequirementInfo
 from conformance.reports.model import Column, Deviation
 from conformance.reports.totals import Seen
 from conformance.reports.wording import again
@@ -43,12 +43,14 @@ class Asked(NamedTuple):
     modes: dict[str, set[str]]
 
 
-def deviations(columns: Sequence[Column], seen: Iterable[Seen]) -> list[Deviation]:
+def deviations(
+    columns: Sequence[Column], seen: Iterable[Seen], requirements: Sequence[RequirementInfo]
+) -> list[Deviation]:
     """By implementation, then requirement, the most frequent first."""
     every = list(seen)
     asked = _asked(every)
     groups = _groups([item for item in every if item.finding.verdict in _WRONG])
-    level = levels()
+    level = {item.id: item.level for item in requirements}
     place = {column.key: index for index, column in enumerate(columns)}
     rank = {name: index for index, name in enumerate(level)}
     specs = {column.key: column.spec for column in columns}

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from conformance.records.card import TOPICS, Entry, Topic
+from conformance.records.card import PREFIX, Entry, Topic
 from conformance.records.findings import CaseResult
-from conformance.reports.columns import column_keys
+from conformance.reports.columns import column_keys, topics_of
 from conformance.reports.model import (
     Card,
     Chapter,
@@ -26,11 +26,11 @@ SAME_MASK = "same-mask"
 
 def experiment_cards(records: Sequence[Loaded], columns: Sequence[Column]) -> list[Card]:
     """One card for each column of which something was asked."""
-    by_column = _results(records)
+    by_column, topics = _results(records), topics_of(records)
     cards = []
     for column in columns:
         own = by_column[column.key]
-        chapters = [_chapter(topic, own[topic.id], column) for topic in TOPICS if own[topic.id]]
+        chapters = [_chapter(topic, own[topic.id], column) for topic in topics if own[topic.id]]
         if chapters:
             cards.append(Card(column.key, chapters))
     return cards
@@ -42,7 +42,7 @@ def handed(records: Sequence[Loaded], columns: Sequence[Column]) -> list[Handed]
     keys = column_keys(records)
     for index, (_, record, arrays) in enumerate(records):
         for result in record.results:
-            if result.case != f"probe/{SAME_MASK}":
+            if result.case != PREFIX + SAME_MASK:
                 continue
             key = keys.get((index, result.implementation), result.implementation)
             for entry in result.entries:
@@ -59,10 +59,9 @@ def _results(records: Sequence[Loaded]) -> dict[str, dict[str, list[CaseResult]]
     """By column and topic: the results of experiments."""
     found: dict[str, dict[str, list[CaseResult]]] = defaultdict(lambda: defaultdict(list))
     keys = column_keys(records)
-    topics = {topic.id for topic in TOPICS}
     for index, (_, record, _) in enumerate(records):
         for result in record.results:
-            if result.case in topics:
+            if result.case.startswith(PREFIX):
                 key = keys.get((index, result.implementation), result.implementation)
                 found[key][result.case].append(result)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.reports.accuracy import accuracy, limit
-from conformance.reports.columns import columns, sources
+from conformance.reports.columns import columns, requirements_of, sources
 from conformance.reports.conventions import conventions
 from conformance.reports.deviations import deviations
 from conformance.reports.experiments import experiment_cards, handed
@@ -37,6 +37,7 @@ def build(
     records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
     found, seen = columns(records)
     origins = sources(records)
+    asked = requirements_of(records)
     answers, unfit = exchanged(records)
     measured = accuracy(found, seen)
     allowed = limit(measured)
@@ -49,11 +50,11 @@ def build(
         conventions=conventions(records, found, seen),
         cards=experiment_cards(records, found),
         handed=handed(records, found),
-        matrix=matrix(found, seen),
+        matrix=matrix(found, seen, asked),
         accuracy=measured,
         pairs=pairs(found, answers),
         apart=apart(found, answers, allowed),
-        deviations=deviations(found, seen),
+        deviations=deviations(found, seen, asked),
         unsupported=unsupported(found, seen),
         not_verified=not_verified(found, origins, seen, expected, [*problems, *unfit]),
         sources=origins,

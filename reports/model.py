@@ -168,7 +168,7 @@ class Chapter(msgspec.Struct, frozen=True):
     """A topic of a card.
 
     Attributes:
-        topic: its name in `conformance.records.card.TOPICS`.
+        topic: its name among the topics of the records.
         modes: those that were asked.
         subjects: what was seen.
         unsupported: why nothing could be asked, or "".

@@ -17,12 +17,11 @@ from packaging.version import InvalidVersion, Version
 from conformance.records.card import PREFIX
 from conformance.records.findings import CaseResult
 from conformance.records.record import Record
+from conformance.reports.accuracy import OUTPUT
 from conformance.reports.changes.compare import answers, entries_apart, matched
 from conformance.reports.columns import column_keys, declared
 from conformance.reports.model import Change, Loaded, Point, Trend
 from conformance.reports.totals import WRONG, finding_counts
-
-_OUTPUT = "output.equals-definition"
 
 _SHAPE = re.compile(r"\[[^\[\]]*\]")
 _SHAPES = re.compile(r"\[[^\[\]]*\]( \[[^\[\]]*\])*")
@@ -104,7 +103,7 @@ def _worst(results: Sequence[CaseResult]) -> dict[str, float]:
     worst: dict[str, float] = {}
     for result in results:
         for finding in result.findings:
-            if finding.requirement == _OUTPUT and finding.figures is not None:
+            if finding.requirement == OUTPUT and finding.figures is not None:
                 size = finding.figures.max_ratio
                 worst[result.dtype] = max(worst.get(result.dtype, 0.0), size)
     return worst

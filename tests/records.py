@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from conformance.records.card import TOPICS
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.header import (
     SCHEMA,
@@ -104,6 +105,7 @@ def record(
         implementations,
         len(results) if planned is None else planned,
         requirements=requirements(),
+        topics=list(TOPICS),
     )
     return Record(header, complete, list(results))
 

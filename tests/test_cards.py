@@ -51,7 +51,9 @@ def report(*results: CaseResult, arrays: dict | None = None) -> Report:
     ]
     made = Provenance("0.1", "hash", "2026-01-01T00:00:00", "run", "3.11", "Linux", "cpu", "a CPU",
                       {}, "mha-conformance run")  # fmt: skip
-    header = Header(SCHEMA, "mine", made, implementations, planned=len(results))
+    header = Header(
+        SCHEMA, "mine", made, implementations, planned=len(results), topics=list(TOPICS)
+    )
     own = Record(header, complete=True, results=list(results))
     return build([(Path("mine.json"), own, arrays or {})])
 

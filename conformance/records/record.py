@@ -16,11 +16,11 @@ from typing import IO
 import msgspec
 import numpy as np
 
-from conformance.definition.dtypes import Array
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records import schema1
 from conformance.records.findings import CaseResult
 from conformance.records.header import SCHEMA, Header
+from conformance.records.numbers import Array
 
 MOST_BYTES = 512 * 2**20
 """A record larger than this is refused before it is read."""

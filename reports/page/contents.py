@@ -13,11 +13,10 @@ from collections.abc import Sequence
 import msgspec
 from markupsafe import Markup
 
-from conformance.records.card import TOPICS
 from conformance.records.findings import MAKERS, VERDICTS, Figures, Finding, Worst
 from conformance.records.header import CaseInfo
 from conformance.reports import wording
-from conformance.reports.columns import column_keys
+from conformance.reports.columns import column_keys, topics_of
 from conformance.reports.model import Card, Loaded, Report
 from conformance.reports.totals import GRAVITY
 from conformance.text import axes
@@ -99,7 +98,7 @@ def contents(report: Report, records: Sequence[Loaded]) -> Contents:
             for row in report.matrix
         ],
         dtypes=report.totals.dtypes,
-        topics={topic.name: (topic.title, topic.question) for topic in TOPICS},
+        topics={topic.name: (topic.title, topic.question) for topic in topics_of(records)},
         cards=report.cards,
         makers=MAKERS,
     )
