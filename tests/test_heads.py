@@ -20,10 +20,10 @@ from conformance.errors import ConformanceError, ExitCode, WrongShape
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.records.record import read, read_arrays
 from conformance.reports import build, load_records, render_html
-from conformance.reports.figures import png as png_module
-from conformance.reports.figures import scales
+from conformance.reports.figures import heatmap
 from conformance.reports.figures.drawing import INK, PAPER, svg, title, told
-from conformance.reports.figures.panel import TEXT_UP_TO, Grid, ticks
+from conformance.reports.figures.files import png
+from conformance.reports.figures.heatmap import TEXT_UP_TO, Grid, ticks
 from conformance.reports.figures.picture import Subject, picture
 from conformance.reports.page.figures import figures
 from conformance.running import pictured
@@ -157,15 +157,15 @@ def test_arrays_that_do_not_fit_together_are_an_error():
     ],
 )  # fmt: skip
 def test_cells_are_short_and_zero_is_only_zero(value, text):
-    assert scales.cell(value) == text
+    assert heatmap.cell(value) == text
 
 
 def test_what_is_not_zero_has_a_colour():
-    assert scales.shade(0.0, 1.0) == 0
-    assert scales.shade(1e-9, 1.0) > 0
-    assert scales.shade(-7.0, 1.0) == 1
-    assert scales.exponent(3.2e-8) == -8
-    assert scales.exponent(0.3) == 0
+    assert heatmap.shade(0.0, 1.0) == 0
+    assert heatmap.shade(1e-9, 1.0) > 0
+    assert heatmap.shade(-7.0, 1.0) == 1
+    assert heatmap.exponent(3.2e-8) == -8
+    assert heatmap.exponent(0.3) == 0
 
 
 def luminance(colour):
@@ -179,12 +179,12 @@ def rgb(colour):
 
 
 @pytest.mark.parametrize(("paper", "ink"), [(PAPER, INK), ("#1b1f23", "#e6e4df")])
-@pytest.mark.parametrize("colour", [scales.WEIGHT, scales.MORE, scales.LESS])
+@pytest.mark.parametrize("colour", [heatmap.WEIGHT, heatmap.MORE, heatmap.LESS])
 def test_numbers_are_legible_on_every_shade(paper, ink, colour):
-    for step in range(scales.STEPS + 1):
-        opacity = step / scales.STEPS
+    for step in range(heatmap.STEPS + 1):
+        opacity = step / heatmap.STEPS
         ground = opacity * rgb(colour) + (1 - opacity) * rgb(paper)
-        text = rgb("#ffffff" if opacity > scales.WHITE_ABOVE else ink)
+        text = rgb("#ffffff" if opacity > heatmap.WHITE_ABOVE else ink)
         low, high = sorted((luminance(ground), luminance(text)))
         assert (high + 0.05) / (low + 0.05) >= 3.9, opacity
 
@@ -196,11 +196,11 @@ def test_cells_have_their_colours_and_values():
     root, (got, want, difference) = maps(svg(drawn(WEIGHTS, REFERENCE)))
     assert texts(got) == ["0", "0.25", "0.75", "1.00"]
     assert fills(got) == {
-        (scales.WEIGHT, 1.0): 1, (scales.WEIGHT, 0.76): 1, (scales.WEIGHT, 0.24): 1,
+        (heatmap.WEIGHT, 1.0): 1, (heatmap.WEIGHT, 0.76): 1, (heatmap.WEIGHT, 0.24): 1,
     }  # fmt: skip
     assert sorted(texts(want)) == ["0", "0.50", "0.50", "1.00"]
     assert sorted(texts(difference)) == ["+0.25", "0", "0", "−0.25"]
-    assert fills(difference) == {(scales.MORE, 1.0): 1, (scales.LESS, 1.0): 1}
+    assert fills(difference) == {(heatmap.MORE, 1.0): 1, (heatmap.LESS, 1.0): 1}
     told = " ".join("".join(text.itertext()) for text in root.iter(f"{SVG}text"))
     for word in ("mine: attention weights of a/b/self", "float32", "query", "key", "head 0",
                  "reference", "beyond noise", "max |difference| 0.25", "250σ"):  # fmt: skip
@@ -221,9 +221,9 @@ def test_blocked_pairs_are_hatched_and_a_leak_is_framed():
     blocked = [[[[False, True], [False, True]]]]
     root, (got, want, _) = maps(svg(drawn(WEIGHTS, [[[[1, 0], [1, 0]]]], blocked=blocked)))
     assert len(got.findall(f"{SVG}path[@stroke-opacity='.3']")) == 1
-    (marks,) = got.findall(f"{SVG}path[@stroke='{scales.MORE}']")
+    (marks,) = got.findall(f"{SVG}path[@stroke='{heatmap.MORE}']")
     assert marks.get("d", "").count("M") == 1, "the other blocked pair is zero"
-    assert want.find(f"{SVG}path[@stroke='{scales.MORE}']") is None
+    assert want.find(f"{SVG}path[@stroke='{heatmap.MORE}']") is None
     assert texts(want) == ["1.00", "1.00"], "a hatch alone says that nothing is there"
     told = " ".join("".join(text.itertext()) for text in root.iter(f"{SVG}text"))
     assert "a leak" in told
@@ -237,7 +237,7 @@ def test_what_is_no_number_has_a_colour_and_a_sign(size):
     values[0, 0, 0] = np.nan
     root, (got, _, difference) = maps(svg(drawn(values, np.zeros_like(values))))
     for element in (got, difference):
-        assert fills(element)[scales.UNREAL, 1.0] == size
+        assert fills(element)[heatmap.UNREAL, 1.0] == size
         if size <= TEXT_UP_TO:
             assert texts(element).count("NaN") == size
         else:
@@ -248,7 +248,7 @@ def test_what_is_no_number_has_a_colour_and_a_sign(size):
 def test_a_negative_weight_is_not_taken_for_a_small_one():
     text = svg(drawn([[[[-0.5, 1.5]]]]))
     _, (got, _, _) = maps(text)
-    assert fills(got) == {(scales.LESS, 0.5): 1, (scales.WEIGHT, 1.0): 1}
+    assert fills(got) == {(heatmap.LESS, 0.5): 1, (heatmap.WEIGHT, 1.0): 1}
     assert "a negative weight" in text
 
 
@@ -479,7 +479,7 @@ def test_without_the_library_a_png_says_what_to_install(tmp_path, monkeypatch, c
 def test_a_png_without_any_font_is_an_error_and_no_silent_picture():
     pytest.importorskip("resvg_py")
     with pytest.raises(ConformanceError, match="needs a font"):
-        png_module.png(svg(drawn(WEIGHTS)), skip_system_fonts=True)
+        png(svg(drawn(WEIGHTS)), skip_system_fonts=True)
 
 
 # Records and the report

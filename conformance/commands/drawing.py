@@ -6,11 +6,11 @@ import os
 import tempfile
 from pathlib import Path
 
+from conformance.cases.told import tell
 from conformance.errors import ConformanceError, ExitCode
 from conformance.frameworks.base import package_versions
 from conformance.reports.figures.drawing import again, svg, told
-from conformance.reports.figures.page import page
-from conformance.reports.figures.png import png, renderer
+from conformance.reports.figures.files import page, png, renderer
 from conformance.running.weights import Question, Seen, ask
 
 SUFFIXES = (".svg", ".png", ".html")
@@ -59,7 +59,7 @@ def render(seen: Seen, question: Question, output: Path) -> bytes:
     if output.suffix == ".html":
         versions = package_versions(("mha-conformance", "numpy")) | seen.adapter.versions()
         command = again(seen.picture, question.implementation, output.name, question.entry)
-        return page(seen.picture, seen.case, command, versions).encode()
+        return page(seen.picture, tell(seen.case), command, versions).encode()
     figure = svg(seen.picture)
     return png(figure) if output.suffix == ".png" else figure.encode()
 

@@ -14,8 +14,8 @@ from html import escape
 import numpy as np
 
 from conformance.records.numbers import LIMIT
-from conformance.reports.figures import scales
-from conformance.reports.figures.panel import Grid, Map, heat_map, ticks
+from conformance.reports.figures import heatmap
+from conformance.reports.figures.heatmap import Grid, Map, heat_map, ticks
 from conformance.reports.figures.picture import Picture, Row
 
 FONTS = "Helvetica, Arial, 'Liberation Sans', 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', "
@@ -103,8 +103,8 @@ def row_name(picture: Picture, index: int) -> str:
 
 def _head(picture: Picture, width: float) -> str:
     return _text(
-        0, 14, scales.clipped(title(picture), int(width / 8.4)), size=16, weight=700
-    ) + _text(0, 34, scales.clipped(how(picture), int(width / 6.2)), soft=True)
+        0, 14, heatmap.clipped(title(picture), int(width / 8.4)), size=16, weight=700
+    ) + _text(0, 34, heatmap.clipped(how(picture), int(width / 6.2)), soft=True)
 
 
 def how(picture: Picture) -> str:
@@ -121,14 +121,14 @@ def how(picture: Picture) -> str:
 def _about(picture: Picture, row: Row) -> list[str]:
     """What is said about a row, the verdict first."""
     if row.fits:
-        lines = [f"within noise: {scales.sigmas(row.ratio)} of {LIMIT:.0f}σ allowed"]
+        lines = [f"within noise: {heatmap.sigmas(row.ratio)} of {LIMIT:.0f}σ allowed"]
     elif row.unreal:
         lines = [f"beyond noise: {row.unreal} of {picture.got[0, 0].size} cells are no numbers"]
     elif np.isinf(row.ratio):
         lines = ["beyond noise: ∞σ, since zero has to be exact"]
     else:
-        lines = [f"beyond noise: {scales.sigmas(row.ratio)}, allowed {LIMIT:.0f}σ"]
-    lines.append(f"max |difference| {scales.number(row.difference)}")
+        lines = [f"beyond noise: {heatmap.sigmas(row.ratio)}, allowed {LIMIT:.0f}σ"]
+    lines.append(f"max |difference| {heatmap.number(row.difference)}")
     if not row.fits:
         lines.append(f"worst at query {row.at[0]}, key {row.at[1]}")
     if row.leaks:
@@ -151,10 +151,10 @@ def _width(grid: Grid) -> float:
 def _entry(picture: Picture, place: int, grid: Grid, down: float) -> tuple[list[str], float]:
     """All heads of one batch entry, from `down` on; and where they end."""
     pitch = _pitch(grid)
-    unit = scales.exponent(picture.most)
-    times = f" ×10{scales.raised(unit)}" if unit and grid.has_text else ""
+    unit = heatmap.exponent(picture.most)
+    times = f" ×10{heatmap.raised(unit)}" if unit and grid.has_text else ""
     longest = int((pitch - _GAP / 2) / 7.2)
-    names = (scales.clipped(picture.subject.name, longest), "reference", f"difference{times}")
+    names = (heatmap.clipped(picture.subject.name, longest), "reference", f"difference{times}")
     drawn = [
         _text(_LEFT + column * pitch, down, name, weight=700) for column, name in enumerate(names)
     ]
@@ -188,17 +188,17 @@ def _maps(picture: Picture, place: int, index: int) -> list[Map]:
     at = (place, index)
     blocked, leaks = picture.blocked[at], picture.leaks[at]
     most = picture.most or 1.0
-    unit = scales.exponent(picture.most)
-    weights = (scales.WEIGHT, scales.LESS)
-    changes = (scales.MORE, scales.LESS)
+    unit = heatmap.exponent(picture.most)
+    weights = (heatmap.WEIGHT, heatmap.LESS)
+    changes = (heatmap.MORE, heatmap.LESS)
     return [
-        Map(picture.got[at], 1.0, weights, scales.cell, blocked, leaks),
-        Map(picture.want[at], 1.0, weights, scales.cell, blocked, np.zeros_like(leaks)),
+        Map(picture.got[at], 1.0, weights, heatmap.cell, blocked, leaks),
+        Map(picture.want[at], 1.0, weights, heatmap.cell, blocked, np.zeros_like(leaks)),
         Map(
             picture.difference[at],
             most,
             changes,
-            lambda value: scales.signed(value / 10.0**unit),
+            lambda value: heatmap.signed(value / 10.0**unit),
             blocked,
             leaks,
         ),
@@ -241,13 +241,13 @@ def _axes(grid: Grid, *, first: bool) -> list[str]:
 def _legend(picture: Picture, grid: Grid, down: float) -> tuple[list[str], float]:
     """Both scales, and every mark that occurs."""
     most = picture.most
-    drawn = _scale(0, down, [(scales.WEIGHT, (step + 1) / 20) for step in range(20)])
+    drawn = _scale(0, down, [(heatmap.WEIGHT, (step + 1) / 20) for step in range(20)])
     drawn += _ends(0, down, ("0", "attention weight", "1"))
     if most:
-        inks = [(scales.LESS, (10 - step) / 10) for step in range(10)]
-        inks += [(scales.MORE, (step + 1) / 10) for step in range(10)]
+        inks = [(heatmap.LESS, (10 - step) / 10) for step in range(10)]
+        inks += [(heatmap.MORE, (step + 1) / 10) for step in range(10)]
         drawn += _scale(250, down, inks)
-        end = scales.number(most)
+        end = heatmap.number(most)
         drawn += _ends(250, down, (f"−{end}", "less | more", f"+{end}"))
         drawn.append(_text(470, down + 10, "difference: implementation − reference", soft=True))
     else:
@@ -272,7 +272,7 @@ def _swatches(picture: Picture, grid: Grid) -> list[tuple[str, str]]:
     def one(value: float, blocked: bool, marked: bool) -> str:
         values = np.full((1, 1), value)
         flags = (yes if blocked else no, yes if marked else no)
-        shown = Map(values, 1.0, (scales.WEIGHT, scales.LESS), lambda _: "", *flags)
+        shown = Map(values, 1.0, (heatmap.WEIGHT, heatmap.LESS), lambda _: "", *flags)
         return f'<svg {size} preserveAspectRatio="none">{heat_map(small, shown)}</svg>'
 
     found = []
@@ -285,7 +285,7 @@ def _swatches(picture: Picture, grid: Grid) -> list[tuple[str, str]]:
         sign = "" if grid.has_text else ", crossed"
         found.append((one(np.nan, False, False), f"{text}: no number{sign}"))
     if (picture.got < 0).any():
-        found.append((_patch(scales.LESS), "a negative weight"))
+        found.append((_patch(heatmap.LESS), "a negative weight"))
     return found
 
 

@@ -17,13 +17,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.records.findings import MAKERS, NOT_VERIFIED, VERDICTS
 from conformance.reports import wording
+from conformance.reports.figures.heatmap import pattern
 from conformance.reports.glance import told
 from conformance.reports.model import Loaded, Report
 from conformance.reports.page import plot, views
 from conformance.reports.page.cards import cards, polarity
 from conformance.reports.page.contents import contents, embedded
 from conformance.reports.page.figures import Figure
-from conformance.reports.page.pattern import pattern
 
 PAGE = Path(__file__).parent
 STYLES = ("style.css", "panel.css", "print.css")

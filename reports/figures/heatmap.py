@@ -1,20 +1,116 @@
-"""One heat map: query by key, as SVG elements without an origin of their own."""
+"""One heat map: query by key, as SVG elements without an origin of their own.
+
+A colour is an ink with an opacity, so the ground shows through: the same figure is legible on white
+paper and on a dark page. No meaning is left to colour alone.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from markupsafe import Markup
 
 from conformance.records.numbers import Array, BoolArray
-from conformance.reports.figures import scales
+
+# From numbers to colours and words
+
+WEIGHT = "#1b69ad"
+"""Ink of an attention weight; full at 1."""
+MORE, LESS = "#ae4a08", "#7a4fb5"
+"""Inks of a difference: more weight than the reference has, and less; apart for all eyes."""
+UNREAL = "#a3195b"
+"""Ink of a cell that is no number."""
+
+WHITE_ABOVE = 0.82
+"""Opacity of an ink above which text on it is white: on either ground about as legible."""
+
+STEPS = 50
+"""So many shades; finer ones cannot be told apart and would only make files larger."""
+
+
+def shade(value: float, most: float) -> float:
+    """Opacity for |value|, full at `most`; never none for what is not zero."""
+    if value == 0 or most <= 0:
+        return 0.0
+    step = round(min(1.0, abs(value) / most) * STEPS)
+    return max(1, step) / STEPS
+
+
+def exponent(most: float) -> int:
+    """The power of ten in units of which differences up to `most` are short."""
+    if most == 0 or 0.01 <= most < 100:
+        return 0
+    return math.floor(math.log10(most))
+
+
+def cell(value: float) -> str:
+    """A number in a cell: at most five characters, and zero only for zero."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size < 0.005 or size >= 1000:
+        mantissa, power = f"{size:.0e}".split("e")
+        text = f"{mantissa}e{'−' * (int(power) < 0)}{abs(int(power))}"
+    else:
+        text = f"{size:.2f}" if size < 10 else f"{size:.0f}"
+    return f"−{text}" if value < 0 else text
+
+
+def signed(value: float) -> str:
+    """A difference in a cell."""
+    text = cell(value)
+    return f"+{text}" if value > 0 else text
+
+
+def number(value: float) -> str:
+    """A number in a sentence, three digits of it."""
+    if math.isinf(value):
+        return "∞"
+    if value == 0:
+        return "0"
+    power = math.floor(math.log10(abs(value)))
+    if -3 <= power < 5:
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value / 10.0**power:.2f}×10{raised(power)}" if power > -308 else f"{value:.2g}"
+
+
+def sigmas(value: float) -> str:
+    """A ratio in units of σ."""
+    if math.isinf(value):
+        return "∞σ"
+    if value >= 1e4:
+        mantissa, power = f"{value:.1e}".split("e")
+        return f"{mantissa}×10{raised(int(power))}σ"
+    return f"{value:.0f}σ" if value >= 100 else f"{value:.1f}σ"
+
+
+def raised(power: int) -> str:
+    """An exponent."""
+    return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def clipped(text: str, most: int) -> str:
+    """The beginning of a long name."""
+    return text if len(text) <= most else text[: max(1, most - 1)].rstrip() + "…"
+
+
+# The map
 
 TEXT_UP_TO = 8
 """Maps of at most so many queries and keys have their numbers in the cells."""
 
 MOST_TICKS = 14
+
+PATTERN = 84
+"""Pixels of height of a small map in a table."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +180,31 @@ def heat_map(grid: Grid, shown: Map) -> str:
     return "".join(parts)
 
 
+def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
+    """Return weights `[query key]` under a causal mask as a picture; None stands for NaN.
+
+    What is ahead of a query is hatched, and framed where it has a weight all the same. `words` are
+    for those who hear the picture.
+    """
+    values = np.array([[np.nan if own is None else own for own in row] for row in weights])
+    ahead = np.triu(np.ones(values.shape, np.bool_), 1)
+    leaks = ahead & (values > 0)
+    grid = Grid(*values.shape)
+    shown = Map(values, 1.0, (WEIGHT, LESS), cell, ahead, leaks)
+    scale = PATTERN / grid.height
+    return Markup(
+        '<svg class="pattern" role="img" aria-label="{words}" width="{width}" height="{height}" '
+        'viewBox="-1 -1 {across} {down}" fill="currentColor">{drawn}</svg>'
+    ).format(
+        words=words,
+        width=round(grid.width * scale),
+        height=PATTERN,
+        across=_at(grid.width + 2),
+        down=_at(grid.height + 2),
+        drawn=Markup(heat_map(grid, shown)),
+    )
+
+
 def ticks(count: int) -> list[int]:
     """Indices that are written along an axis."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if count <= s * MOST_TICKS)
@@ -108,8 +229,8 @@ def _fills(grid: Grid, shown: Map) -> Iterable[str]:
 
 def _colour(shown: Map, value: float) -> tuple[str, float]:
     if not np.isfinite(value):
-        return scales.UNREAL, 1.0
-    return shown.inks[value < 0], scales.shade(value, shown.most)
+        return UNREAL, 1.0
+    return shown.inks[value < 0], shade(value, shown.most)
 
 
 def _hatch(grid: Grid, blocked: BoolArray) -> str:
@@ -150,7 +271,7 @@ def _marks(grid: Grid, marked: BoolArray) -> str:
         x, y = _at(key * width + inset), _at(query * height + inset)
         w, h = _at(width - stroke), _at(height - stroke)
         lines.append(f"M{x} {y}h{w}v{h}h-{w}z")
-    return _stroke(lines, scales.MORE, stroke)
+    return _stroke(lines, MORE, stroke)
 
 
 def _crosses(grid: Grid, values: Array) -> str:
@@ -173,7 +294,7 @@ def _numbers(grid: Grid, shown: Map) -> str:
             continue
         x, y = (key + 0.5) * grid.cell_width, (query + 0.5) * grid.cell_height + 3.7
         text = f'<text x="{_at(x)}" y="{_at(y)}">{shown.told(float(value))}</text>'
-        opaque = _colour(shown, float(value))[1] > scales.WHITE_ABOVE
+        opaque = _colour(shown, float(value))[1] > WHITE_ABOVE
         (light if opaque else dark).append(text)
     start = '<g font-size="10.5" text-anchor="middle" fill='
     return "".join(
