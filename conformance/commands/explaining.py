@@ -14,13 +14,13 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from conformance.adapter import documented
 from conformance.adapter.base import Adapter
-from conformance.adapter.documented import Documented
 from conformance.adapter.naming import find
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.cases.told import tell
+from conformance.commands import documented
+from conformance.commands.documented import Documented
 from conformance.commands.formats import print_json
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported

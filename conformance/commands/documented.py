@@ -1,8 +1,7 @@
-"""What each adapter declares of its library: masks, flags, rows, weights.
+"""What adapters declare about masks, causal flags, fully masked rows and weights, in few words.
 
-That is no documentation of the library: an adapter is written from what the library documents, and
-from what it was seen to do, and links to the documentation. Nothing here is believed by the suite;
-it is what experiments are compared with.
+A declaration is not the library's documentation: adapters are written from what a library documents
+and from how it was seen to behave. The suite does not believe it; experiments are compared with it.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from conformance.errors import ConformanceError
 
 
 class Documented(msgspec.Struct, frozen=True):
-    """What adapters declare alike.
+    """What several adapters declare alike.
 
     Attributes:
         implementations: their names.
-        says: in few words.
+        says: the declaration in few words.
         documentation: links to what the libraries' authors say, or [].
     """
 
@@ -36,25 +35,25 @@ class Documented(msgspec.Struct, frozen=True):
 @cache
 def adapters() -> tuple[Adapter, ...]:
     """Every adapter that is installed and imports."""
-    found = []
+    loaded = []
     for name in registered():
         with suppress(ConformanceError):
-            found.append(load(name))
-    return tuple(found)
+            loaded.append(load(name))
+    return tuple(loaded)
 
 
 def grouped(says: Callable[[Adapter], str]) -> list[Documented]:
     """Implementations by what `says` makes of them."""
-    found: dict[str, list[Adapter]] = {}
+    groups: dict[str, list[Adapter]] = {}
     for adapter in adapters():
-        found.setdefault(says(adapter), []).append(adapter)
+        groups.setdefault(says(adapter), []).append(adapter)
     return [
         Documented(
             [adapter.name for adapter in alike],
-            said,
+            text,
             list(dict.fromkeys(a.documentation for a in alike if a.documentation)),
         )
-        for said, alike in found.items()
+        for text, alike in groups.items()
     ]
 
 
@@ -65,13 +64,13 @@ def about(requirement: str) -> list[Documented]:
 
 
 def _masks(adapter: Adapter) -> str:
-    told = []
+    arguments = []
     for item in (*adapter.mask_arguments, *adapter.implicit_masks):
         means = [f"True {item.true}"] if item.true else []
         if item.number:
             means.append(_number(item.number))
-        told.append(f"{item.name}: {', '.join(means) or 'not said'}")
-    return "; ".join(told) or "has no mask argument"
+        arguments.append(f"{item.name}: {', '.join(means) or 'not said'}")
+    return "; ".join(arguments) or "has no mask argument"
 
 
 def _number(meaning: str) -> str:
@@ -93,15 +92,15 @@ def _causal(adapter: Adapter) -> str:
 
 
 def _rows(adapter: Adapter) -> str:
-    said = adapter.fully_masked_row
-    if not said:
+    declared = adapter.fully_masked_row
+    if not declared:
         return "says nothing"
-    if isinstance(said, Mapping):
+    if isinstance(declared, Mapping):
         by_value: dict[str, list[str]] = {}
-        for mode, value in said.items():
+        for mode, value in declared.items():
             by_value.setdefault(value, []).append(mode)
         return "; ".join(f"{value} in {', '.join(modes)}" for value, modes in by_value.items())
-    return str(said)
+    return str(declared)
 
 
 def _weights(adapter: Adapter) -> str:
