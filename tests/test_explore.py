@@ -15,9 +15,8 @@ from conformance.cases.casefile import load_case
 from conformance.cli import main
 from conformance.errors import ExitCode, Unavailable
 from conformance.explore.recipe import Frame, Recipe
-from conformance.explore.search import Wanted, search
+from conformance.explore.search import Options, learn, search
 from conformance.explore.shrinking import shrink
-from conformance.explore.strategies import learn
 from conformance.explore.trial import Trial, askable, deviations
 
 HERE = Path(__file__).parent
@@ -28,7 +27,7 @@ def found(adapter: Adapter, **wanted):
     """What a bounded search finds, made as small as it gets."""
     adapter.name = adapter.name or type(adapter).__name__
     forever = time.monotonic() + 300
-    seen = search(adapter, Wanted(**({"examples": EXAMPLES} | wanted)), forever, lambda: forever)
+    seen = search(adapter, Options(**({"examples": EXAMPLES} | wanted)), forever, lambda: forever)
     if seen.failing is None:
         return None
     small = shrink(adapter, *seen.failing, forever)

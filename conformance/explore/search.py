@@ -1,34 +1,51 @@
 """Draw problems until one is answered wrongly or the time is up.
 
-Hypothesis draws, and shrinks what it drew: sizes, features, the seed. It knows no time limit, so
-the function that it calls ends the search from within, by an exception that it lets pass.
+What an implementation can express is found out first, by asking its adapter about one small problem
+for each feature, so that few of the problems that are drawn have to be thrown away. Hypothesis
+draws recipes within these limits, and shrinks what it drew: sizes, features, the seed. It knows no
+time limit, so the function that it calls ends the search from within, by an exception that it lets
+pass.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.base import Adapter
+from conformance.definition.problem import Causal, Score, Sharing
 from conformance.errors import ConformanceError, Unavailable, Unsupported
-from conformance.explore.trial import Deviation, Trial, askable, deviations
+from conformance.explore.recipe import BIASES, MASKS, REGIMES, SCALES, Frame, Recipe, Widths
+from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations
+from conformance.frameworks import LACKS
 
 MOST_EXAMPLES = 10**6
+MOST_SEEDS = 2**16
+
+SCORES: tuple[Score, ...] = ("scaled-dot", "additive")
+SHARINGS: tuple[Sharing, ...] = ("self", "memory", "separate")
+WIDTHS: tuple[Widths, ...] = ("equal", "memory", "free")
+CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a search looks at, as the command line says it; empty is everything."""
+class Options:
+    """What a search looks at, and how long; empty names are everything."""
 
     dtypes: Sequence[str] = ()
     modes: Sequence[str] = ()
     device: str = "cpu"
+    seconds: float = 60.0
     seed: int = 0
     examples: int = MOST_EXAMPLES
+    shrink: bool = True
 
 
 @dataclass
@@ -53,7 +70,7 @@ class _Wrong(Exception):
 
 
 def search(
-    adapter: Adapter, wanted: Wanted, until: float, shrink_until: Callable[[], float]
+    adapter: Adapter, options: Options, until: float, shrink_until: Callable[[], float]
 ) -> Search:
     """Draw problems until `until` (of `time.monotonic`); what fails is made smaller for longer.
 
@@ -64,57 +81,59 @@ def search(
     """
     try:
         import hypothesis
-        from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+        from hypothesis import HealthCheck, Phase, Verbosity
         from hypothesis.configuration import set_hypothesis_home_dir
     except ModuleNotFoundError as error:
         raise ConformanceError("exploring needs hypothesis; pip install hypothesis") from error
-    from conformance.explore.strategies import drawings, learn
 
-    asked = _asked(adapter, wanted)
-    limits = learn(adapter, asked[0][0])
+    ways = _ways(adapter, options)
     modes = {mode.name: mode for mode in adapter.modes}
-    seen = Search()
+    state = Search()
     nature: list[tuple[str, str, str]] = []
     missing: list[Unavailable] = []
     stop = [until]
 
-    def look(drawn: object) -> None:
+    def look(drawn: tuple[Recipe, str, str]) -> None:
         if time.monotonic() > stop[0]:
             raise _Enough
-        trial = _trial(drawn, modes, wanted.device)
-        seen.drawn += 1
-        if trial is None or not askable(trial.problem):
+        recipe, dtype, mode = drawn
+        state.drawn += 1
+        try:
+            with np.errstate(all="ignore"):
+                trial = Trial(recipe.problem(dtype), modes[mode], options.device)
+        except (ConformanceError, ValueError):
+            hypothesis.reject()
+        if not askable(trial.problem):
             hypothesis.reject()
         try:
-            found = deviations(adapter, trial)
+            wrong = deviations(adapter, trial)
         except Unavailable as error:
             missing.append(error)
             raise _Enough from error
         except Unsupported as reason:
-            seen.unsupported += 1
-            seen.why_not = str(reason)
+            state.unsupported += 1
+            state.why_not = str(reason)
             hypothesis.reject()
-        seen.answered += 1
-        same = [item for item in found if not nature or item.nature == nature[0]]
+        state.answered += 1
+        same = [item for item in wrong if not nature or item.nature == nature[0]]
         if same:
             if not nature:
                 nature.append(same[0].nature)
                 stop[0] = shrink_until()
-            seen.failing = (trial, same[0])
+            state.failing = (trial, same[0])
             raise _Wrong
 
-    phases = (Phase.generate, Phase.shrink)
-    configured = settings(
-        max_examples=wanted.examples,
+    configured = hypothesis.settings(
+        max_examples=options.examples,
         deadline=None,
         database=None,
-        phases=phases,
+        phases=(Phase.generate, Phase.shrink),
         verbosity=Verbosity.quiet,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
-    strategy = drawings(limits, asked, adapter.compiles)
-    run = hypothesis.seed(wanted.seed)(configured(given(strategy)(look)))
+    drawings = _drawings(learn(adapter, ways[0][0]), ways, few_shapes=adapter.compiles)
+    run = hypothesis.seed(options.seed)(configured(hypothesis.given(drawings)(look)))
     with tempfile.TemporaryDirectory() as folder:
         # Hypothesis notes what it knows about the code in a folder; it must not be the user's.
         set_hypothesis_home_dir(folder)
@@ -123,43 +142,132 @@ def search(
         except (_Enough, _Wrong, hypothesis.errors.HypothesisException):
             pass
         except KeyboardInterrupt:
-            seen.interrupted = True
+            state.interrupted = True
         finally:
             set_hypothesis_home_dir(None)
     if missing:
         raise missing[0]
-    return seen
+    return state
 
 
-def _asked(adapter: Adapter, wanted: Wanted) -> list[tuple[str, str]]:
+def _ways(adapter: Adapter, options: Options) -> list[tuple[str, str]]:
     """Dtypes and modes to search in, the simplest first."""
-    from conformance.explore.shrinking import ORDER
-    from conformance.explore.strategies import modes_of
-    from conformance.frameworks import LACKS
-
     lacking = LACKS.get(adapter.framework, ())
-    dtypes = [
-        dtype
+    ways = [
+        (dtype, mode.name)
         for dtype in ORDER
-        if dtype in adapter.dtypes
-        and dtype not in lacking
-        and (not wanted.dtypes or dtype in wanted.dtypes)
+        if dtype in adapter.dtypes and dtype not in lacking
+        if not options.dtypes or dtype in options.dtypes
+        for mode in adapter.modes
+        if (not options.modes or mode.name in options.modes)
+        and (mode.dtypes is None or dtype in mode.dtypes)
     ]
-    asked = [
-        (dtype, mode.name) for dtype in dtypes for mode in modes_of(adapter, dtype, wanted.modes)
-    ]
-    if not asked:
+    if not ways:
         raise Unavailable(f"{adapter.name} has no such dtype and mode together")
-    return asked
+    return ways
 
 
-def _trial(drawn: object, modes: dict[str, Mode], device: str) -> Trial | None:
-    from conformance.explore.strategies import Drawn
+@dataclass(frozen=True)
+class Limits:
+    """What an implementation can express; `masks` are those that go together: mask, additive bias
+    and causal flag."""
 
-    assert isinstance(drawn, Drawn)
-    try:
-        with np.errstate(all="ignore"):
-            problem = drawn.recipe.problem(drawn.dtype)
-    except (ConformanceError, ValueError):
-        return None
-    return Trial(problem, modes[drawn.mode], device)
+    frames: tuple[Frame, ...]
+    grouped: bool
+    value_heads: bool
+    scales: bool
+    masks: tuple[tuple[str, str, Causal | None], ...]
+
+
+def learn(adapter: Adapter, dtype: str) -> Limits:
+    """What the adapter can express, asked with one small problem for each feature.
+
+    Raises:
+        Unsupported: not even the plainest problem.
+    """
+
+    def takes(recipe: Recipe) -> bool:
+        try:
+            adapter.check(recipe.problem(dtype))
+        except (Unsupported, ConformanceError):
+            return False
+        except Exception:
+            # A mistake in the adapter's own check is a finding, so it must come up.
+            return True
+        return True
+
+    every = itertools.product(SCORES, SHARINGS, WIDTHS, (True, False))
+    frames = [Frame(score=s, sharing=w, widths=v, bias=b) for s, w, v, b in every]
+    frames = [frame for frame in frames if takes(Recipe(frame=frame))]
+    if not frames:
+        raise Unsupported("it takes none of the plainest problems")
+
+    def any_frame(**changes: Any) -> bool:
+        return any(takes(Recipe(frame=frame, **changes)) for frame in frames)
+
+    return Limits(
+        tuple(frames),
+        grouped=any_frame(group=2),
+        value_heads=any_frame(value_size=2),
+        scales=any_frame(scale=0.75),
+        masks=tuple(
+            (mask, bias, causal)
+            for mask, bias, causal in itertools.product(MASKS, BIASES, CAUSAL)
+            if any_frame(mask=mask, bias=bias, causal=causal)
+        ),
+    )
+
+
+def _drawings(limits: Limits, ways: Sequence[tuple[str, str]], *, few_shapes: bool) -> Any:
+    """A strategy for recipes with dtype and mode; `few_shapes` where each new one is compiled.
+
+    Simple things come first in every choice, because that is where hypothesis shrinks to.
+    """
+    from hypothesis import strategies as st
+
+    lengths = st.one_of(st.integers(1, 6), st.integers(1, 12), st.integers(1, 40))
+    if few_shapes:
+        lengths = st.sampled_from((1, 2, 5, 9))
+    sizes = st.sampled_from((1, 2, 3)) if few_shapes else st.integers(1, 6)
+
+    @st.composite
+    def drawing(draw: Any) -> tuple[Recipe, str, str]:
+        dtype, mode = draw(st.sampled_from(ways))
+        frame = draw(st.sampled_from(limits.frames))
+        query = draw(lengths)
+        key = query if frame.sharing == "self" else draw(lengths)
+        # These lengths leave something to block, and every query a key.
+        kinds = [
+            (mask, bias, causal)
+            for mask, bias, causal in limits.masks
+            if (mask == "none" or key > 1) and (causal != "bottom-right" or key >= query)
+        ]
+        mask, bias, causal = draw(st.sampled_from(kinds or [("none", "none", None)]))
+        regimes = [
+            name
+            for name in REGIMES
+            if (frame.score == "scaled-dot" or not name.endswith("-logits"))
+            and (frame.sharing != "self" or name != "huge-logits")
+        ]
+        recipe = Recipe(
+            frame=frame,
+            batch=draw(st.integers(1, 2 if few_shapes else 3)),
+            query=query,
+            key=key,
+            kv_heads=draw(st.integers(1, 2 if few_shapes else 4)),
+            group=draw(st.integers(1, 3)) if limits.grouped else 1,
+            size=draw(sizes),
+            value_size=draw(st.integers(0, 4)) if limits.value_heads else 0,
+            extra=draw(st.integers(1, 3)) if frame.widths != "equal" else 1,
+            mask=mask,
+            bias=bias,
+            causal=causal,
+            scale=draw(st.sampled_from(SCALES)) if limits.scales else None,
+            regime=draw(st.sampled_from(regimes)),
+            seed=draw(st.integers(0, MOST_SEEDS)),
+        )
+        if recipe.regime == "huge-logits":
+            recipe = dataclasses.replace(recipe, scale=None)
+        return recipe, dtype, mode
+
+    return drawing()

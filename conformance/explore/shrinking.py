@@ -21,10 +21,7 @@ from conformance.adapter.base import Adapter
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem, Shape, Sharing, Weights
 from conformance.errors import ConformanceError, Unsupported
-from conformance.explore.trial import Deviation, Trial, askable, deviations, in_dtype
-
-ORDER = ("float32", "float64", "bfloat16", "float16")
-"""Dtypes in the order in which a reader would rather have them."""
+from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations, in_dtype
 
 MOST_ELEMENTS = 64
 """Arrays with more numbers than this are simplified as a whole only."""

@@ -11,11 +11,13 @@ import dataclasses
 import math
 import traceback
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from conformance.adapter.base import Adapter, Mode
+from conformance.cases.case import Case
 from conformance.cases.stored import CHAPTER, StoredCase, rounded
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
@@ -36,6 +38,9 @@ LOOKED_AT = tuple(
     if item.every_case and item.of_answer and item.id not in MADE_OF_OTHERS
 )
 """What a search looks at: everything that one answer decides."""
+
+ORDER = ("float32", "float64", "bfloat16", "float16")
+"""Dtypes in the order in which a reader would rather have them."""
 
 CAREFUL = 8
 """How many times as many samples σ is made of before a deviation is believed."""
@@ -143,6 +148,26 @@ def examined(examination: Examination) -> tuple[Deviation, ...]:
                 if deviation is not None:
                     found.append(deviation)
     return tuple(found)
+
+
+def worst(
+    adapter: Adapter, case: Case, dtypes: Sequence[str], modes: Sequence[str], device: str
+) -> tuple[tuple[Trial, Deviation] | None, int]:
+    """The deviation that is furthest off, whatever the dtype and mode; how many answers came."""
+    best: tuple[Trial, Deviation] | None = None
+    answered = 0
+    for dtype in [d for d in ORDER if d in adapter.dtypes and (not dtypes or d in dtypes)]:
+        for mode in adapter.modes:
+            if (modes and mode.name not in modes) or (mode.dtypes and dtype not in mode.dtypes):
+                continue
+            try:
+                wrong = examined(Examination(adapter, case, dtype, device, mode))
+            except Unsupported:
+                continue
+            answered += 1
+            if wrong and (best is None or wrong[0].ratio > best[1].ratio):
+                best = Trial(case.problem(dtype), mode, device), wrong[0]
+    return best, answered
 
 
 def askable(problem: Problem) -> bool:
