@@ -249,6 +249,7 @@ def _write(
 
 def _print_deviation(trial: Trial, deviation: Deviation) -> None:
     from conformance.records.numbers import LIMIT
+    from conformance.reports.wording import sigmas
     from conformance.text import printable
 
     shape = trial.problem.shape
@@ -257,7 +258,7 @@ def _print_deviation(trial: Trial, deviation: Deviation) -> None:
     text = printable(deviation.told.removeprefix(f"{kind}: "))
     print(
         f"{kind}: {text}, {trial.problem.dtype}, mode {trial.mode.name}"
-        + (f": {ratio(deviation.ratio)}σ, allowed {LIMIT:g}σ" if deviation.index else "")
+        + (f": {sigmas(deviation.ratio)}σ, allowed {LIMIT:g}σ" if deviation.index else "")
     )
     print(
         f"smallest problem: batch {shape.batch}, queries {shape.query_length}, keys "
