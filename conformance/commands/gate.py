@@ -75,7 +75,8 @@ def _gate(options: argparse.Namespace) -> int:
         more = ["--conformance-baseline", str(options.baseline)]
         more += ["--conformance-verbose"] if options.verbose else []
         return examine(options, *more, survey=True)
-    from conformance.reports.gate.command import gate, part_of
+    from conformance.reports.gate.judging import part_of
+    from conformance.reports.gate.telling import gate
 
     record = part_of(options.from_record, options.implementation)
     return gate(baseline, record, _judged(options), verbose=options.verbose)
@@ -84,7 +85,8 @@ def _gate(options: argparse.Namespace) -> int:
 def _update(options: argparse.Namespace) -> int:
     from conformance.records.record import read
     from conformance.reports.gate.baseline import read_baseline
-    from conformance.reports.gate.command import part_of, update
+    from conformance.reports.gate.judging import part_of
+    from conformance.reports.gate.telling import update
     from conformance.text import relative
 
     _check(options)

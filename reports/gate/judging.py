@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from pathlib import Path
 
-from conformance.errors import BrokenBaseline, ExitCode
+import msgspec
+
+from conformance.errors import BrokenBaseline, ExitCode, UnknownName
 from conformance.records.findings import (
     NOT_VERIFIED,
     RUN,
@@ -27,7 +30,7 @@ from conformance.records.findings import (
 )
 from conformance.records.header import Implementation
 from conformance.records.numbers import UNDERFLOW
-from conformance.records.record import Record
+from conformance.records.record import Record, read
 from conformance.reports.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
 
 NARROWS = re.compile(r"(^| )(--case|--dtype|--mode|-k) ")
@@ -149,6 +152,27 @@ class Judgement:
     def holds(self) -> bool:
         """Whether all is as recorded."""
         return self.exit_code == ExitCode.OK
+
+
+def part_of(path: Path, names: Sequence[str]) -> Record:
+    """Return a record, or the part of it that is about these implementations.
+
+    Raises:
+        UnknownName: the record has none of that name.
+    """
+    record = read(path)
+    if not names:
+        return record
+    every = record.header.implementations
+    for name in names:
+        if not any(name in (one.name, one.spec) for one in every):
+            raise UnknownName(f"implementation in {path}", name, [one.name for one in every])
+    kept = [one for one in every if {one.name, one.spec} & {*names}]
+    own = {one.name for one in kept}
+    results = [result for result in record.results if result.implementation in own]
+    planned = record.header.planned - (len(record.results) - len(results))
+    header = msgspec.structs.replace(record.header, implementations=kept, planned=planned)
+    return msgspec.structs.replace(record, header=header, results=results)
 
 
 class Claims:

@@ -1,4 +1,4 @@
-"""Updating: the smallest edit of a baseline by which it says what is so.
+"""Updating: a small edit of a baseline by which it says what is so.
 
 Entries are cut out of the file and put back by lines, so that whatever is between them stays as it
 is; within an entry, tomlkit keeps comments and spelling.
