@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from conformance.commands.run import add_examination, examine
@@ -84,6 +83,8 @@ def _gate(options: argparse.Namespace) -> int:
 
 def _update(options: argparse.Namespace) -> int:
     from conformance.records.record import read
+    import tempfile
+
     from conformance.reports.gate.baseline import read_baseline
     from conformance.reports.gate.judging import part_of
     from conformance.reports.gate.telling import update
