@@ -304,13 +304,11 @@ def test_core_notices_a_mistake_in_one_mode():
     class Moody(miniatures.Correct):
         modes = (Mode("train"), Mode("eval"))
 
-        def _bind(self, problem, call):
-            self._factor = 1.0 if call.mode.name == "train" else 1.01
-            return super()._bind(problem, call)
-
-        def attend(self, query, key, value, masks, **options):
+        def attend(self, query, key, value, masks, mode, **options):
             context, weights = super().attend(query, key, value, masks, **options)
-            return (context * np.float32(self._factor)).astype(query.dtype), weights
+            return (context * np.float32(1.0 if mode.name == "train" else 1.01)).astype(
+                query.dtype
+            ), weights
 
     with pytest.raises(AssertionError, match=r"is 1\.01 times what it should be"):
         assert_conforms(Moody, dtypes="float32")

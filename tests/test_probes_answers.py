@@ -43,16 +43,12 @@ class Dropping(Function):
     shared: tuple[int, ...] = ()
     always, after = False, False
 
-    def _bind(self, problem, call):
-        self.mode = call.mode
-        return super()._bind(problem, call)
-
-    def attend(self, query, key, value, masks, **options):
+    def attend(self, query, key, value, masks, mode, **options):
         context, weights = attention(query, key, value)
-        if self.mode.dropout and (self.always or self.mode.name == "train"):
+        if mode.dropout and (self.always or mode.name == "train"):
             shape = [1 if axis in self.shared else size for axis, size in enumerate(weights.shape)]
-            kept = np.random.default_rng(self.mode.draw).random(shape) >= self.mode.dropout
-            dropped = self.scaled(weights * kept, self.mode.dropout).astype(weights.dtype)
+            kept = np.random.default_rng(mode.draw).random(shape) >= mode.dropout
+            dropped = self.scaled(weights * kept, mode.dropout).astype(weights.dtype)
             context = np.einsum("bhqk,bhkd->bhqd", dropped, value)
             weights = dropped if self.after else weights
         return context, weights
@@ -169,12 +165,8 @@ def test_a_switch_that_does_nothing_is_seen():
         modes = (Mode("batch-first"), Mode("sequence-first"))
         sequence_first = "sequence-first"
 
-        def _bind(self, problem, call):
-            self.mode = call.mode.name
-            return super()._bind(problem, call)
-
-        def attend(self, query, key, value, masks, **options):
-            if self.mode == "sequence-first":
+        def attend(self, query, key, value, masks, mode, **options):
+            if mode.name == "sequence-first":
                 key = np.roll(key, 1, axis=0)
             return super().attend(query, key, value, masks, **options)
 

@@ -45,14 +45,10 @@ def dropping(names, active):
         modes = (Mode("train"), Mode("eval"))
         dropout_modes = names
 
-        def _bind(self, problem, call):
-            self.mode = call.mode
-            return super()._bind(problem, call)
-
-        def attend(self, query, key, value, masks, **options):
+        def attend(self, query, key, value, masks, mode, **options):
             context, weights = super().attend(query, key, value, masks, **options)
-            if self.mode.dropout and self.mode.name in active:
-                kept = np.random.default_rng(self.mode.draw).random(weights.shape) < 0.5
+            if mode.dropout and mode.name in active:
+                kept = np.random.default_rng(mode.draw).random(weights.shape) < 0.5
                 context = np.einsum("bhqk,bhkd->bhqd", np.where(kept, 2 * weights, 0), value)
             return context.astype(query.dtype), weights
 

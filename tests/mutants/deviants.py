@@ -50,12 +50,9 @@ class Scaled(miniatures.Correct):
 
     modes = (Mode("exact"), Mode("rough"))
 
-    def _bind(self, problem, call):
-        self._rough = call.mode.name == "rough"
-        return super()._bind(problem, call)
-
-    def attend(self, query, key, value, masks, **options):
-        return super().attend(query, key, value, masks, **({} if self._rough else options))
+    def attend(self, query, key, value, masks, mode, **options):
+        options = {} if mode.name == "rough" else options
+        return super().attend(query, key, value, masks, **options)
 
 
 class Overflows(miniatures.Correct):

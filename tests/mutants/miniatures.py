@@ -79,13 +79,9 @@ class Moded(Correct):
 
     modes = (Mode("exact"), Mode("rough", every_case=False))
 
-    def _bind(self, problem, call):
-        self._factor = 1.0 if call.mode.name == "exact" else 1.01
-        return super()._bind(problem, call)
-
-    def attend(self, query, key, value, masks, **options):
+    def attend(self, query, key, value, masks, mode, **options):
         context, weights = attention(query, key, value, **masks, **options)
-        return (context * self._factor).astype(context.dtype), weights
+        return (context * (1.0 if mode.name == "exact" else 1.01)).astype(context.dtype), weights
 
 
 class Raises(Correct):
@@ -129,10 +125,10 @@ class HangsLater(Correct):
 
     modes = (Mode("first"), Mode("second"))
 
-    def _bind(self, problem, call):
-        if call.mode.name == "second":
+    def attend(self, query, key, value, masks, mode, **options):
+        if mode.name == "second":
             time.sleep(600)
-        return super()._bind(problem, call)
+        return super().attend(query, key, value, masks, **options)
 
 
 class Refuses(Correct):
