@@ -4,43 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-from conformance.records.findings import Finding, gravity
+from conformance.records.findings import Finding
 from conformance.records.header import RequirementInfo
 from conformance.reports.model import Column, Deviation
-from conformance.reports.totals import Seen
+from conformance.reports.totals import WRONG, Group, Seen, grouped
 from conformance.reports.wording import again
 
-_WRONG = ("deviates", "error")
 _NUMBER = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
 _REPEATED = re.compile(r"\(#,#\)(?: \(#,#\))*")
-
-
-class Kind(NamedTuple):
-    """What findings must have in common to be one deviation.
-
-    `shape` is what the message says; `dtypes` are those in which a case deviates, where no cause
-    is known: what is wrong in float64 alone is another fault than what is wrong in all.
-    """
-
-    column: str
-    requirement: str
-    verdict: str
-    cause: str
-    made_by: str
-    shape: str
-    dtypes: frozenset[str]
-
-
-class Asked(NamedTuple):
-    """What a requirement was asked of an implementation: how often, and by case in which dtypes
-    and modes."""
-
-    times: int
-    dtypes: dict[str, set[str]]
-    modes: dict[str, set[str]]
 
 
 def deviations(
@@ -48,72 +21,74 @@ def deviations(
 ) -> list[Deviation]:
     """By implementation, then requirement, the most frequent first."""
     every = list(seen)
-    asked = _asked(every)
-    groups = _groups([item for item in every if item.finding.verdict in _WRONG])
+    asked = {_place(group.worst): group for group in grouped(every, _place)}
     level = {item.id: item.level for item in requirements}
-    place = {column.key: index for index, column in enumerate(columns)}
+    order = {column.key: index for index, column in enumerate(columns)}
     rank = {name: index for index, name in enumerate(level)}
     specs = {column.key: column.spec for column in columns}
-
-    def order(kind: Kind) -> tuple[int, int, int]:
-        return (
-            place[kind.column],
-            rank.get(kind.requirement, len(rank)),
-            -len(groups[kind]),
+    groups = _alike([own for own in every if own.finding.verdict in WRONG])
+    groups.sort(
+        key=lambda group: (
+            order[group.worst.column],
+            rank.get(group.worst.finding.requirement, len(rank)),
+            -len(group),
         )
-
+    )
     found: list[Deviation] = []
     anchors: Counter[str] = Counter()
-    for kind in sorted(groups, key=order):
-        anchor = anchor_of(kind.column, kind.requirement)
+    for group in groups:
+        column, requirement = _place(group.worst)
+        anchor = anchor_of(column, requirement)
         anchors[anchor] += 1
         found.append(
             _deviation(
                 f"{anchor}-{anchors[anchor]}",
-                groups[kind],
-                level.get(kind.requirement, ""),
-                asked[kind.column, kind.requirement],
-                specs,
+                group,
+                level.get(requirement, ""),
+                asked[column, requirement],
+                specs[column],
             )
         )
     return found
 
 
-def _asked(seen: Sequence[Seen]) -> dict[tuple[str, str], Asked]:
-    times = Counter((item.column, item.finding.requirement) for item in seen)
-    found = {kind: Asked(count, {}, {}) for kind, count in times.items()}
-    for column, result, finding in seen:
-        own = found[column, finding.requirement]
-        own.dtypes.setdefault(result.case, set()).add(result.dtype)
-        own.modes.setdefault(result.case, set()).add(result.mode)
-    return found
+def _place(own: Seen) -> tuple[str, str]:
+    return own.column, own.finding.requirement
 
 
-def _groups(wrong: Sequence[Seen]) -> dict[Kind, list[Seen]]:
-    kinds = [
-        Kind(column, own.requirement, own.verdict, own.cause, own.made_by, shape, frozenset())
-        for column, result, own in wrong
-        for shape in [normalised(own, result.mode, result.dtype)]
-    ]
-    dtypes: dict[tuple[Kind, str], set[str]] = defaultdict(set)
-    for kind, item in zip(kinds, wrong, strict=True):
-        dtypes[kind, item.result.case].add(item.result.dtype)
-    groups: dict[Kind, list[Seen]] = defaultdict(list)
-    for kind, item in zip(kinds, wrong, strict=True):
-        if not kind.cause and item.finding.figures is not None:
-            kind = kind._replace(dtypes=frozenset(dtypes[kind, item.result.case]))
-        groups[kind].append(item)
-    return groups
+def _alike(wrong: Sequence[Seen]) -> list[Group[Seen]]:
+    """Findings that say the same.
+
+    Where no cause is known, they are apart if their cases deviate in other dtypes: what is wrong
+    in float64 alone is another fault than what is wrong in all.
+    """
+    says = {id(own): _says(own) for own in wrong}
+    dtypes: dict[tuple[object, str], set[str]] = defaultdict(set)
+    for own in wrong:
+        dtypes[says[id(own)], own.result.case].add(own.result.dtype)
+
+    def key(own: Seen) -> tuple[object, ...]:
+        said = says[id(own)]
+        if own.finding.cause or own.finding.figures is None:
+            return (said,)
+        return said, frozenset(dtypes[said, own.result.case])
+
+    return grouped(wrong, key)
+
+
+def _says(own: Seen) -> tuple[object, ...]:
+    column, result, finding = own
+    text = normalised(finding, result.mode, result.dtype)
+    said = finding.verdict, finding.cause, finding.made_by, text
+    return column, finding.requirement, *said
 
 
 def _deviation(
-    anchor: str, group: Sequence[Seen], level: str, asked: Asked, specs: Mapping[str, str]
+    anchor: str, group: Group[Seen], level: str, asked: Group[Seen], spec: str
 ) -> Deviation:
-    column, result, finding = max(group, key=lambda item: gravity(item.finding))
-    results = [item.result for item in group]
-    dtypes = dict.fromkeys(item.dtype for item in results)
-    modes = list(dict.fromkeys(item.mode for item in results))
-    cases = list(dict.fromkeys(item.case for item in results))
+    column, result, finding = group.worst
+    results = [own.result for own in group.members]
+    beside = [own.result for own in asked.members if own.result.case in group.cases]
     return Deviation(
         id=anchor,
         column=column,
@@ -124,23 +99,24 @@ def _deviation(
         made_by=finding.made_by,
         detail=finding.detail,
         times=len(group),
-        of=asked.times,
+        of=len(asked),
         dtypes={
-            dtype: len({item.case for item in results if item.dtype == dtype}) for dtype in dtypes
+            dtype: len({item.case for item in results if item.dtype == dtype})
+            for dtype in group.dtypes
         },
-        modes=modes,
+        modes=group.modes,
         everywhere=(
-            all(asked.dtypes[case] <= set(dtypes) for case in cases),
-            all(asked.modes[case] <= set(modes) for case in cases),
+            {item.dtype for item in beside} <= {*group.dtypes},
+            {item.mode for item in beside} <= {*group.modes},
         ),
-        cases=cases,
+        cases=group.cases,
         case=result.case,
         dtype=result.dtype,
         mode=result.mode,
         device=result.device,
         figures=finding.figures,
         worst=finding.worst,
-        command=again(result, specs[column]),
+        command=again(result, spec),
     )
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from conformance.records.card import PREFIX
-from conformance.records.findings import CaseResult, Finding, count, not_verified, verified
+from conformance.records.findings import (
+    CaseResult,
+    Finding,
+    count,
+    gravity,
+    not_verified,
+    verified,
+)
 from conformance.reports.model import Column, Counts, Source, Standing, Totals
 
 GRAVITY = (
@@ -36,6 +43,49 @@ class Seen(NamedTuple):
     column: str
     result: CaseResult
     finding: Finding
+
+
+class Found(Protocol):
+    """A finding, and the item that it was found in."""
+
+    @property
+    def result(self) -> CaseResult:
+        """The item."""
+
+    @property
+    def finding(self) -> Finding:
+        """What one requirement says of it."""
+
+
+T = TypeVar("T", bound=Found)
+
+
+class Group(Generic[T]):
+    """Findings that say the same.
+
+    Attributes:
+        members: in the order in which they were found.
+        worst: the one that is furthest off, as evidence.
+        cases, dtypes, modes: where they were found.
+    """
+
+    def __init__(self, members: Sequence[T]) -> None:
+        self.members = members
+        self.worst = max(members, key=lambda own: gravity(own.finding))
+        self.cases = list(dict.fromkeys(own.result.case for own in members))
+        self.dtypes = list(dict.fromkeys(own.result.dtype for own in members))
+        self.modes = list(dict.fromkeys(own.result.mode for own in members))
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+def grouped(found: Iterable[T], key: Callable[[T], Hashable]) -> list[Group[T]]:
+    """Groups of findings of which the key is the same, in the order of their first members."""
+    groups: dict[Hashable, list[T]] = {}
+    for own in found:
+        groups.setdefault(key(own), []).append(own)
+    return [Group(members) for members in groups.values()]
 
 
 def reasons(results: Iterable[CaseResult], verdicts: Collection[str]) -> Counter[str]:

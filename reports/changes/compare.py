@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,12 +18,11 @@ from conformance.records.findings import (
     Finding,
     Worst,
     count,
-    gravity,
 )
 from conformance.records.header import CaseInfo
 from conformance.records.record import Record, read
 from conformance.reports.load import find_records
-from conformance.reports.totals import BAD
+from conformance.reports.totals import BAD, Group, grouped
 from conformance.reports.wording import again
 from conformance.text import some
 
@@ -154,6 +153,17 @@ class Changes(msgspec.Struct, frozen=True):
     notes: list[str]
     common: int
     same: int
+
+    @property
+    def kinds(self) -> list[tuple[str, str, list[Change]]]:
+        """Symbol, name and changes of each kind, what is worse first."""
+        return [
+            ("✗", "worse", self.worse),
+            ("?", "no longer answered", self.lost),
+            ("~", "otherwise", self.otherwise),
+            ("✓", "fixed", self.fixed),
+            ("+", "answered now", self.gained),
+        ]
 
     @property
     def anything_worse(self) -> bool:
@@ -400,12 +410,13 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
 
 def grouped_changes(found: Iterable[One], asked: Asked) -> list[Change]:
     """Those of one implementation and requirement that changed alike are one."""
-    groups: dict[tuple[str, ...], list[One]] = defaultdict(list)
-    for one in found:
-        result = one.result
-        states = one.before, one.after, one.finding.cause
-        groups[result.implementation, result.device, one.requirement, *states].append(one)
-    return sorted((_change(group, asked) for group in groups.values()), key=_order)
+
+    def alike(own: One) -> tuple[str, ...]:
+        result = own.result
+        states = own.before, own.after, own.finding.cause
+        return result.implementation, result.device, own.requirement, *states
+
+    return sorted((_change(group, asked) for group in grouped(found, alike)), key=_order)
 
 
 def _order(change: Change) -> tuple[bool, int, int]:
@@ -414,13 +425,9 @@ def _order(change: Change) -> tuple[bool, int, int]:
     return change.level == "observed", -grave, -change.times
 
 
-def _change(group: Sequence[One], asked: Asked) -> Change:
-    worst = max(group, key=lambda one: gravity(one.finding))
+def _change(group: Group[One], asked: Asked) -> Change:
+    worst = group.worst
     result, finding = worst.result, worst.finding
-
-    def each(take: Callable[[CaseResult], str]) -> list[str]:
-        return list(dict.fromkeys(take(one.result) for one in group))
-
     return Change(
         implementation=result.implementation,
         device=result.device,
@@ -429,9 +436,9 @@ def _change(group: Sequence[One], asked: Asked) -> Change:
         before=worst.before,
         after=worst.after,
         times=len(group),
-        cases=each(lambda found: found.case),
-        dtypes=each(lambda found: found.dtype),
-        modes=each(lambda found: found.mode),
+        cases=group.cases,
+        dtypes=group.dtypes,
+        modes=group.modes,
         case=result.case,
         dtype=result.dtype,
         mode=result.mode,

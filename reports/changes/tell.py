@@ -16,21 +16,24 @@ MOST_CHANGES = 12
 """Of one kind; --format json has them all."""
 
 
+STYLES = {
+    "✗": "bold red",
+    "?": "bold yellow",
+    "~": "bold",
+    "✓": "bold green",
+    "+": "bold green",
+}
+
+
 def show(console: Console, changes: Changes) -> None:
     """Print all of it."""
     before, after = changes.before, changes.after
     line(console, f"{before.file} ({before.created[:10]}) → {after.file} ({after.created[:10]})")
     for note in changes.notes:
         paragraph(console, note, bullet="· ", style="dim")
-    for symbol, kind, style, found in (
-        ("✗", "worse", "bold red", changes.worse),
-        ("?", "no longer answered", "bold yellow", changes.lost),
-        ("~", "otherwise", "bold", changes.otherwise),
-        ("✓", "fixed", "bold green", changes.fixed),
-        ("+", "answered now", "bold green", changes.gained),
-        ("✗", "new, and deviating from the start", "bold yellow", changes.added.wrong),
-    ):
-        _kind(console, f"{symbol} {kind}", style, found)
+    for symbol, kind, found in changes.kinds:
+        _kind(console, f"{symbol} {kind}", STYLES[symbol], found)
+    _kind(console, "✗ new, and deviating from the start", "bold yellow", changes.added.wrong)
     if changes.conventions:
         heading(console, f"~ conventions, by experiment: {len(changes.conventions)}")
         for convention in changes.conventions[:MOST_CHANGES]:
@@ -53,14 +56,9 @@ def show(console: Console, changes: Changes) -> None:
 
 def summary(changes: Changes) -> str:
     """One line: what it comes to."""
-    kinds = (
-        ("worse", changes.worse),
-        ("no longer answered", changes.lost),
-        ("otherwise", changes.otherwise),
-        ("fixed", changes.fixed),
-        ("answered now", changes.gained),
-    )
-    told = [f"{sum(one.times for one in found)} {kind}" for kind, found in kinds if found]
+    told = [
+        f"{sum(one.times for one in found)} {kind}" for _, kind, found in changes.kinds if found
+    ]
     told.append(f"{changes.same} of {changes.common} findings as they were")
     return ", ".join(told)
 

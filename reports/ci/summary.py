@@ -79,15 +79,9 @@ def _changes(changes: Changes | None) -> Iterator[str]:
     yield f"{text(summary(changes))}."
     if changes.notes:
         yield "\n".join(f"- {text(note)}" for note in changes.notes)
-    for kind, found in (
-        ("✗ Worse", changes.worse),
-        ("? No longer answered", changes.lost),
-        ("~ Otherwise", changes.otherwise),
-        ("✓ Fixed", changes.fixed),
-        ("+ Answered now", changes.gained),
-    ):
+    for symbol, kind, found in changes.kinds:
         if found:
-            yield f"**{kind}**"
+            yield f"**{symbol} {kind.capitalize()}**"
             yield _table(found, states=True)
     if changes.conventions:
         yield "**~ Conventions, by experiment**"
