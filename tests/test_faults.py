@@ -435,7 +435,7 @@ def test_killed_at_twenty_random_moments(whole, tmp_path):
             assert len(results) >= content.count(b"\n") - 1
             halfway += bool(results)
         if number % 4 == 0:
-            run(folder, *QUICK, "--record", "r.json", "--resume", expect=ExitCode.OK)
+            run(folder, *QUICK, "--record", "r.json", expect=ExitCode.OK)
             assert_same(folder / "r.narrowed.json", record)
             assert not journal.exists()
     assert interrupted >= 10
@@ -451,9 +451,14 @@ def wait_until(true):
 
 
 def cut(folder, record, lines, torn=b""):
-    """A folder with the journal of the first so many items of a finished run."""
+    """A folder with the journal of so many items of a finished run.
+
+    Those with arrays come first, as in a journal whatever was among the worst has them.
+    """
     found = read(record)
     arrays = read_arrays(record, found)
+    having = {name.rpartition("|")[0] for name in arrays}
+    chosen = sorted(found.results, key=lambda r: r.id not in having)[:lines]
     own = [
         (
             r,
@@ -463,7 +468,7 @@ def cut(folder, record, lines, torn=b""):
                 if name.startswith(r.id + "|")
             },
         )
-        for r in found.results[:lines]
+        for r in chosen
     ]
     from conformance.records.record import encode_line
 
@@ -478,10 +483,10 @@ def cut(folder, record, lines, torn=b""):
 def test_a_resumed_run_equals_an_uninterrupted_one(whole, tmp_path, workers, option):
     record, _ = whole
     journal = cut(tmp_path, record, 7, torn=b'{"result":{"implem')
-    arguments = [*QUICK, "--record", "r.json", "--resume", option, *workers]
+    arguments = [*QUICK, "--record", "r.json", option, *workers]
     done = run(tmp_path, *arguments, expect=ExitCode.OK)
     planned = len(read(record).results)
-    assert f"resumed: 7 of {planned} items" in done.stdout
+    assert f"7 of {planned} items as measured on 20" in done.stdout
     assert_same(tmp_path / record.name, record)
     assert not journal.exists()
     # Nothing is counted twice, and what was found earlier is counted.
@@ -508,67 +513,38 @@ def test_a_run_that_was_interrupted_resumes_from_its_record(tmp_path):
     assert not found.complete
     known = sum(result.verdict != "not-run" for result in found.results)
     assert 1 < known < len(found.results)
-    arguments += ["--resume", "--item-timeout", 2]
+    arguments += ["--item-timeout", 2]
     done = run(tmp_path, *arguments, expect=ExitCode.INCOMPLETE)
-    assert f"resumed: {known} of {len(found.results)} items" in done.stdout
+    assert f"{known} of {len(found.results)} items as measured on 20" in done.stdout
     after = read(tmp_path / "r.narrowed.json")
     assert after.complete
     assert [r.id for r in after.results] == [r.id for r in found.results]
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda h: h["provenance"]["packages"].update(numpy="1.0"), "numpy was 1.0, is "),
-        (lambda h: h["provenance"].update(catalogue="0"), "catalogue was '0', is "),
-        (lambda h: h["provenance"].update(suite="0"), "suite was '0', is "),
-        (lambda h: h["provenance"].update(selection="-k x"), "selection was '-k x', is "),
-        (
-            lambda h: h["implementations"][0].update(name="Other"),
-            "it examined Other, this one Slow",
-        ),
-        (lambda h: h["implementations"][0].update(causal="other"), "Slow declares something else"),
-        (lambda h: h["provenance"].update(created="2020-01-01T00:00:00+00:00"), "faulty.py has ch"),
-    ],
-)
-def test_another_run_is_not_resumed(whole, tmp_path, change, told):
-    record, _ = whole
-    journal = cut(tmp_path, record, 3)
-    header, _, lines = journal.read_bytes().partition(b"\n")
-    changed = msgspec.json.decode(header)
-    change(changed)
-    before = msgspec.json.encode(changed) + b"\n" + lines
-    journal.write_bytes(before)
-    arguments = [*QUICK, "--record", "r.json", "--resume"]
-    done = run(tmp_path, *arguments, expect=ExitCode.USAGE)
-    (line,) = done.stderr.strip().splitlines()
-    assert f"r.narrowed.json.journal is of another run: {told}" in line
-    assert journal.read_bytes() == before
-
-
-def test_a_damaged_journal_is_refused_and_an_empty_one_is_not(whole, tmp_path):
+def test_of_a_damaged_journal_nothing_is_used(whole, tmp_path):
     record, _ = whole
     journal = cut(tmp_path, record, 3)
     whole_text = journal.read_bytes()
     lines = whole_text.splitlines(keepends=True)
-    journal.write_bytes(b"".join([*lines[:2], b"{broken\n", *lines[2:]]))
-    arguments = [*QUICK, "--record", "r.json", "--resume"]
-    done = run(tmp_path, *arguments, expect=ExitCode.USAGE)
-    assert "a journal line cannot be read" in done.stderr
-    for nothing in (b"", lines[0][:50], lines[0]):
-        journal.write_bytes(nothing)
-        one = ["--case", BEFORE, "--dtype", "float32", "--record", "r.json", "--resume"]
-        done = run(tmp_path, QUICK[0], *one, expect=ExitCode.OK)
-        assert "resumed" not in done.stdout
-
-
-def test_a_new_run_puts_an_unfinished_one_aside(whole, tmp_path):
-    record, _ = whole
-    journal = cut(tmp_path, record, 3)
-    before = journal.read_bytes()
     one = ["--case", BEFORE, "--dtype", "float32", "--record", "r.json"]
-    done = run(tmp_path, QUICK[0], *one, expect=ExitCode.OK)
-    aside = journal.with_name(journal.name + ".old")
-    assert aside.read_bytes() == before
-    assert f"put aside: {aside} of an unfinished run, which --resume would have" in done.stdout
-    assert read(tmp_path / record.name).complete
+    broken = b"".join([*lines[:2], b"{broken\n", *lines[2:]])
+    for content, told in ((broken, "a journal line cannot be read"), (lines[0], "nothing was mea")):
+        journal.write_bytes(content)
+        done = run(tmp_path, QUICK[0], *one, expect=ExitCode.OK)
+        assert "as measured on" not in done.stdout
+        assert told in done.stdout
+        assert read(tmp_path / record.name).complete
+        (tmp_path / record.name).unlink()
+
+
+def test_a_record_that_another_run_writes_is_refused(tmp_path):
+    options = command(faulty("Sleeps"), *THREE, "--record", "r.json")
+    with subprocess.Popen(**options, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        wait_until((tmp_path / "r.json.lock").exists)
+        done = run(tmp_path, *QUICK, "--record", "r.json", expect=ExitCode.USAGE)
+        process.kill()
+    (line,) = done.stderr.strip().splitlines()
+    assert re.search(rf"r\.json: process {process.pid}, which began at .* writes this record", line)
+    # The lock ends with whoever held it.
+    run(tmp_path, *QUICK, "--record", "r.json", expect=ExitCode.OK)
+    assert not (tmp_path / "r.json.lock").exists()

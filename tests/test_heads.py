@@ -26,7 +26,7 @@ from conformance.reports.figures.files import png
 from conformance.reports.figures.heatmap import TEXT_UP_TO, Grid, ticks
 from conformance.reports.figures.picture import Subject, picture
 from conformance.reports.page.figures import figures
-from conformance.running import pictured
+from conformance.running import examiner
 from conformance.running.session import Item, plan
 from conformance.running.weights import Question, ask
 
@@ -500,13 +500,13 @@ def test_the_gravest_do_not_depend_on_the_order():
     places = {result.id: place for place, result in enumerate(results)}
 
     def kept(order):
-        gravest = pictured.Gravest(places)
+        gravest = examiner.Worst(places)
         handed = {result.id for result in order if gravest.takes(result)}
         assert gravest.ids <= handed
         return gravest.ids
 
     wanted = kept(results)
-    assert len(wanted) == 2 * pictured.MOST
+    assert len(wanted) == 2 * examiner.MOST
     random = np.random.default_rng(0)
     for _ in range(20):
         shuffled = [results[i] for i in random.permutation(20)]
@@ -518,7 +518,7 @@ def test_the_gravest_do_not_depend_on_the_order():
 def test_what_is_too_large_or_not_about_weights_is_left_out():
     adapter = load(f"{MINIATURES}:Correct")
     cases = find_cases("plain/no-mask/*")
-    own = pictured.places(plan([adapter], cases, ["float32"], "cpu"))
+    own = examiner.places(plan([adapter], cases, ["float32"], "cpu"))
     named = {name.split(":")[1] for name in own}
     assert "plain/no-mask/self" in named
     assert "plain/no-mask/long" not in named
@@ -527,7 +527,7 @@ def test_what_is_too_large_or_not_about_weights_is_left_out():
     of_case = Item(adapter, case, "float32", "cpu", adapter.modes[0])
     result = CaseResult("Correct", case.id, "float32", "cpu", "default", [output])
     assert of_case.id == result.id
-    assert not pictured.Gravest(own).takes(result)
+    assert not examiner.Worst(own).takes(result)
 
 
 @pytest.fixture(scope="module")
@@ -558,7 +558,7 @@ def test_a_record_has_the_weights_of_the_worst_few_and_stays_small(surveyed):
         if finding.verdict == "deviates" and of_weights(finding.figures, finding.worst)
     ]
     assert pictures < {item for item, *_ in deviating}
-    assert 1 <= len(pictures) <= pictured.MOST * len({tuple(kind) for _, *kind in deviating})
+    assert 1 <= len(pictures) <= examiner.MOST * len({tuple(kind) for _, *kind in deviating})
     for name in pictures:
         case = find_cases(name.split(":")[1])[0]
         for part in ("weights", "weights.want", "weights.noise", "weights.blocked"):

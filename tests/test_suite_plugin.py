@@ -25,7 +25,7 @@ from conformance.running.run import INCOMPLETE, NOTHING_VERIFIED
 
 MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
 FLOAT32 = ("--dtype", "float32")
-NODE = "suite/test_conformance.py::test_conforms"
+NODE = "running/test_conformance.py::test_conforms"
 
 
 TIRED = f"""
@@ -262,7 +262,7 @@ ONE = f"{NODE}[Refuses:mask/shared/self:float32:cpu:default]"
         (["--case", "mask/shared/self"], "--case mask/shared/self", 4),
         (["--dtype", "float32", "-k", "mask/shared/self"], "--dtype float32 -k 'mask/shared/", 1),
         (["--mode", "default", "--case", "mask/*/self"], "--case mask/*/self --mode default", None),
-        (["--deselect", "suite/test_conformance.py"], "", 0),
+        (["--deselect", "running/test_conformance.py"], "", 0),
     ],
     ids=["-k", "--case", "--dtype", "--mode", "--deselect"],
 )
@@ -421,7 +421,7 @@ def collected(folder, name, *arguments):
     done = conformance(folder, "--implementation", mini(name), "--collect-only", "-q", *arguments)
     assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), done.stdout
     lines = done.stdout.splitlines()
-    return [line.partition("[")[2].rstrip("]") for line in lines if line.startswith("suite/")]
+    return [line.partition("[")[2].rstrip("]") for line in lines if line.startswith("running/")]
 
 
 def test_a_case_may_be_an_experiment(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from conformance.commands.run import add_examination, examine
+from conformance.commands.run import add_examination, examine, standing, tell_standing
 from conformance.commands.shared import IMPLEMENTATION, Commands
 from conformance.errors import ConformanceError, ExitCode
 
@@ -66,25 +66,33 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _gate(options: argparse.Namespace) -> int:
     from conformance.reports.gate.baseline import read_baseline
+    from conformance.reports.gate.judging import judge, part_of
+    from conformance.reports.gate.telling import gate
+    from conformance.text import relative
 
     _check(options)
     # A mistake in it is told before anything is run.
     baseline = read_baseline(options.baseline)
-    if options.from_record is None:
-        more = ["--conformance-baseline", str(options.baseline)]
-        more += ["--conformance-verbose"] if options.verbose else []
-        return examine(options, *more, survey=True)
-    from conformance.reports.gate.judging import part_of
-    from conformance.reports.gate.telling import gate
 
+    if options.from_record is None:
+        record = standing(options)
+        judgement = judge(baseline, record) if record is not None else None
+        # If it does not hold, the failures are to be seen.
+        if record is not None and judgement is not None and judgement.exit_code == ExitCode.OK:
+            judged = ["--from-record", relative(options.record)]
+            code = gate(judgement, judged, verbose=options.verbose)
+            tell_standing(options.record, record)
+            return code
+        more = ["--conformance-verbose"] if options.verbose else []
+        return examine(options, *more, survey=True, baseline=options.baseline)
     record = part_of(options.from_record, options.implementation)
-    return gate(baseline, record, _judged(options), verbose=options.verbose)
+    return gate(judge(baseline, record), _judged(options), verbose=options.verbose)
 
 
 def _update(options: argparse.Namespace) -> int:
-    from conformance.records.record import read
     import tempfile
 
+    from conformance.records.record import read
     from conformance.reports.gate.baseline import read_baseline
     from conformance.reports.gate.judging import part_of
     from conformance.reports.gate.telling import update

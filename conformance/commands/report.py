@@ -1,4 +1,4 @@
-"""`mha-conformance report` and `begin`: records of one run, joined."""
+"""`mha-conformance report`, `join` and `begin`: what is made of records."""
 
 from __future__ import annotations
 
@@ -71,6 +71,17 @@ def add_parser(commands: Commands) -> None:
     add_quiet(report)
     report.set_defaults(action=_report)
 
+    join = commands.add_parser(
+        "join",
+        help="join records that were made in parts (shards, dtypes, machines) into one",
+        description="Parts of one implementation become the record that one run would have made. "
+        "Exit code 1: two parts say something else of the same item; 4: an item has no outcome in "
+        "any of them.",
+    )
+    join.add_argument("parts", nargs="+", type=Path, metavar="PART", help="record files")
+    join.add_argument("--output", type=Path, required=True, metavar="RECORD.json")
+    join.set_defaults(action=_join)
+
     begin = commands.add_parser("begin", help="start a run of several environments")
     begin.add_argument(
         "--run-file",
@@ -107,6 +118,28 @@ def _report(options: argparse.Namespace) -> int:
         options.records, output, options.expect, options.run_file, options.html, options.versions
     )
     return report or code
+
+
+def _join(options: argparse.Namespace) -> int:
+    from conformance.records.findings import count
+    from conformance.running.ending import vector
+    from conformance.running.parts import join
+    from conformance.text import printable
+
+    joined = join(options.parts, options.output)
+    for line in joined.contradictions:
+        print(printable(f"contradiction: {line}"))
+    record = joined.record
+    for one in record.header.implementations:
+        own = (r.verdict for r in record.results if r.implementation == one.name)
+        print(printable(f"{one.name}: {vector(count(own))}"))
+    selection = record.header.provenance.selection
+    if selection:
+        print(printable(f"narrowed by {selection}"))
+    print(printable(f"record: {options.output}"))
+    if joined.contradictions:
+        return ExitCode.DEVIATES
+    return ExitCode.OK if record.complete else ExitCode.INCOMPLETE
 
 
 def _begin(options: argparse.Namespace) -> int:

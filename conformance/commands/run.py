@@ -7,6 +7,7 @@ import os
 import re
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conformance.commands.shared import (
     Commands,
@@ -17,13 +18,11 @@ from conformance.commands.shared import (
     add_repeatable,
 )
 from conformance.errors import ExitCode
+from conformance.running import LEVELS, LIMITS
 
-LIMITS = {
-    "item-timeout": (60.0, "seconds that an isolated implementation has for one item"),
-    "start-timeout": (120.0, "seconds that it has to import itself and its framework"),
-    "memory-limit": (8192.0, "MiB of memory that it may use"),
-}
-"""Option to default and meaning."""
+if TYPE_CHECKING:
+    from conformance.records.record import Record
+    from conformance.running.summary import Outcome
 
 QUICK = ("-q", "--assert=plain", "--capture=sys", "-p", "no:logging", "-p", "no:warnings")
 """What pytest does around a test costs as much as a small attention; this leaves some out."""
@@ -65,12 +64,24 @@ def add_examination(run: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also the case in this file, as explore writes it; repeatable",
     )
+    run.add_argument(
+        "--level",
+        choices=LEVELS,
+        help="core: some seconds, one case for each thing that goes wrong often; full: everything "
+        "(default)",
+    )
     add_device(run)
     run.add_argument("--record", type=Path, help="write what was found to this JSON file")
     run.add_argument(
-        "--resume",
+        "--fresh",
         action="store_true",
-        help="go on with the unfinished run beside the record, if there is one",
+        help="ask everything, also what still holds of the record that is there",
+    )
+    run.add_argument(
+        "--shard",
+        default="1/1",
+        metavar="K/N",
+        help="only the K-th of N equal parts; join makes one record of all",
     )
     run.add_argument(
         "--isolate",
@@ -85,16 +96,99 @@ def add_examination(run: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return examine(options, survey=not options.strict)
+    from conformance.running.ending import counted
+    from conformance.text import printable
+
+    found = None if options.strict or options.verbose else standing(options)
+    if found is None:
+        return examine(options, survey=not options.strict)
+    outcome = outcome_of(options.record, found)
+    if options.format == "json":
+        from conformance.commands.formats import print_json
+        from conformance.running.summary import summary
+
+        print_json(summary(outcome, ExitCode.OK))
+        return ExitCode.OK
+    for name, _ in outcome.implementations:
+        own = [result for result in found.results if result.implementation == name]
+        for line in counted(name, own, reasons=False):
+            print(printable(line))
+    tell_standing(options.record, found)
+    return ExitCode.OK
 
 
-def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
+def standing(options: argparse.Namespace) -> Record | None:
+    """The record that is there, if all of it still holds, so that there is nothing to ask.
+
+    It says afterwards that it belongs to the run that was begun in its folder.
+    """
+    from conformance.running.provenance import begun, environment
+
+    workers = re.fullmatch(r"(-n ?|--numprocesses[ =])\w+", " ".join(options.rest))
+    narrowed = options.case or options.dtype or options.mode or options.case_file or options.level
+    if options.record is None or options.fresh or narrowed or options.shard != "1/1":
+        return None
+    if (options.rest and not workers) or not options.record.exists():
+        return None
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    environment()
+    from conformance.records.record import journal_path, save
+    from conformance.running.digests import remember
+    from conformance.running.earlier import unchanged
+    from conformance.running.parts import Lock
+
+    if journal_path(options.record).exists():
+        return None
+    lock = Lock(options.record)
+    try:
+        found = unchanged(options.record, options.implementation, options.device)
+        run = begun(options.record.parent)
+        if found is not None and run and run != found.header.provenance.run:
+            found = _of_run(found, run)
+            save(options.record, found)
+    finally:
+        lock.release()
+    remember()
+    return found
+
+
+def _of_run(record: Record, run: str) -> Record:
+    import msgspec
+
+    made = msgspec.structs.replace(record.header.provenance, run=run)
+    header = msgspec.structs.replace(record.header, provenance=made)
+    return msgspec.structs.replace(record, header=header)
+
+
+def outcome_of(path: Path, record: Record) -> Outcome:
+    """What a record says, in the form of a run that has ended."""
+    from conformance.running.summary import Outcome
+
+    pairs = [(one.name, one.spec) for one in record.header.implementations]
+    return Outcome(pairs, record.results, record.header.planned, "", path.absolute())
+
+
+def tell_standing(path: Path, record: Record) -> None:
+    """Say that nothing was asked, of when the measurements are, and where the record is."""
+    from conformance.running.earlier import as_measured
+    from conformance.text import printable
+
+    created = record.header.provenance.created[:10]
+    days = [result.measured or created for result in record.results]
+    print(f"{as_measured(days, len(days))}; --fresh asks all")
+    print(printable(f"record: {path.absolute()}"))
+
+
+def examine(
+    options: argparse.Namespace, *more: str, survey: bool, baseline: Path | None = None
+) -> int:
     """Run the suite's pytest session.
 
     Args:
         options: those of `add_examination`, with implementations and the rest for pytest.
         more: options of the plugin.
         survey: whether deviations are findings, and no failures.
+        baseline: the file of known deviations, if what deviates is held against it.
     """
     # Not TensorFlow's log level: what it says is part of an isolated implementation's last words.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -103,9 +197,11 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
     from conformance.cases.casefile import load_case
     from conformance.progress import wanted
     from conformance.running.plugin import SUITE
+    from conformance.running.provenance import environment
     from conformance.running.watching import Bar, Refusals
     from conformance.text import stdout_to_stderr
 
+    environment()
     _load(options)
 
     arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
@@ -121,13 +217,18 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
         arguments += [f"--{name}", str(getattr(options, name.replace("-", "_")))]
     if options.isolate is not None:
         arguments.append("--isolate" if options.isolate else "--no-isolate")
-    if options.resume:
-        arguments.append("--resume")
+    if options.level:
+        arguments += ["--level", options.level]
+    if options.fresh:
+        arguments.append("--fresh")
+    arguments += ["--shard", options.shard]
     if options.record:
         arguments += ["--record", str(options.record.absolute())]
     if survey:
         arguments.append("--survey")
-    gated = "--conformance-baseline" in more
+    gated = baseline is not None
+    if gated:
+        more = (*more, "--conformance-baseline", str(baseline))
     verbose = getattr(options, "verbose", 0)
     # Of the gate -v is an option of its own.
     if not gated:
@@ -151,7 +252,7 @@ def examine(options: argparse.Namespace, *more: str, survey: bool) -> int:
         from conformance.commands.formats import print_json
         from conformance.running.summary import summary
 
-        print_json(summary(refusals.run, worth))
+        print_json(summary(refusals.run.outcome, worth))
     return worth
 
 

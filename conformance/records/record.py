@@ -93,29 +93,22 @@ def decode_line(line: bytes | str, schema: str = SCHEMA) -> tuple[CaseResult, di
 
 
 class Journal:
-    """Appends findings to `<record>.journal` as they come."""
+    """Appends findings to `<record>.journal` as they come.
 
-    def __init__(self, record: Path, header: Header) -> None:
+    It begins with `lines` that are known already. A journal that was there is replaced by one that
+    has these, and never by an empty one.
+    """
+
+    def __init__(self, record: Path, header: Header, lines: Iterable[bytes] = ()) -> None:
         self.path = journal_path(record)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = self.path.open("wb")
-        self._write(_encoder.encode(header))
-
-    @classmethod
-    def continued(cls, record: Path, size: int) -> Journal:
-        """The journal of an unfinished run, of which `size` bytes are whole lines."""
-        journal = cls.__new__(cls)
-        journal.path = journal_path(record)
-        journal._file = journal.path.open("r+b")
-        journal._file.truncate(size)
-        journal._file.seek(size)
-        return journal
+        temporary = self.path.with_name(self.path.name + ".new")
+        temporary.write_bytes(b"".join(line + b"\n" for line in (_encoder.encode(header), *lines)))
+        temporary.replace(self.path)
+        self._file: IO[bytes] = self.path.open("ab")
 
     def add(self, line: bytes) -> None:
         """Append one encoded line; it is on its way to the disk when this returns."""
-        self._write(line)
-
-    def _write(self, line: bytes) -> None:
         self._file.write(line + b"\n")
         self._file.flush()
 
@@ -163,11 +156,16 @@ def finish(
     if arrays:
         exchange, digest = _save_arrays(record, arrays)
     found = Record(header, not missing, [*results, *missing], exchange, digest)
-    temporary = record.with_name(record.name + ".new")
-    temporary.write_bytes(msgspec.json.format(_encoder.encode(found), indent=0) + b"\n")
-    temporary.replace(record)
+    save(record, found)
     journal_path(record).unlink()
     return found
+
+
+def save(path: Path, record: Record) -> None:
+    """Write the document, whole or not at all; arrays beside it stay as they are."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_bytes(msgspec.json.format(_encoder.encode(record), indent=0) + b"\n")
+    temporary.replace(path)
 
 
 def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]]:

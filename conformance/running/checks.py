@@ -24,8 +24,9 @@ from conformance.errors import ConformanceError, UnknownName
 from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import VERIFIED, CaseResult, count
 from conformance.requirements import find_requirement
-from conformance.running.alone import conforms_alone
-from conformance.running.levels import LEVELS, can, cases_of, dtypes_of
+from conformance.running import LEVELS
+from conformance.running.examiner import conforms_alone
+from conformance.running.levels import can, cases_of, dtypes_of
 from conformance.running.message import failure
 from conformance.running.session import Inquiry, Item, Session, inquiries, plan
 from conformance.text import printable, relative

@@ -41,9 +41,10 @@ CORE = (
 )
 """One case for each thing that goes wrong often."""
 
-LEVELS = ("core", "full")
 SINGLE = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
+CORE_DTYPES = (SINGLE[0], HALVES[0])
+"""What a run asks on level "core"; `dtypes_of` looks for others if an adapter lacks them."""
 
 
 def dtypes_of(adapter: Adapter, level: str) -> list[str]:

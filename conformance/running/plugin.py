@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.running import LEVELS, LIMITS
+
 if TYPE_CHECKING:
     from conformance.running.run import Run
 
@@ -75,15 +77,28 @@ def _add_options(parser: pytest.Parser) -> None:
         "--mode", action="append", default=[], metavar="MODE", help="only this mode; repeatable"
     )
     group.addoption(
+        "--level",
+        default=None,
+        choices=LEVELS,
+        help="core: some seconds, one case for each thing that goes wrong often; full: everything "
+        "(default)",
+    )
+    group.addoption(
         "--device", default="cpu", choices=("cpu", "gpu"), help="where to run (default: cpu)"
     )
     group.addoption(
         "--record", default=None, metavar="FILE", help="write what was found to this JSON file"
     )
     group.addoption(
-        "--resume",
+        "--fresh",
         action="store_true",
-        help="go on with the unfinished run beside the record, if there is one",
+        help="ask everything, also what still holds of the record that is there",
+    )
+    group.addoption(
+        "--shard",
+        default="1/1",
+        metavar="K/N",
+        help="only the K-th of N equal parts; mha-conformance join makes one record of all",
     )
     group.addoption(
         "--isolate",
@@ -95,8 +110,6 @@ def _add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--no-isolate", dest="isolate", action="store_false", help="run them in this process"
     )
-    from conformance.commands.run import LIMITS
-
     for name, (default, told) in LIMITS.items():
         group.addoption(f"--{name}", type=float, default=default, metavar="N", help=told)
     group.addoption(
@@ -144,8 +157,10 @@ def start(config: pytest.Config) -> Run:
     """The run of this session, made when first asked for."""
     if RUN not in config.stash:
         from conformance.errors import ConformanceError
+        from conformance.running.provenance import environment
         from conformance.running.run import Run
 
+        environment()
         try:
             config.stash[RUN] = Run(config)
         except ConformanceError as error:

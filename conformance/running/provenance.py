@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import os
 import platform
 import re
 import secrets
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from conformance.adapter.base import Adapter
 from conformance.adapter.code import lines
@@ -30,9 +32,18 @@ from conformance.records.header import (
     WeightsInfo,
 )
 from conformance.requirements import REQUIREMENTS
+from conformance.running.digests import adapter_digest, suite_code
 
 RUN_FILE = "run"
 """Beside the records of a run of several environments lies this file with the run's id."""
+
+BASE_PACKAGES = ("numpy", "einops")
+"""Beside those of the implementations, whose versions may change an answer."""
+
+NUMERIC = ("OMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TF_", "KERAS_", "NVIDIA_TF32_", "TORCH_")
+"""Beginnings of variables that frameworks and libraries read."""
+HARMLESS = ("_DIR", "_FILE", "_LOG_LEVEL", "_PATH", "_SECS", "_BYTES")
+"""Ends of such variables that change no number."""
 
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
 """Another file of that name, such as somebody's script, holds none."""
@@ -67,7 +78,7 @@ def provenance(
     adapters: Sequence[Adapter], device: str, command: str, run: str, selection: str
 ) -> Provenance:
     """What is known before the run."""
-    packages = package_versions(("mha-conformance", "numpy", "einops", "pytest"))
+    packages = package_versions(("mha-conformance", *BASE_PACKAGES, "pytest"))
     model = ""
     for adapter in adapters:
         try:
@@ -80,14 +91,46 @@ def provenance(
         catalogue=catalogue_hash(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         run=run,
-        python=platform.python_version(),
-        platform=f"{platform.system()} {platform.machine()}",
         device=device,
         device_model=model or "unknown",
         packages=dict(sorted(packages.items())),
         command=command,
         selection=selection,
+        **setting(),
     )
+
+
+def setting() -> dict[str, Any]:
+    """Fields of the provenance that say what runs here, known without any framework."""
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "machine": _processor(),
+        "environment": environment(),
+        "code": suite_code(),
+    }
+
+
+@cache
+def environment() -> dict[str, str]:
+    """Variables that may change numbers, as they were when this was first called.
+
+    That should be before an adapter is loaded, since some set variables for their framework.
+    """
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(NUMERIC) and not name.endswith(HARMLESS)
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
+    return names[0].strip() if names else platform.processor() or platform.machine()
 
 
 def describe(adapters: Iterable[tuple[Adapter, str]], device: str) -> list[Implementation]:
@@ -137,6 +180,7 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
         fully_masked_row={
             mode.name: row for mode in adapter.modes if (row := adapter.masked_row(mode))
         },
+        digest=adapter_digest(spec, adapter.framework),
     )
 
 

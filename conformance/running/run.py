@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from conformance.adapter.base import Adapter, Mode
@@ -33,7 +34,6 @@ from conformance.records.findings import (
 )
 from conformance.records.header import SCHEMA, Header, Implementation
 from conformance.records.record import (
-    PICTURED,
     Journal,
     check_writable,
     decode_line,
@@ -42,12 +42,13 @@ from conformance.records.record import (
     journal_path,
 )
 from conformance.requirements import find_requirement
-from conformance.running import ending, gated, pictured
-from conformance.running import resuming as continuing
-from conformance.running.alone import conforms_alone
-from conformance.running.examiner import Examiner
+from conformance.running import digests, ending, gated
+from conformance.running.earlier import Earlier, as_measured, earlier
+from conformance.running.examiner import Examiner, Worst, conforms_alone, kept, places
 from conformance.running.gated import Gated
+from conformance.running.levels import CORE, CORE_DTYPES
 from conformance.running.message import failure
+from conformance.running.parts import Lock, parse_shard, part
 from conformance.running.provenance import (
     describe,
     new_run_id,
@@ -56,10 +57,14 @@ from conformance.running.provenance import (
     run_id,
 )
 from conformance.running.session import Inquiry, Item, inquiries, modes_of, plan
+from conformance.running.summary import Outcome
 from conformance.text import printable
 
 if TYPE_CHECKING:
     from conformance.running.isolation import Keeper
+
+ENDED = "the run ended before this item"
+"""Why an item has no outcome, in the record of an interrupted run."""
 
 NOTHING_VERIFIED = pytest.ExitCode.NO_TESTS_COLLECTED
 INCOMPLETE = 6
@@ -87,18 +92,23 @@ class Run:
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
         adapters = [adapter for adapter, _ in self.adapters]
-        self.items = [
+        items = [
             item
             for item in plan(adapters, self._cases(), self._dtypes(), self.device, self._modes_of)
-            if self._has_mode(item, adapters)
+            if self._has_mode(item, adapters) and self._on_level(item)
         ]
-        self.inquiries = [
+        asked = [
             item
             for item in inquiries(adapters, self._experiments(), self.device)
-            if item.dtype in self._dtypes() and self._has_mode(item, adapters)
+            if item.dtype in self._dtypes()
+            and self._has_mode(item, adapters)
+            and self._on_level(item)
         ]
-        self.planned: list[Item | Inquiry] = [*self.items, *self.inquiries]
-        self._places = pictured.places(self.items)
+        self.shard = parse_shard(config.getoption("--shard"))
+        self.planned: list[Item | Inquiry] = part(items, asked, *self.shard)
+        self.items = [item for item in self.planned if isinstance(item, Item)]
+        self.inquiries = [item for item in self.planned if isinstance(item, Inquiry)]
+        self._places = places(self.items)
         self._examiner = Examiner(self._places)
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
@@ -107,9 +117,9 @@ class Run:
         self._collected: list[str] | None = None
         self._journal: Journal | None = None
         self.written: Path | None = None
-        self._unfinished: continuing.Unfinished | None = None
-        self._put_aside: Path | None = None
-        self._done = self._continue()
+        self._lock = self._locked()
+        self._taken = self._take()
+        self._done = self._taken.lines
         baseline = config.getoption("--conformance-baseline")
         self._gated: Gated | None = None
         if baseline is not None and not config.option.collectonly:
@@ -157,6 +167,12 @@ class Run:
                 raise UnknownName("mode", name, known)
         return not wanted or item.mode.name in wanted
 
+    def _on_level(self, item: Item | Inquiry) -> bool:
+        """Whether the level has it; what is asked for by name is asked on every level."""
+        if self.config.getoption("--level") != "core" or self.config.getoption("--case"):
+            return True
+        return isinstance(item, Item) and item.case.id in CORE and item.dtype in CORE_DTYPES
+
     @property
     def selection(self) -> str:
         """What narrowed the run or was added to it, or ""."""
@@ -165,8 +181,11 @@ class Run:
             for option in ("--case", "--dtype", "--mode")
             for value in self.config.getoption(option)
         ]
+        level = self.config.getoption("--level")
+        told += [f"--level {level}"] if level == "core" else []
         # They add to the catalogue instead of taking away; a record must not hide them either way.
         told += [f"--case-file {case.path} ({case.id})" for case in self.files.values()]
+        told += [f"--shard {self.shard[0]}/{self.shard[1]}"] if self.shard[1] > 1 else []
         keyword = self.config.getoption("keyword", "")
         return " ".join([*told, f"-k {keyword!r}"] if keyword else told)
 
@@ -199,14 +218,11 @@ class Run:
         return not isolated and self._asked > 1 and conforms_alone(item)
 
     def _examine(self, item: Item | Inquiry) -> tuple[CaseResult, bytes]:
-        """The result and its journal line: found earlier, in another process, or here."""
-        keeper = self.keepers.get(item.adapter.name)
+        """The result and its journal line: as it was measured earlier, or measured now."""
         line = self._done.get(item.id)
         if line is not None:
-            result = decode_line(line)[0]
-            if keeper is not None:
-                keeper.note(result.verdict)
-            return result, line
+            return decode_line(line)[0], line
+        keeper = self.keepers.get(item.adapter.name)
         if keeper is None:
             return self._examiner.examine(item)
         line = keeper.examine(item, self._places.get(item.id, -1))
@@ -256,57 +272,56 @@ class Run:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Under xdist a worker knows what was declared, and what need not be examined again."""
-        found = self._unfinished
         node.workerinput["conformance"] = {
             "declared": self._declared,
-            "unfinished": [str(found.record), found.size] if found else [],
+            "header": msgspec.json.encode(self._header()).decode() if self._done else "",
         }
 
     def pytest_unconfigure(self) -> None:
         """No process outlives the run."""
         for keeper in self.keepers.values():
             keeper.close()
+        if self._lock is not None:
+            self._lock.release()
+        digests.remember()
 
-    # Going on with an unfinished run
+    # What was measured earlier
 
-    def _continue(self) -> dict[str, bytes]:
-        """Journal lines of what an unfinished run found, by item."""
-        if self._given is None or not self.config.getoption("--resume"):
-            return {}
-        if self._is_worker:
-            found = self._from_controller["unfinished"]
-            return continuing.lines_of(Path(found[0]), found[1]) if found else {}
-        self._unfinished = continuing.unfinished(self._record or self._given)
-        if self._unfinished is None:
-            return {}
-        specs = [spec for _, spec in self.adapters]
-        planned = [item.id for item in self.planned]
-        continuing.check(self._unfinished, self._header(), planned, specs)
-        return self._unfinished.lines
+    def _locked(self) -> Lock | None:
+        """Hold the record, which nobody else may write in the meantime."""
+        if self._given is None or self._is_worker or self.config.option.collectonly:
+            return None
+        return Lock(self._given)
+
+    def _take(self) -> Earlier:
+        """What still holds of an earlier record, or of the journal of a run that was killed."""
+        option = self.config.getoption
+        if self._given is None or option("--fresh") or self.config.option.collectonly:
+            return Earlier()
+        header = None if self._is_worker else self._header()
+        if header is None:
+            encoded = self._from_controller["header"]
+            if not encoded:
+                return Earlier()
+            header = msgspec.json.decode(encoded, type=Header)
+        # A narrowed run looks into the whole record too.
+        records = dict.fromkeys([self._record or self._given, self._given])
+        files = [file for record in records for file in (journal_path(record), record)]
+        there = [file for file in files if file.exists()]
+        return earlier(there, header, self.planned, self._places)
 
     def _journal_of(self, record: Path) -> Journal:
-        """Where findings go: on with the journal of the unfinished run, or a new one."""
-        if self._unfinished is not None and self._unfinished.record == record:
-            return Journal.continued(record, self._unfinished.size)
-        path = journal_path(record)
-        if path.exists() and path.read_bytes().count(b"\n") > 1:
-            self._put_aside = path.with_name(path.name + ".old")
-            path.replace(self._put_aside)
-        return Journal(record, self._header())
+        """Where findings go; it has what still holds before anything is added."""
+        chosen = {*self.chosen}
+        lines = [line for name, line in self._done.items() if name in chosen]
+        return Journal(record, self._header(), lines)
 
     def _keep(self) -> Callable[[str], bool]:
-        """Which arrays the record has: of attention weights only the gravest of all processes."""
-        places = self._places
-        gravest = pictured.Gravest(places)
+        """Which arrays the record has: of attention weights only the worst of all processes."""
+        worst = Worst(self._places)
         for result in self.results.values():
-            gravest.takes(result)
-        kept = gravest.ids
-
-        def keep(name: str) -> bool:
-            item, _, part = name.rpartition("|")
-            return item in kept or item not in places or part not in PICTURED
-
-        return keep
+            worst.takes(result)
+        return kept(worst.ids, self._places)
 
     def _spec(self, adapter: Adapter) -> str:
         return next(spec for found, spec in self.adapters if found is adapter)
@@ -403,8 +418,12 @@ class Run:
         if exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
         planned = self.chosen
+        # Of a run that was stopped, what it had not come to.
+        for name in planned:
+            if name in self._done and name not in self.results:
+                self.results[name] = decode_line(self._done[name])[0]
         missing = [name for name in planned if name not in self.results]
-        unanswered = [without_outcome(name, "not-run", continuing.ENDED) for name in missing]
+        unanswered = [without_outcome(name, "not-run", ENDED) for name in missing]
         if self._record is not None and planned:
             if self._journal is None:
                 self._journal = self._journal_of(self._record)
@@ -440,6 +459,7 @@ class Run:
         terminalreporter.section("conformance")
         if self._gated is not None:
             self._gated.summary(terminalreporter, self.written)
+            self._tell_taken(write)
             if self.written is not None:
                 write(f"record: {self.written}")
             return
@@ -451,17 +471,22 @@ class Run:
         missing = sum(name not in self.results for name in self.chosen)
         if missing:
             write(f"not run: {missing} of {len(self.chosen)} planned items")
-        if self._done:
-            count_done = len(self._done)
-            write(f"resumed: {count_done} of {len(self.chosen)} items are of the unfinished run")
-        if self._put_aside is not None:
-            told = "of an unfinished run, which --resume would have continued"
-            write(f"put aside: {self._put_aside} {told}")
+        self._tell_taken(write)
         if self.written is not None:
             write(f"record: {self.written}")
         if self.survey:
             for line in self._gravest():
                 write(line)
+
+    def _tell_taken(self, write: Callable[[str], None]) -> None:
+        """How much was not asked again, and what could not be used."""
+        for problem in self._taken.problems:
+            write(f"asked again: {problem}")
+        if self._done:
+            told = as_measured(
+                [self._taken.days[n] for n in self.chosen if n in self._done], len(self.chosen)
+            )
+            write(f"{told}; --fresh asks all")
 
     def _gravest(self) -> Iterator[str]:
         """The gravest deviation of each implementation in full; of a survey no test shows one."""
@@ -495,9 +520,19 @@ class Run:
         return [item.id for item in self.planned]
 
     @property
+    def outcome(self) -> Outcome:
+        """What is known when the run has ended."""
+        results = [self.results[name] for name in self.chosen if name in self.results]
+        pairs = [(adapter.name, spec) for adapter, spec in self.adapters]
+        return Outcome(pairs, results, len(self.chosen), self.selection, self.written)
+
+    @property
     def _record(self) -> Path | None:
-        """Where the record goes; a narrowed run never overwrites a whole one."""
+        """Where the record goes; a narrowed run never overwrites a whole one, nor does a shard."""
         given = self._given
+        if given is not None and self.shard[1] > 1:
+            given = given.with_suffix(f".shard-{self.shard[0]}-of-{self.shard[1]}.json")
+            return given
         narrowed = self.selection or len(self.chosen) < len(self.planned)
         return given.with_suffix(".narrowed.json") if given is not None and narrowed else given
 
@@ -523,6 +558,7 @@ class Run:
             cases=told(item.case for item in self.items),
             requirements=requirements(),
             topics=list(dict.fromkeys(item.experiment.topic for item in self.inquiries)),
+            revisions=digests.revisions(),
         )
 
     def _described(self, adapter: Adapter, spec: str) -> Implementation:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from conformance.records.findings import NOT_VERIFIED, CaseResult, count
 from conformance.requirements import REQUIREMENTS
-
-if TYPE_CHECKING:
-    from conformance.running.run import Run
 
 SCHEMA = "mha-conformance/summary/1"
 
@@ -44,6 +42,24 @@ class Examined(msgspec.Struct, frozen=True):
     not_verified: dict[str, int]
 
 
+class Outcome(NamedTuple):
+    """What is known when a run has ended.
+
+    Attributes:
+        implementations: name and spec of each.
+        results: those that there are, of all items that were to be examined.
+        planned: how many items those are.
+        selection: what narrowed the run, or "".
+        record: where the record is.
+    """
+
+    implementations: list[tuple[str, str]]
+    results: list[CaseResult]
+    planned: int
+    selection: str
+    record: Path | None
+
+
 class Summary(msgspec.Struct, frozen=True):
     """A run.
 
@@ -63,23 +79,18 @@ class Summary(msgspec.Struct, frozen=True):
     exit_code: int
 
 
-def summary(run: Run, exit_code: int) -> Summary:
-    """Of a run that has ended."""
-    chosen = run.chosen
+def summary(run: Outcome, exit_code: int) -> Summary:
+    """Of a run that has ended, or of a record that still holds."""
     return Summary(
         schema=SCHEMA,
         implementations=[
-            examined(
-                adapter.name,
-                spec,
-                [own for own in run.results.values() if own.implementation == adapter.name],
-            )
-            for adapter, spec in run.adapters
+            examined(name, spec, [own for own in run.results if own.implementation == name])
+            for name, spec in run.implementations
         ],
-        planned=len(chosen),
-        missing=sum(name not in run.results for name in chosen),
+        planned=run.planned,
+        missing=run.planned - len(run.results),
         selection=run.selection,
-        record=str(run.written or ""),
+        record=str(run.record or ""),
         exit_code=exit_code,
     )
 

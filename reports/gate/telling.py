@@ -33,9 +33,8 @@ GOOD, BAD, DIM = "green", "red", "dim"
 T = TypeVar("T")
 
 
-def gate(baseline: Baseline, record: Record, judged: Sequence[str], *, verbose: bool) -> int:
-    """Judge a record and print the judgement; `judged` are the arguments that named it."""
-    found = judge(baseline, record)
+def gate(found: Judgement, judged: Sequence[str], *, verbose: bool) -> int:
+    """Print how a record was judged; `judged` are the arguments that named it."""
     Console(highlight=False).print(tell(found, verbose=verbose, judged=judged), soft_wrap=True)
     return found.exit_code
 

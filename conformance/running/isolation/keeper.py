@@ -154,13 +154,6 @@ class Keeper:
             self._clear()
         return found.line
 
-    def note(self, verdict: str) -> None:
-        """An item was examined in an earlier run: losses in a row count on."""
-        if verdict in ("crashed", "timed-out"):
-            self._deaths += 1
-        elif verdict != "not-run":
-            self._deaths = 0
-
     def close(self) -> None:
         """End the process, and whatever it started."""
         self._clear()

@@ -1,0 +1,327 @@
+"""Digests of the code on which an outcome depends.
+
+An item need not be asked again as long as nothing has changed on which its outcome depends. Of code
+that is: the adapter with the project's own modules that it imports, the check of each requirement
+that the case serves, and what all of them stand on. Everything is read from source files; nothing
+is imported, so that a run in which nothing changed does not wait for a framework.
+
+Comments, docstrings and layout are no part of a digest. Wording that reaches a record is.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import msgspec
+
+from conformance.adapter.loading import registered
+from conformance.experiments import EXPERIMENTS
+from conformance.frameworks import BRIDGES
+from conformance.requirements import REQUIREMENTS
+
+SUITE = "conformance"
+ROOMS = ("definition", "adapter")
+"""Rooms of which every module counts for every outcome."""
+JUDGING = ("requirements", "experiments")
+"""Rooms of which a module counts where it is imported."""
+BASE = (
+    "conformance.frameworks",
+    "conformance.frameworks.base",
+    "conformance.frameworks.surroundings",
+    "conformance.cases.case",
+)
+CAUSES = "causes"
+"""Key of `revisions` for the room that says why something deviates."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """One source file: the digest of its code, the modules that it may import, its docstring."""
+
+    digest: str
+    imports: list[str]
+    documentation: str = ""
+
+
+# Digests of the suite
+
+
+@cache
+def suite_code() -> str:
+    """Digest of what every outcome depends on: definition, adapter interface, examination."""
+    modules = [*BASE, *(name for room in ROOMS for name in _modules(room))]
+    modules += _closure([f"{SUITE}.running.session"], _judges)
+    return _digest(sorted(modules))
+
+
+@cache
+def revisions() -> dict[str, str]:
+    """Requirement or experiment id to the digest of its module and of those that it imports.
+
+    A requirement's own revision is a part of it. Under "causes" stands the digest of the whole
+    room: what deviates is asked again if it changes.
+    """
+    of_module: dict[str, str] = {}
+
+    def revision(module: str) -> str:
+        if module not in of_module:
+            of_module[module] = _digest(sorted(_closure([module], _judges)))
+        return of_module[module]
+
+    found = {item.id: f"{item.revision}-{revision(item.check.__module__)}" for item in REQUIREMENTS}
+    found |= {item.id: revision(item.make.__module__) for item in EXPERIMENTS}
+    found[CAUSES] = _digest(_modules("causes"))
+    return found
+
+
+def _judges(module: str) -> bool:
+    room, _, name = module.removeprefix(f"{SUITE}.").partition(".")
+    # The packages themselves list everything, and nothing would be apart from anything.
+    return module.startswith(SUITE) and room in JUDGING and name not in ("", "experiment")
+
+
+def _modules(room: str) -> list[str]:
+    spec = _spec(f"{SUITE}.{room}")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent
+    return [f"{SUITE}.{room}.{file.stem}" for file in sorted(folder.glob("[!_]*.py"))]
+
+
+def _closure(modules: Iterable[str], follow: Callable[[str], bool]) -> list[str]:
+    """These modules, and whatever they import that `follow` takes."""
+    known: dict[str, None] = {}
+    todo = list(modules)
+    while todo:
+        name = todo.pop()
+        path = _file(name)
+        if name in known or path is None:
+            continue
+        known[name] = None
+        todo += [other for other in source(path).imports if follow(other)]
+    return list(known)
+
+
+def _digest(modules: Iterable[str]) -> str:
+    files = ((name, _file(name)) for name in modules)
+    return _joined(f"{name} {source(path).digest}" for name, path in files if path is not None)
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+# Digest of an adapter
+
+
+@cache
+def adapter_digest(spec: str, framework: str) -> str:
+    """Digest of an adapter, of what it imports of its own project, and of its framework's bridge.
+
+    Of an imported package that is installed, the version counts. The digest is "" if there is no
+    source file, so that nobody can know what has changed: then everything is asked.
+
+    Args:
+        spec: as given to `--implementation`.
+        framework: the name of its bridge.
+    """
+    place, start = _start(spec)
+    if start is None:
+        return ""
+    files: dict[Path, str] = {}
+    packages: dict[str, str] = {}
+    todo = [(start, start.stem if place.endswith(".py") else place)]
+    while todo:
+        path, name = todo.pop()
+        if path in files:
+            continue
+        files[path] = name
+        for imported in source(path).imports:
+            todo += _project(imported, path, name, packages)
+    lines = [f"{name} {source(path).digest}" for path, name in files.items()]
+    lines += [f"{name} {version}" for name, version in packages.items()]
+    if framework in BRIDGES:
+        bridge = BRIDGES[framework][0]
+        lines.append(_digest(sorted(_closure([bridge], _is_bridge))))
+    return _joined(sorted(lines))
+
+
+def documentation(spec: str) -> str:
+    """The docstring of the module in which an adapter is, or ""."""
+    start = _start(spec)[1]
+    return source(start).documentation if start is not None else ""
+
+
+def _start(spec: str) -> tuple[str, Path | None]:
+    """The module or path that a name stands for, and its file if there is one."""
+    known = registered()
+    place = (known[spec].value if spec in known else spec).partition(":")[0]
+    file = Path(place) if place.endswith(".py") else _file(place)
+    return place, file if file is not None and file.is_file() else None
+
+
+def _is_bridge(module: str) -> bool:
+    return module.startswith(f"{SUITE}.frameworks.") and module not in BASE
+
+
+def _project(
+    imported: str, path: Path, importer: str, packages: dict[str, str]
+) -> Iterator[tuple[Path, str]]:
+    """Files of the project that this import runs; notes the version of an installed package."""
+    dots = len(imported) - len(imported.lstrip("."))
+    if dots:
+        package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
+        parts = package.split(".")
+        imported = ".".join([*parts[: len(parts) - dots + 1], imported.lstrip(".")]).strip(".")
+    top = imported.partition(".")[0]
+    if top in sys.stdlib_module_names or (
+        top == SUITE and not imported.startswith(f"{SUITE}.adapters.")
+    ):
+        return
+    parts = imported.split(".")
+    for length in range(1, len(parts) + 1):
+        name = ".".join(parts[:length])
+        file = _file(name) or _beside(path, name)
+        if top != SUITE and length == 1 and (file is None or _is_installed(file)):
+            packages[top] = _version(top) if file is not None else "none"
+            return
+        if file is not None and (top != SUITE or length > 2):
+            yield file, name
+
+
+def _beside(path: Path, name: str) -> Path | None:
+    """The module in the folder of the one that imports it, as scripts find each other."""
+    stem = path.parent.joinpath(*name.split("."))
+    candidates = (stem.with_name(stem.name + ".py"), stem / "__init__.py")
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _is_installed(file: Path) -> bool:
+    return bool({"site-packages", "dist-packages"} & {*file.parts})
+
+
+def _version(package: str) -> str:
+    """The version of the distribution that brings this package, or "unknown"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        names = _distributions().get(package, [])
+        return ", ".join(sorted(f"{name} {metadata.version(name)}" for name in {*names}))
+
+
+@cache
+def _distributions() -> dict[str, list[str]]:
+    return dict(metadata.packages_distributions())
+
+
+# Source files
+
+
+@cache
+def _spec(module: str) -> ModuleSpec | None:
+    """Where a module is, without importing its parents as `importlib.util.find_spec` does."""
+    parent = module.rpartition(".")[0]
+    path = None
+    if parent:
+        above = _spec(parent)
+        if above is None or above.submodule_search_locations is None:
+            return None
+        path = above.submodule_search_locations
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        try:
+            found: ModuleSpec | None = find(module, path) if find is not None else None
+        except Exception:
+            found = None
+        if found is not None:
+            return found
+    return None
+
+
+def _file(module: str) -> Path | None:
+    """The file of a module: its source, or the library of one that is compiled."""
+    spec = _spec(module)
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    return Path(spec.origin)
+
+
+@cache
+def source(path: Path) -> Source:
+    """The digest and imports of one file; of what is no Python, the digest of its bytes."""
+    content = path.read_bytes()
+    key = hashlib.sha256(content).hexdigest()
+    if key not in _cache():
+        _cache()[key] = _read(content)
+        _changed.append(key)
+    return _cache()[key]
+
+
+def _read(content: bytes) -> Source:
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return Source(hashlib.sha256(content).hexdigest(), [])
+    words = ast.get_docstring(tree) or ""
+    imports: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports |= dict.fromkeys(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            dot = "" if module.endswith(".") else "."
+            imports |= dict.fromkeys([module, *(f"{module}{dot}{a.name}" for a in node.names)])
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            # Docstrings, and strings below attributes.
+            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+    return Source(hashlib.sha256(ast.dump(tree).encode()).hexdigest(), list(imports), words)
+
+
+def _is_text(line: ast.AST) -> bool:
+    return (
+        isinstance(line, ast.Expr)
+        and isinstance(line.value, ast.Constant)
+        and isinstance(line.value.value, str)
+    )
+
+
+_changed: list[str] = []
+
+
+def _cache_file() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    version = ".".join(map(str, sys.version_info[:2]))
+    return Path(root) / "mha-conformance" / f"code-{version}.json"
+
+
+@cache
+def _cache() -> dict[str, Source]:
+    """By hash of the content: parsing the suite's source takes half a second."""
+    try:
+        return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, Source])
+    except (OSError, RuntimeError, msgspec.MsgspecError):
+        return {}
+
+
+def remember() -> None:
+    """Keep for other processes what was parsed in this one; it is no error if that cannot be."""
+    if not _changed:
+        return
+    _changed.clear()
+    newest = dict(list(_cache().items())[-2000:])
+    try:
+        file = _cache_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f"{file.name}.{os.getpid()}")
+        temporary.write_bytes(msgspec.json.encode(newest))
+        temporary.replace(file)
+    except (OSError, RuntimeError):
+        return

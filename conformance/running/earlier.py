@@ -1,0 +1,241 @@
+"""What an earlier run measured, and whether that still holds.
+
+An outcome holds as long as nothing changed on which it depends: the case, the requirements that it
+serves, the adapter, the packages, the machine. All of that is in the header of a record, so two
+headers say which items have to be asked again. An item that was lost, or was not run, always is.
+The journal of a run that was killed is an earlier run like any other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from conformance.cases.catalogue import catalogue
+from conformance.cases.told import told
+from conformance.definition.dtypes import Array
+from conformance.errors import BrokenRecord
+from conformance.frameworks.base import package_versions
+from conformance.records.card import TOPICS
+from conformance.records.findings import NOT_VERIFIED, CaseResult
+from conformance.records.header import Header, Implementation, Provenance
+from conformance.records.record import (
+    PICTURED,
+    Record,
+    decode_line,
+    encode_line,
+    read,
+    read_arrays,
+    read_header,
+    whole_lines,
+)
+from conformance.running.digests import CAUSES, adapter_digest, documentation, revisions
+from conformance.running.examiner import Worst, is_exchanged
+from conformance.running.provenance import (
+    BASE_PACKAGES,
+    requirements,
+    setting,
+    suite_version,
+)
+from conformance.running.session import Inquiry, Item
+
+Planned = Item | Inquiry
+
+SETTING = (
+    "code",
+    "python",
+    "platform",
+    "machine",
+    "environment",
+    "device",
+    "device_model",
+)
+"""Fields of the provenance in which every outcome must agree."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Outcomes of earlier runs that still hold.
+
+    Attributes:
+        lines: item id to its journal line, which says when it was measured.
+        days: item id to the day of its measurement.
+        problems: a line about each file that could not be used.
+    """
+
+    lines: dict[str, bytes] = field(default_factory=dict)
+    days: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def earlier(
+    files: Iterable[Path],
+    header: Header,
+    planned: Sequence[Planned],
+    places: Mapping[str, int],
+) -> Earlier:
+    """What still holds of the records and journals in these files, the first of which counts most.
+
+    Args:
+        files: those that do not exist are passed over.
+        header: that of the run that begins.
+        planned: its items.
+        places: item id to its place, for those whose attention weights may go into the record.
+    """
+    problems: list[str] = []
+    items = {item.id: item for item in planned}
+    results: dict[str, CaseResult] = {}
+    arrays: dict[str, dict[str, Array]] = {}
+    for file in files:
+        try:
+            before, own = _read(file)
+        except BrokenRecord as error:
+            problems.append(f"{error}; not used")
+            continue
+        holds = _holds(before, header)
+        for name, (result, exchanged) in own.items():
+            if name in items and name not in results and holds(result, items[name]):
+                day = result.measured or before.provenance.created[:10]
+                results[name] = msgspec.structs.replace(result, measured=day)
+                arrays[name] = exchanged
+    _drop_without_arrays(results, arrays, items, places)
+    today = header.provenance.created[:10]
+    lines = {}
+    for name, result in results.items():
+        day = "" if result.measured == today else result.measured
+        lines[name] = encode_line(msgspec.structs.replace(result, measured=day), arrays[name])
+    return Earlier(lines, {name: result.measured for name, result in results.items()}, problems)
+
+
+def as_measured(days: Sequence[str], total: int) -> str:
+    """ "1,803 of 1,848 items as measured on 2026-11-22"; `days` are those of the items."""
+    each = sorted({*days})
+    told = f"between {each[0]} and {each[-1]}" if len(each) > 3 else f"on {' and '.join(each)}"
+    return f"{len(days):,} of {total:,} items as measured {told}"
+
+
+Read = tuple[Header, dict[str, tuple[CaseResult, dict[str, Array]]]]
+
+
+def _read(file: Path) -> Read:
+    """The header, and results with their arrays by item id; raises `BrokenRecord`."""
+    if file.suffix == ".journal":
+        lines = whole_lines(file)
+        if len(lines) < 2:
+            raise BrokenRecord(f"{file.name}: nothing was measured")
+        decoded = [decode_line(line) for line in lines[1:]]
+        return read_header(file, lines[0]), {result.id: (result, own) for result, own in decoded}
+    record = read(file)
+    arrays: dict[str, dict[str, Array]] = defaultdict(dict)
+    for name, array in read_arrays(file, record).items():
+        item, _, part = name.rpartition("|")
+        arrays[item][part] = array
+    return record.header, {r.id: (r, arrays.get(r.id, {})) for r in record.results}
+
+
+def _holds(before: Header, now: Header) -> Callable[[CaseResult, Planned], bool]:
+    """Whether an outcome holds that was found under another header."""
+    same = _same_setting(before.provenance, now.provenance)
+    told = {one.name: one for one in before.implementations}
+    alike = {
+        one.name
+        for one in now.implementations
+        if one.digest and one.name in told and _same_declaration(told[one.name], one)
+    }
+
+    def holds(result: CaseResult, item: Planned) -> bool:
+        if not same or result.implementation not in alike or result.verdict in NOT_VERIFIED:
+            return False
+        if result.case in now.cases:
+            asked = before.cases.get(result.case)
+            if asked is None or asked.hash != now.cases[result.case].hash:
+                return False
+        names = {finding.requirement for finding in result.findings}
+        if isinstance(item, Item):
+            names |= {requirement.id for requirement in item.requirements}
+        else:
+            names.add(result.case)
+        if any(finding.verdict == "deviates" for finding in result.findings):
+            names.add(CAUSES)
+        return all(before.revisions.get(name) == now.revisions.get(name) for name in names)
+
+    return holds
+
+
+def _same_setting(one: Provenance, other: Provenance) -> bool:
+    if any(getattr(one, name) != getattr(other, name) for name in SETTING) or not one.code:
+        return False
+    return all(one.packages.get(name) == other.packages.get(name) for name in BASE_PACKAGES)
+
+
+def _same_declaration(one: Implementation, other: Implementation) -> bool:
+    """Whether the code is the same, on the same versions, and gave the same declaration."""
+    words = {"spec": "", "title": "", "documentation": "", "about": "", "example": ""}
+    pair = [msgspec.structs.replace(each, mode_notes={}, **words) for each in (one, other)]
+    return pair[0] == pair[1]
+
+
+def _drop_without_arrays(
+    results: dict[str, CaseResult],
+    arrays: Mapping[str, Mapping[str, Array]],
+    items: Mapping[str, Planned],
+    places: Mapping[str, int],
+) -> None:
+    """Take out what must be asked again because a record would have arrays that are missing."""
+    for name, result in list(results.items()):
+        exchanged = is_exchanged(items[name]) and result.verdict in ("conforms", "deviates")
+        if exchanged and not arrays[name].keys() - {*PICTURED}:
+            del results[name]
+    worst = Worst(places)
+    for result in results.values():
+        worst.takes(result)
+    for name in worst.ids:
+        if not arrays[name].keys() & {*PICTURED}:
+            del results[name]
+
+
+# Nothing changed at all
+
+
+def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
+    """The record, if a run of these implementations would ask nothing: it holds as a whole.
+
+    No adapter is loaded for that, and no framework. On another device than the CPU the framework
+    has to be asked which one it is, so nobody knows without a run.
+    """
+    try:
+        found = read(record)
+    except BrokenRecord:
+        return None
+    header, then = found.header, found.header.provenance
+    whole = found.complete and not then.selection and not header.deselected
+    if not whole or device != "cpu" or then.device != device:
+        return None
+    if [one.spec for one in header.implementations] != list(specs):
+        return None
+    now = msgspec.structs.replace(
+        then,
+        suite=suite_version(),
+        packages=then.packages | package_versions(BASE_PACKAGES),
+        **setting(),
+    )
+    if now != then or not all(map(_stands, header.implementations)):
+        return None
+    asks = (told(catalogue()), revisions(), requirements(), [*TOPICS])
+    if asks != (header.cases, header.revisions, header.requirements, header.topics):
+        return None
+    if len(found.results) != header.planned:
+        return None
+    return None if any(r.verdict in NOT_VERIFIED for r in found.results) else found
+
+
+def _stands(one: Implementation) -> bool:
+    """Whether the adapter would declare the same again, from the same code."""
+    if not one.digest or package_versions(tuple(one.versions)) != one.versions:
+        return False
+    words = documentation(one.spec)
+    return adapter_digest(one.spec, one.framework) == one.digest and words in ("", one.about)

@@ -1,0 +1,609 @@
+"""What changed since a record was made is asked again, and nothing else is."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import msgspec
+import pytest
+from mutants.miniatures import Correct, Inverted
+
+from conformance.adapter.base import Mode
+from conformance.adapter.loading import load
+from conformance.cases.case import case_hash
+from conformance.cases.catalogue import catalogue, find_cases
+from conformance.cases.told import told
+from conformance.errors import ConformanceError
+from conformance.experiments import experiment
+from conformance.records.header import SCHEMA, Header
+from conformance.records.record import Journal, decode_line, finish, read, read_arrays, save
+from conformance.requirements import REQUIREMENTS
+from conformance.running import digests
+from conformance.running.earlier import as_measured, earlier, unchanged
+from conformance.running.examiner import Examiner, Worst, kept, places
+from conformance.running.parts import Lock, join, parse_shard, part
+from conformance.running.provenance import describe, provenance, requirements
+from conformance.running.session import inquiries, plan
+
+DTYPES = ["float32", "bfloat16"]
+
+
+def planned(adapter, cases, dtypes=DTYPES):
+    items = list(plan([adapter], cases, dtypes, "cpu"))
+    return items, list(inquiries([adapter], [experiment("weights")], "cpu"))
+
+
+def header_of(adapter, items, asked=(), selection=""):
+    return Header(
+        schema=SCHEMA,
+        name="r",
+        provenance=provenance([adapter], "cpu", "mha-conformance run", "", selection),
+        implementations=describe([(adapter, "mine.py:Mine")], "cpu"),
+        planned=len(items) + len(asked),
+        cases=told(item.case for item in items),
+        requirements=requirements(),
+        topics=list(dict.fromkeys(item.experiment.topic for item in asked)),
+        revisions=digests.revisions(),
+    )
+
+
+def record(path, adapter, items, asked=(), selection="", change=lambda header: header):
+    """Examine the items as one process would, and write the record."""
+    every = [*items, *asked]
+    placed = places(items)
+    examiner, worst = Examiner(placed), Worst(placed)
+    journal = Journal(path, change(header_of(adapter, items, asked, selection)))
+    for item in every:
+        result, line = examiner.examine(item)
+        worst.takes(result)
+        journal.add(line)
+    journal.close()
+    return finish(path, (), [item.id for item in every], kept(worst.ids, placed))
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Adapters of this file have a digest, as those that are loaded by a name."""
+    for module in ("provenance", "earlier"):
+        monkeypatch.setattr(
+            f"conformance.running.{module}.adapter_digest", lambda spec, framework: "adapter"
+        )
+
+
+class Made:
+    """A record of some cases, and what is to be asked again after a change."""
+
+    def __init__(self, path, adapter):
+        self.path, self.adapter = path, adapter
+        self.items, self.asked = planned(adapter, find_cases("mask/*/self"))
+        self.record = record(path, adapter, self.items, self.asked)
+
+    def again(self, items=None, change=lambda header: header):
+        """Ids of what a run would ask that plans these items."""
+        items = self.items if items is None else items
+        header = change(header_of(self.adapter, items, self.asked))
+        every = [*items, *self.asked]
+        found = earlier([self.path], header, every, places(items))
+        return {item.id for item in every} - found.lines.keys()
+
+    @property
+    def every(self):
+        return {item.id for item in [*self.items, *self.asked]}
+
+
+@pytest.fixture
+def made(tmp_path, known):
+    return Made(tmp_path / "r.json", Correct())
+
+
+def test_of_the_same_nothing_is_asked_again(made):
+    assert len(made.every) > 10
+    assert made.again() == set()
+
+
+def test_one_number_of_a_case(made):
+    """Exactly the items of this case are asked again."""
+    edited = find_cases("mask/shared/self")[0]
+
+    def regime(shape, drawn, random):
+        drawn["query"][0, 0, 0] += 2.0**-20
+
+    other = dataclasses.replace(edited, regime=regime)
+    assert case_hash(other) != case_hash(edited)
+    items = [
+        dataclasses.replace(item, case=other) if item.case is edited else item
+        for item in made.items
+    ]
+    assert made.again(items) == {item.id for item in made.items if item.case is edited} != set()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scale": 0.5},
+        {"causal": "top-left"},
+        {"serves": frozenset({"call.repeats"})},
+        {"defined": False},
+        {"idle": {"query": "no reason"}},
+        {"mask": None},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_hash_of_a_case_has_its_flags(change):
+    case = find_cases("mask/shared/self")[0]
+    assert case_hash(dataclasses.replace(case, **change)) != case_hash(case)
+
+
+def test_the_hash_of_a_case_has_none_of_its_words():
+    case = find_cases("mask/shared/self")[0]
+    assert case_hash(dataclasses.replace(case, why="otherwise")) == case_hash(case)
+
+
+def test_every_case_has_a_hash_of_its_own():
+    assert len({case_hash(case) for case in catalogue()}) == len(catalogue())
+
+
+def edit(path, value):
+    """A change of one field of a header, by its path."""
+
+    def change(header):
+        document = msgspec.to_builtins(header)
+        place = document
+        *way, last = path
+        for step in way:
+            place = place[step]
+        place[last] = value
+        return msgspec.convert(document, Header)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit(("provenance", "packages", "numpy"), "1.0"),
+        edit(("provenance", "python"), "3.9.0"),
+        edit(("provenance", "machine"), "another"),
+        edit(("provenance", "device_model"), "another"),
+        edit(("provenance", "environment", "OMP_NUM_THREADS"), "7"),
+        edit(("provenance", "code"), "other"),
+        edit(("implementations", 0, "digest"), "other"),
+        edit(("implementations", 0, "versions"), {"torch": "3.0"}),
+        edit(("implementations", 0, "modes"), ["default", "fast"]),
+        edit(("implementations", 0, "digest"), ""),
+    ],
+)
+def test_what_every_outcome_depends_on(made, change):
+    assert made.again(change=change) == made.every
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit(("provenance", "suite"), "9.9"),
+        edit(("provenance", "packages", "pytest"), "1.0"),
+        edit(("provenance", "command"), "mha-conformance gate"),
+        edit(("implementations", 0, "about"), "Better words."),
+    ],
+)
+def test_what_no_outcome_depends_on(made, change):
+    assert made.again(change=change) == set()
+
+
+def test_a_revision_of_a_requirement(made, monkeypatch):
+    """Exactly the items of the cases that serve it."""
+    name = "mask.blocked-key-has-no-influence"
+    own = next(item for item in REQUIREMENTS if item.id == name)
+    again = made.again(change=edit(("revisions", name), "2-other"))
+    assert again == {item.id for item in made.items if own.serves(item.case)}
+    assert 0 < len(again) < len(made.every)
+
+
+def test_a_revision_of_an_experiment(made):
+    again = made.again(change=edit(("revisions", "probe/weights"), "other"))
+    assert again == {item.id for item in made.asked} != set()
+
+
+def test_a_new_requirement_is_asked_where_it_is_served(made, monkeypatch):
+    own = REQUIREMENTS[0]
+    new = dataclasses.replace(own, id="new.requirement", every_case=False)
+    monkeypatch.setattr("conformance.running.session.REQUIREMENTS", (*REQUIREMENTS, new))
+    case = find_cases("mask/shared/self")[0]
+    serving = dataclasses.replace(case, serves=case.serves | {new.id})
+    items = [
+        dataclasses.replace(item, case=serving) if item.case is case else item
+        for item in made.items
+    ]
+    assert made.again(items) == {item.id for item in items if item.case is serving}
+
+
+def test_causes_matter_where_something_deviates(tmp_path, known):
+    for adapter in (Correct(), Inverted()):
+        made = Made(tmp_path / f"{adapter.name or 'x'}.json", adapter)
+        again = made.again(change=edit(("revisions", "causes"), "other"))
+        wrong = {
+            result.id
+            for result in made.record.results
+            if any(finding.verdict == "deviates" for finding in result.findings)
+        }
+        assert again == wrong
+    assert wrong
+
+
+def test_who_was_lost_is_asked_again(made):
+    document = msgspec.to_builtins(made.record)
+    verdicts = ("crashed", "timed-out", "not-run", "unavailable")
+    for result, verdict in zip(document["results"], verdicts, strict=False):
+        result["findings"] = [{"requirement": "run", "verdict": verdict}]
+    save(made.path, msgspec.convert(document, type(made.record)))
+    assert made.again() == {result.id for result in made.record.results[:4]}
+
+
+def test_arrays_come_along(tmp_path, known):
+    """A record of which half was measured earlier equals that of one run."""
+    adapter = Inverted()
+    items, asked = planned(adapter, find_cases("*/self"), ["float32"])
+    whole = record(tmp_path / "whole.json", adapter, items, asked)
+    record(tmp_path / "half.json", adapter, items[::2])
+    header = header_of(adapter, items, asked)
+    placed = places(items)
+    found = earlier([tmp_path / "half.json"], header, [*items, *asked], placed)
+    assert 0 < len(found.lines) <= len(items[::2])
+    examiner, worst = Examiner(placed), Worst(placed)
+    journal = Journal(tmp_path / "both.json", header, found.lines.values())
+    for line in found.lines.values():
+        worst.takes(decode_line(line)[0])
+    for item in [*items, *asked]:
+        if item.id not in found.lines:
+            result, line = examiner.examine(item)
+            worst.takes(result)
+            journal.add(line)
+    journal.close()
+    order = [item.id for item in [*items, *asked]]
+    both = finish(tmp_path / "both.json", (), order, kept(worst.ids, placed))
+    assert both.results == whole.results
+    assert both.digest == whole.digest
+
+
+def test_without_its_arrays_an_item_is_asked_again(made):
+    """As those of a published record, which has none."""
+    save(made.path, msgspec.structs.replace(made.record, exchange="", digest=""))
+    arrays = read_arrays(made.path, made.record)
+    having = {name.rpartition("|")[0] for name in arrays} & {item.id for item in made.items}
+    assert made.again() == having != set()
+
+
+def test_each_outcome_says_when_it_was_measured(made):
+    change = edit(("provenance", "created"), "2030-01-02T00:00:00+00:00")
+    header = change(header_of(made.adapter, made.items, made.asked))
+    every = [*made.items, *made.asked]
+    found = earlier([made.path], header, every, places(made.items))
+    day = made.record.header.provenance.created[:10]
+    assert {decode_line(line)[0].measured for line in found.lines.values()} == {day}
+    assert {*found.days.values()} == {day}
+    # And keeps it when it is taken over once more.
+    path = made.path.with_name("later.json")
+    journal = Journal(path, header, found.lines.values())
+    journal.close()
+    finish(path)
+    later = earlier([path], header_of(made.adapter, made.items, made.asked), every, {})
+    assert {*later.days.values()} == {day}
+
+
+def test_what_cannot_be_read_is_named(made):
+    made.path.write_text("{")
+    header = header_of(made.adapter, made.items)
+    found = earlier([made.path], header, made.items, {})
+    assert not found.lines
+    assert "cut off" in found.problems[0]
+
+
+def test_days():
+    assert as_measured(["2026-11-22"] * 1803, 1848) == (
+        "1,803 of 1,848 items as measured on 2026-11-22"
+    )
+    assert as_measured(["2026-01-02", "2026-01-01"], 2).endswith("on 2026-01-01 and 2026-01-02")
+    days = [f"2026-01-0{day}" for day in range(1, 6)]
+    assert as_measured(days, 9) == "5 of 9 items as measured between 2026-01-01 and 2026-01-05"
+
+
+# Digests
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """An adapter with a helper beside it and a package of its own."""
+    (tmp_path / "mine.py").write_text(
+        "import numpy\nimport helper\nfrom own.deep import thing\nclass Mine: pass\n"
+    )
+    (tmp_path / "helper.py").write_text("FACTOR = 1\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").write_text("")
+    (tmp_path / "own" / "deep.py").write_text("from . import sibling\nthing = 1\n")
+    (tmp_path / "own" / "sibling.py").write_text("x = 1\n")
+    (tmp_path / "unrelated.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def digest(folder, spec="", framework="numpy"):
+    for function in (digests.adapter_digest, digests.source, digests._spec):
+        function.cache_clear()
+    sys.path_importer_cache.clear()
+    return digests.adapter_digest(spec or f"{folder / 'mine.py'}:Mine", framework)
+
+
+@pytest.mark.parametrize("file", ["mine.py", "helper.py", "own/deep.py", "own/sibling.py"])
+def test_an_adapter_is_its_file_and_what_it_imports_of_its_project(project, file):
+    before = digest(project)
+    path = project / file
+    path.write_text(path.read_text() + "ANOTHER = 2\n")
+    assert digest(project) != before
+
+
+def test_a_helper_that_is_only_beside_it(project, monkeypatch):
+    """Scripts put their own folder first."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(project)])
+    before = digest(project)
+    (project / "helper.py").write_text("FACTOR = 2\n")
+    assert digest(project) != before
+
+
+def test_the_same_by_another_name(project):
+    before = digest(project, "own.deep:thing")
+    (project / "own" / "__init__.py").write_text("EARLY = 1\n")
+    assert digest(project, "own.deep:thing") != before
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("unrelated.py", "x = 2\n"),
+        ("helper.py", '"""What it is."""\n\n# Why.\nFACTOR = 1\n"""About it."""\n'),
+    ],
+    ids=["unrelated", "words"],
+)
+def test_what_an_adapter_does_not_depend_on(project, file, text):
+    before = digest(project)
+    (project / file).write_text(text)
+    assert digest(project) == before
+
+
+def test_the_version_of_an_installed_package(project, monkeypatch):
+    before = digest(project)
+    version = digests.metadata.version
+    monkeypatch.setattr(
+        digests.metadata, "version", lambda name: "9.9" if name == "numpy" else version(name)
+    )
+    assert digest(project) != before
+
+
+def test_a_package_that_is_missing(project):
+    (project / "mine.py").write_text("try:\n    import flash\nexcept ImportError:\n    pass\n")
+    before = digest(project)
+    (project / "flash.py").write_text("x = 1\n")
+    assert digest(project) != before
+
+
+def test_the_bridge_belongs_to_the_adapter(project):
+    assert digest(project, framework="torch") != digest(project, framework="jax")
+
+
+def test_built_in_adapters_differ():
+    names = ("ours", "torch-mha", "torch-sdpa", "flax-nnx", "tutorial-1")
+    found = {name: digests.adapter_digest(name, load(name).framework) for name in names}
+    assert all(found.values())
+    assert len({*found.values()}) == len(names)
+
+
+def test_nobody_knows_of_what_has_no_source():
+    assert digests.adapter_digest("no.such.module:Mine", "numpy") == ""
+
+
+def test_revisions_are_of_their_own_modules():
+    found = digests.revisions()
+    assert {item.id for item in REQUIREMENTS} < found.keys()
+    assert found["probe/weights"] != found["probe/masks"]
+    names = (REQUIREMENTS[0].id, "dropout.is-unbiased")
+    assert len({found[name].partition("-")[2] for name in names}) == 2
+
+
+def test_a_requirement_carries_its_own_revision(monkeypatch):
+    own = dataclasses.replace(REQUIREMENTS[0], revision=7)
+    monkeypatch.setattr(digests, "REQUIREMENTS", (own,))
+    digests.revisions.cache_clear()
+    assert digests.revisions()[own.id].startswith("7-")
+    monkeypatch.undo()
+    digests.revisions.cache_clear()
+
+
+def test_the_catalogue_is_no_code(monkeypatch):
+    """A new case changes nothing for the others."""
+    modules = digests._closure(["conformance.running.session"], digests._judges)
+    assert not any("cases" in module for module in [*modules, *digests.BASE[:-1]])
+    assert "conformance.requirements.examination" in modules
+
+
+# Nothing changed at all
+
+
+def test_a_whole_record_stands_until_something_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr("conformance.running.earlier.catalogue", lambda: cases)
+    monkeypatch.setattr("conformance.running.earlier.TOPICS", ())
+    cases = find_cases("mask/*/self")
+    adapter = load("tutorial-1")
+    items = list(plan([adapter], cases, ["bfloat16"], "cpu"))
+    path = tmp_path / "r.json"
+    header = header_of(adapter, items)
+    described = describe([(adapter, "tutorial-1")], "cpu")
+    header = msgspec.structs.replace(header, implementations=described, planned=0)
+    Journal(path, header).close()
+    finish(path)
+
+    def stands(change=lambda header: header, specs=("tutorial-1",), device="cpu"):
+        save(path, msgspec.structs.replace(read(path), header=change(header)))
+        return unchanged(path, specs, device) is not None
+
+    assert stands()
+    assert not stands(specs=("tutorial-2",))
+    assert not stands(specs=("tutorial-1", "tutorial-2"))
+    assert not stands(device="gpu")
+    for way, value in (
+        (("provenance", "code"), "other"),
+        (("provenance", "suite"), "9.9"),
+        (("provenance", "selection"), "--case x"),
+        (("provenance", "packages", "numpy"), "1.0"),
+        (("provenance", "environment", "OMP_NUM_THREADS"), "7"),
+        (("implementations", 0, "digest"), "other"),
+        (("implementations", 0, "about"), "Other words."),
+        (("implementations", 0, "versions", "torch"), "1.0"),
+        (("cases", cases[0].id, "hash"), "other"),
+        (("cases", cases[0].id, "why"), "Other words."),
+        (("revisions", REQUIREMENTS[0].id), "other"),
+        (("requirements", 0, "sentence"), "Other words."),
+        (("planned",), 1),
+        (("deselected",), 1),
+    ):
+        assert not stands(edit(way, value)), way
+    assert stands()
+
+
+# Parts
+
+
+def test_shards_are_the_whole(made):
+    whole = [item.id for item in part(made.items, made.asked, 1, 1)]
+    shards = [part(made.items, made.asked, number, 3) for number in (1, 2, 3)]
+    ids = [[item.id for item in shard] for shard in shards]
+    assert sorted(name for own in ids for name in own) == sorted(whole)
+    sizes = [len(own) for own in ids]
+    assert max(sizes) - min(sizes) <= 2
+    assert all(own == [name for name in whole if name in own] for own in ids)
+
+
+def test_items_that_share_an_expectation_stay_together():
+    class Moded(Correct):
+        modes = (Mode("one"), Mode("two"))
+
+    items = list(plan([Moded()], find_cases("mask/*/self"), DTYPES, "cpu"))
+    for number in (1, 2, 3, 4):
+        own = {(item.case.id, item.dtype) for item in part(items, [], number, 4)}
+        others = {
+            (item.case.id, item.dtype)
+            for other in {1, 2, 3, 4} - {number}
+            for item in part(items, [], other, 4)
+        }
+        assert not own & others
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2"])
+def test_a_shard_that_there_is_not(text):
+    with pytest.raises(ConformanceError, match="say which of how many"):
+        parse_shard(text)
+
+
+@pytest.fixture
+def shards(tmp_path, known):
+    """Two halves of a run that deviates, and the record of the whole."""
+    adapter = Inverted()
+    items, asked = planned(adapter, find_cases("*/self"))
+    record(tmp_path / "whole.json", adapter, items, asked)
+    for number in (1, 2):
+        own = part(items, asked, number, 2)
+        mine = [item for item in own if item in items], [item for item in own if item in asked]
+        record(tmp_path / f"{number}.json", adapter, *mine, f"--shard {number}/2")
+    return tmp_path
+
+
+def test_two_shards_are_the_record_of_one_run(shards):
+    files = [shards / "2.json", shards / "1.json"]
+    joined = join(files, shards / "both.json")
+    whole = read(shards / "whole.json")
+    assert not joined.contradictions
+    assert joined.record == read(shards / "both.json")
+    assert joined.record.complete
+    assert joined.record.results == whole.results
+    assert joined.record.digest == whole.digest
+    names = ("name", "provenance")
+    one, other = (
+        {name: value for name, value in msgspec.to_builtins(r.header).items() if name not in names}
+        for r in (joined.record, whole)
+    )
+    assert one == other
+    made = {"created", "run", "command"}
+    one, other = (
+        {n: v for n, v in msgspec.to_builtins(r.header.provenance).items() if n not in made}
+        for r in (joined.record, whole)
+    )
+    assert one == other
+
+
+def test_a_missing_shard_is_named(shards):
+    joined = join([shards / "2.json"], shards / "one.json")
+    assert joined.record.header.provenance.selection == "--shard 2/2"
+
+
+def change_result(path, number, edit):
+    found = read(path)
+    document = msgspec.to_builtins(found)
+    edit(document["results"][number])
+    save(path, msgspec.convert(document, type(found)))
+    return found.results[number].id
+
+
+def test_a_contradiction_is_named(shards):
+    def deny(result):
+        result["findings"][0]["verdict"] = "error"
+
+    name = change_result(shards / "1.json", 0, deny)
+    joined = join([shards / "whole.json", shards / "1.json"], shards / "both.json")
+    (line,) = joined.contradictions
+    was = next(r.verdict for r in joined.record.results if r.id == name)
+    assert line.startswith(f"{name}: {was} in whole.json, error in 1.json")
+    assert joined.record.results == read(shards / "whole.json").results
+
+
+def test_what_one_part_lost_another_has(shards):
+    def lose(result):
+        result["findings"] = [{"requirement": "run", "verdict": "crashed"}]
+
+    whole = read(shards / "whole.json").results
+    change_result(shards / "1.json", 0, lose)
+    joined = join([shards / "1.json", shards / "whole.json"], shards / "both.json")
+    assert not joined.contradictions
+    assert joined.record.results == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (edit(("provenance", "code"), "other"), "code is 'other' there"),
+        (edit(("provenance", "device"), "gpu"), "device is 'gpu' there"),
+        (edit(("implementations", 0, "digest"), "other"), "has other code there"),
+        (edit(("implementations", 0, "versions"), {"torch": "3"}), "has other versions there"),
+    ],
+)
+def test_parts_of_something_else_are_refused(shards, change, text):
+    path = shards / "2.json"
+    save(path, msgspec.structs.replace(read(path), header=change(read(path).header)))
+    with pytest.raises(ConformanceError, match=text):
+        join([shards / "1.json", path], shards / "both.json")
+    assert not (shards / "both.json").exists()
+
+
+def test_another_machine_is_a_part_and_is_named(shards):
+    path = shards / "2.json"
+    change = edit(("provenance", "machine"), "another")
+    save(path, msgspec.structs.replace(read(path), header=change(read(path).header)))
+    joined = join([shards / "1.json", path], shards / "both.json")
+    assert joined.record.header.provenance.machine.endswith("; another")
+
+
+def test_a_record_has_one_writer(tmp_path):
+    lock = Lock(tmp_path / "r.json")
+    with pytest.raises(ConformanceError, match=r"r\.json: process \d+, which began at .* writes"):
+        Lock(tmp_path / "r.json")
+    lock.release()
+    Lock(tmp_path / "r.json").release()
+    assert not list(tmp_path.iterdir())
