@@ -15,6 +15,7 @@ import msgspec
 from conformance.records.findings import Figures, Worst
 from conformance.records.header import CausalInfo, MaskInfo, Provenance
 from conformance.records.numbers import Array
+from conformance.records.phrase import Phrase
 from conformance.records.record import Record
 
 SCHEMA = "mha-conformance/report/2"
@@ -278,7 +279,7 @@ class Deviation(msgspec.Struct, frozen=True):
     requirement: str
     level: str
     verdict: str
-    cause: str
+    cause: Phrase
     made_by: str
     detail: str
     times: int

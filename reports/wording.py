@@ -21,8 +21,10 @@ from conformance.records.findings import (
 )
 from conformance.records.header import CausalInfo, RequirementInfo
 from conformance.records.numbers import ACCURACY
+from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports.totals import BAD, GRAVITY
 from conformance.text import element, printable
+from conformance.words import say
 
 SYMBOLS = {
     "conforms": "✓",
@@ -265,18 +267,18 @@ def failure(
         command: runs the item again, if not by `spec`.
     """
     wrong = [finding for finding in result.findings if finding.verdict in BAD]
-    causes = {finding.cause for finding in wrong if finding.cause}
+    causes = sorted({finding.cause for finding in wrong if finding.cause}, key=str)
     first = f"{result.verdict}: {', '.join(finding.requirement for finding in wrong)}"
     if alone:
         first += "; only after other calls"
     elif causes:
-        first += f"; {'; '.join(sorted(causes))}"
+        first += f"; {'; '.join(map(say, causes))}"
     lines = [first, f"  case {result.case}, {result.dtype}, mode {result.mode}, on {result.device}"]
     prose = asked.question(result.case)
     lines += [f"  {prose}"] if prose else []
     lines += ["", ALONE] if alone else []
     errors: set[str] = set()
-    cause = ""
+    cause = NOTHING
     for finding in wrong:
         if finding.verdict == "error" and finding.detail in errors:
             lines += ["", f"{finding.requirement}: the same error"]
@@ -313,7 +315,7 @@ def measured(figures: Figures) -> str:
     return f"{figures.array}: {sigmas(figures.max_ratio)}σ, allowed {figures.limit:.3g}σ"
 
 
-def _paragraph(finding: Finding, asked: Questions, said: str) -> list[str]:
+def _paragraph(finding: Finding, asked: Questions, said: Phrase) -> list[str]:
     """One finding; `said` is the last cause that was named."""
     lines = ["", finding.requirement]
     requirement = asked.requirement(finding.requirement)
@@ -330,9 +332,10 @@ def _paragraph(finding: Finding, asked: Questions, said: str) -> list[str]:
             f"want {worst.want}, noise σ {worst.noise}"
         )
     if finding.where:
-        lines.append(f"  deviates only in: {finding.where}")
+        lines.append(f"  deviates only in: {say(finding.where)}")
     if finding.made_by:
         lines.append(f"  made by: {MAKERS[finding.made_by]}")
     if finding.cause:
-        lines.append(f"  likely cause: {'the same' if finding.cause == said else finding.cause}")
+        cause = "the same" if finding.cause == said else say(finding.cause)
+        lines.append(f"  likely cause: {cause}")
     return lines

@@ -17,6 +17,7 @@ from conformance.records.header import (
     MaskInfo,
     Provenance,
 )
+from conformance.records.phrase import Phrase
 from conformance.records.record import Record
 from conformance.reports import build
 from conformance.reports import model as data
@@ -149,7 +150,7 @@ def full() -> tuple[data.Loaded, list[str], list[str]]:
     results, arrays = [], {}
     for name in names:
         results += [
-            result(good(), bad(GRADIENT, detail=NASTY, cause=NASTY), name=name),
+            result(good(), bad(GRADIENT, detail=NASTY, cause=Phrase(NASTY)), name=name),
             result(Finding(OUTPUT, "error", detail=NASTY), name=name, case=f"a/{NASTY}/self"),
             result(Finding(OUTPUT, "crashed", detail=NASTY), name=name, dtype="float64"),
             result(Finding(OUTPUT, "unsupported", detail=NASTY), name=name, case="a/b/self"),

@@ -21,9 +21,11 @@ from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16
 from conformance.definition.expectation import expect, solve
 from conformance.errors import ExitCode
+from conformance.records.phrase import NOTHING, Phrase
 from conformance.running.message import failure
 from conformance.running.session import Item, Session
 from conformance.text import axes, element
+from conformance.words import say
 
 
 def case(wanted):
@@ -256,7 +258,7 @@ def test_the_message_names_a_common_mistake(mistake):
     make, wanted, told = COMMON[mistake]
     result = examined(make(), wanted)
     first, *_ = failure(result, "mine.py:attention").splitlines()
-    assert told in finding(result).cause
+    assert told in say(finding(result).cause)
     assert told in first
 
 
@@ -265,9 +267,9 @@ def test_a_scale_of_less_precision_is_named():
     adapter = wrong(scale=lambda self, query: np.float32(query.shape[-1]) ** np.float32(-0.5))
     result = examined(adapter, "plain/no-mask/self", "float64")
     for requirement in ("output.equals-definition", "weights.equal-definition"):
-        assert finding(result, requirement).cause == (
-            "equals the answer with the scale rounded to float32"
-        )
+        cause = finding(result, requirement).cause
+        assert cause == Phrase("scale.rounded", {"to": "float32"})
+        assert say(cause) == "equals the answer with the scale rounded to float32"
 
 
 def test_averaged_weights_are_named():
@@ -275,7 +277,10 @@ def test_averaged_weights_are_named():
         returned=lambda self, w: np.broadcast_to(w.mean(axis=1, keepdims=True), w.shape)
     )
     found = finding(examined(adapter, "plain/no-mask/cross"), "weights.equal-definition")
-    assert found.cause == "the returned weights are the average over heads, repeated for each head"
+    assert found.cause == Phrase("returned.averaged-and-repeated")
+    assert say(found.cause) == (
+        "the returned weights are the average over heads, repeated for each head"
+    )
 
 
 def test_a_right_one_has_no_cause():
@@ -306,7 +311,7 @@ def test_what_nothing_explains_is_not_named(damage):
 
     found = finding(examined(Damaged(), "plain/no-mask/cross"))
     assert found.verdict == "deviates"
-    assert found.cause == ""
+    assert found.cause == NOTHING
 
 
 def test_rounding_is_told_from_a_small_mistake_by_a_problem_next_to_it():
@@ -321,11 +326,11 @@ def test_rounding_is_told_from_a_small_mistake_by_a_problem_next_to_it():
 
     size = 2.0**13 * noise
     one, other = (size * random.standard_normal(want.shape) for _ in range(2))
-    assert "only as accurate as float16 or TF32" in told(one, other)
-    assert told(one, 1.01 * one) == ""
+    assert "only as accurate as float16 or TF32" in say(told(one, other))
+    assert told(one, 1.01 * one) == NOTHING
     in_one_row = np.where(np.arange(want.shape[1])[:, None] == 1, one, 0)
-    assert told(in_one_row, other) == ""
-    assert told(np.where(one > 2 * size, np.nan, one), other) == ""
+    assert told(in_one_row, other) == NOTHING
+    assert told(np.where(one > 2 * size, np.nan, one), other) == NOTHING
 
 
 # Where it is wrong
@@ -347,7 +352,7 @@ def test_rounding_is_told_from_a_small_mistake_by_a_problem_next_to_it():
 def test_a_region_is_told_by_its_axes(array, wrong, told):
     where = np.zeros((3, 130, 4), dtype=np.bool_)
     where[wrong] = True
-    assert location.located(array, where) == told
+    assert say(location.located(array, where)) == told
 
 
 def test_a_finding_says_where_it_deviates():
@@ -358,7 +363,7 @@ def test_a_finding_says_where_it_deviates():
             return np.where(late, np.cos(context), context), weights
 
     result = examined(Batched(), "plain/no-mask/cross")
-    assert finding(result).where == "batch entries 1 and later"
+    assert say(finding(result).where) == "batch entries 1 and later"
     assert "  deviates only in: batch entries 1 and later" in failure(result, "x").splitlines()
 
 
@@ -369,9 +374,9 @@ def test_rows_in_which_a_key_is_blocked():
     changed = problem.replace(mask=mask)
     wrong = np.zeros(problem.shape.logits[::2], dtype=np.bool_)
     wrong[1, [0, 2]] = True
-    assert location.rows(changed, wrong) == "all rows in which a key is blocked, and no other"
+    assert say(location.rows(changed, wrong)) == "all rows in which a key is blocked, and no other"
     wrong[1, 1] = True
-    assert location.rows(changed, wrong) == ""
+    assert location.rows(changed, wrong) == NOTHING
 
 
 def test_elements_are_named_by_their_axes():
@@ -447,6 +452,6 @@ def test_the_command_counts_them(capsys):
 
 
 def test_a_wrong_name_fails_the_command(monkeypatch):
-    monkeypatch.setitem(CAUSES, "scale-missing", "something else")
+    monkeypatch.setitem(CAUSES, "scale-missing", Phrase("something.else"))
     arguments = ["--causes", "--mutant", "scale-missing"]
     assert main(arguments) == ExitCode.DEVIATES

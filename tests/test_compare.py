@@ -13,6 +13,7 @@ from conformance.errors import ExitCode
 from conformance.records.card import Entry
 from conformance.records.findings import RUN, Finding
 from conformance.records.header import CaseInfo
+from conformance.records.phrase import Phrase
 from conformance.reports.changes import compare, load_side
 
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no")
@@ -49,7 +50,7 @@ KINDS = ("worse", "lost", "otherwise", "fixed", "gained")
         (good(), NOT_RUN, "lost"),
         (ERROR, bad(), "otherwise"),
         (CRASHED, bad(), "otherwise"),
-        (bad(cause="the scale is missing"), bad(cause="the mask is inverted"), "otherwise"),
+        (bad(cause=Phrase("scale.missing")), bad(cause=Phrase("mask.inverted")), "otherwise"),
         (bad(size=20.0), bad(size=2000.0), "otherwise"),
         (Finding(OUTPUT, "conforms", figures=figures(2.0, "A")), good(), "otherwise"),
         (Finding(MASKED, "observed", value="nan"), Finding(MASKED, "observed", value="zeros"),
@@ -292,7 +293,9 @@ def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, what):
 def test_what_a_record_says_stays_text(tmp_path, capsys):
     nasty = f"\x1b[2J{NASTY}[bold]\u202e"
     one = save(tmp_path, record(result(good(), name=nasty)), "a.json")
-    other = save(tmp_path, record(result(bad(cause=nasty, detail=nasty), name=nasty)), "b.json")
+    other = save(
+        tmp_path, record(result(bad(cause=Phrase(nasty), detail=nasty), name=nasty)), "b.json"
+    )
     assert main(["compare", str(one), str(other)]) == ExitCode.DEVIATES
     printed = capsys.readouterr().out
     assert "\x1b" not in printed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding
+from conformance.records.phrase import Phrase
 from conformance.running.ending import counted, everything, gravest
 
 OUTPUT = "output.equals-definition"
@@ -13,7 +14,7 @@ DECLARED = "observed.fully-masked-row"
 
 def deviates(cause="", ratio=100.0, requirement=OUTPUT):
     figures = Figures("output", ratio, ratio / 2, 0.0, 8.0)
-    return Finding(requirement, "deviates", "off", figures=figures, cause=cause)
+    return Finding(requirement, "deviates", "off", figures=figures, cause=Phrase(cause))
 
 
 def item(number, *findings):

@@ -11,6 +11,7 @@ import pytest
 from conformance.errors import BrokenBaseline, ExitCode
 from conformance.records.findings import RUN, CaseResult, Figures, Finding, Worst
 from conformance.records.header import Header, Implementation, Provenance
+from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record
 from conformance.reports.gate import judging
 from conformance.reports.gate.baseline import read_baseline
@@ -27,6 +28,7 @@ OUTPUT, KEYS, GRADIENT = (
 )
 SELF, CROSS, ONE = "plain/no-mask/self", "mask/shared/cross", "plain/no-mask/one-key"
 PRECISION = "is only as accurate as float32"
+COARSE, INVERTED = Phrase("accuracy.float32"), Phrase("mask.inverted")
 
 KNOWN = """
 [[known]]
@@ -196,9 +198,9 @@ def test_an_error_is_no_known_deviation(judged):
 
 def test_another_cause_is_another_deviation(judged):
     text = KNOWN + f'cause = "{PRECISION}"\n'
-    made = Made().say("deviates", requirement=OUTPUT, cause=PRECISION)
+    made = Made().say("deviates", requirement=OUTPUT, cause=COARSE)
     assert judged(text, made).holds
-    made.say("deviates", requirement=OUTPUT, case=SELF, cause="equals the answer inverted")
+    made.say("deviates", requirement=OUTPUT, case=SELF, cause=INVERTED)
     assert addresses(judged(text, made).new) == {
         (OUTPUT, SELF, "float32"),
         (OUTPUT, SELF, "float64"),
@@ -401,7 +403,7 @@ def test_equal_entries_are_not_sought_pair_by_pair(judged, monkeypatch):
 )
 def test_two_that_claim_the_same_with_something_else_to_say_are_ambiguous(judged, was, becomes):
     other = KNOWN.replace(was, becomes)
-    found = judged(KNOWN + other, Made().say("deviates", requirement=OUTPUT, cause=PRECISION))
+    found = judged(KNOWN + other, Made().say("deviates", requirement=OUTPUT, cause=COARSE))
     ((one, two, cells),) = found.ambiguous
     assert (one.number, two.number, len(cells)) == (1, 2, 6)
     assert found.exit_code == ExitCode.DEVIATES
@@ -555,12 +557,12 @@ def mended(tmp_path):
 
 
 def test_an_update_makes_the_gate_hold(mended):
-    made = Made().say("deviates", requirement=OUTPUT, dtype="float64", cause=PRECISION)
+    made = Made().say("deviates", requirement=OUTPUT, dtype="float64", cause=COARSE)
     made.say("error", requirement=KEYS, case=SELF, detail="ValueError: [x] no (at a.py:3)")
     edited, found = mended("", made)
     assert found.holds, edited
     assert edited.count("[[known]]") == 2
-    assert f'cause = "{PRECISION}"' in edited
+    assert 'cause = "accuracy.float32"' in edited
     assert """when = 'dtype == "float64"'""" in edited
 
 
@@ -618,29 +620,30 @@ def test_an_update_narrows_what_is_fixed_in_part(mended, part):
 
 
 def test_an_update_takes_out_what_deviates_otherwise(mended):
-    made = Made().say("deviates", requirement=OUTPUT, cause=PRECISION)
-    made.say("deviates", requirement=OUTPUT, case=SELF, cause="equals the answer inverted")
+    made = Made().say("deviates", requirement=OUTPUT, cause=COARSE)
+    made.say("deviates", requirement=OUTPUT, case=SELF, cause=INVERTED)
     edited, found = mended(KNOWN + f'cause = "{PRECISION}"\n', made)
     assert found.holds, edited
-    assert 'cause = "equals the answer inverted"' in edited
+    assert 'cause = "mask.inverted"' in edited
 
 
 def test_an_update_writes_no_number_that_was_fitted(mended):
     made = Made()
     for number, case in enumerate((SELF, CROSS)):
-        cause = f"the gradient of the key is 2.8{number} times what it should be"
+        about = {"arrays": [Phrase("array.key")], "factor": 2.8 + number / 100}
+        cause = Phrase("gradient.factor", about)
         made.say("deviates", requirement=GRADIENT, case=case, cause=cause)
     edited, found = mended("", made)
     assert found.holds, edited
     assert edited.count("[[known]]") == 1
-    assert 'cause = "times what it should be"' in edited
+    assert 'cause = "gradient.factor"\narguments = {arrays = ["array.key"]}' in edited
 
 
 def test_an_update_writes_one_entry_for_what_is_named_in_many_ways(mended):
     told = {"requirement": GRADIENT, "figures": off(1e4)}
     made = Made().say("deviates", **told)
     for number, dtype in enumerate(("float64", "float32")):
-        made.say("deviates", case=SELF, dtype=dtype, cause=f"is {number}", **told)
+        made.say("deviates", case=SELF, dtype=dtype, cause=Phrase(f"is {number}"), **told)
     edited, found = mended("", made)
     assert found.holds, edited
     assert edited.count("[[known]]") == 1
@@ -691,7 +694,7 @@ def test_whatever_deviates_an_update_makes_the_gate_hold_exactly(mended, seed):
     for key in made.found:
         if dice.random() < 0.4:
             verdict = dice.choice(["deviates", "deviates", "error", "unsupported"])
-            cause = dice.choice(["", PRECISION]) if verdict == "deviates" else ""
+            cause = dice.choice([NOTHING, COARSE]) if verdict == "deviates" else NOTHING
             detail = "ValueError: é \"quoted\" 'twice' \\ [3]" if verdict == "error" else ""
             made.found[key] = Finding(key[0], verdict, detail, cause=cause)
     edited, found = mended("", made)
@@ -756,7 +759,7 @@ def test_what_is_left_is_counted_in_the_right_number(judged):
     for count, told in ((4, "and 1 more kind of new deviation"), (5, "and 2 more kinds of new")):
         made = Made()
         for number, key in enumerate(list(made.found)[:count]):
-            made.found[key] = Finding(key[0], "deviates", cause=f"cause {number}")
+            made.found[key] = Finding(key[0], "deviates", cause=Phrase(f"cause {number}"))
         assert told in "\n".join(lines(judged("", made)))
 
 
@@ -797,7 +800,7 @@ def test_the_worst_comes_first_and_explains_itself(judged):
     figures = Figures("output", 1e7, 1e6, 0.0, 8.0)
     worst = Worst("output", (0, 1), "1.5", "2.5", "1e-7")
     made = Made().say("deviates", requirement=KEYS)
-    made.say("deviates", requirement=GRADIENT, figures=figures, worst=worst, cause=PRECISION)
+    made.say("deviates", requirement=GRADIENT, figures=figures, worst=worst, cause=COARSE)
     printed = lines(judged(KNOWN, made))
     assert "changed for the worse" in printed[0]
     text = "\n".join(printed)

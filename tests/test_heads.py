@@ -39,6 +39,7 @@ EASY = ("--case", "mask/per-head/self")
 
 PART = """
 from conformance import Mode
+from conformance.records.phrase import Phrase
 from mutants.miniatures import Correct, attention
 
 class Averaged(Correct):
@@ -488,7 +489,7 @@ def test_a_png_without_any_font_is_an_error_and_no_silent_picture():
 def item(name="mine", case="mask/per-head/self", dtype="float32", size=100.0, cause="", mode="m"):
     """A result in which the weights deviate."""
     finding = Finding(
-        "weights.equal-definition", "deviates", detail="not the definition's", cause=cause,
+        "weights.equal-definition", "deviates", detail="not the definition's", cause=Phrase(cause),
         figures=Figures("weights", size, size / 2, 0.0, 8.0),
         worst=Worst("weights", (0, 0, 0, 0), "1", "0", "0.1"),
     )  # fmt: skip

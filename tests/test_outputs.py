@@ -16,6 +16,7 @@ from conformance.cli import main
 from conformance.commands.formats import schema
 from conformance.errors import ExitCode
 from conformance.records.findings import RUN, Finding
+from conformance.records.phrase import Phrase
 from conformance.records.record import read
 from conformance.reports.ci.outputs import MOST, annotated, badge, command, junit
 from conformance.reports.ci.source import load
@@ -29,7 +30,7 @@ NOT_RUN = Finding(RUN, "not-run", detail="the run ended")
 OBSERVED = Finding(MASKED, "deviates", detail="declared nan, observed zeros")
 EVERYTHING = [
     result(good(), case="plain/a/self"),
-    result(bad(cause="equals the answer with the mask inverted"), case="mask/b/self"),
+    result(bad(cause=Phrase("mask.inverted")), case="mask/b/self"),
     result(UNSUPPORTED, case="plain/c/self"),
     result(ERROR, Finding(GRADIENT, "error", detail="ValueError: no"), case="plain/d/self"),
     result(CRASHED, case="plain/e/self"),
@@ -129,7 +130,7 @@ def test_a_junit_failure_stands_on_its_own(source):
 
 def test_junit_is_well_formed_whatever_a_record_says(source):
     nasty = f"\x00\x1b[2J]]>{NASTY}&amp;"
-    own = result(bad(cause=nasty, detail=nasty), name=f"a\x01{NASTY}", case=f"{NASTY}\x07")
+    own = result(bad(cause=Phrase(nasty), detail=nasty), name=f"a\x01{NASTY}", case=f"{NASTY}\x07")
     root, found = cases(source(own))
     assert NASTY in next(iter(found))
     assert NASTY in next(root.iter("failure")).text
@@ -322,7 +323,7 @@ def test_what_is_told_in_several_places_is_found_once(source, name):
 
 def test_nothing_breaks_out_of_the_summary(source):
     previous = [result(good(), name=NASTY, case=NASTY)]
-    own = result(bad(cause=NASTY, detail=NASTY), name=NASTY, case=NASTY)
+    own = result(bad(cause=Phrase(NASTY), detail=NASTY), name=NASTY, case=NASTY)
     html = (
         MarkdownIt("commonmark", {"html": True})
         .enable("table")
@@ -336,7 +337,7 @@ def test_nothing_breaks_out_of_the_summary(source):
 
 def test_a_summary_stays_below_what_github_takes(source):
     results = [
-        result(bad(f"new.idea-{index}", cause="x" * 500), case=f"plain/{index}/self")
+        result(bad(f"new.idea-{index}", cause=Phrase("x" * 500)), case=f"plain/{index}/self")
         for index in range(2000)
     ]
     assert len(markdown(source(*results)).encode()) < 2**20 / 8

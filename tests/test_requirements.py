@@ -16,6 +16,7 @@ from conformance.cases.catalogue import catalogue
 from conformance.experiments import EXPERIMENTS, experiment
 from conformance.requirements import REQUIREMENTS
 from conformance.running.session import Session, inquiries, plan
+from conformance.words import say
 
 DTYPE = "float32"
 
@@ -199,4 +200,4 @@ def test_a_users_mistake_deviates_where_it_is_spoken_of(name, requirements, caus
                     # Of an answer that is NaN throughout nobody can say how it came about.
                     assert finding.cause or finding.worst.got == "nan", item.id
     assert found == requirements
-    assert set(causes) - {""} == ({cause} if cause else set())
+    assert {say(own) for own in causes} - {""} == ({cause} if cause else set())

@@ -19,6 +19,7 @@ import pytest
 from conformance.errors import ExitCode
 from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
+from conformance.records.phrase import Phrase
 from conformance.records.record import journal_path, read, read_arrays, read_journal
 from conformance.running.message import again, failure
 from conformance.running.run import INCOMPLETE, NOTHING_VERIFIED
@@ -184,7 +185,7 @@ def test_a_message_lists_every_discrepancy():
     findings = [
         Finding("output.equals-definition", "deviates", "off", figures=figures, worst=worst),
         Finding("gradient.inputs-equal-definition", "conforms"),
-        Finding("dtype.in-is-out", "error", "ValueError: no", cause="a cause"),
+        Finding("dtype.in-is-out", "error", "ValueError: no", cause=Phrase("a cause")),
     ]
     result = CaseResult("a", "c/d/e", "bfloat16", "gpu", "train", findings)
     first, *others = failure(result, "my file.py:A").splitlines()

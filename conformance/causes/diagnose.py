@@ -18,12 +18,10 @@ from conformance.adapter.arguments import Spelling
 from conformance.adapter.base import Mode
 from conformance.causes import (
     declared,
-    fits,
     gradients,
     kernel,
     location,
     masks,
-    parts,
     precision,
     projections,
     scale,
@@ -37,8 +35,9 @@ from conformance.definition.expectation import Expectation, expect, solve
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import ConformanceError, Unsupported
 from conformance.records.findings import Finding
+from conformance.records.phrase import NOTHING, Phrase
 from conformance.requirements.examination import Examination, Raised
-from conformance.requirements.polarity import trials
+from conformance.requirements.polarity import observations, trials
 
 OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "modes.")
 """Chapters of requirements for which an answer is searched for a cause."""
@@ -55,49 +54,49 @@ MOST_SPELLINGS = 8
 
 @dataclass(frozen=True)
 class Causes:
-    """What is known of an answer: a cause for each of its parts, or ""."""
+    """What is known of an answer: a cause for each of its parts, or nothing."""
 
-    output: str = ""
-    weights: str = ""
-    gradients: str = ""
+    output: Phrase = NOTHING
+    weights: Phrase = NOTHING
+    gradients: Phrase = NOTHING
 
-    def of(self, requirement: str) -> str:
-        """The cause that speaks of a requirement."""
+    def of(self, requirement: str) -> Phrase:
+        """Return the cause that a finding of this requirement has."""
         if requirement.startswith("weights."):
             return self.output or self.weights
         # Blocked keys with a little weight have a little gradient.
-        leaks = self.weights if "blocked logits" in self.weights else ""
+        leaks = self.weights if self.weights.id.startswith("mask.") else NOTHING
         if requirement.startswith(("gradient.", "mask.blocked")):
             return self.output or leaks or self.gradients
         return self.output or (
-            self.gradients or self.weights if requirement.startswith("modes.") else ""
+            self.gradients or self.weights if requirement.startswith("modes.") else NOTHING
         )
 
 
 def explain(finding: Finding, ex: Examination) -> Finding:
     """The finding, with its cause and with where it deviates, if these are known."""
-    cause = ""
+    cause = NOTHING
     if finding.requirement.startswith(OF_AN_ANSWER):
         # Who computes something else without any mask is not to be believed about masks.
         cause = _cause(finding, ex)
-    cause = cause or declared.cause(finding)
+    cause = cause or declared.cause(finding, ex)
     if not finding.requirement.startswith(LOCATED):
         return msgspec.structs.replace(finding, cause=cause) if cause else finding
     where, made_by = _where(finding, ex), kernel.maker(finding, ex)
     return msgspec.structs.replace(finding, cause=cause, where=where, made_by=made_by)
 
 
-def _cause(finding: Finding, ex: Examination) -> str:
+def _cause(finding: Finding, ex: Examination) -> Phrase:
     with np.errstate(all="ignore"):
         found = causes(ex, ex.mode).of(finding.requirement)
         if not found and finding.requirement.startswith("modes."):
             first = ex.adapter.modes[0]
             found = causes(ex, first).of(finding.requirement)
-            return f"in mode {first.name}: {found}" if found else ""
+            return found.having(mode=first.name) if found else NOTHING
         if not found and finding.requirement.startswith("mask.spellings"):
             return _of_spellings(ex, ex.problem, ex.expectation, ex.adapter.masks.spellings)
         if not found and finding.requirement.startswith("mask.polarity"):
-            return _of_arguments(ex, finding)
+            return _of_arguments(ex)
     return found
 
 
@@ -120,8 +119,8 @@ def _of_spellings(
     problem: Problem,
     expectation: Expectation,
     spellings: Callable[[Problem], Iterable[Spelling]],
-) -> str:
-    """The first spelling whose answer is wrong in a known way."""
+) -> Phrase:
+    """Return the cause of the first spelling whose answer is wrong in a known way."""
     for spelling in itertools.islice(spellings(problem), MOST_SPELLINGS):
         try:
             answer = ex.ask(problem, spelling=spelling)
@@ -132,16 +131,17 @@ def _of_spellings(
             return ex.ask(moved, spelling=said)
 
         found = diagnose(problem, expectation, answer, ask)
-        told = found.output or found.gradients
-        if told:
-            return f"with {spelling.label}: {told}"
-    return ""
+        cause = found.output or found.gradients
+        if cause:
+            return cause.having(given=spelling.label)
+    return NOTHING
 
 
-def _of_arguments(ex: Examination, finding: Finding) -> str:
-    """What becomes of a mask in an argument that does not mean what it is declared to mean."""
+def _of_arguments(ex: Examination) -> Phrase:
+    """Return what becomes of a mask in an argument that does not mean what it is declared to."""
+    misdeclared = {trial.argument for trial, seen, _ in observations(ex) if seen != trial.declared}
     for argument in ex.adapter.mask_arguments:
-        if f"declared {argument.name}[" not in finding.detail:
+        if argument.name not in misdeclared:
             continue
         for trial in trials(ex.problem, argument, ex.case.random("polarity")):
             said = Spelling(f"{argument.name} [{trial.form}]", {argument.name: trial.native})
@@ -153,10 +153,10 @@ def _of_arguments(ex: Examination, finding: Finding) -> str:
             else:
                 seen = trial.marked if trial.declared == "attends" else ~trial.marked
                 problem = ex.problem.replace(mask=seen[:, None])
-            told = _of_spellings(ex, problem, expect(problem), lambda _, one=said: [one])  # type: ignore[misc]
-            if told:
-                return told
-    return ""
+            cause = _of_spellings(ex, problem, expect(problem), lambda _, one=said: [one])  # type: ignore[misc]
+            if cause:
+                return cause
+    return NOTHING
 
 
 def diagnose(
@@ -184,7 +184,7 @@ def diagnose(
 
     if output.wrong.any():
         return Causes(output=_of_output(maker, output, again))
-    of_weights, own = "", evidence.get("weights")
+    of_weights, own = NOTHING, evidence.get("weights")
     if own is not None and own.wrong.any():
         of_weights = weights.cause(maker, own, again)
     derived = {
@@ -192,7 +192,7 @@ def diagnose(
         for name, one in evidence.items()
         if name.startswith("gradient.")
     }
-    return Causes("", of_weights, gradients.cause(maker, derived, again))
+    return Causes(NOTHING, of_weights, gradients.cause(maker, derived, again))
 
 
 def _errors_beside(
@@ -222,56 +222,51 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     yield from softmax.hypotheses(maker)
 
 
-def _of_output(maker: Maker, evidence: Evidence, again: precision.Again) -> str:
+def _of_output(maker: Maker, evidence: Evidence, again: precision.Again) -> Phrase:
     best = Best(maker.problem.dtype)
-    fits.of_output(maker, evidence, best)
+    scale.of_output(maker, evidence, best)
     if best.is_found:
-        return best.told
-    computed: list[tuple[str, Stages]] = []
-    breaking: list[str] = []
+        return best.cause
+    computed: list[tuple[Phrase, Stages]] = []
+    breaking: list[Phrase] = []
     for hypothesis in hypotheses(maker):
         stages = hypothesis.make()
         if evidence.explained(stages.output):
             if hypothesis.breaks:
-                breaking.append(hypothesis.told)
+                breaking.append(hypothesis.cause)
                 continue
-            best.add(evidence.misfit(stages.output), f"equals the answer {hypothesis.told}")
+            best.add(evidence.misfit(stages.output), hypothesis.cause)
             if best.is_found:
                 break
         if hypothesis.in_parts:
-            computed.append((hypothesis.told, stages))
+            computed.append((hypothesis.cause, stages))
     if best.known:
-        return best.told
+        return best.cause
     if breaking:
-        others = ", or with another number than that" if len(breaking) > 1 else ""
-        return f"is wrong in just the rows in which exp leaves its range {breaking[0]}{others}"
+        others = len(breaking) - 1
+        return breaking[0].having(others=others) if others else breaking[0]
     if np.prod(maker.problem.shape.logits) <= ELEMENTS:
-        found = parts.cause(maker, evidence, computed) or fits.of_logits(maker, evidence)
+        found = location.partial(maker, evidence, computed) or scale.of_logits(maker, evidence)
         if found:
             return found
         for hypothesis in precision.rounded_at_a_stage(maker):
             if evidence.explained(hypothesis.make().output):
-                return f"equals the answer {hypothesis.told}"
+                return hypothesis.cause
     return precision.coarse("output", evidence, maker.problem.dtype, again)
 
 
-def _where(finding: Finding, ex: Examination) -> str:
-    """In which part of the array the deviation is; or which gradients have it."""
+def _where(finding: Finding, ex: Examination) -> Phrase:
+    """Return the part of the array in which the deviation is; nothing if it is all over."""
     if finding.figures is None:
-        return ""
+        return NOTHING
     name = finding.figures.array
-    told = _part(ex.suited_expectation, ex.answer, name)
-    if name == "output" and not told:
-        told = location.rows(
-            ex.problem, np.asarray(_wrong(ex.expectation, ex.answer, name).any(axis=-1))
-        )
-    return told
-
-
-def _part(expectation: Expectation, answer: Answer, name: str) -> str:
-    if name not in answer.arrays():
-        return ""
-    return location.located(name, _wrong(expectation, answer, name))
+    if name not in ex.answer.arrays():
+        return NOTHING
+    part = location.located(name, _wrong(ex.suited_expectation, ex.answer, name))
+    if name == "output" and not part:
+        rows = _wrong(ex.expectation, ex.answer, name).any(axis=-1)
+        part = location.rows(ex.problem, np.asarray(rows))
+    return part
 
 
 def _wrong(expectation: Expectation, answer: Answer, name: str) -> np.ndarray:

@@ -9,49 +9,49 @@ from typing import Any
 
 import numpy as np
 
-from conformance.causes.fits import best_factor
-from conformance.causes.hypothesis import Best, Evidence, Maker
+from conformance.causes.hypothesis import Best, Evidence, Maker, significant
+from conformance.causes.location import indices
 from conformance.causes.precision import Again, coarse
+from conformance.causes.scale import best_factor
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array
+from conformance.records.phrase import NOTHING, Phrase
 
 TILES = (8, 16, 32, 64, 128)
 
 
-def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again) -> str:
-    """What the gradients, by names without "gradient.", are instead; or ""."""
+def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again) -> Phrase:
+    """Return what the gradients, by names without "gradient.", are instead; or nothing."""
     wrong = {name: one for name, one in evidence.items() if one.wrong.any()}
     if not wrong:
-        return ""
+        return NOTHING
     if len(wrong) == 1:
         ((name, one),) = wrong.items()
-        told = _of_one(maker, name, one)
-        if told:
-            return f"the gradient of {words(name)} {told}"
+        own = _of_one(maker, name, one)
+        if own:
+            return own.having(arrays=[_array(name)])
     best = Best(maker.problem.dtype)
-    for told, stages in _backward(maker):
+    for mistake, stages in _backward(maker):
         found = stages.gradients
         if all(name in found for name in evidence) and _all_explained(evidence, found):
-            best.add(_misfit(wrong, found), f"the gradients are those {told}")
+            best.add(_misfit(wrong, found), mistake)
             if best.is_found:
                 break
     if best.known:
-        return best.told
+        return best.cause
     whole = _of_all(wrong)
     if whole:
         return whole
-    said: dict[str, list[str]] = defaultdict(list)
+    arrays: dict[Phrase, list[str | int | float | Phrase]] = defaultdict(list)
     for name, one in wrong.items():
-        told = _of_one(maker, name, one)
-        if not told:
+        own = _of_one(maker, name, one)
+        if not own:
             return _coarse(maker, wrong, again)
-        said[told].append(words(name))
-    if len(said) == 1 and len(evidence) > 2 and len(wrong) >= len(evidence) - 1:
-        return f"the gradients {_number(next(iter(said)), 2)}"
-    return "; ".join(
-        f"the gradient{'s' if len(of) > 1 else ''} of {_listed(of)} {_number(told, len(of))}"
-        for told, of in said.items()
-    )
+        arrays[own].append(_array(name))
+    if len(arrays) == 1 and len(evidence) > 2 and len(wrong) >= len(evidence) - 1:
+        return next(iter(arrays)).having(arrays=[])
+    several = [own.having(arrays=of) for own, of in arrays.items()]
+    return several[0] if len(several) == 1 else Phrase("gradient.several", {"causes": [*several]})
 
 
 def _misfit(wrong: Mapping[str, Evidence], found: Mapping[str, Array]) -> float:
@@ -60,22 +60,9 @@ def _misfit(wrong: Mapping[str, Evidence], found: Mapping[str, Array]) -> float:
     return math.sqrt(sum(size**2 for size in sizes) / max(1, len(sizes)))
 
 
-def words(name: str) -> str:
-    """ "weights.query_bias" is the query bias, "query" the query, "weights.query" its weight."""
-    if name == "attn_bias":
-        return "the additive bias"
-    if name.startswith("weights."):
-        own = name.removeprefix("weights.").replace("_", " ")
-        return f"the {own}" if own.endswith("bias") else f"the {own} weight"
-    return f"the {name}"
-
-
-def _listed(told: list[str]) -> str:
-    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
-
-
-def _number(told: str, count: int) -> str:
-    return told if count == 1 else "are" + told.removeprefix("is")
+def _array(name: str) -> Phrase:
+    """Return the name of an array of which there is a gradient."""
+    return Phrase(f"array.{name}")
 
 
 def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array]) -> bool:
@@ -86,74 +73,77 @@ def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array])
     )
 
 
-def _of_all(wrong: Mapping[str, Evidence]) -> str:
+def _of_all(wrong: Mapping[str, Evidence]) -> Phrase:
     """One limit for all of them."""
     if not all(np.isfinite(one.got).all() for one in wrong.values()):
-        return ""
+        return NOTHING
     limit = max(float(np.abs(one.got).max()) for one in wrong.values())
     if limit > 0 and all(one.explained(np.clip(one.want, -limit, limit)) for one in wrong.values()):
-        return f"the gradients are cut at ±{limit:.4g}"
-    return ""
+        return Phrase("gradient.cut", {"limit": significant(limit)})
+    return NOTHING
 
 
-def _coarse(maker: Maker, wrong: Mapping[str, Evidence], again: Again) -> str:
-    told = {
+def _coarse(maker: Maker, wrong: Mapping[str, Evidence], again: Again) -> Phrase:
+    classes = {
         coarse(f"gradient.{name}", one, maker.problem.dtype, again)
         for name, one in wrong.items()
         if one.got.ndim > 1
     }
-    return f"the gradient {told.pop()}" if len(told) == 1 and told != {""} else ""
+    if len(classes) != 1 or not (accuracy := classes.pop()):
+        return NOTHING
+    return Phrase("gradient.accuracy", {"accuracy": accuracy})
 
 
-def _of_one(maker: Maker, name: str, one: Evidence) -> str:
-    """What one gradient is instead, in words that follow its name."""
+def _of_one(maker: Maker, name: str, one: Evidence) -> Phrase:
+    """Return what one gradient is instead; the caller adds of which array it is the gradient."""
     got, want, batch = one.got, one.want, maker.problem.shape.batch
     if not got.any():
-        return "is missing: 0 throughout"
+        return Phrase("gradient.missing")
     if not np.isfinite(got).all():
         if name == "attn_bias" and one.near(want)[~np.isnan(got)].all():
-            return "is NaN where it should be a number"
-        return ""
+            return Phrase("gradient.nan")
+        return NOTHING
     factor = best_factor(got, want)
     # Of no other gradient the scale is a factor by itself.
     scale = maker.problem.logit_scale if "query" in name or "key" in name else 0.0
     if one.explained(factor * want):
-        for known, told in (
-            (1 / scale if scale else 0.0, "lacks the scale"),
-            (scale, "has the scale applied twice"),
-            (2.0, "is doubled"),
-            (-1.0, "is negated"),
-            (1.0 / batch, "is averaged over the batch instead of summed"),
-            (float(batch), f"is {batch} times too large, as often as there are batch entries"),
+        for known, mistake in (
+            (1 / scale if scale else 0.0, Phrase("gradient.without-scale")),
+            (scale, Phrase("gradient.scaled-twice")),
+            (2.0, Phrase("gradient.doubled")),
+            (-1.0, Phrase("gradient.negated")),
+            (1.0 / batch, Phrase("gradient.averaged-over-batch")),
+            (float(batch), Phrase("gradient.times-batch", {"batch": batch})),
         ):
             if math.isclose(factor, known, rel_tol=0.02) and one.explained(known * want):
-                return told
-        return f"is {factor:.{4 if abs(factor - 1) > 1e-3 else 9}g} times what it should be"
-    for told, found in _turned(want):
+                return mistake
+        digits = 4 if abs(factor - 1) > 1e-3 else 9
+        return Phrase("gradient.factor", {"factor": significant(factor, digits)})
+    for mistake, found in _turned(want):
         if one.explained(found):
-            return told
+            return mistake
     for other, found in maker.right.gradients.items():
         if other != name and found.shape == got.shape and one.explained(found):
-            return f"is that of {words(other)}"
+            return Phrase("gradient.of-other", {"array": _array(other)})
     for kind in (FLOAT16, BFLOAT16):
         if one.explained(kind.round(want)):
-            return f"is rounded to {kind.name}"
-    return ""
+            return Phrase("gradient.rounded", {"to": kind.name})
+    return NOTHING
 
 
-def _turned(want: Array) -> Iterator[tuple[str, Array]]:
+def _turned(want: Array) -> Iterator[tuple[Phrase, Array]]:
     for matrix in (want.reshape(want.shape[0], -1), want.reshape(-1, want.shape[-1])):
         if want.ndim > 1 and matrix.shape[0] == matrix.shape[1] > 1:
-            yield "is transposed", matrix.T.reshape(want.shape)
+            yield Phrase("gradient.transposed"), matrix.T.reshape(want.shape)
     if want.ndim == 3 and want.shape[1] > 1:
         for found in (
             want.reshape(want.shape[0], want.shape[2], want.shape[1]).swapaxes(1, 2),
             want.swapaxes(1, 2).reshape(want.shape),
         ):
-            yield "has its heads interleaved", found
+            yield Phrase("gradient.heads-interleaved"), found
 
 
-def _backward(maker: Maker) -> Iterator[tuple[str, Stages]]:
+def _backward(maker: Maker) -> Iterator[tuple[Phrase, Stages]]:
     """One step of the backward pass done otherwise; the simplest first."""
     problem, shape, right = maker.problem, maker.problem.shape, maker.right
 
@@ -165,91 +155,91 @@ def _backward(maker: Maker) -> Iterator[tuple[str, Stages]]:
     # Made of the weights, or of the context, which is right here.
     rows: tuple[dict[str, Callable[..., Any]], ...] = ({}, {"row": _row_of_context})
     scale = problem.logit_scale
-    for told, factor in (
-        ("without the scale", 1.0),
-        ("with the scale applied twice", scale * scale),
-        ("with the default scale instead of the one asked for", shape.default_scale),
-        ("with 1/scale for the scale", 1 / scale if scale else 0.0),
+    for mistake, factor in (
+        (Phrase("backward.without-scale"), 1.0),
+        (Phrase("backward.scaled-twice"), scale * scale),
+        (Phrase("backward.default-scale"), shape.default_scale),
+        (Phrase("backward.scale-inverted"), 1 / scale if scale else 0.0),
     ):
         if not math.isclose(factor, scale):
-            yield told, changed(d_scaled=lambda a, d, f=factor: d * f)
+            yield mistake, changed(d_scaled=lambda a, d, f=factor: d * f)
     yield (
-        "of weights that are constants: nothing goes back through the softmax",
+        Phrase("backward.softmax-detached"),
         changed(d_softmax=lambda a, w, d: 0 * d),
     )
     yield (
-        "without the row term of the softmax's derivative",
+        Phrase("backward.without-row-term"),
         changed(row=lambda a, w, d: np.zeros_like(d[..., :1])),
     )
     yield (
-        "with the row term Σ P² for Σ P dP",
+        Phrase("backward.row-term-of-squares"),
         changed(row=lambda a, w, d: (w * w).sum(axis=-1, keepdims=True)),
     )
     yield (
-        "with the first query's row term for all",
+        Phrase("backward.row-term-of-first-query"),
         changed(row=lambda a, w, d: Stages.row(a, w, d)[:, :, :1]),
     )
     yield (
-        "with the softmax's derivative taken as the identity",
+        Phrase("backward.softmax-is-identity"),
         changed(d_softmax=lambda a, w, d: d - Stages.row(a, w, d)),
     )
     yield (
-        "with the softmax's derivative taken as the identity, and no row term",
+        Phrase("backward.softmax-is-identity-without-row-term"),
         changed(d_softmax=lambda a, w, d: d),
     )
     if problem.allowed is not None:
         shown = Stages.softmax(right, right.shown)
         for row in rows:
             yield (
-                "with the weights made again without the mask",
+                Phrase("backward.weights-without-mask"),
                 changed(weights_again=lambda a: shown, **row),
             )
     if problem.attn_bias is not None:
         plain = Stages.softmax(right, right.hide(right.scaled(right.scores)))
         for row in rows:
             yield (
-                "with the weights made again without the bias",
+                Phrase("backward.weights-without-bias"),
                 changed(weights_again=lambda a: plain, **row),
             )
         yield from _of_bias(maker, changed)
     yield from _of_groups(maker, changed)
     yield from _of_shared(maker, changed)
     yield (
-        "of the output's sum: what comes from above is ignored",
+        Phrase("backward.cotangent-ignored"),
         changed(received=lambda a: np.ones_like(a.problem.cotangent)),
     )
     if shape.batch > 1:
         cotangent = problem.cotangent
         yield (
-            "with the first batch entry's gradient of the output for all",
+            Phrase("backward.cotangent-of-first-batch-entry"),
             changed(received=lambda a: np.broadcast_to(cotangent[:1], cotangent.shape)),
         )
     if shape.score == "additive":
-        yield "with 1 − tanh for the slope 1 − tanh²", changed(d_tanh=lambda a, h: 1 - h)
-        yield "without the slope of tanh", changed(d_tanh=lambda a, h: np.ones_like(h))
+        yield Phrase("backward.tanh-slope-wrong"), changed(d_tanh=lambda a, h: 1 - h)
+        yield Phrase("backward.tanh-slope-missing"), changed(d_tanh=lambda a, h: np.ones_like(h))
     else:
         if scale and not math.isclose(scale, 1.0):
             for name in ("query", "key"):
                 yield (
-                    f"without the scale in the {name}'s gradient",
+                    Phrase("backward.without-scale-in", {"of": name}),
                     changed(d_score=_unscaled(name, scale)),
                 )
         yield (
-            "with the keys in place of the queries in the key's gradient",
+            Phrase("backward.keys-for-queries"),
             changed(d_score=_keys_for_queries),
         )
     yield from _of_parts(maker, changed)
 
 
-def _of_bias(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[str, Stages]]:
+def _of_bias(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[Phrase, Stages]]:
     scale = maker.problem.logit_scale
     blocked = ~maker.right.allowed
     yield (
-        "with the additive bias scaled as the scores are",
+        Phrase("backward.bias-scaled"),
         changed(d_bias=lambda a, d, shape: Stages.d_bias(a, d * scale, shape)),
     )
     yield (
-        "with a gradient of 1 for what was added to blocked logits",
+        Phrase("backward.bias-of-blocked-is-1"),
         changed(d_bias=lambda a, d, shape: Stages.d_bias(a, d + blocked, shape)),
     )
 
@@ -262,15 +252,14 @@ def _of_bias(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[str
 
         return d_bias
 
-    for axes, told in (
-        ((0,), "batch"),
-        ((1,), "heads"),
-        ((0, 1), "batch and heads"),
-        ((2,), "queries"),
+    for axes, over in (
+        ((0,), ["batch"]),
+        ((1,), ["heads"]),
+        ((0, 1), ["batch", "heads"]),
+        ((2,), ["queries"]),
     ):
         yield (
-            f"with the gradient of the additive bias not summed over the {told}: "
-            "only the first is taken",
+            Phrase("backward.bias-not-summed", {"over": [*over]}),
             changed(d_bias=first(*axes)),
         )
 
@@ -279,7 +268,7 @@ def _of_bias(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[str
 
     if maker.problem.shape.batch > 1:
         yield (
-            "with the first batch entry's gradient of the additive bias for all",
+            Phrase("backward.bias-of-first-batch-entry"),
             changed(d_bias=of_first),
         )
 
@@ -287,7 +276,10 @@ def _of_bias(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[str
     for start in sorted({(queries - 1) // size * size for size in TILES if size < queries}):
         kept = (np.arange(queries) >= start)[:, None]
         yield (
-            f"with the gradient of the additive bias of queries {start} and later only",
+            Phrase(
+                "backward.bias-of-queries",
+                {"queries": indices("query", range(start, queries), queries)},
+            ),
             changed(d_bias=lambda a, d, shape, k=kept: Stages.d_bias(a, d * k, shape)),
         )
 
@@ -296,12 +288,12 @@ def _of_bias(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[str
         return d.mean(axis=axes, keepdims=True)
 
     yield (
-        "with the gradient of the additive bias averaged where it is summed",
+        Phrase("backward.bias-averaged"),
         changed(d_bias=mean),
     )
 
 
-def _of_groups(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[str, Stages]]:
+def _of_groups(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[Phrase, Stages]]:
     shape = maker.problem.shape
     group = shape.group
     if group == 1:
@@ -313,22 +305,18 @@ def _of_groups(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[s
     def tiled(g: Array) -> Array:
         return g.reshape(g.shape[0], group, -1, *g.shape[2:]).sum(axis=1)
 
-    for names, told in (
-        (("key",), "key"),
-        (("value",), "value"),
-        (("key", "value"), "key and value"),
-    ):
-        of = f"with the {told} gradient"
+    for names in (("key",), ("value",), ("key", "value")):
+        of = {"inputs": [*names]}
         yield (
-            f"{of} of the first query head of each group only",
+            Phrase("backward.group-first-head", of),
             changed(gather=only(names, lambda g: g[:, ::group])),
         )
         yield (
-            f"{of} of the last query head of each group only",
+            Phrase("backward.group-last-head", of),
             changed(gather=only(names, lambda g: g[:, group - 1 :: group])),
         )
         yield (
-            f"{of} averaged over each group instead of summed",
+            Phrase("backward.group-averaged", of),
             changed(
                 gather=lambda a, g, name, n=names: (
                     Stages.gather(a, g, name) / (group if name in n else 1)
@@ -336,12 +324,12 @@ def _of_groups(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[s
             ),
         )
         yield (
-            f"{of} summed over heads as if they had been tiled",
+            Phrase("backward.group-tiled", of),
             changed(gather=only(names, tiled)),
         )
 
 
-def _of_shared(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[str, Stages]]:
+def _of_shared(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[Phrase, Stages]]:
     sharing = maker.problem.shape.sharing
     if sharing == "separate":
         return
@@ -355,16 +343,16 @@ def _of_shared(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[s
     names = ("query", "key", "value") if sharing == "self" else ("key", "value")
     for name in names:
         yield (
-            f"without the {name}'s share of the gradient of their common input",
+            Phrase("backward.without-share", {"of": name}),
             changed(joined=without(name)),
         )
     if sharing == "self":
         yield (
-            "without the shares of key and value in the gradient of their common input",
+            Phrase("backward.without-key-and-value-shares"),
             changed(joined=lambda a, inputs: {"query": inputs["query"]}),
         )
         yield (
-            "without the shares of query and key in the gradient of their common input",
+            Phrase("backward.without-query-and-key-shares"),
             changed(joined=lambda a, inputs: {"query": inputs["value"]}),
         )
 
@@ -386,7 +374,7 @@ def _keys_for_queries(a: Stages, d: Array, found: dict[str, Array]) -> tuple[Arr
     return d_query, np.einsum("bhqk,bhqd->bhkd", d, d_query)
 
 
-def _of_parts(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[str, Stages]]:
+def _of_parts(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[Phrase, Stages]]:
     """Queries or keys that the backward pass leaves out; and mistakes of fused kernels."""
     shape, right = maker.problem.shape, maker.right
     queries, keys = shape.query_length, shape.key_length
@@ -396,18 +384,18 @@ def _of_parts(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[st
         last = (np.arange(queries) < queries - 1)[:, None]
         return d_query, Stages.d_score(a, d * last, found)[1]
 
-    yield "without the last query in the key's gradient", changed(d_score=without_last)
+    yield Phrase("backward.key-without-last-query"), changed(d_score=without_last)
     for size in TILES:
         if size < keys:
             kept = np.arange(keys) < size
             yield (
-                f"of the first {size} keys only: the backward pass ends after one tile",
+                Phrase("backward.first-keys-only", {"count": size}),
                 changed(d_scaled=lambda a, d, k=kept: Stages.d_scaled(a, d * k)),
             )
         if size < queries:
             rows = (np.arange(queries) < size)[:, None]
             yield (
-                f"of the first {size} queries only: the backward pass ends after one tile",
+                Phrase("backward.first-queries-only", {"count": size}),
                 changed(d_scaled=lambda a, d, k=rows: Stages.d_scaled(a, d * k)),
             )
     logits = right.logits
@@ -416,10 +404,10 @@ def _of_parts(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[st
     total = np.exp(logits - peak).sum(axis=-1, keepdims=True)
     for row in ({}, {"row": _row_of_context}):
         yield (
-            "with weights made again from a normaliser that lacks the maximum",
+            Phrase("backward.normaliser-without-maximum"),
             changed(weights_again=lambda a: a.weights * np.exp(peak), **row),
         )
     yield (
-        "with the row term of a context that was not divided by the normaliser",
+        Phrase("backward.row-term-of-unnormalised-context"),
         changed(row=lambda a, w, d: Stages.row(a, w, d) * total),
     )

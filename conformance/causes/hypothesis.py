@@ -1,10 +1,16 @@
-"""A Hypothesis: a known defect in words and what it would answer; and when that explains one."""
+"""A Hypothesis: a known defect, what it would answer, and when that explains an answer.
+
+A hypothesis stands in one place: its id, the arguments of the id, and its computation are one entry
+of `masks`, `scale`, `projections`, `softmax`, `precision`, `weights` or `gradients`. To add one,
+add that entry, and the English of its id to `conformance.words`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +19,7 @@ from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Problem
 from conformance.records.numbers import LIMIT, ratios
+from conformance.records.phrase import NOTHING, Argument, Phrase
 
 BETTER = 0.5
 """A hypothesis leaves at most this share of the error: else it explains no more than noise does."""
@@ -23,8 +30,18 @@ ALIKE = 1.25
 FAILS = 0.05
 """Of the size of the right answer: an error of a row that left the range of its numbers."""
 
+About = Mapping[str, Argument]
+"""Arguments of the id of a cause."""
+
+_NOTHING_MORE: About = MappingProxyType({})
+
 _SHARED = frozenset({"mask", "causal", "attn_bias", "scale"})
 """What may change of a problem without a change to projections and scores."""
+
+
+def significant(value: float, digits: int = 4) -> float:
+    """Return a measured number with only the digits that are the same wherever it is measured."""
+    return float(f"{value:.{digits}g}")
 
 
 @dataclass(frozen=True)
@@ -32,26 +49,31 @@ class Hypothesis:
     """One defect.
 
     Attributes:
-        told: in words that follow "equals the answer", such as "with the mask inverted".
+        cause: which one, such as "mask.inverted".
         make: the computation that has it.
         in_parts: whether some heads or rows alone may have it.
-        breaks: whether it only tells which rows cannot be right, so that others may as well.
+        breaks: whether it only shows which rows cannot be right, so that others may as well.
     """
 
-    told: str
+    cause: Phrase
     make: Callable[[], Stages]
     in_parts: bool = False
     breaks: bool = False
 
 
 class Maker:
-    """Makes hypotheses about one problem; what they share with the right computation is shared."""
+    """Makes hypotheses about one problem; what they share with the right computation is shared.
+
+    Each takes the id of the cause, and the arguments of that id.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.right = Stages(problem)
 
-    def asked(self, told: str, *, in_parts: bool = True, **changes: Any) -> Hypothesis:
+    def asked(
+        self, cause: str, about: About = _NOTHING_MORE, /, *, in_parts: bool = True, **changes: Any
+    ) -> Hypothesis:
         """The right answer to another problem."""
 
         def make() -> Stages:
@@ -60,14 +82,22 @@ class Maker:
                 self.share(found)
             return found
 
-        return Hypothesis(told, make, in_parts)
+        return Hypothesis(Phrase(cause, dict(about)), make, in_parts)
 
-    def weighed(self, told: str, **weights: Any) -> Hypothesis:
+    def weighed(self, cause: str, about: About = _NOTHING_MORE, /, **weights: Any) -> Hypothesis:
         """The right answer with other weights."""
-        return Hypothesis(told, lambda: Stages(self.problem.with_weights(**weights)))
+        phrase = Phrase(cause, dict(about))
+        return Hypothesis(phrase, lambda: Stages(self.problem.with_weights(**weights)))
 
     def staged(
-        self, told: str, *, in_parts: bool = False, breaks: bool = False, **stages: Change
+        self,
+        cause: str,
+        about: About = _NOTHING_MORE,
+        /,
+        *,
+        in_parts: bool = False,
+        breaks: bool = False,
+        **stages: Change,
     ) -> Hypothesis:
         """The answer with some stages done otherwise."""
 
@@ -77,11 +107,11 @@ class Maker:
                 self.share(found)
             return found
 
-        return Hypothesis(told, make, in_parts, breaks)
+        return Hypothesis(Phrase(cause, dict(about)), make, in_parts, breaks)
 
-    def masked(self, told: str, allowed: BoolArray) -> Hypothesis:
+    def masked(self, cause: str, allowed: BoolArray, about: About = _NOTHING_MORE) -> Hypothesis:
         """The right answer under another mask."""
-        return self.asked(told, mask=allowed, causal=None)
+        return self.asked(cause, about, mask=allowed, causal=None)
 
     def share(self, found: Stages, *more: str) -> None:
         """Hand over what the right computation has, up to the scores and `more`."""
@@ -98,22 +128,22 @@ class Best:
     """
 
     dtype: str
-    known: list[tuple[float, str]] = field(default_factory=list)
+    known: list[tuple[float, Phrase]] = field(default_factory=list)
 
     @property
     def is_found(self) -> bool:
         """Whether to look no further."""
         return bool(self.known) and self.dtype not in ("float16", "bfloat16")
 
-    def add(self, misfit: float, told: str) -> None:
-        """One that explains it."""
-        self.known.append((misfit, told))
+    def add(self, misfit: float, cause: Phrase) -> None:
+        """Add one that explains the answer."""
+        self.known.append((misfit, cause))
 
     @property
-    def told(self) -> str:
-        """Its words, or ""."""
+    def cause(self) -> Phrase:
+        """The one to name, or nothing."""
         limit = ALIKE * min((misfit for misfit, _ in self.known), default=0.0)
-        return next((told for misfit, told in self.known if misfit <= limit), "")
+        return next((cause for misfit, cause in self.known if misfit <= limit), NOTHING)
 
 
 @dataclass(frozen=True, eq=False)

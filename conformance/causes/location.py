@@ -1,4 +1,4 @@
-"""Where an array is wrong, in words, if it is not wrong everywhere."""
+"""Where an array is wrong, if it is not wrong everywhere, and defects of some heads or rows."""
 
 from __future__ import annotations
 
@@ -6,66 +6,106 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conformance import text as named
-from conformance.definition.dtypes import BoolArray
+from conformance import text
+from conformance.causes.hypothesis import Evidence, Maker
+from conformance.causes.stages import Stages
+from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Problem
+from conformance.records.phrase import NOTHING, Phrase
 
-_PLURAL = {
-    "batch": ("batch entry", "batch entries"),
-    "head": ("head", "heads"),
-    "query": ("query", "queries"),
-    "key": ("key", "keys"),
-    "component": ("component", "components"),
-    "in": ("input component", "input components"),
-    "out": ("output component", "output components"),
-}
 MOST = 3
 """Indices that are listed one by one."""
 
+CLEAR = 0.05
+"""How far a head's share may be from 0 or 1, in the least squares that show it."""
 
-def located(array: str, wrong: BoolArray) -> str:
-    """Such as "batch entries 1 and later, query 4 (the last)"; "" where it is wrong all over."""
-    names = named.axes(array, wrong.ndim)
+
+def located(array: str, wrong: BoolArray) -> Phrase:
+    """Return the indices along each axis at which an array is wrong; nothing if it is all over."""
+    names = text.axes(array, wrong.ndim)
     if not names or wrong.all() or not wrong.any():
-        return ""
-    told = []
+        return NOTHING
+    parts = []
     for axis, name in enumerate(names):
         others = tuple(other for other in range(wrong.ndim) if other != axis)
         at = np.nonzero(wrong.any(axis=others))[0]
         if 0 < at.size < wrong.shape[axis]:
-            said = _indices(at, wrong.shape[axis])
-            if said:
-                told.append(f"{_PLURAL[name][at.size > 1]} {said}")
-    return ", ".join(told)
+            part = indices(name, at, wrong.shape[axis])
+            parts += [part] if part else []
+    if len(parts) > 1:
+        return Phrase("where", {"parts": [*parts]})
+    return parts[0] if parts else NOTHING
 
 
-def heads(chosen: BoolArray) -> str:
-    """Such as "head 1 (the last)" or "heads 1 and later"."""
-    at = np.nonzero(chosen)[0]
-    return f"{_PLURAL['head'][at.size > 1]} {_indices(at, chosen.size) or 'in part'}"
+def indices(axis: str, at: Sequence[int] | np.ndarray, size: int) -> Phrase:
+    """Return some indices along an axis of a size, if few words can say which they are.
 
-
-def _indices(at: Sequence[int] | np.ndarray, size: int) -> str:
+    They are sorted, and at least one.
+    """
     first, last, count = int(at[0]), int(at[-1]), len(at)
-    if count == 1:
-        return f"{first} (the last)" if first == size - 1 else str(first)
     together = last - first + 1 == count
+    if count == 1:
+        kind = "last" if first == size - 1 else "one"
+        return Phrase(f"where.{axis}.{kind}", {"at": first})
     if together and last == size - 1:
-        return f"{first} and later"
-    if together and first == 0:
-        return f"0 to {last}"
-    if count <= MOST:
-        return f"{', '.join(str(int(i)) for i in at[:-1])} and {last}"
-    return f"{first} to {last}" if together else ""
+        return Phrase(f"where.{axis}.from", {"first": first})
+    if not (together and first == 0) and count <= MOST:
+        return Phrase(f"where.{axis}.several", {"indices": [int(i) for i in at]})
+    if together:
+        return Phrase(f"where.{axis}.range", {"first": first, "last": last})
+    return NOTHING
 
 
-def rows(problem: Problem, wrong: BoolArray) -> str:
-    """What the wrong rows `[batch query]` have in common and the others have not."""
+def rows(problem: Problem, wrong: BoolArray) -> Phrase:
+    """Return what the wrong rows `[batch query]` have in common and the others have not."""
     allowed = problem.allowed_in_full()
     blocked = (~allowed).any(axis=(1, 3))
     if wrong.any() and not wrong.all() and blocked.any() and not blocked.all():
         if (wrong == blocked).all():
-            return "all rows in which a key is blocked, and no other"
+            return Phrase("where.rows-with-blocked-keys")
         if (wrong == ~blocked).all():
-            return "all rows in which no key is blocked, and no other"
-    return ""
+            return Phrase("where.rows-without-blocked-keys")
+    return NOTHING
+
+
+def partial(maker: Maker, evidence: Evidence, computed: Sequence[tuple[Phrase, Stages]]) -> Phrase:
+    """Return the first hypothesis, of those that were computed, that explains a part of the answer.
+
+    The other heads or rows are right.
+    """
+    wrong = np.asarray(evidence.wrong.any(axis=-1))
+    # Where nothing is wrong the defect is not, or does not show.
+    part = NOTHING if wrong.all() else located("output", np.repeat(wrong[..., None], 2, axis=-1))
+    for cause, stages in computed:
+        other = stages.output
+        if other.shape != maker.right.output.shape:
+            continue
+        mixed = np.where(wrong[..., None], other, maker.right.output)
+        if part and not np.isnan(other[wrong]).any() and evidence.explained(mixed):
+            return cause.having(part=part)
+        heads = _heads(maker, evidence, stages)
+        if heads:
+            return cause.having(part=heads)
+    return NOTHING
+
+
+def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
+    """Which heads have the defect: the output is a sum over heads, so least squares tells."""
+    right, count = maker.right, maker.problem.shape.heads
+    if count < 2 or stages.context.shape != right.context.shape:
+        return NOTHING
+    moved: Array = np.einsum(
+        "bhqd,hde->hbqe", stages.context - right.context, maker.problem.weights.output
+    )
+    known = np.isfinite(evidence.got) & np.isfinite(moved).all(axis=0)
+    if not known.any():
+        return NOTHING
+    share, *_ = np.linalg.lstsq(moved[:, known].T, (evidence.got - right.output)[known], rcond=None)
+    has = share > 0.5
+    if has.all() or not has.any() or np.abs(share - has).max() > CLEAR:
+        return NOTHING
+    with np.errstate(invalid="ignore"):
+        mixed = np.where(has[:, None, None], stages.context, right.context)
+        if not evidence.explained(stages.finished(mixed)):
+            return NOTHING
+    return indices("head", np.nonzero(has)[0], has.size) or Phrase("where.head.some")

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import Hypothesis, Maker
+from conformance.causes.hypothesis import Hypothesis, Maker, significant
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
+from conformance.records.phrase import NOTHING, Phrase
 
 FINITE = (1, 5, 10, 20, 30, 50, 100, 1e3, 1e4, 1e9)
 """Numbers that programmers write for infinity."""
@@ -40,25 +41,24 @@ def _whole(maker: Maker) -> Iterator[Hypothesis]:
     problem = maker.problem
     assert problem.allowed is not None
     if problem.mask is not None and problem.causal is not None:
-        yield maker.asked("with the mask ignored beside the causal flag", mask=None)
-        yield maker.asked("with the causal flag ignored", causal=None)
+        yield maker.asked("mask.not-applied-beside-causal", mask=None)
+        yield maker.asked("causal.not-applied", causal=None)
         inverted = ~problem.mask
-        yield maker.asked("with the mask inverted beside the causal flag", mask=inverted)
-    told = "mask" if problem.mask is not None else "causal flag"
-    if problem.mask is not None and problem.causal is not None:
-        told = "mask and the causal flag"
-    yield maker.asked(f"with the {told} ignored", mask=None, causal=None)
-    yield maker.masked("with the mask inverted", ~problem.allowed)
-    for sign, where in ((1.0, "where it may attend"), (-1.0, "where it may not")):
-        plus = (problem.allowed if sign > 0 else ~problem.allowed).astype(np.float64)
+        yield maker.asked("mask.inverted-beside-causal", mask=inverted)
+        yield maker.asked("mask.not-applied-with-causal", mask=None, causal=None)
+    elif problem.mask is not None:
+        yield maker.asked("mask.not-applied", mask=None)
+    else:
+        yield maker.asked("causal.not-applied", causal=None)
+    yield maker.masked("mask.inverted", ~problem.allowed)
+    for mistake, ones in (
+        ("mask.added-where-attended", problem.allowed),
+        ("mask.added-where-blocked", ~problem.allowed),
+    ):
+        plus = ones.astype(np.float64)
         if problem.attn_bias is not None:
             plus = plus + problem.attn_bias
-        yield maker.asked(
-            f"with the mask added to the logits as 1 {where}",
-            mask=None,
-            causal=None,
-            attn_bias=plus,
-        )
+        yield maker.asked(mistake, mask=None, causal=None, attn_bias=plus)
 
 
 def _applied(maker: Maker) -> Iterator[Hypothesis]:
@@ -71,23 +71,25 @@ def _applied(maker: Maker) -> Iterator[Hypothesis]:
     right = maker.right
     above = np.max(right.shown, axis=-1) - np.max(right.logits, axis=-1)
     # Where the rest of the row underflows, the two are one.
-    also = "the row's maximum taken before the mask, or " if np.max(above) > UNDERFLOWS else ""
+    either = np.max(above) > UNDERFLOWS
     yield maker.staged(
-        f"with {also}the mask applied after the softmax", softmax=after, in_parts=True
+        "mask.after-softmax-or-maximum" if either else "mask.after-softmax",
+        softmax=after,
+        in_parts=True,
     )
     yield maker.staged(
-        "with blocked logits set to 0, as by multiplying the mask with the logits",
-        hide=lambda a, logits: logits * allowed,
-        in_parts=True,
+        "mask.multiplied-into-logits", hide=lambda a, logits: logits * allowed, in_parts=True
     )
     for number in FINITE:
         yield maker.staged(
-            f"with blocked logits lowered by {number:g} only",
+            "mask.blocked-lowered",
+            {"by": float(number)},
             hide=lambda a, logits, n=number: np.where(allowed, logits, logits - n),
             in_parts=True,
         )
         yield maker.staged(
-            f"with blocked logits set to {-number:g}",
+            "mask.blocked-set",
+            {"number": -float(number)},
             hide=lambda a, logits, n=number: np.where(allowed, logits, -n),
             in_parts=True,
         )
@@ -98,27 +100,25 @@ def _axes(maker: Maker) -> Iterator[Hypothesis]:
     problem = maker.problem
     shape, full = problem.shape, maker.right.allowed
     batch, heads = shape.batch, shape.heads
-    yield maker.masked("with the first batch entry's mask for all", full[:1])
-    yield maker.masked("with the first head's mask for all", full[:, :1])
-    yield maker.masked("with the first query's mask for all", full[:, :, :1])
+    yield maker.masked("mask.of-first-batch-entry", full[:1])
+    yield maker.masked("mask.of-first-head", full[:, :1])
+    yield maker.masked("mask.of-first-query", full[:, :, :1])
     if shape.query_length == shape.key_length:
         turned = np.swapaxes(full, -1, -2)
         over_keys = problem.causal is None and problem.mask is not None
         if over_keys and problem.mask.shape[-2] == 1:  # type: ignore[union-attr]
-            yield maker.masked("with the padding applied to queries instead of keys", turned)
+            yield maker.masked("mask.padding-over-queries", turned)
         else:
-            yield maker.masked("with the mask transposed", turned)
-        yield maker.masked("with the mask applied to queries as to keys", full & turned)
-    yield maker.masked("with the mask reversed along the keys", full[..., ::-1])
+            yield maker.masked("mask.transposed", turned)
+        yield maker.masked("mask.applied-to-queries-too", full & turned)
+    yield maker.masked("mask.reversed", full[..., ::-1])
     turned = full.reshape(heads, batch, *full.shape[2:]).swapaxes(0, 1)
-    yield maker.masked("with the mask read as (heads batch) instead of (batch heads)", turned)
+    yield maker.masked("mask.heads-before-batch", turned)
     if shape.group > 1:
         split = full.reshape(batch, shape.group, -1, *full.shape[2:]).swapaxes(1, 2)
-        yield maker.masked(
-            "with the mask's heads split into groups the other way", split.reshape(full.shape)
-        )
+        yield maker.masked("mask.groups-split-otherwise", split.reshape(full.shape))
     tiled = np.tile(full[:, 0], (heads, 1, 1)).reshape(full.shape)
-    yield maker.masked("with the batch's masks tiled over the heads instead of repeated", tiled)
+    yield maker.masked("mask.tiled-over-heads", tiled)
 
 
 def _edges(maker: Maker) -> Iterator[Hypothesis]:
@@ -128,24 +128,24 @@ def _edges(maker: Maker) -> Iterator[Hypothesis]:
     if problem.mask is not None and problem.causal is not None:
         triangle = problem.replace(mask=None).allowed
         assert triangle is not None
-        yield maker.masked(
-            "with mask and causal flag joined by or instead of and", problem.mask | triangle
-        )
+        yield maker.masked("mask.joined-by-or", problem.mask | triangle)
     full = problem.mask if problem.mask is not None else problem.allowed
     assert full is not None
     short, long = full.copy(), full.copy()
     short[..., :-1] &= full[..., 1:]
     long[..., 1:] |= full[..., :-1]
-    yield maker.asked("with the padding one key too long: a key less is seen", mask=short)
-    yield maker.asked("with the padding one key too short: a key more is seen", mask=long)
-    for last, told in ((False, "first"), (True, "last")):
+    yield maker.asked("mask.padding-one-too-long", mask=short)
+    yield maker.asked("mask.padding-one-too-short", mask=long)
+    for last, mistake in (
+        (False, "mask.window-without-first-key"),
+        (True, "mask.window-without-last-key"),
+    ):
         every = _without_edge(full, last)
-        told = f"without the {told} key of each row's window"
         if problem.mask is not None:
-            yield maker.asked(told, mask=every)
-        yield maker.masked(told, _without_edge(maker.right.allowed, last))
+            yield maker.asked(mistake, mask=every)
+        yield maker.masked(mistake, _without_edge(maker.right.allowed, last))
         if triangle is not None:
-            yield maker.masked(told, every & _without_edge(triangle, last))
+            yield maker.masked(mistake, every & _without_edge(triangle, last))
 
 
 def _without_edge(allowed: BoolArray, last: bool) -> BoolArray:
@@ -160,94 +160,81 @@ def _causal(maker: Maker) -> Iterator[Hypothesis]:
     queries, keys = shape.query_length, shape.key_length
     other = "top-left" if problem.causal == "bottom-right" else "bottom-right"
     if queries != keys:
-        yield maker.asked(f"with the causal mask aligned {other}", causal=other)
+        yield maker.asked("causal.aligned", {"alignment": other}, causal=other)
     own = 0 if problem.causal == "top-left" else keys - queries
 
     def seen(triangle: Any) -> BoolArray:
         full = np.broadcast_to(triangle.astype(np.bool_), shape.logits)
         return full if problem.mask is None else problem.mask & full
 
-    for offset, told in ((-1, "a query does not see its own key"), (1, "a query sees the next")):
-        yield maker.masked(
-            f"with the causal mask off by one ({offset:+d}): {told}",
-            seen(np.tri(queries, keys, own + offset)),
-        )
+    for offset, mistake in ((-1, "causal.without-own-key"), (1, "causal.sees-next-key")):
+        yield maker.masked(mistake, seen(np.tri(queries, keys, own + offset)))
     if queries != keys:
-        yield maker.masked(
-            "with the causal mask's offset negated", seen(np.tri(queries, keys, queries - keys))
-        )
+        yield maker.masked("causal.offset-negated", seen(np.tri(queries, keys, queries - keys)))
     triangle = np.tri(queries, keys, own, dtype=np.bool_)
     yield maker.masked(
-        "with the causal mask reversed: the upper triangle is kept",
+        "causal.reversed",
         seen(~triangle | np.eye(queries, keys, dtype=np.bool_)),
     )
     yield maker.masked(
-        "with the causal mask reversed: the upper triangle is kept",
+        "causal.reversed",
         seen(~np.tri(queries, keys, own - 1, dtype=np.bool_)),
     )
     if max(queries, keys) > 256:
         for kind in (BFLOAT16, FLOAT16):
             row, column = kind.round(np.arange(queries) + own), kind.round(np.arange(keys))
             yield maker.masked(
-                f"with positions of the causal mask rounded to {kind.name}",
-                seen(column <= row[:, None]),
+                "causal.positions-rounded", seen(column <= row[:, None]), {"to": kind.name}
             )
     for size in WINDOWS:
         if size < keys:
             yield maker.masked(
-                f"with a causal window of {size} keys",
+                "causal.window",
                 seen(triangle & ~np.tri(queries, keys, own - size, dtype=np.bool_)),
+                {"size": size},
             )
     for size in TILES:
         if size < max(queries, keys):
             tile = np.arange(queries)[:, None] // size == np.arange(keys) // size
-            yield maker.masked(
-                f"with the causal mask applied to whole tiles of {size}: the tile on the "
-                "diagonal sees all of itself",
-                seen(triangle | tile),
-            )
+            yield maker.masked("causal.by-tile", seen(triangle | tile), {"size": size})
 
 
 def _bias(maker: Maker, bias: Array) -> Iterator[Hypothesis]:
     problem = maker.problem
-    yield maker.asked("with the additive bias ignored", attn_bias=None)
-    yield maker.asked("with the additive bias subtracted", attn_bias=-bias)
-    yield maker.asked("with the additive bias added twice", attn_bias=2.0 * bias)
-    yield maker.asked(
-        "with the scale applied to the bias too", attn_bias=bias * problem.logit_scale
-    )
+    yield maker.asked("bias.not-applied", attn_bias=None)
+    yield maker.asked("bias.subtracted", attn_bias=-bias)
+    yield maker.asked("bias.added-twice", attn_bias=2.0 * bias)
+    yield maker.asked("bias.scaled", attn_bias=bias * problem.logit_scale)
     if problem.logit_scale:
-        yield maker.asked(
-            "with the bias divided by the scale", attn_bias=bias / problem.logit_scale
-        )
+        yield maker.asked("bias.divided-by-scale", attn_bias=bias / problem.logit_scale)
     full = np.broadcast_to(bias, problem.shape.logits)
-    yield maker.asked("with the first head's bias for all", attn_bias=full[:, :1])
-    yield maker.asked("with the first batch entry's bias for all", attn_bias=full[:1])
-    yield maker.asked("with the first query's bias for all", attn_bias=full[:, :, :1])
+    yield maker.asked("bias.of-first-head", attn_bias=full[:, :1])
+    yield maker.asked("bias.of-first-batch-entry", attn_bias=full[:1])
+    yield maker.asked("bias.of-first-query", attn_bias=full[:, :, :1])
     if problem.shape.query_length == problem.shape.key_length:
-        yield maker.asked("with the bias transposed", attn_bias=np.swapaxes(full, -1, -2))
+        yield maker.asked("bias.transposed", attn_bias=np.swapaxes(full, -1, -2))
     for limit in (0.5, 1, 2, 3, 5, 10, 20, 50):
         if np.abs(bias).max() > limit:
             yield maker.asked(
-                f"with the bias cut at ±{limit:g}", attn_bias=np.clip(bias, -limit, limit)
+                "bias.cut", {"limit": float(limit)}, attn_bias=np.clip(bias, -limit, limit)
             )
     if problem.allowed is not None:
         yield maker.asked(
-            "with the bias added to blocked logits after they were blocked, and the mask ignored",
+            "bias.undoes-mask",
             mask=None,
             causal=None,
             attn_bias=bias,
         )
 
 
-def hidden_by(logits: Array, weights: Array, allowed: BoolArray) -> str:
+def hidden_by(logits: Array, weights: Array, allowed: BoolArray) -> Phrase:
     """What was done to blocked logits, from returned weights that are not zero there.
 
     A weight is exp(logit − c); c is told by the row's allowed weights.
     """
     blocked = ~allowed & (weights > 0)
     if not blocked.any():
-        return ""
+        return NOTHING
     with np.errstate(divide="ignore", invalid="ignore"):
         seen = np.log(weights)
     level = np.where(allowed & (weights > 0), seen - logits, np.nan)
@@ -256,10 +243,12 @@ def hidden_by(logits: Array, weights: Array, allowed: BoolArray) -> str:
     set_to = (seen - rows)[blocked & counts]
     lowered = (seen - rows - logits)[blocked & counts]
     if not set_to.size:
-        return ""
-    for values, told in ((lowered, "lowered by {:.4g} only"), (set_to, "set to {:.4g}")):
+        return NOTHING
+    for values, mistake, name in (
+        (-lowered, "mask.blocked-lowered", "by"),
+        (set_to, "mask.blocked-set", "number"),
+    ):
         middle = float(np.median(values))
         if abs(middle) > 0.5 and np.abs(values - middle).max() <= 0.01 * abs(middle):
-            number = -middle if values is lowered else middle
-            return f"equals the answer with blocked logits {told.format(number)}"
-    return ""
+            return Phrase(mistake, {name: significant(middle)})
+    return NOTHING

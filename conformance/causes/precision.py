@@ -11,6 +11,7 @@ from conformance.causes.hypothesis import Evidence, Hypothesis, Maker
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, Array
 from conformance.records.numbers import LIMIT, ratios
+from conformance.records.phrase import NOTHING, Phrase
 
 STAGES = ("projections", "logits", "weights", "context", "output", "bias")
 SPREAD = 0.5
@@ -19,12 +20,8 @@ SPREAD = 0.5
 LEAST = 0.05
 """rms(error / σ), in σ of the narrower dtype; less are errors of another kind."""
 
-KINDS = {
-    24: "float32",
-    11: "float16 or TF32, or as a few roundings to bfloat16 leave it",
-    8: "bfloat16",
-}
-"""Significand bits to who has them."""
+CLASSES = {24: "accuracy.float32", 11: "accuracy.float16", 8: "accuracy.bfloat16"}
+"""Significand bits of a narrower dtype, and the cause that says that no more of them are right."""
 
 
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
@@ -32,28 +29,31 @@ def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
     own = DTYPES[maker.problem.dtype].significand_bits
     if maker.problem.dtype == "float16":
         yield maker.staged(
-            "with the products of query and key kept in float16, and scaled after that",
+            "precision.products-kept-in-float16",
             scaled=_late,
         )
-    for name, bits, rounding in (
-        ("float32", 24, FLOAT32.round),
-        ("float16 or TF32", 11, lambda x: _significant(x, 11)),
-        ("float16 or TF32", 11, FLOAT16.round),
-        ("bfloat16", 8, BFLOAT16.round),
-        ("8 bits", 4, lambda x: _significant(x, 4)),
+    for bits, rounding in (
+        (24, FLOAT32.round),
+        (11, lambda x: _significant(x, 11)),
+        (11, FLOAT16.round),
+        (8, BFLOAT16.round),
+        (4, lambda x: _significant(x, 4)),
     ):
         if bits >= own:
             continue
+        digits = {"format": Phrase(f"significand.{bits}")}
         for stage in STAGES:
             if stage == "bias" and maker.problem.attn_bias is None:
                 continue
-            told = {"weights": "attention weights", "bias": "additive bias"}.get(stage, stage)
-            yield maker.staged(f"with the {told} rounded to {name}", held=_at(stage, rounding))
+            yield maker.staged(
+                "precision.rounded",
+                {"stage": Phrase(f"stage.{stage}"), **digits},
+                held=_at(stage, rounding),
+            )
+        yield maker.staged("precision.factors-rounded", digits, product=_factors(rounding))
         yield maker.staged(
-            f"with the factors of each product rounded to {name}", product=_factors(rounding)
-        )
-        yield maker.staged(
-            f"with inputs, weights and all factors of products read as {name}",
+            "precision.all-rounded",
+            digits,
             product=_factors(rounding),
             shifted=_shifted(rounding),
             finish=_finished(rounding),
@@ -104,8 +104,8 @@ Again = Callable[[int], Mapping[str, Array]]
 """The errors of the answer to the same problem with inputs that are moved by so many bits."""
 
 
-def coarse(name: str, evidence: Evidence, dtype: str, again: Again) -> str:
-    """What says that digits were lost, if the error is that of rounding; or "".
+def coarse(name: str, evidence: Evidence, dtype: str, again: Again) -> Phrase:
+    """Return which accuracy the array has instead of its own, if its error is that of rounding.
 
     It must be everywhere, of that size, and another for a problem next to this one: an error that
     stays where the inputs move by a rounding error is a mistake, however small. Never for what is
@@ -114,16 +114,16 @@ def coarse(name: str, evidence: Evidence, dtype: str, again: Again) -> str:
     own = DTYPES[dtype].significand_bits
     got, want = evidence.got, evidence.want
     if not np.isfinite(got).all() or got.ndim < 2 or got.size < 16:
-        return ""
+        return NOTHING
     exact = evidence.noise == 0
     if (np.abs(got - want)[exact] > evidence.underflow).any():
-        return ""
+        return NOTHING
     ratio = ratios(got, want, evidence.noise, evidence.underflow)
     off = np.abs(ratio) > 2.0
     rows = off.reshape(-1, off.shape[-1])[~exact.reshape(-1, off.shape[-1]).all(axis=-1)]
     if rows.mean() < SPREAD or (rows.mean(axis=-1) >= SPREAD / 2).mean() < 1 - SPREAD / 4:
-        return ""
-    for bits, kind in KINDS.items():
+        return NOTHING
+    for bits, mistake in CLASSES.items():
         if bits >= own:
             continue
         coarser = ratio / 2.0 ** (own - bits)
@@ -131,9 +131,9 @@ def coarse(name: str, evidence: Evidence, dtype: str, again: Again) -> str:
             continue
         rms = float(np.sqrt(np.mean(coarser**2)))
         if rms < LEAST or _correlation(got - want, again(bits).get(name)) > ALIKE:
-            return ""
-        return f"is only as accurate as {kind}"
-    return ""
+            return NOTHING
+        return Phrase(mistake)
+    return NOTHING
 
 
 def _correlation(one: Array, other: Array | None) -> float:

@@ -34,39 +34,36 @@ def _biases(maker: Maker) -> Iterator[Hypothesis]:
     names += ["key_bias"] if own.score is not None else []
     there = {name: getattr(own, name) for name in names if getattr(own, name) is not None}
     for name, bias in there.items():
-        told = name.replace("_", " ")
-        yield maker.weighed(f"with the {told} forgotten", **{name: 0.0 * bias})
-        yield maker.weighed(f"with the {told} added twice", **{name: 2.0 * bias})
+        of = {"of": name.removesuffix("_bias")}
+        yield maker.weighed("projection.bias-forgotten", of, **{name: 0.0 * bias})
+        yield maker.weighed("projection.bias-added-twice", of, **{name: 2.0 * bias})
     if not there:
         return
     without = {name: 0.0 * bias for name, bias in there.items()}
-    yield maker.weighed("with all biases forgotten", **without)
+    yield maker.weighed("projection.all-biases-forgotten", **without)
     kept = {name: bias for name, bias in without.items() if name != "output_bias"}
-    yield maker.weighed("with the biases of query, key and value forgotten", **kept)
+    yield maker.weighed("projection.input-biases-forgotten", **kept)
     shape, factor = maker.problem.shape, maker.problem.logit_scale
     if own.query_bias is not None and factor and own.score is None:
         yield maker.weighed(
-            "with the query scaled before its bias is added", query_bias=own.query_bias / factor
+            "projection.query-scaled-before-bias", query_bias=own.query_bias / factor
         )
     bias = own.output_bias
     assert bias is not None
-    yield maker.weighed(
-        "with the output bias added once for each head", output_bias=shape.heads * bias
-    )
+    yield maker.weighed("projection.output-bias-per-head", output_bias=shape.heads * bias)
     if bias.size == shape.heads * shape.value_head_size:
         early = bias.reshape(shape.heads, shape.value_head_size)
         yield maker.weighed(
-            "with the output bias added before the output projection",
+            "projection.output-bias-before-projection",
             output_bias=np.einsum("hd,hde->e", early, own.output),
         )
     firsts = {
         name: np.broadcast_to(getattr(own, name)[:1], getattr(own, name).shape)
         for name in ("query_bias", "key_bias", "value_bias")
     }
-    yield maker.weighed("with the first head's bias for all heads", **firsts)
+    yield maker.weighed("projection.bias-of-first-head", **firsts)
     if shape.head_size == 1:
-        told = "with the biases of heads of size 1 added along the tokens"
-        yield maker.staged(told, shifted=_along_tokens)
+        yield maker.staged("projection.bias-along-tokens", shifted=_along_tokens)
 
 
 def _along_tokens(a: Stages, name: str, projected: Array) -> Array:
@@ -86,20 +83,17 @@ def _swapped(maker: Maker) -> Iterator[Hypothesis]:
                 f"{one}_bias": getattr(own, f"{other}_bias"),
                 f"{other}_bias": getattr(own, f"{one}_bias"),
             }
-            yield maker.weighed(f"with {one} and {other} weights swapped", **weights, **biases)
-            yield maker.weighed(
-                f"with {one} and {other} weights swapped, but not their biases", **weights
-            )
-            yield maker.weighed(
-                f"with the {other} weight in place of the {one} weight", **{one: weights[one]}
-            )
+            names = {"one": one, "other": other}
+            yield maker.weighed("projection.swapped", names, **weights, **biases)
+            yield maker.weighed("projection.swapped-without-biases", names, **weights)
+            yield maker.weighed("projection.replaced", names, **{one: weights[one]})
     if own.query.shape == own.key.shape == own.value.shape:
         for order in (("key", "value", "query"), ("value", "query", "key")):
             turned: dict[str, Any] = {}
             for name, source in zip(NAMES, order, strict=True):
                 turned[name] = getattr(own, source)
                 turned[f"{name}_bias"] = getattr(own, f"{source}_bias")
-            yield maker.weighed(f"with weights packed as {', '.join(order)}", **turned)
+            yield maker.weighed("projection.packed-otherwise", {"order": list(order)}, **turned)
 
 
 def _transposed(maker: Maker) -> Iterator[Hypothesis]:
@@ -111,11 +105,11 @@ def _transposed(maker: Maker) -> Iterator[Hypothesis]:
         matrix = weight.reshape(weight.shape[0], -1) if matrix is None else matrix
         if matrix.shape[0] == matrix.shape[1]:
             turned[name] = matrix.T.reshape(weight.shape)
-            yield maker.weighed(f"with the {name} weight transposed", **{name: turned[name]})
+            yield maker.weighed("projection.transposed", {"of": name}, **{name: turned[name]})
     if len(turned) > 1:
-        yield maker.weighed("with all square weights transposed", **turned)
+        yield maker.weighed("projection.all-transposed", **turned)
         inputs = {name: weight for name, weight in turned.items() if name != "output"}
-        yield maker.weighed("with query, key and value weights transposed", **inputs)
+        yield maker.weighed("projection.inputs-transposed", **inputs)
 
 
 def _interleaved(array: Array) -> Array:
@@ -140,54 +134,55 @@ def _heads(maker: Maker) -> Iterator[Hypothesis]:
             for name in NAMES
             if getattr(own, f"{name}_bias") is not None
         }
-        told = "heads interleaved: (head heads) in place of (heads head)"
-        yield maker.weighed(f"with {told}", **changed, **biases)
+        yield maker.weighed("heads.interleaved", **changed, **biases)
         for name in NAMES:
             bias = f"{name}_bias"
             one = {key: value for key, value in biases.items() if key == bias}
-            told = f"with heads interleaved in the {name} weight"
-            yield maker.weighed(told, **{name: changed[name]}, **one)
+            of = {"of": name}
+            yield maker.weighed("heads.interleaved-in", of, **{name: changed[name]}, **one)
             if one:
-                yield maker.weighed(told, **{name: changed[name]})
+                yield maker.weighed("heads.interleaved-in", of, **{name: changed[name]})
         output = np.moveaxis(mixed(np.moveaxis(own.output, -1, 0)), 0, -1)
-        yield maker.weighed("with heads interleaved in the output weight", output=output)
-        yield maker.weighed(
-            "with heads interleaved in all weights", **changed, **biases, output=output
-        )
+        yield maker.weighed("heads.interleaved-in", {"of": "output"}, output=output)
+        yield maker.weighed("heads.interleaved-in-all", **changed, **biases, output=output)
 
     def viewed(a: Stages, projected: Array, name: str) -> Array:
         batch, length, heads, size = projected.shape
         return projected.reshape(batch, heads, length, size)
 
     yield maker.staged(
-        "with heads split by a reshape to [batch heads length head], without the transposition",
+        "heads.split-by-reshape",
         split=viewed,
     )
     yield maker.staged(
-        "with heads merged by a reshape, without transposing back",
+        "heads.merged-by-reshape",
         merge=lambda a, c: c.reshape(c.shape[0], c.shape[2], c.shape[1], c.shape[3]),
     )
     yield maker.staged(
-        "with heads split and merged by a reshape, without transpositions",
+        "heads.split-and-merged-by-reshape",
         split=viewed,
         merge=lambda a, c: c.reshape(c.shape[0], c.shape[2], c.shape[1], c.shape[3]),
     )
-    yield maker.weighed("with the heads merged in reverse order", output=own.output[::-1])
-    for head, told in ((shape.heads - 1, "last"), (0, "first")):
+    yield maker.weighed("heads.reversed", output=own.output[::-1])
+    for head, left_out, only in (
+        (shape.heads - 1, "heads.last-left-out", "heads.last-only"),
+        (0, "heads.first-left-out", "heads.first-only"),
+    ):
         kept = own.output * (np.arange(shape.heads) != head)[:, None, None]
-        yield maker.weighed(f"with the {told} head left out", output=kept)
+        yield maker.weighed(left_out, output=kept)
         alone = own.output * (np.arange(shape.heads) == head)[:, None, None]
-        yield maker.weighed(f"with the {told} head only", output=alone)
-    yield maker.weighed(
-        "with the mean over heads in place of the sum", output=own.output / shape.heads
-    )
-    for name in NAMES:
+        yield maker.weighed(only, output=alone)
+    yield maker.weighed("heads.averaged", output=own.output / shape.heads)
+    for name, mistake in (
+        ("query", "heads.queries-of-first"),
+        ("key", "heads.keys-of-first"),
+        ("value", "heads.values-of-first"),
+    ):
         firsts = {name: np.broadcast_to(getattr(own, name)[:, :1], getattr(own, name).shape)}
         bias = getattr(own, f"{name}_bias")
         if bias is not None:
             firsts[f"{name}_bias"] = np.broadcast_to(bias[:1], bias.shape)
-        plural = {"query": "queries", "key": "keys", "value": "values"}[name]
-        yield maker.weighed(f"with the first head's {plural} for all heads", **firsts)
+        yield maker.weighed(mistake, **firsts)
 
 
 def _groups(maker: Maker) -> Iterator[Hypothesis]:
@@ -201,13 +196,11 @@ def _groups(maker: Maker) -> Iterator[Hypothesis]:
         return repeat
 
     if maker.problem.shape.kv_heads > 1:
+        yield maker.staged("heads.tiled", repeat=tiled("key", "value"))
+        yield maker.staged("heads.values-tiled", repeat=tiled("value"))
+        yield maker.staged("heads.keys-tiled", repeat=tiled("key"))
         yield maker.staged(
-            "with key/value heads tiled instead of repeated", repeat=tiled("key", "value")
-        )
-        yield maker.staged("with value heads tiled instead of repeated", repeat=tiled("value"))
-        yield maker.staged("with key heads tiled instead of repeated", repeat=tiled("key"))
-        yield maker.staged(
-            "with the first key/value head for all query heads",
+            "heads.first-key-value-for-all",
             repeat=lambda a, heads, name: np.repeat(heads[:, :1], a.shape.heads, axis=1),
         )
 
@@ -222,13 +215,16 @@ def _inputs(maker: Maker) -> Iterator[Hypothesis]:
         one, other = getattr(problem, name), getattr(problem, source)
         if one is not other and one.shape == other.shape:
             yield maker.staged(
-                f"with the {name} projected from the {source}'s input", input=reads(name, source)
+                "projection.of-other-input",
+                {"of": name, "source": source},
+                input=reads(name, source),
             )
     for name in NAMES:
         weight = getattr(own, name)
         if weight.shape[0] == weight[0].size:
             yield maker.staged(
-                f"with the {name} not projected",
+                "projection.missing",
+                {"of": name},
                 project=lambda a, n, x, w=name: (
                     x.reshape(*x.shape[:2], *a.own[n].shape[1:])
                     if n == w
@@ -237,18 +233,20 @@ def _inputs(maker: Maker) -> Iterator[Hypothesis]:
             )
     if shape.heads * shape.value_head_size == shape.output_width:
         yield maker.staged(
-            "with the output not projected",
+            "projection.missing",
+            {"of": "output"},
             finish=lambda a, merged: merged.reshape(*merged.shape[:2], -1),
         )
     if shape.query_width == shape.output_width:
         yield maker.staged(
-            "with the query added to the output",
+            "output.query-added",
             finish=lambda a, merged: Stages.finish(a, merged) + a.problem.query,
         )
     if shape.batch > 1:
         for name in ("key", "value", "query"):
             yield maker.staged(
-                f"with the first batch entry's {name} for all",
+                "inputs.of-first-batch-entry",
+                {"of": name},
                 input=lambda a, n, w=name: (
                     np.broadcast_to(getattr(a.problem, n)[:1], getattr(a.problem, n).shape)
                     if n == w
@@ -256,29 +254,29 @@ def _inputs(maker: Maker) -> Iterator[Hypothesis]:
                 ),
             )
         yield maker.staged(
-            "with the batch's mean subtracted from the projected values",
+            "inputs.batch-mean-subtracted",
             mix=lambda a, w, v: Stages.mix(a, w, v - v.mean(axis=0, keepdims=True)),
         )
     if shape.score == "scaled-dot" and shape.head_size > 1:
-        told = "with the last component of each head left out of the scores"
-        yield maker.staged(told, score=lambda a, q, k: Stages.score(a, q[..., :-1], k[..., :-1]))
+        yield maker.staged(
+            "score.last-component-left-out",
+            score=lambda a, q, k: Stages.score(a, q[..., :-1], k[..., :-1]),
+        )
 
 
 def _additive(maker: Maker) -> Iterator[Hypothesis]:
     own = maker.problem.weights
     assert own.score is not None
     yield maker.staged(
-        "without the tanh of the additive score",
+        "score.tanh-missing",
         tanh=lambda a, q, k: q[:, :, :, None] + k[:, :, None],
     )
-    yield maker.staged(
-        "with tanh(q − k) for tanh(q + k)", tanh=lambda a, q, k: Stages.tanh(a, q, -k)
-    )
+    yield maker.staged("score.of-difference", tanh=lambda a, q, k: Stages.tanh(a, q, -k))
     yield maker.weighed(
-        "with the first head's score weight for all",
+        "score.weight-of-first-head",
         score=np.broadcast_to(own.score[:1], own.score.shape),
     )
     yield maker.staged(
-        "with a dot product in place of the additive score",
+        "score.dot-product",
         score=lambda a, q, k: np.einsum("bhqd,bhkd->bhqk", q, k),
     )

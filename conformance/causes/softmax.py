@@ -8,30 +8,28 @@ from typing import Any
 import numpy as np
 
 from conformance.causes.hypothesis import Hypothesis, Maker
+from conformance.causes.location import indices
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array, BoolArray
+from conformance.records.phrase import Phrase
 
 TILES = (2, 4, 8, 16, 32, 64, 128)
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     """The simplest first."""
-    for axis, told in (
-        (-2, "over the queries"),
-        (-3, "over the heads"),
-        (0, "over the batch"),
-        ((-2, -1), "over queries and keys together"),
+    for axis, mistake in (
+        (-2, "softmax.over-queries"),
+        (-3, "softmax.over-heads"),
+        (0, "softmax.over-batch"),
+        ((-2, -1), "softmax.over-matrix"),
     ):
         # Where all is blocked, libraries give NaN, and the careful 0.
         for empty in (np.nan, 0.0) if maker.problem.allowed is not None else (np.nan,):
-            yield maker.staged(f"with the softmax {told}", softmax=over(axis, empty))
-    yield maker.staged(
-        "with a sigmoid in place of the softmax", softmax=lambda a, x: 1 / (1 + np.exp(-x))
-    )
-    yield maker.staged("without the softmax", softmax=lambda a, x: np.where(np.isfinite(x), x, 0.0))
-    yield maker.staged(
-        "with nothing attended: the weights are 0", softmax=lambda a, x: np.zeros_like(x)
-    )
+            yield maker.staged(mistake, softmax=over(axis, empty))
+    yield maker.staged("softmax.sigmoid", softmax=lambda a, x: 1 / (1 + np.exp(-x)))
+    yield maker.staged("softmax.missing", softmax=lambda a, x: np.where(np.isfinite(x), x, 0.0))
+    yield maker.staged("softmax.nothing-attended", softmax=lambda a, x: np.zeros_like(x))
     yield from _keys(maker)
     yield from _exponential(maker)
     yield from _maximum(maker)
@@ -64,27 +62,29 @@ def _keys(maker: Maker) -> Iterator[Hypothesis]:
         kept = full & (at < end)
         # A row that is left without any key has no one answer, and would fit many.
         if 0 < end < keys and np.array_equal(kept.any(axis=-1), full.any(axis=-1)):
-            yield maker.masked(f"with {_from(end, keys)} ignored", kept)
+            yield maker.masked("keys.ignored", kept, {"keys": _from(end, keys)})
     if keys > 1:
-        yield maker.masked("with key 0 ignored", full & (at > 0))
+        yield maker.masked("keys.ignored", full & (at > 0), {"keys": indices("key", [0], keys)})
     for size in TILES:
         if size < keys:
             last = keys // size * size if keys % size else keys - size
             edges = (at % size == size - 1) & (at < keys - 1)
-            every = f"of each tile of {size}"
             yield maker.asked(
-                f"with {_from(last, keys)} counted twice", attn_bias=_twice(maker, at >= last)
+                "keys.counted-twice",
+                {"keys": _from(last, keys)},
+                attn_bias=_twice(maker, at >= last),
             )
             yield maker.asked(
-                f"with the last key {every} counted twice", attn_bias=_twice(maker, edges)
+                "keys.last-of-tiles-counted-twice",
+                {"size": size},
+                attn_bias=_twice(maker, edges),
             )
-            yield maker.masked(f"with the last key {every} left out", full & ~edges)
-            ends_too = edges | (at == keys - 1)
-            yield maker.masked(f"with the last key {every} left out", full & ~ends_too)
+            for left_out in (edges, edges | (at == keys - 1)):
+                yield maker.masked("keys.last-of-tiles-left-out", full & ~left_out, {"size": size})
 
 
-def _from(first: int, count: int) -> str:
-    return f"keys {first} and later" if first < count - 1 else f"key {first} (the last)"
+def _from(first: int, count: int) -> Phrase:
+    return indices("key", range(first, count), count)
 
 
 def _twice(maker: Maker, chosen: BoolArray) -> Array:
@@ -111,42 +111,45 @@ def _powers(change: Any) -> Any:
 
 
 def _exponential(maker: Maker) -> Iterator[Hypothesis]:
-    yield maker.staged("with 2^x for e^x in the softmax", softmax=_powers(np.exp2))
-    yield maker.staged(
-        "with 1/(1 + x²) for e^x in the softmax", softmax=_powers(lambda x: 1 / (1 + np.square(x)))
-    )
+    yield maker.staged("softmax.base-2", softmax=_powers(np.exp2))
+    yield maker.staged("softmax.rational", softmax=_powers(lambda x: 1 / (1 + np.square(x))))
     for power in (256, 1024, 4096, 65536):
         yield maker.staged(
-            f"with (1 + x/{power})^{power} for e^x in the softmax",
+            "softmax.power",
+            {"power": power},
             softmax=_powers(lambda x, n=power: np.maximum(1 + x / n, 0.0) ** n),
         )
     for digits in (3, 5, 6, 8, 9, 10, 12):
         yield maker.staged(
-            f"with 1e-{digits} added to the softmax's normaliser",
-            softmax=_plus(10.0**-digits),
+            "softmax.normaliser-plus", {"digits": digits}, softmax=_plus(10.0**-digits)
         )
     for digits in (2, 3, 4, 5, 6):
-        yield maker.staged(f"with weights below 1e-{digits} dropped", softmax=_cut(10.0**-digits))
+        yield maker.staged(
+            "softmax.small-weights-dropped", {"digits": digits}, softmax=_cut(10.0**-digits)
+        )
     for cap in (5, 10, 15, 20, 30, 50, 100):
         yield maker.staged(
-            f"with the logits capped softly at {cap}: {cap}·tanh(x/{cap})",
+            "logits.capped-softly",
+            {"cap": cap},
             scaled=lambda a, s, c=cap: c * np.tanh(Stages.scaled(a, s) / c),
         )
     for cap in (5, 10, 15, 20, 30, 50):
         yield maker.staged(
-            f"with logits cut at {cap} below the row's maximum",
+            "logits.cut-below-maximum",
+            {"cap": cap},
             softmax=_powers(
                 lambda x, c=cap: np.where(x == -np.inf, 0.0, np.exp(np.maximum(x, -c)))
             ),
         )
         if maker.problem.allowed is not None:
             yield maker.staged(
-                f"with logits, blocked ones too, cut at {cap} below the row's maximum",
+                "logits.cut-below-maximum-if-blocked-too",
+                {"cap": cap},
                 softmax=_powers(lambda x, c=cap: np.exp(np.maximum(x, -c))),
             )
     for cap in (10, 20, 30, 50, 80):
         if np.abs(maker.right.shown).max() > cap:
-            yield maker.staged(f"with the logits cut at ±{cap}", softmax=_clipped(cap))
+            yield maker.staged("logits.cut", {"cap": cap}, softmax=_clipped(cap))
 
 
 def _plus(amount: float) -> Any:
@@ -178,37 +181,41 @@ def _maximum(maker: Maker) -> Iterator[Hypothesis]:
     if np.abs(shown).max() < 10:
         return
     logits = maker.right.logits
-    yield maker.staged("without the row's maximum subtracted", breaks=True, softmax=_range(0.0))
+    yield maker.staged("softmax.maximum-not-subtracted", breaks=True, softmax=_range(0.0))
     yield maker.staged(
-        "with the maximum taken before the mask",
+        "softmax.maximum-before-mask",
         breaks=True,
         softmax=_range(shown.max(-1, keepdims=True)),
     )
     yield maker.staged(
-        "with the maximum starting at 0",
+        "softmax.maximum-from-0",
         breaks=True,
         softmax=_range(np.maximum(_peak(logits), 0.0)),
     )
     yield maker.staged(
-        "with the maximum of the whole matrix subtracted instead of the row's",
+        "softmax.maximum-of-all",
         breaks=True,
         softmax=_range(logits.max()),
     )
-    for axes, told in (((-2, -1), "each head's matrix"), ((-3, -2, -1), "each entry's matrices")):
+    for axes, mistake in (
+        ((-2, -1), "softmax.maximum-of-head"),
+        ((-3, -2, -1), "softmax.maximum-of-batch-entry"),
+    ):
         yield maker.staged(
-            f"with the maximum of {told} subtracted instead of the row's",
+            mistake,
             breaks=True,
             softmax=_range(logits.max(axis=axes, keepdims=True)),
         )
     yield maker.staged(
-        "with the first row's maximum subtracted for all",
+        "softmax.maximum-of-first-row",
         breaks=True,
         softmax=_range(_peak(logits)[:, :, :1]),
     )
     for size in TILES:
         if size < logits.shape[-1]:
             yield maker.staged(
-                f"with the maximum of the first tile of {size} keys for all",
+                "softmax.maximum-of-first-tile",
+                {"size": size},
                 breaks=True,
                 softmax=_range(_peak(logits[..., :size])),
             )
@@ -237,25 +244,20 @@ def _tiles(maker: Maker) -> Iterator[Hypothesis]:
     keys = logits.shape[-1]
     for start in sorted({(keys - 1) // size * size for size in TILES if size < keys}):
         yield maker.staged(
-            f"with the normaliser of {_from(start, keys)} only", softmax=_last_normaliser(start)
+            "softmax.normaliser-of-keys",
+            {"keys": _from(start, keys)},
+            softmax=_last_normaliser(start),
         )
     for size in TILES:
         if size >= keys:
             continue
-        of = f"(tiles of {size} keys)"
-        yield maker.staged(
-            f"with sums not rescaled when the running maximum grows {of}",
-            softmax=_rescaled(size, 1.0),
-        )
-        yield maker.staged(
-            f"with sums rescaled the wrong way when the running maximum grows {of}",
-            softmax=_rescaled(size, 2.0),
-        )
-        for sums, told in ((True, "normaliser"), (False, "sum of values")):
-            yield maker.staged(
-                f"with the {told} not rescaled when the running maximum grows {of}",
-                softmax=_one_rescaled(size, normaliser=sums),
-            )
+        for mistake, softmax in (
+            ("tiles.sums-not-rescaled", _rescaled(size, 1.0)),
+            ("tiles.sums-rescaled-inversely", _rescaled(size, 2.0)),
+            ("tiles.normaliser-not-rescaled", _one_rescaled(size, normaliser=True)),
+            ("tiles.values-not-rescaled", _one_rescaled(size, normaliser=False)),
+        ):
+            yield maker.staged(mistake, {"size": size}, softmax=softmax)
 
 
 def _running(logits: Array, size: int) -> Array:

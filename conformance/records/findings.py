@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from conformance.records.card import Entry
+from conformance.records.phrase import NOTHING, Phrase
 
 Verdict = Literal[
     "conforms",
@@ -98,8 +99,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     value: str = ""
     figures: Figures | None = None
     worst: Worst | None = None
-    cause: str = ""
-    where: str = ""
+    cause: Phrase = NOTHING
+    where: Phrase = NOTHING
     made_by: Literal["", "kernel", "projections"] = ""
 
 

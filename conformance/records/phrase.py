@@ -39,13 +39,19 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True):
         value = self.arguments.get(argument, "")
         return value if isinstance(value, Phrase) else NOTHING
 
-    def parts(self, argument: str) -> list[Phrase | str]:
+    def having(self, **arguments: Argument) -> Phrase:
+        """The same statement with more arguments."""
+        return Phrase(self.id, self.arguments | arguments)
+
+    def parts(self, argument: str) -> list[Part]:
         """An argument that is a list, or []."""
         value = self.arguments.get(argument, [])
         return value if isinstance(value, list) else []
 
 
-Argument = str | int | float | Phrase | list[Phrase | str]
+Part = Phrase | str | int | float
+
+Argument = Part | list[Part]
 """A name, a number, what another phrase says, or several of them."""
 
 NOTHING = Phrase("")

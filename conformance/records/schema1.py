@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 
 from conformance.records.header import SCHEMA
+from conformance.records.phrase import Phrase
+from conformance.records.schema1_causes import old_cause, old_place
 
 SCHEMA_1 = "mha-conformance/record/1"
 
@@ -36,15 +38,27 @@ def upgrade_header(header: dict[str, Any]) -> dict[str, Any]:
 
 def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
     """Return the result of one item in the current schema."""
-    upgraded = result | {"findings": [_finding(finding) for finding in result["findings"]]}
-    if "entries" in result:
-        upgraded["entries"] = [_entry(result["case"], entry) for entry in result["entries"]]
+    entries = [_entry(result["case"], entry) for entry in result.get("entries", [])]
+    differing = tuple(
+        msgspec.convert(entry["subject"], Phrase | str)
+        for entry in entries
+        if not entry.get("agrees", True)
+    )
+    findings = [_finding(finding, differing) for finding in result["findings"]]
+    return result | {"findings": findings} | ({"entries": entries} if entries else {})
+
+
+def _finding(finding: dict[str, Any], differing: tuple[Phrase | str, ...]) -> dict[str, Any]:
+    """A finding with causes and places as phrases.
+
+    `differing` are the subjects of the item's entries that are otherwise than declared.
+    """
+    upgraded = finding.copy()
+    if "cause" in finding:
+        upgraded["cause"] = msgspec.to_builtins(old_cause(finding["cause"], differing))
+    if "where" in finding:
+        upgraded["where"] = msgspec.to_builtins(old_place(finding["where"]))
     return upgraded
-
-
-def _finding(finding: dict[str, Any]) -> dict[str, Any]:
-    """A finding; here causes and observed values become phrases."""
-    return finding
 
 
 def _entry(case: str, entry: dict[str, Any]) -> dict[str, Any]:

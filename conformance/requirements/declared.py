@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from conformance.records.card import Entry
 from conformance.records.findings import Finding
+from conformance.records.phrase import Phrase
 from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Requirement
 
@@ -21,10 +22,13 @@ def compared(entries: Sequence[Entry]) -> Finding:
             f"{entry.subject}: declared {entry.declared}, observed {entry.value}"
             for entry in wrong[:MOST]
         ]
-        subjects = ", ".join(entry.subject for entry in wrong[:MOST])
         more = f"; and {len(wrong) - MOST} more" if len(wrong) > MOST else ""
         # Either may be what is wrong.
-        cause = f"the declaration and what was seen differ: {subjects}{more}"
+        cause = Phrase(
+            "declaration.differs", {"subjects": [entry.subject for entry in wrong[:MOST]]}
+        )
+        if more:
+            cause = cause.having(more=len(wrong) - MOST)
         return Finding(DECLARED.id, "deviates", "; ".join(told) + more, cause=cause)
     verdict = "conforms" if any(entry.declared for entry in entries) else "observed"
     return Finding(DECLARED.id, verdict)  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ from conformance.running.levels import can, cases_of, dtypes_of
 from conformance.running.message import failure
 from conformance.running.session import Inquiry, Item, Session, inquiries, plan
 from conformance.text import printable, relative
+from conformance.words import say
 
 if TYPE_CHECKING:
     import pytest
@@ -153,7 +154,7 @@ def assert_conforms(
 def _all_failures(bench: Bench, failed: Sequence[tuple[Row, CaseResult, str]], total: int) -> str:
     """How many, by cause; the first in full, of the others the names."""
     causes = Counter(
-        next((f.cause for f in result.findings if f.cause), "no known cause")
+        next((say(f.cause) for f in result.findings if f.cause), "no known cause")
         for _, result, reason in failed
         if not reason
     )

@@ -12,6 +12,7 @@ from conformance.reports.wording import told
 from conformance.requirements import REQUIREMENTS
 from conformance.running.message import known
 from conformance.text import plural
+from conformance.words import say
 
 WRONG = ("deviates", "error")
 
@@ -45,7 +46,7 @@ def _cause(found: Sequence[Finding]) -> str:
     if not causes:
         return ""
     cause, times = causes.most_common(1)[0]
-    return f" ({f'{times} of them: ' if times < len(found) else ''}{cause})"
+    return f" ({f'{times} of them: ' if times < len(found) else ''}{say(cause)})"
 
 
 def gravest(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:

@@ -11,6 +11,7 @@ import msgspec
 
 from conformance.records.findings import NOT_VERIFIED, CaseResult, count
 from conformance.requirements import REQUIREMENTS
+from conformance.words import say
 
 SCHEMA = "mha-conformance/summary/1"
 
@@ -116,7 +117,7 @@ def examined(name: str, spec: str, results: Iterable[CaseResult]) -> Examined:
                     requirement.id,
                     requirement.level,
                     count(finding.verdict for finding in found),
-                    causes.most_common(1)[0][0] if causes else "",
+                    say(causes.most_common(1)[0][0]) if causes else "",
                 )
             )
     return Examined(name, spec, count(result.verdict for result in results), missed, dict(reasons))

@@ -25,6 +25,7 @@ from conformance.reports.load import find_records
 from conformance.reports.totals import BAD, Group, grouped
 from conformance.reports.wording import again
 from conformance.text import some
+from conformance.words import say
 
 SCHEMA = "mha-conformance/changes/1"
 
@@ -394,7 +395,7 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
         return before.value or "nothing", after.value or "nothing"
     if before.cause != after.cause:
         return tuple(  # type: ignore[return-value]
-            f"{verdict}, {finding.cause or 'no cause known'}" for finding in (before, after)
+            f"{verdict}, {say(finding.cause) or 'no cause known'}" for finding in (before, after)
         )
     if before.figures is None or after.figures is None:
         return None
@@ -444,7 +445,7 @@ def _change(group: Group[One], asked: Asked) -> Change:
         mode=result.mode,
         command=again(result, asked.specs[result.implementation, result.device]),
         told=finding.detail,
-        cause=finding.cause,
+        cause=say(finding.cause),
         figures=finding.figures,
         worst=finding.worst,
     )

@@ -5,14 +5,21 @@
     case = ["mask/*", "!*/long"]
     when = 'dtype == "float64" and torch_version < "2.9"'
     verdict = "deviates"
-    cause = "is only as accurate as float32"
+    cause = "accuracy.float32"
     reason = "The kernel's softmax is in float32."
     link = "https://example.org/issues/1"
     kind = "defect"
     reproduction = "docs/reproductions/softmax.py"
 
 The first keys say of which findings an entry speaks; `verdict`, with `cause` or `raises`, what each
-of them must be. Patterns are those of the shell; one that begins with "!" takes away.
+of them must be. `cause` is the id of a cause; `arguments` are those of its arguments that matter:
+
+    cause = "scale.rounded"
+    arguments = {to = "float32"}
+
+An argument that is a phrase is written as its id, or as {id = "...", arguments = {...}}. Text in
+place of an id is a part of the cause's wording. Patterns are those of the shell; one that begins
+with "!" takes away.
 """
 
 from __future__ import annotations
@@ -21,15 +28,18 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from conformance.errors import BrokenBaseline
+from conformance.records.phrase import Argument, Phrase
+from conformance.records.schema1_causes import old_wording
 from conformance.reports.gate.condition import Condition, parse
+from conformance.words import CAUSES, say
 
 PLACES = ("implementation", "requirement", "case", "mode")
 """Keys whose values are patterns: what an entry is about."""
@@ -48,7 +58,10 @@ cannot do; a coarser computation than the dtype's; or a mistake."""
 MOST_BYTES = 2**22
 
 _TEXTS = ("verdict", "reason", "link", "when", "cause", "raises", "kind", "reproduction")
-_KEYS = (*PLACES, *_TEXTS, "within", "strict")
+_KEYS = (*PLACES, *_TEXTS, "arguments", "within", "strict")
+
+_ID = re.compile(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)+")
+"""The id of a cause, not a part of its wording."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,8 @@ class Entry:
     Attributes:
         number: 1 for the first of the file.
         line: where it begins, or 0 if that cannot be said.
-        cause: text that the cause of each finding contains.
+        cause: the id of each finding's cause, or a part of its wording; see `agrees_on_cause`.
+        arguments: what the arguments of that id must be; others may be anything.
         raises: text that each error contains.
         within: how many σ each may be off; infinite if nothing is said.
         strict: whether all findings must deviate; otherwise, any.
@@ -75,6 +89,7 @@ class Entry:
     mode: tuple[str, ...] = ()
     condition: Condition | None = None
     cause: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     raises: str = ""
     within: float = math.inf
     reason: str = ""
@@ -91,7 +106,8 @@ class Entry:
     @property
     def says(self) -> tuple[object, ...]:
         """What it says of its findings: two entries that say the same are one too many."""
-        own = (self.verdict, self.cause, self.raises, self.within, self.strict)
+        arguments = repr(sorted(self.arguments.items()))
+        own = (self.verdict, self.cause, arguments, self.raises, self.within, self.strict)
         return *own, self.reason.strip()
 
     @property
@@ -136,6 +152,38 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[list[re.Pattern[str]], list[re
     wanted = [re.compile(translate(item)) for item in patterns if not item.startswith("!")]
     unwanted = [re.compile(translate(item[1:])) for item in patterns if item.startswith("!")]
     return wanted, unwanted
+
+
+def agrees_on_cause(entry: Entry, cause: Phrase) -> bool:
+    """Whether a finding's cause is the one that an entry names.
+
+    An entry that quotes wording goes on matching what was worded so when it was written.
+    """
+    if not _ID.fullmatch(entry.cause):
+        return entry.cause in say(cause) or entry.cause in old_wording(cause)
+    return cause.id == entry.cause and _has(cause, entry.arguments)
+
+
+def _has(phrase: Phrase, wanted: Mapping[str, Any]) -> bool:
+    return all(
+        name in phrase.arguments and _is(phrase.arguments[name], value)
+        for name, value in wanted.items()
+    )
+
+
+def _is(argument: Argument, wanted: Any) -> bool:
+    """Whether an argument is what a TOML value stands for."""
+    if isinstance(argument, list):
+        return (
+            isinstance(wanted, list)
+            and len(wanted) == len(argument)
+            and all(map(_is, argument, wanted))
+        )
+    if not isinstance(argument, Phrase):
+        return bool(argument == wanted)
+    if isinstance(wanted, dict):
+        return argument.id == wanted.get("id") and _has(argument, wanted.get("arguments", {}))
+    return bool(argument.id == wanted)
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -210,6 +258,15 @@ def _entry(table: dict[str, Any], number: int, line: int) -> Entry:
         raise BrokenBaseline('raises is for verdict = "error"; of a deviation, say its cause')
     if verdict == "error" and texts["cause"]:
         raise BrokenBaseline('cause is for verdict = "deviates"; of an error, say raises')
+    arguments = table.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise BrokenBaseline('arguments is a table, such as {to = "float32"}')
+    if _ID.fullmatch(texts["cause"]) and texts["cause"] not in CAUSES:
+        near = difflib.get_close_matches(texts["cause"], CAUSES, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise BrokenBaseline(f"there is no cause {texts['cause']!r}{meant}")
+    if arguments and not _ID.fullmatch(texts["cause"]):
+        raise BrokenBaseline('arguments are those of a cause: say its id, cause = "mask.inverted"')
     if texts["kind"] not in ("", *KINDS):
         raise BrokenBaseline(f"kind {texts['kind']!r}; a deviation is one of {', '.join(KINDS)}")
     strict = table.get("strict", True)
@@ -222,6 +279,7 @@ def _entry(table: dict[str, Any], number: int, line: int) -> Entry:
         raise BrokenBaseline('within is for verdict = "deviates"; of an error, say raises')
     condition = parse(when) if when.strip() else None
     texts |= {"condition": condition, "within": float(within), "strict": strict}
+    texts["arguments"] = arguments
     return Entry(number, line, verdict, **places, **texts)
 
 

@@ -14,6 +14,7 @@ from glob import escape
 from itertools import takewhile
 from typing import NamedTuple
 
+from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports.gate.judging import Cell
 
 Patterns = tuple[str, ...]
@@ -23,8 +24,8 @@ LEAST = 12
 
 MOST = 120
 
-FITTED = "times what it should be"
-"""In causes whose number was found by a fit, and is another in the next case."""
+FITTED = "factor"
+"""The argument of causes whose number was found by a fit, and is another in the next case."""
 
 CAUSES = 2
 """Of a requirement with more causes than these, none among them, the cause depends on the case."""
@@ -36,7 +37,7 @@ class Kind(NamedTuple):
     """What an entry says of its findings; `apart` keeps requirements out of each other's entry."""
 
     verdict: str
-    cause: str
+    cause: Phrase
     raises: str
     apart: str = ""
 
@@ -55,7 +56,7 @@ class Group:
     """An entry to be: what to say under each key, "" and () for nothing."""
 
     verdict: str
-    cause: str
+    cause: Phrase
     raises: str
     patterns: dict[str, Patterns]
     dtype: str
@@ -117,9 +118,9 @@ def _kinds(cells: Sequence[Cell]) -> dict[Kind, list[Cell]]:
     for cell in cells:
         finding = cell.finding
         if finding.verdict == "error":
-            kind = Kind("error", "", raised[_text(cell)])
+            kind = Kind("error", NOTHING, raised[_text(cell)])
         else:
-            cause = "" if several and finding.figures else _cause(cell)
+            cause = NOTHING if several and finding.figures else _cause(cell)
             # With neither a cause nor a number, two requirements are two reasons.
             apart = "" if cause or finding.figures else finding.requirement
             kind = Kind(finding.verdict, cause, "", apart)
@@ -127,10 +128,10 @@ def _kinds(cells: Sequence[Cell]) -> dict[Kind, list[Cell]]:
     return kinds
 
 
-def _cause(cell: Cell) -> str:
-    """What its cause says in other cases too."""
+def _cause(cell: Cell) -> Phrase:
+    """Its cause without what is another in other cases."""
     cause = cell.finding.cause
-    return FITTED if FITTED in cause else cause
+    return Phrase(cause.id, {k: v for k, v in cause.arguments.items() if k != FITTED})
 
 
 def _text(cell: Cell) -> str:

@@ -31,7 +31,14 @@ from conformance.records.findings import (
 from conformance.records.header import Implementation
 from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import Record, read
-from conformance.reports.gate.baseline import PLACES, VERDICTS, Baseline, Entry, fits
+from conformance.reports.gate.baseline import (
+    PLACES,
+    VERDICTS,
+    Baseline,
+    Entry,
+    agrees_on_cause,
+    fits,
+)
 
 NARROWS = re.compile(r"(^| )(--case|--dtype|--mode|-k) ")
 """Of what a run was told, that which takes away; case files add."""
@@ -237,7 +244,7 @@ def agrees(entry: Entry, finding: Finding) -> bool:
             return False
     return (
         finding.verdict == entry.verdict
-        and entry.cause in finding.cause
+        and agrees_on_cause(entry, finding.cause)
         and entry.raises in finding.detail
     )
 

@@ -21,6 +21,7 @@ from conformance.reports.gate.updating import propose, write
 from conformance.reports.totals import reasons
 from conformance.reports.wording import again, failure, measured, told
 from conformance.text import plural, printable, some
+from conformance.words import say
 
 SHORT = 3
 """Of what is wrong in one way, so many are shown unless all are asked for."""
@@ -175,7 +176,7 @@ class _Log:
         elif finding.detail:
             self._line(f"  {result.case}: {finding.detail}")
         if finding.cause:
-            self._line(f"  likely cause: {finding.cause}")
+            self._line(f"  likely cause: {say(finding.cause)}")
         self._line(f"  again: {again(result, spec)}", DIM)
 
     def _where(self, group: Group) -> Iterator[str]:

@@ -18,9 +18,11 @@ from tomlkit import TOMLDocument
 from tomlkit.items import Array, String
 
 from conformance.errors import BrokenBaseline, ConformanceError
+from conformance.records.phrase import Phrase
 from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
 from conformance.reports.gate.grouping import Group, condition_on, folders, groups
 from conformance.reports.gate.judging import Cell, Judgement, agrees
+from conformance.words import CAUSES, say
 
 WIDTH = 100
 
@@ -155,8 +157,13 @@ class _Edit:
         for group in groups(left, self.found.decided, named=self.named, exact=not self.found.whole):
             document = tomlkit.parse("[[known]]\n")
             _place(document, group, group.dtype)
-            for key in ("verdict", "cause", "raises"):
-                _set(document, key, getattr(group, key))
+            _set(document, "verdict", group.verdict)
+            if group.cause.id in CAUSES:
+                _set(document, "cause", group.cause.id)
+                _set(document, "arguments", _toml(group.cause.arguments))
+            else:
+                _set(document, "cause", say(group.cause))
+            _set(document, "raises", group.raises)
             _set(document, "reason", self.reason or TODO)
             self.new.append(document)
 
@@ -242,6 +249,21 @@ def _set(document: TOMLDocument, key: str, value: object) -> None:
     if isinstance(value, str):
         value = _string(value)
     table[key] = value
+
+
+def _toml(value: Any) -> Any:
+    """What stands in a baseline for the arguments of a phrase, or for one of them."""
+    if isinstance(value, dict):
+        table = tomlkit.inline_table()
+        table.update({name: _toml(own) for name, own in value.items()})
+        return table
+    if isinstance(value, list):
+        items = tomlkit.array()
+        items.extend([_toml(own) for own in value])
+        return items
+    if not isinstance(value, Phrase):
+        return value
+    return _toml({"id": value.id, "arguments": value.arguments}) if value.arguments else value.id
 
 
 def _array(key: str, values: Sequence[str]) -> Array:

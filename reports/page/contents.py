@@ -20,6 +20,7 @@ from conformance.reports.columns import column_keys, topics_of
 from conformance.reports.model import Card, Loaded, Report
 from conformance.reports.totals import GRAVITY
 from conformance.text import axes
+from conformance.words import say
 
 
 class Shown(msgspec.Struct, omit_defaults=True):
@@ -125,8 +126,8 @@ def _shown(finding: Finding, row: dict[str, int]) -> Shown:
         VERDICTS.index(finding.verdict),
         finding.detail,
         finding.value,
-        finding.cause,
-        finding.where,
+        say(finding.cause),
+        say(finding.where),
         finding.made_by,
         finding.figures,
         finding.worst,

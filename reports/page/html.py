@@ -24,6 +24,7 @@ from conformance.reports.page import plot, views
 from conformance.reports.page.cards import cards, polarity
 from conformance.reports.page.contents import contents, embedded
 from conformance.reports.page.figures import Figure
+from conformance.words import say
 
 PAGE = Path(__file__).parent
 STYLES = ("style.css", "panel.css", "print.css")
@@ -97,6 +98,7 @@ def _environment() -> Environment:
         "NOT_VERIFIED": NOT_VERIFIED,
     }
     environment.filters |= {
+        "say": say,
         "ratio": wording.ratio,
         "number": wording.number,
         "plural": wording.plural,

@@ -18,6 +18,7 @@ from conformance.reports.glance import told
 from conformance.reports.model import Counts, Report
 from conformance.reports.page import views
 from conformance.reports.page.cards import cards
+from conformance.words import say
 
 _SPECIAL = re.compile(r"[\\`*\[\]<>|&@#~$]|\b_|_\b")
 _HARMLESS = re.compile(r"[\w .,:;=/()·+\[\]-]+")
@@ -34,6 +35,7 @@ def render_markdown(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "say": say,
         "code": code,
         "fenced": fenced,
         "vector": vector,

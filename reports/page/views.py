@@ -23,6 +23,7 @@ from conformance.reports.model import (
 from conformance.reports.totals import WRONG
 from conformance.reports.wording import listed, plural
 from conformance.text import element
+from conformance.words import say
 
 _PLACE = re.compile(r" \(at [^()]*\)$")
 """Where an error was raised: often several places for one error."""
@@ -90,7 +91,7 @@ def symptoms(report: Report, column: Column) -> list[Symptom]:
 def _symptom(item: Deviation) -> str:
     """The cause or the message; else where the numbers are off, which is often one thing."""
     if item.cause:
-        return item.cause
+        return say(item.cause)
     if item.figures is None:
         return _PLACE.sub("", item.detail) or item.verdict
     every_dtype, every_mode = item.everywhere

@@ -35,6 +35,7 @@ from conformance.reports.page import views
 from conformance.reports.page.markdown import code, fenced, text, vector
 from conformance.reports.publishing import keep
 from conformance.reports.publishing.sorting import UNSORTED, Known
+from conformance.words import say
 
 _OWN = "Written here, or for teaching"
 """Heading of what belongs to no library."""
@@ -149,6 +150,7 @@ def _render(template: str, **known: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "say": say,
         "code": code,
         "vector": vector,
         "ratio": wording.ratio,

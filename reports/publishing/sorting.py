@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conformance.records.findings import CaseResult, Finding, gravity
+from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record
 from conformance.reports.columns import column_keys
 from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline
@@ -43,7 +44,7 @@ class Known:
     modes: tuple[str, ...]
     verdict: str
     detail: str
-    cause: str
+    cause: Phrase
     made_by: str
 
 
@@ -115,7 +116,7 @@ def _known(entry: Entry | None, cells: Sequence[tuple[CaseResult, Finding]]) -> 
         modes=tuple(dict.fromkeys(result.mode for result, _ in cells)),
         verdict=worst.verdict,
         detail=worst.detail,
-        cause=causes.most_common(1)[0][0] if causes else "",
+        cause=causes.most_common(1)[0][0] if causes else NOTHING,
         made_by=makers.pop() if len(makers) == 1 else "",
     )
 

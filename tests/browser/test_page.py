@@ -29,10 +29,13 @@ from conformance.cases.told import told
 from conformance.records.card import Entry
 from conformance.records.findings import CaseResult, Finding
 from conformance.records.header import CaseInfo, Plane
+from conformance.records.phrase import Phrase
 from conformance.records.record import Record
 from conformance.reports import build, render_html
 
 CASE = "mask/per-head/cross"
+LAST_QUERY = Phrase("where.query.last", {"at": 3})
+NEGATED = Phrase("gradient.negated", {"arrays": [Phrase("array.key")]})
 CELL = f"#of=right&requirement={OUTPUT}"
 
 
@@ -52,9 +55,9 @@ def files(tmp_path_factory) -> dict[str, Path]:
             results += [
                 result(good(), good(GRADIENT), name="right", case=CASE, **place),
                 result(good(), good(GRADIENT), name="right", case="causal/square/self", **place),
-                result(bad(size=1e7, where="query 3 (the last)"), good(GRADIENT), name="wrong",
-                       case=CASE, **place),
-                result(good(), bad(GRADIENT, cause="the gradient is negated"), name="wrong",
+                result(bad(size=1e7, where=LAST_QUERY), good(GRADIENT), name="wrong", case=CASE,
+                       **place),
+                result(good(), bad(GRADIENT, cause=NEGATED), name="wrong",
                        case="causal/square/self", **place),
             ]  # fmt: skip
     entry = Entry("mask, bool", "blocks", "fed [1 0]", "attends", False, "print(1)")

@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from conformance.errors import ConformanceError, ExitCode
 from conformance.progress import progress
+from conformance.words import say
 from mutants import causes as table
 from mutants.mutant import Mutant
 from mutants.page import page
@@ -111,7 +112,7 @@ def causes(mutants: Sequence[Mutant], *, one_by_one: bool) -> int:
     print("".join((f"{'all':<12s}", *(f"{total[kind]:>15d}" for kind in table.KINDS))))
     for one in named:
         if one_by_one or one.kind in ("named wrongly", "not named"):
-            print(f"{one.kind}: {one.mutant.name}: {one.cause or one.mutant.did}")
+            print(f"{one.kind}: {one.mutant.name}: {say(one.cause) or one.mutant.did}")
     wrong = any(one.kind == "named wrongly" for one in named)
     return ExitCode.DEVIATES if wrong else ExitCode.OK
 
