@@ -109,7 +109,7 @@ TEXT_UP_TO = 8
 
 MOST_TICKS = 14
 
-PATTERN = 84
+PATTERN = 112
 """Pixels of height of a small map in a table."""
 
 
