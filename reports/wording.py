@@ -19,7 +19,7 @@ from conformance.records.findings import (
     Figures,
     Finding,
 )
-from conformance.records.header import CausalInfo, RequirementInfo
+from conformance.records.header import CausalInfo, RequirementInfo, WeightsInfo
 from conformance.records.numbers import ACCURACY
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports.totals import BAD, GRAVITY
@@ -173,6 +173,15 @@ def causal(flag: CausalInfo) -> str:
     """What a causal flag is declared to do where lengths differ."""
     told = flag.alignment or "equal lengths only"
     return f"{told}, with {flag.needs}" if flag.needs else told
+
+
+def weights(declared: WeightsInfo | None) -> str:
+    """How attention weights are declared to come back."""
+    if declared is None:
+        return "none are returned"
+    if declared.option:
+        return f"{declared.otherwise} unless {declared.option}"
+    return declared.returned
 
 
 def boolean(meaning: str) -> str:

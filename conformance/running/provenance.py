@@ -197,7 +197,9 @@ def _kind(adapter: Adapter) -> Literal["layer", "function", "other"]:
 
 def _about(adapter: Adapter) -> str:
     """What the adapter's file says of the library."""
-    module = sys.modules.get(type(adapter).__module__)
+    name = type(adapter).__module__
+    # What `attention_function` makes has no file of its own.
+    module = None if name.startswith("conformance.adapter.") else sys.modules.get(name)
     return inspect.cleandoc((module.__doc__ if module else "") or type(adapter).__doc__ or "")
 
 

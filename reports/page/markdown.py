@@ -74,6 +74,20 @@ def code(value: str) -> Markup:
     return Markup(f"<code>{text(value)}</code>")
 
 
+def prose(value: str) -> Markup:
+    """Paragraphs and lists with inline code and emphasis; nothing else in it is Markdown."""
+    parts = re.split(r"(`[^`]+`)", value)
+    for place, part in enumerate(parts):
+        # A blank line would end inline code before its second backtick.
+        if place % 2 == 0 or "\n\n" in part:
+            parts[place] = re.sub(r"[`<&\[\]|]|(?m:^\s*#)", _reference, part)
+    return Markup("".join(parts))
+
+
+def _reference(found: re.Match[str]) -> str:
+    return found[0][:-1] + f"&#{ord(found[0][-1])};"
+
+
 def fenced(value: str) -> Markup:
     """A block of code; the fence is longer than any run of backticks in it."""
     longest = max((len(run) for run in re.findall(r"`+", value)), default=0)

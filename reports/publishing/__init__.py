@@ -3,5 +3,5 @@
 records ──► keep ──► reports/published/*.json.gz
                           │
 baselines ──► sorting ────┼──► table ──► reports/published/README.md
-adapters (declarations) ──┴──► page  ──► docs/implementations/*.md
+                          └──► page  ──► docs/implementations/*.md
 """

@@ -1,15 +1,12 @@
 """The published pages: one table over everybody, and a page for each implementation.
 
-Numbers and conventions come from records, what an adapter declares from the adapter, which imports
-no framework for that. Whatever comes out of a record is escaped.
+Everything comes out of records, declarations of adapters too, and is escaped: no adapter is loaded.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -18,21 +15,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from conformance.adapter.base import Adapter
-from conformance.adapter.code import lines as example_lines
-from conformance.adapter.function import Function
-from conformance.adapter.layer import Layer
-from conformance.adapter.loading import load
-from conformance.adapter.parameters import Parameter
-from conformance.cases.catalogue import find_cases
-from conformance.errors import ConformanceError, Unsupported
 from conformance.records.findings import MAKERS
+from conformance.records.header import Implementation
 from conformance.reports import wording
 from conformance.reports.gate.baseline import KINDS
 from conformance.reports.glance import told
 from conformance.reports.model import Column, Point, Report, Trend
 from conformance.reports.page import views
-from conformance.reports.page.markdown import code, fenced, text, vector
+from conformance.reports.page.markdown import code, fenced, prose, text, vector
 from conformance.reports.publishing import keep
 from conformance.reports.publishing.sorting import UNSORTED, Known
 from conformance.words import say
@@ -47,6 +37,7 @@ class Published:
 
     Attributes:
         report: of the published records.
+        declared: what each column's adapter declared when its record was made.
         known: by column, its deviations by what they are.
         beside: the same by record and implementation, of records with other versions.
         made: how the records were made, if that was kept.
@@ -55,6 +46,7 @@ class Published:
     """
 
     report: Report
+    declared: Mapping[str, Implementation]
     known: Mapping[str, Sequence[Known]]
     beside: Mapping[tuple[str, str], Sequence[Known]]
     made: keep.Made | None
@@ -92,7 +84,7 @@ def render_table(published: Published) -> str:
 def render_page(published: Published, column: Column) -> str:
     """The page of one implementation."""
     report = published.report
-    adapter = load(column.name)
+    declared = published.declared[column.key]
     link = _links(published.pages, published.root)
     cards = [card for card in report.cards if card.column == column.key]
     known = published.known.get(column.key, ())
@@ -100,14 +92,11 @@ def render_page(published: Published, column: Column) -> str:
     return _render(
         "page.md.j2",
         column=column,
-        adapter=adapter,
-        documentation=_address(adapter.documentation, link),
+        declared=declared,
+        documentation=_address(declared.documentation, link),
         source=next(item for item in report.sources if item.name == column.record),
-        about=Markup(_about(adapter)),
-        example=_example(adapter),
-        layout=f"[{adapter.layout}]" if isinstance(adapter, Function) else "",
-        modes=[mode for mode in adapter.modes if mode.about],
-        rows=_rows(adapter),
+        about=prose(declared.about),
+        example=_example(declared),
         answers=[(glance.heading, glance.take(cards[0])) for glance in told(cards)],
         deviations=known,
         all_modes=lambda item: set(item.modes) >= set(column.modes),
@@ -275,38 +264,10 @@ def _varying(course: Trend, point: Point) -> str:
     return ", ".join(told) or point.record
 
 
-def _about(adapter: Adapter) -> str:
-    """What the adapter's file says of the library: ours, so it may be Markdown."""
-    module = sys.modules.get(type(adapter).__module__)
-    return inspect.cleandoc((module.__doc__ if module else "") or type(adapter).__doc__ or "")
-
-
-def _example(adapter: Adapter) -> Markup | None:
-    example = adapter.small_example(adapter.modes[0])
-    if example is None:
+def _example(declared: Implementation) -> Markup | None:
+    if not declared.example:
         return None
-    call = example.call.replace("{masks}", ", ..." if adapter.mask_arguments else "")
-    lines = [
-        *example_lines(example.imports),
-        *example_lines(example.build),
-        *example_lines(example.fresh),
-    ]
-    text = "\n".join([*lines, f"output = {example.output.replace('{}', call)}"])
-    return Markup(fenced(text).replace("sh\n", "python\n", 1))
-
-
-def _rows(adapter: Adapter) -> tuple[Parameter, ...]:
-    if not isinstance(adapter, Layer):
-        return ()
-    for name in ("plain/no-mask/self", "plain/no-mask/cross"):
-        (case,) = find_cases(name)
-        shape = case.problem("float32").shape
-        try:
-            adapter.check_shape(shape)
-            return adapter.parameters_for(shape)
-        except (Unsupported, ConformanceError):
-            continue
-    return ()
+    return Markup(fenced(declared.example).replace("sh\n", "python\n", 1))
 
 
 def _links(folder: Path, root: Path) -> Callable[[str], str]:
@@ -319,10 +280,10 @@ def _links(folder: Path, root: Path) -> Callable[[str], str]:
 
 
 def _address(target: str, link: Callable[[str], str]) -> str:
-    """Of an adapter's own documentation; as it is, if nothing in it could end a link."""
-    if not target:
+    """Of a library's documentation; as it is, if nothing in it could end a link."""
+    if not target or (":" in target and not target.startswith(("https://", "http://"))):
         return ""
-    address = target if "://" in target else link(target)
+    address = target if ":" in target else link(target)
     return Markup(address) if re.fullmatch(r"[\w:/.#%?=&+~-]+", address) else address
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from conformance.errors import ConformanceError
 from conformance.progress import progress
+from conformance.reports.columns import column_keys, declared
 from conformance.reports.joining import build
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.publishing import keep
@@ -108,8 +109,14 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
     expected = made.expected if made else ()
     report = build(found.current, expected, problems, versions=others)
     baseline = read_baselines(wanted.baselines)
+    keys = column_keys(found.current)
     return Published(
         report=report,
+        declared={
+            keys[index, item.name]: item
+            for index, (_, record, _) in enumerate(found.current)
+            for item in declared(record)
+        },
         known=sort(found.current, baseline),
         beside=sort_versions(others, baseline),
         made=made,
