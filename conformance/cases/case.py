@@ -37,6 +37,9 @@ class Case:
         serves: the requirements, beyond those that every case serves, that use it.
         defined: False where the field has no agreed answer, so that only characteristics look.
         idle: inputs that by definition do not move the answer here, with the reason.
+        core: whether the level "core" asks it: one case for each thing that goes wrong often.
+        exchanged: whether its outputs go into the record, so that implementations can be compared
+            pairwise.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Case:
     serves: frozenset[str] = frozenset()
     defined: bool = True
     idle: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    core: bool = False
+    exchanged: bool = False
 
     @property
     def id(self) -> str:

@@ -43,8 +43,16 @@ KEY_BIAS_IDLE = {
 }
 
 
-def _cases(families: str, name: str, why: str, *serves: str, **fields: object) -> list[Case]:
-    """The same case in several families."""
+def _cases(
+    families: str,
+    name: str,
+    why: str,
+    *serves: str,
+    core: str = "",
+    exchanged: str = "",
+    **fields: object,
+) -> list[Case]:
+    """The same case in several families; `core` and `exchanged` are those that have the mark."""
     return [
         Case(
             name=name,
@@ -52,6 +60,8 @@ def _cases(families: str, name: str, why: str, *serves: str, **fields: object) -
             why=why,
             serves=frozenset(serves),
             idle=_idle(family),
+            core=family in core.split(),
+            exchanged=family in exchanged.split(),
             **fields,  # type: ignore[arg-type]
         )
         for family in families.split()
@@ -81,6 +91,8 @@ def _build() -> list[Case]:
             BATCH,
             RETURNED,
             *HYGIENE,
+            exchanged="self",
+            core="self",
         ),
         *make(
             "cross gqa additive",
@@ -92,17 +104,21 @@ def _build() -> list[Case]:
             ALIGNMENT,
             RETURNED,
             *HYGIENE,
+            exchanged="cross gqa additive",
+            core="cross gqa additive",
         ),
         *make(
             "one-query one-key long tiles size-one",
             "plain/no-mask",
             "Nothing is masked: projections, scores, softmax, output, and all their gradients.",
+            core="one-query long tiles",
         ),
         *make(
             "self cross gqa",
             "plain/custom-scale",
             "The logits' factor is 0.75 instead of 1/sqrt(head size).",
             scale=0.75,
+            core="cross",
         ),
         # Boolean masks.
         *make(
@@ -114,6 +130,8 @@ def _build() -> list[Case]:
             SPELLINGS,
             *HYGIENE,
             mask=patterns.key_padding,
+            exchanged="cross",
+            core="cross",
         ),
         *make(
             "self",
@@ -122,6 +140,7 @@ def _build() -> list[Case]:
             BLOCKED,
             *USAGE,
             mask=patterns.key_padding,
+            core="self",
         ),
         *make(
             "gqa one-query long additive decoding",
@@ -154,6 +173,7 @@ def _build() -> list[Case]:
             "mask/blocked-start",
             "Nobody sees the first half of the keys: whole tiles are skipped, others not.",
             mask=patterns.blocked_start,
+            core="tiles",
         ),
         *make(
             "self one-query",
@@ -166,12 +186,15 @@ def _build() -> list[Case]:
             "mask/shared",
             "One arbitrary mask for all batch entries and heads.",
             mask=patterns.shared,
+            core="self",
         ),
         *make(
             most,
             "mask/per-batch",
             "An arbitrary mask for each batch entry, the same for all heads.",
             mask=patterns.per_batch,
+            exchanged="self",
+            core="cross narrow",
         ),
         *make(
             "self cross separate value-head gqa mqa additive decoding",
@@ -179,6 +202,7 @@ def _build() -> list[Case]:
             "An arbitrary mask for each batch entry and head.",
             BATCH,
             mask=patterns.per_head,
+            core="cross separate",
         ),
         *make(
             "self cross gqa long tiles",
@@ -192,6 +216,7 @@ def _build() -> list[Case]:
             "mask/sliding-window",
             "A window of two keys before and one after: off-by-one shows at both edges.",
             mask=patterns.sliding_window,
+            core="cross",
         ),
         *make(
             "self mqa cross",
@@ -214,6 +239,8 @@ def _build() -> list[Case]:
             SPELLINGS,
             *HYGIENE,
             causal="top-left",
+            exchanged="self",
+            core="self",
         ),
         *make(
             "tiles",
@@ -235,6 +262,8 @@ def _build() -> list[Case]:
             "Lengths differ; query i sees keys 0 to i.",
             SPELLINGS,
             causal="top-left",
+            exchanged="cross",
+            core="cross",
         ),
         *make(
             wide,
@@ -242,6 +271,7 @@ def _build() -> list[Case]:
             "The last query sees everything, as when decoding with a cache.",
             SPELLINGS,
             causal="bottom-right",
+            core="cross long",
         ),
         *make(
             "self cross mqa",
@@ -252,6 +282,7 @@ def _build() -> list[Case]:
             UNCHANGED,
             causal="top-left",
             mask=patterns.key_padding,
+            core="self",
         ),
         # Additive biases.
         *make(
@@ -262,6 +293,7 @@ def _build() -> list[Case]:
             UNCHANGED,
             *USAGE,
             bias=patterns.bias_in_full,
+            core="cross",
         ),
         *make(
             "self gqa one-query one-head long additive",
@@ -288,6 +320,7 @@ def _build() -> list[Case]:
             "bias/per-head",
             "A bias per head, shared by the batch, as relative position biases are.",
             bias=patterns.bias_per_head,
+            core="self",
         ),
         *make(
             "cross tiles",
@@ -316,6 +349,7 @@ def _build() -> list[Case]:
             SPELLINGS,
             bias=patterns.bias_in_full,
             mask=patterns.per_batch,
+            core="self",
         ),
         *make(
             "self",
@@ -331,6 +365,7 @@ def _build() -> list[Case]:
             "logits/large",
             "Logits 8 times as wide: rounding a logit to half precision shows.",
             regime=regimes.large_logits,
+            exchanged="cross",
         ),
         *make(
             "cross",
@@ -344,6 +379,7 @@ def _build() -> list[Case]:
             "logits/huge",
             "Logits of some hundred: exp overflows unless the row's maximum is subtracted.",
             regime=regimes.huge_logits,
+            core="cross",
         ),
         *make(
             "cross",
@@ -358,6 +394,7 @@ def _build() -> list[Case]:
             "logits/rising",
             "The largest logits come last: a running maximum must follow, and sums be rescaled.",
             regime=regimes.rising_logits,
+            core="long",
         ),
         *make(
             "additive",
@@ -389,6 +426,7 @@ def _build() -> list[Case]:
             "values/outliers",
             "A few inputs are ten times as large.",
             regime=regimes.outliers,
+            core="cross",
         ),
         *make(
             "self",
@@ -441,6 +479,7 @@ def _build() -> list[Case]:
             FULLY_MASKED,
             mask=patterns.with_fully_masked_row,
             defined=False,
+            exchanged="cross",
         ),
     ]
 

@@ -97,7 +97,7 @@ def parametrize_with_checks(
     Args:
         implementations: adapter classes, their instances, functions decorated with
             `attention_function`, or what `mha-conformance run` takes: names, files, modules.
-        level: "core": some seconds, the cases of `CORE` in float32 and one half precision;
+        level: "core": some seconds, the cases marked `core` in float32 and one half precision;
             "full": the whole catalogue in every dtype, and the experiments with conventions.
         cases: instead of the level's, those with this in their id, or matching it as a pattern.
         dtypes: instead of the level's.

@@ -15,26 +15,10 @@ from conformance.records.findings import CaseResult, gravity, of_weights
 from conformance.records.record import PICTURED, encode_line
 from conformance.running.session import Inquiry, Item, Session
 
-EXCHANGED = (
-    "plain/no-mask/self",
-    "plain/no-mask/cross",
-    "plain/no-mask/gqa",
-    "plain/no-mask/additive",
-    "mask/key-padding/cross",
-    "mask/per-batch/self",
-    "causal/square/self",
-    "causal/top-left/cross",
-    "logits/large/cross",
-    "edge/fully-masked-row/cross",
-)
-"""Cases whose outputs go into the record, so that implementations can be compared pairwise."""
-
 
 def is_exchanged(item: Item | Inquiry) -> bool:
     """Whether the output of an item goes into the record."""
-    return (
-        isinstance(item, Item) and item.case.id in EXCHANGED and item.mode is item.adapter.modes[0]
-    )
+    return isinstance(item, Item) and item.case.exchanged and item.mode is item.adapter.modes[0]
 
 
 @dataclass

@@ -9,38 +9,6 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.errors import Unsupported
 
-CORE = (
-    "plain/no-mask/self",
-    "plain/no-mask/cross",
-    "plain/no-mask/gqa",
-    "plain/no-mask/additive",
-    "plain/no-mask/one-query",
-    "plain/no-mask/long",
-    "plain/no-mask/tiles",
-    "plain/custom-scale/cross",
-    "mask/key-padding/self",
-    "mask/key-padding/cross",
-    "mask/shared/self",
-    "mask/per-batch/cross",
-    "mask/per-head/cross",
-    "mask/per-head/separate",
-    "mask/per-batch/narrow",
-    "mask/sliding-window/cross",
-    "mask/blocked-start/tiles",
-    "causal/square/self",
-    "causal/top-left/cross",
-    "causal/bottom-right/cross",
-    "causal/bottom-right/long",
-    "causal/with-left-aligned-padding/self",
-    "bias/in-full/cross",
-    "bias/per-head/self",
-    "bias/with-mask/self",
-    "logits/huge/cross",
-    "logits/rising/long",
-    "values/outliers/cross",
-)
-"""One case for each thing that goes wrong often."""
-
 SINGLE = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
 CORE_DTYPES = (SINGLE[0], HALVES[0])
@@ -60,7 +28,7 @@ def dtypes_of(adapter: Adapter, level: str) -> list[str]:
 
 def _has(adapter: Adapter, dtype: str) -> bool:
     """Some frameworks lack a dtype that an adapter of theirs does not mention."""
-    core = [case for case in catalogue() if case.id in CORE]
+    core = [case for case in catalogue() if case.core]
     return any(can(adapter, case, dtype) for case in core)
 
 
@@ -78,6 +46,6 @@ def can(adapter: Adapter, case: Case, dtype: str) -> bool:
 def cases_of(level: str, patterns: Sequence[str]) -> list[Case]:
     """Those that match a pattern; without one, those of the level."""
     if not patterns:
-        return [case for case in catalogue() if level == "full" or case.id in CORE]
+        return [case for case in catalogue() if level == "full" or case.core]
     chosen = {case.id for pattern in patterns for case in find_cases(pattern)}
     return [case for case in catalogue() if case.id in chosen]

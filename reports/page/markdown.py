@@ -74,13 +74,17 @@ def code(value: str) -> Markup:
     return Markup(f"<code>{text(value)}</code>")
 
 
+_SYNTAX = re.compile(r"[`<&|]|\](?=[(\[:])|^\s*#", re.MULTILINE)
+"""What begins code, HTML, a reference, a table or a heading, or makes a link of brackets."""
+
+
 def prose(value: str) -> Markup:
     """Paragraphs and lists with inline code and emphasis; nothing else in it is Markdown."""
     parts = re.split(r"(`[^`]+`)", value)
     for place, part in enumerate(parts):
         # A blank line would end inline code before its second backtick.
         if place % 2 == 0 or "\n\n" in part:
-            parts[place] = re.sub(r"[`<&\[\]|]|(?m:^\s*#)", _reference, part)
+            parts[place] = _SYNTAX.sub(_reference, part)
     return Markup("".join(parts))
 
 
