@@ -32,6 +32,17 @@ class ExitCode(IntEnum):
     """Stopped by the user; what was measured is kept."""
 
 
+PYTEST_CODES = {
+    ExitCode.OK: 0,
+    ExitCode.DEVIATES: 1,
+    ExitCode.INTERRUPTED: 2,
+    ExitCode.USAGE: 4,
+    ExitCode.NOTHING_VERIFIED: 5,
+    ExitCode.INCOMPLETE: 6,
+}
+"""The same as pytest ends with them, to which 3 and 4 mean something else; 6 is none of its own."""
+
+
 class ConformanceError(Exception):
     """Base of every error that the suite raises on purpose."""
 

@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conformance.errors import ExitCode
+from conformance.errors import PYTEST_CODES, ExitCode
 from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
 from conformance.records.phrase import Phrase
 from conformance.records.record import journal_path, read, read_arrays, read_journal
 from conformance.running.message import again, failure
-from conformance.running.run import INCOMPLETE, NOTHING_VERIFIED
 
 MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
 FLOAT32 = ("--dtype", "float32")
@@ -237,7 +236,7 @@ def whole(tmp_path_factory):
     """A folder with the record of a whole run."""
     folder = tmp_path_factory.mktemp("whole")
     arguments = ["--implementation", mini("Refuses"), "--record", "sub/r.json"]
-    conformance(folder, *arguments, "-q", expect=NOTHING_VERIFIED)
+    conformance(folder, *arguments, "-q", expect=PYTEST_CODES[ExitCode.NOTHING_VERIFIED])
     return folder
 
 
@@ -272,7 +271,7 @@ def test_a_narrowed_run_leaves_it_alone(whole, narrowing, selection, left):
     narrow = whole / "sub" / "r.narrowed.json"
     narrow.unlink(missing_ok=True)
     arguments = ["--implementation", mini("Refuses"), "--record", "sub/r.json", *narrowing]
-    conformance(whole, *arguments, expect=NOTHING_VERIFIED)
+    conformance(whole, *arguments, expect=PYTEST_CODES[ExitCode.NOTHING_VERIFIED])
     assert (whole / "sub" / "r.json").read_bytes() == before
     if left == 0:
         assert not narrow.exists()
@@ -289,7 +288,7 @@ def test_a_node_id_narrows_too(whole):
     item = "conformance.running.test_conformance::test_conforms"
     item += "[Refuses:mask/shared/self:float32:cpu:default]"
     arguments = ["--implementation", mini("Refuses"), "--record", "sub/r.json"]
-    run_pytest(whole, "--pyargs", item, *arguments, expect=NOTHING_VERIFIED)
+    run_pytest(whole, "--pyargs", item, *arguments, expect=PYTEST_CODES[ExitCode.NOTHING_VERIFIED])
     assert (whole / "sub" / "r.json").read_bytes() == before
     record = read(whole / "sub" / "r.narrowed.json")
     assert list(verdicts(record)) == ["Refuses:mask/shared/self:float32:cpu:default"]
@@ -326,7 +325,7 @@ def test_wrong_usage(tmp_path, arguments, told, workers):
 def test_unavailable_items_leave_a_run_incomplete(tmp_path):
     arguments = ["--implementation", mini("Correct"), "--implementation", mini("Unready")]
     arguments += [*FLOAT32, "--case", "mask/shared/self"]
-    done = conformance(tmp_path, *arguments, expect=INCOMPLETE)
+    done = conformance(tmp_path, *arguments, expect=PYTEST_CODES[ExitCode.INCOMPLETE])
     assert "1 passed, 1 unavailable" in done.stdout
     assert "not verified, 1 item: the abacus is not installed" in done.stdout
 

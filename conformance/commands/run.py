@@ -17,7 +17,7 @@ from conformance.commands.shared import (
     add_quiet,
     add_repeatable,
 )
-from conformance.errors import ExitCode
+from conformance.errors import PYTEST_CODES, ExitCode
 from conformance.running import LEVELS, LIMITS
 
 if TYPE_CHECKING:
@@ -257,21 +257,9 @@ def examine(
 
 
 def _worth(code: int, *, survey: bool, gated: bool) -> ExitCode:
-    import pytest
-
-    from conformance.running.run import INCOMPLETE, NOTHING_VERIFIED
-
-    return {
-        int(pytest.ExitCode.OK): ExitCode.OK,
-        # Of a survey only a gate fails, or an item that got no outcome at all.
-        int(pytest.ExitCode.TESTS_FAILED): ExitCode.INCOMPLETE
-        if survey and not gated
-        else ExitCode.DEVIATES,
-        int(pytest.ExitCode.INTERRUPTED): ExitCode.INTERRUPTED,
-        int(pytest.ExitCode.USAGE_ERROR): ExitCode.USAGE,
-        int(NOTHING_VERIFIED): ExitCode.NOTHING_VERIFIED,
-        INCOMPLETE: ExitCode.INCOMPLETE,
-    }.get(code, ExitCode.INCOMPLETE)
+    worth = {own: known for known, own in PYTEST_CODES.items()}.get(code, ExitCode.INCOMPLETE)
+    # Of a survey only a gate fails, or an item that got no outcome at all.
+    return ExitCode.INCOMPLETE if worth == ExitCode.DEVIATES and survey and not gated else worth
 
 
 def _load(options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from conformance.errors import ExitCode
+from conformance.errors import PYTEST_CODES
 from conformance.records.findings import CaseResult
 from conformance.records.header import Header
 from conformance.records.record import Record
@@ -65,14 +65,8 @@ class Gated:
         self, header: Header, results: Sequence[CaseResult], missing: Sequence[CaseResult]
     ) -> int:
         """Judge what was found; the exit code of pytest."""
-        from conformance.running.run import INCOMPLETE, NOTHING_VERIFIED
-
         self.judgement = judge(self.baseline, Record(header, not missing, [*results, *missing]))
-        return {
-            ExitCode.OK: pytest.ExitCode.OK,
-            ExitCode.NOTHING_VERIFIED: NOTHING_VERIFIED,
-            ExitCode.INCOMPLETE: INCOMPLETE,
-        }.get(self.judgement.exit_code, pytest.ExitCode.TESTS_FAILED)
+        return PYTEST_CODES[self.judgement.exit_code]
 
     def summary(self, terminal: Any, record: Path | None) -> None:
         """Print it as pytest prints; `record` is where the record was written."""

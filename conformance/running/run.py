@@ -23,7 +23,7 @@ from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import catalogue, find_cases, matches
 from conformance.cases.told import told
 from conformance.definition.dtypes import DTYPES, dtype_of
-from conformance.errors import ConformanceError, UnknownName
+from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode, UnknownName
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
 from conformance.records.findings import (
     NOT_VERIFIED,
@@ -46,7 +46,7 @@ from conformance.running import digests, ending, gated
 from conformance.running.earlier import Earlier, as_measured, earlier
 from conformance.running.examiner import Examiner, Worst, conforms_alone, kept, places
 from conformance.running.gated import Gated
-from conformance.running.levels import CORE, CORE_DTYPES
+from conformance.running.levels import CORE_DTYPES
 from conformance.running.message import failure
 from conformance.running.parts import Lock, parse_shard, part
 from conformance.running.provenance import (
@@ -65,10 +65,6 @@ if TYPE_CHECKING:
 
 ENDED = "the run ended before this item"
 """Why an item has no outcome, in the record of an interrupted run."""
-
-NOTHING_VERIFIED = pytest.ExitCode.NO_TESTS_COLLECTED
-INCOMPLETE = 6
-"""Exit codes of pytest; 3 and 4, which the command line gives, mean something else there."""
 
 
 class Run:
@@ -171,7 +167,7 @@ class Run:
         """Whether the level has it; what is asked for by name is asked on every level."""
         if self.config.getoption("--level") != "core" or self.config.getoption("--case"):
             return True
-        return isinstance(item, Item) and item.case.id in CORE and item.dtype in CORE_DTYPES
+        return isinstance(item, Item) and item.case.core and item.dtype in CORE_DTYPES
 
     @property
     def selection(self) -> str:
@@ -442,9 +438,9 @@ class Run:
             return
         counts: Counter[str] = Counter(result.verdict for result in self.results.values())
         if not any(counts[verdict] for verdict in VERIFIED):
-            session.exitstatus = NOTHING_VERIFIED
+            session.exitstatus = PYTEST_CODES[ExitCode.NOTHING_VERIFIED]
         elif missing or any(counts[verdict] for verdict in NOT_VERIFIED):
-            session.exitstatus = INCOMPLETE
+            session.exitstatus = PYTEST_CODES[ExitCode.INCOMPLETE]
 
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
         """Counts of each implementation, where the record is, and the gravest deviation in full."""
