@@ -17,9 +17,9 @@ from conformance.records.findings import CaseResult, Finding
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record
 from conformance.reports import build, render_html, render_markdown
+from conformance.reports.figures.heatmap import MORE, UNREAL, WEIGHT, pattern
 from conformance.reports.glance import glances
 from conformance.reports.model import Card, Report
-from conformance.reports.page.pattern import pattern
 from conformance.reports.page.views import families
 
 DECLARED = "adapter.declares-what-is-observed"
@@ -220,19 +220,28 @@ def test_the_weights_of_a_record_are_drawn():
     assert found.handed[1].weights == []
     page = render_html(found)
     assert page.count('<svg class="pattern"') == 1
-    assert "query 1, key 1: 0.25" in page
+    assert ">0.25</text>" in page
+
+
+def shades(drawn):
+    """Inks of the cells that have one."""
+    return re.findall(r'<path fill="(#\w+)"', drawn)
 
 
 def test_a_pattern_tells_past_future_nothing_and_nan_apart():
     drawn = pattern([[1.0, 0.5], [0.0, None]], "told")
-    kinds = re.findall(r'class="(past|ahead|none|lost)"', drawn)
-    assert kinds == ["past", "ahead", "none", "lost"]
+    assert sorted(shades(drawn)) == sorted([WEIGHT, WEIGHT, UNREAL])
+    assert drawn.count(f'stroke="{MORE}"') == 1
+    assert re.findall(r">([^<>]+)</text>", drawn) == ["0.50", "0", "1.00", "NaN"]
+    assert 'stroke-opacity=".3"' in drawn
     assert 'aria-label="told"' in drawn
+    assert shades(pattern([[0.0, 0.0]], "")) == []
 
 
 def test_a_small_weight_in_the_future_is_still_seen():
-    (opacity,) = re.findall(r'class="ahead".*?opacity="([\d.]+)"', pattern([[1.0, 1e-6]], ""))
-    assert float(opacity) >= 0.25
+    drawn = pattern([[1.0, 1e-6]], "")
+    assert f'stroke="{MORE}"' in drawn
+    assert f'stroke="{MORE}"' not in pattern([[1.0, 0.0]], "")
 
 
 # Pages
