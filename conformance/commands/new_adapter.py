@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import keyword
+import re
 import shlex
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from conformance.commands.shared import Commands
 from conformance.errors import ConformanceError, ExitCode
 
-FRAMEWORKS = ("torch", "jax", "tensorflow", "numpy")
+FRAMEWORKS = {"torch": "torch", "jax": "JAX", "tensorflow": "TensorFlow", "numpy": "NumPy"}
 KINDS = ("function", "layer")
 
 
@@ -38,19 +41,17 @@ def add_parser(commands: Commands) -> None:
 
 
 def _new(options: argparse.Namespace) -> int:
-    from conformance.commands.newadapter.write import Wanted, write
-
-    wanted = Wanted(
+    new = NewAdapter(
         options.name or _asked("name", "my_attention"),
-        options.framework or _asked("framework", _installed(), FRAMEWORKS),
+        options.framework or _asked("framework", _installed(), tuple(FRAMEWORKS)),
         options.kind or _asked("kind", KINDS[0], KINDS),
     )
-    written = write(wanted, options.output)
+    written = write(new, options.output)
     for path in written:
         print(path)
     there = written[0]
     print("\nIt conforms as it is. See for yourself, then put your own in its place:\n")
-    print(f"  mha-conformance run {shlex.quote(f'{there}:{wanted.adapter}')}")
+    print(f"  mha-conformance run {shlex.quote(f'{there}:{new.adapter}')}")
     print(f"  pytest {shlex.quote(str(written[1]))}")
     return ExitCode.OK
 
@@ -69,4 +70,93 @@ def _asked(what: str, default: str, choices: tuple[str, ...] | None = None) -> s
 
 
 def _installed() -> str:
-    return next((name for name in FRAMEWORKS if find_spec(name)), FRAMEWORKS[-1])
+    return next((name for name in FRAMEWORKS if find_spec(name)), "numpy")
+
+
+@dataclass(frozen=True)
+class NewAdapter:
+    """The adapter to write, and the files around it.
+
+    Attributes:
+        name: as the user calls it, "MyAttention" or "my_attention".
+    """
+
+    name: str
+    framework: str
+    kind: str
+
+    def __post_init__(self) -> None:
+        for name in (self.module, self.adapter):
+            if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii():
+                raise ConformanceError(
+                    f"{self.name!r} is an invalid identifier; give one such as MyAttention"
+                )
+        if find_spec(self.module) and not Path(f"{self.module}.py").exists():
+            raise ConformanceError(
+                f"a file {self.module}.py would hide the module {self.module}; say another name"
+            )
+
+    @property
+    def module(self) -> str:
+        """Name of the file, without .py."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", self.name).lower()
+
+    @property
+    def adapter(self) -> str:
+        """Name of the adapter in it: classes are written in one way, functions in another."""
+        if self.kind == "function":
+            return self.module
+        return "".join(word[:1].upper() + word[1:] for word in self.name.split("_"))
+
+    def files(self) -> dict[str, str]:
+        """Name to text of everything that is written."""
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
+        test = f"test_{self.module}.py"
+        values = {
+            "module": self.module,
+            "name": self.adapter,
+            "layer": f"{self.adapter}Layer",
+            "title": "An attention" if self.kind == "function" else "An attention layer",
+            "test": test,
+            "framework": self.framework,
+            "library": FRAMEWORKS[self.framework],
+            "packages": "" if self.framework == "numpy" else f" {self.framework}",
+            "baseline": " --baseline conformance.toml",
+        }
+        environment = Environment(
+            loader=PackageLoader("conformance.commands", "newadapter"),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        return {
+            name: environment.get_template(template).render(values)
+            for name, template in (
+                (f"{self.module}.py", f"{self.kind}.py.j2"),
+                (test, "test.py.j2"),
+                ("conformance-github.yml", "github.yml.j2"),
+                ("conformance-gitlab.yml", "gitlab.yml.j2"),
+            )
+        }
+
+
+def write(new: NewAdapter, folder: Path) -> list[Path]:
+    """Write all files, or none.
+
+    Raises:
+        ConformanceError: one of them is there, or the folder cannot be written to.
+    """
+    files = {folder / name: text for name, text in new.files().items()}
+    there = [str(path) for path in files if path.exists() or path.is_symlink()]
+    if there:
+        raise ConformanceError(f"{', '.join(there)}: already there; nothing was written")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise ConformanceError(f"{folder}: cannot be written ({error.strerror})") from error
+    return list(files)
