@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from conformance.adapter import layouts
 from conformance.adapter.code import lines
 from conformance.adapter.layer import Layer
 from conformance.adapter.naming import find
 from conformance.adapter.parameters import Parameter, ParameterTable
-from conformance.definition.problem import Shape
+from conformance.definition.problem import Shape, Sharing
 from conformance.definition.tensors import File, Tensor, look, write
 from conformance.errors import (
     ConformanceError,
@@ -31,15 +35,6 @@ from conformance.errors import (
     WrongDeclaration,
     WrongShape,
     WrongTensors,
-)
-from conformance.porting.sizes import (
-    AXES_OF,
-    Equation,
-    equations,
-    native_shape,
-    shapes_of,
-    solve,
-    tables,
 )
 
 NOTE = "mha-conformance.conversions"
@@ -194,7 +189,7 @@ def _converted(
 ) -> tuple[dict[str, Tensor], Shape]:
     table = _read(tensors, source, given)
     weights = [name for row in table.rows for name in row.names]
-    sizes = {field: getattr(table.shape, field) for axes in AXES_OF.values() for field in axes}
+    sizes = {name: getattr(table.shape, name) for name in SIZES}
     fitting = _fitting(source, target, list(shapes_of(sizes, weights)))
     return _written(tensors, table, fitting), table.shape
 
@@ -256,192 +251,282 @@ def _widths(shape: Shape) -> str:
 
 # What the tensors say
 
+AXES_OF: Mapping[str, tuple[str, ...]] = {
+    "query": ("query_width", "heads", "head_size"),
+    "key": ("key_width", "kv_heads", "head_size"),
+    "value": ("value_width", "kv_heads", "value_head_size"),
+    "output": ("heads", "value_head_size", "output_width"),
+    "query_bias": ("heads", "head_size"),
+    "key_bias": ("kv_heads", "head_size"),
+    "value_bias": ("kv_heads", "value_head_size"),
+    "output_bias": ("output_width",),
+    "score": ("heads", "head_size"),
+}
+"""Canonical weights: which size of a `Shape` each axis has."""
+
+WIDTHS = ("query_width", "key_width", "value_width", "output_width")
+SIZES = ("heads", "kv_heads", "head_size", "value_head_size", *WIDTHS)
+SHARINGS: tuple[Sharing, ...] = ("separate", "memory", "self")
+
+Rows = tuple[Parameter, ...]
+
+
+def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Shape]:
+    """Shapes with these sizes and these canonical weights, one for each kind of shared inputs.
+
+    Nothing in the weights tells lengths, which are 1 here, or which inputs are one array, on which
+    some implementations insist.
+    """
+    for sharing in SHARINGS:
+        with suppress(WrongShape):
+            yield Shape(
+                batch=1,
+                query_length=1,
+                key_length=1,
+                bias=any(map(_is_bias, weights)),
+                score="additive" if "score" in weights else "scaled-dot",
+                sharing=sharing,
+                **{name: sizes[name] for name in SIZES},
+            )
+
+
+def tables(layer: Layer) -> tuple[Rows, ...]:
+    """Every table that the layer declares for some shape, each once.
+
+    A table may depend on which widths are equal, on fewer key/value heads, on another size of value
+    heads, on biases, the score and shared inputs; so shapes that differ in these are put to it.
+    """
+    if type(layer).parameters_for is Layer.parameters_for:
+        return (tuple(layer.parameters),)
+    found: dict[Rows, None] = {}
+    for shape in _small_shapes(layer):
+        with suppress(Unsupported, ConformanceError):
+            found[tuple(layer.parameters_for(shape))] = None
+    return tuple(found)
+
+
+def _small_shapes(layer: Layer) -> Iterator[Shape]:
+    widths = ((8, 8, 8, 8), (8, 6, 6, 8), (8, 6, 7, 8), (8, 8, 7, 8), (6, 8, 8, 8), (7, 6, 5, 9))
+    additive = [("score",), ()] if "additive" in layer.scores else [()]
+    for wide, kv_heads, value_head, score, biases in itertools.product(
+        widths, (4, 2, 1), (2, 3), additive, (("query_bias",), ())
+    ):
+        sizes = (4, kv_heads, 2, value_head, *wide)
+        yield from shapes_of(dict(zip(SIZES, sizes, strict=True)), (*score, *biases))
+
+
+def _always_equal(layer: Layer) -> dict[str, str]:
+    """Sizes that are another one's in every shape that the layer can have."""
+    possible = []
+    for shape in _small_shapes(layer):
+        with suppress(Unsupported):
+            layer.check_shape(shape)
+            possible.append(shape)
+    pairs = {"kv_heads": "heads", "value_head_size": "head_size"}
+    return {
+        name: other
+        for name, other in pairs.items()
+        if possible and all(getattr(it, name) == getattr(it, other) for it in possible)
+    }
+
+
+def _is_bias(name: str) -> bool:
+    return name.endswith("_bias")
+
+
+def _asked(table: Rows, there: Collection[str]) -> Rows:
+    """Without rows that the tensors do not need, such as those of biases if none is there."""
+    held = {name for row in table if row.native in there for name in row.names}
+    biases = {name for row in table for name in row.names if _is_bias(name)}
+    dropped = (set() if held & biases else biases) | ({"score"} - held)
+    return tuple(row for row in table if not set(row.names) <= dropped)
+
+
+def native_shape(row: Parameter, sizes: Mapping[str, int]) -> list[int]:
+    """The shape of a native parameter for these sizes."""
+    return [
+        sum(math.prod(sizes[name] for name in product) for product in sums[0])
+        for sums in _axes(row)
+    ]
+
+
+Sum = tuple[tuple[str, ...], ...]
+"""Products of sizes, added up."""
+
+
+def _axes(row: Parameter) -> list[list[Sum]]:
+    """For each native axis, all that its size is: of each weight, or of all that are stacked.
+
+    Raises:
+        WrongDeclaration: the pattern does not name the axes of its weights.
+    """
+    canonical, native = layouts.sides(row.pattern)
+    left = layouts.axes(canonical)
+    if any(len(left) != len(AXES_OF[name]) for name in row.names):
+        raise WrongDeclaration(
+            f"parameter {row.native!r}: {row.pattern!r} does not name the axes of {row.sources}"
+        )
+    named = [dict(zip(left, AXES_OF[name], strict=True)) for name in row.names]
+    axes: list[list[Sum]] = []
+    for at, joined in enumerate(layouts.parse(native)):
+        products = tuple(tuple(sizes[axis] for axis in joined) for sizes in named)
+        axes.append([products] if at == row.stack else [(it,) for it in dict.fromkeys(products)])
+    return axes
+
 
 @dataclass(frozen=True)
 class _Reading:
-    """Tensors beside one table."""
+    """Tensors beside one table of their layer.
 
-    rows: tuple[Parameter, ...]
-    weights: tuple[str, ...]
-    missing: tuple[str, ...]
-    extra: tuple[str, ...]
+    Attributes:
+        given: sizes that the user gave.
+        equal: sizes that are always those of another one.
+    """
 
-    @classmethod
-    def of(cls, table: Sequence[Parameter], names: Iterable[str]) -> _Reading:
-        """Rows that the tensors do not ask for, such as those of biases if none is there, drop."""
-        there = set(names)
-        held = {name for row in table if row.native in there for name in row.names}
-        dropped = (
-            set() if any(map(_bias, held)) else {n for r in table for n in r.names if _bias(n)}
-        )
-        dropped |= {"score"} - held
-        rows = tuple(row for row in table if not set(row.names) <= dropped)
-        native = [row.native for row in rows]
-        return cls(
-            rows,
-            tuple(name for row in rows for name in row.names),
-            tuple(name for name in native if name not in there),
-            tuple(sorted(there - set(native))),
+    source: Layer
+    rows: Rows
+    tensors: Mapping[str, Tensor]
+    given: Mapping[str, int]
+    equal: Mapping[str, str]
+
+    @property
+    def missing(self) -> list[str]:
+        return [row.native for row in self.rows if row.native not in self.tensors]
+
+    @property
+    def extra(self) -> list[str]:
+        return sorted(set(self.tensors) - {row.native for row in self.rows})
+
+    def sizes(self, without: Collection[Parameter] = ()) -> dict[str, int] | None:
+        """Sizes as the tensors tell them, or None if they contradict each other.
+
+        Each axis of a tensor that has one unknown size tells it, until none tells any more.
+        """
+        sizes = dict(self.given)
+        for name, other in self.equal.items():
+            if sizes.setdefault(other, sizes.get(name, 0)) != sizes.pop(name, sizes[other]):
+                return None
+            sizes = {name: size for name, size in sizes.items() if size}
+        before = -1
+        while before < len(sizes):
+            before = len(sizes)
+            for row in self.rows:
+                if row.native not in self.tensors or row in without:
+                    continue
+                shape, axes = self.tensors[row.native].bits.shape, _axes(row)
+                if len(shape) != len(axes):
+                    return None
+                for size, sums in zip(shape, axes, strict=True):
+                    if not all(self._tell(size, products, sizes) for products in sums):
+                        return None
+        sizes |= {name: sizes[other] for name, other in self.equal.items() if other in sizes}
+        return None if sizes.get("heads", 0) % sizes.get("kv_heads", 1) else sizes
+
+    def _tell(self, size: int, products: Sum, sizes: dict[str, int]) -> bool:
+        """Note what an axis tells of the sizes; False if it contradicts them."""
+        factors: Counter[tuple[str, ...]] = Counter()
+        for product in products:
+            names = [self.equal.get(name, name) for name in product]
+            unknown = tuple(name for name in names if name not in sizes)
+            factors[unknown] += math.prod(sizes[name] for name in names if name in sizes)
+        size -= factors.pop((), 0)
+        if not factors:
+            return size == 0
+        ((unknown, factor), *others) = factors.items()
+        if others or len(unknown) > 1:
+            return size > 0
+        if size > 0 and size % factor == 0:
+            sizes[unknown[0]] = size // factor
+            return True
+        return False
+
+    def shape(self, sizes: Mapping[str, int]) -> Shape | None:
+        """The first shape of these sizes that the source can have and that has these rows."""
+        weights = [name for row in self.rows for name in row.names]
+        for shape in shapes_of(sizes, weights):
+            with suppress(Unsupported, WrongDeclaration):
+                self.source.check_shape(shape)
+                if ParameterTable(self.source.parameters_for(shape), shape).rows == self.rows:
+                    return shape
+        return None
+
+    def unknown(self, sizes: Mapping[str, int]) -> ConformanceError:
+        """Say which size has to be given."""
+        field = "kv_heads" if "heads" in sizes else "heads"
+        divides = f", which divides {self.joined}" if field == "heads" and self.joined else ""
+        return Untranslatable(
+            f"the tensors of {self.source.name} do not tell the number of {field}{divides}; give "
+            f"--{field.replace('_', '-')} ({field}=)"
         )
 
     @property
-    def wrong(self) -> int:
-        return len(self.missing) + len(self.extra)
+    def joined(self) -> int:
+        """Heads times head size, by an axis that holds nothing else; 0 if there is none."""
+        for row in self.rows:
+            shape = self.tensors[row.native].bits.shape if row.native in self.tensors else ()
+            for size, sums in zip(shape, _axes(row), strict=False):
+                if sums[0][0][0:1] == ("heads",) and len(sums[0][0]) == 2:
+                    return size // len(sums[0])
+        return 0
 
-
-def _bias(name: str) -> bool:
-    return name.endswith("_bias")
+    def misshapen(self) -> list[str]:
+        """The fewest tensors without which the others fit, with what was wanted of them."""
+        present = [row for row in self.rows if row.native in self.tensors]
+        for count in range(min(len(present), 4)):
+            for left in itertools.combinations(present, count):
+                sizes = self.sizes(without=left)
+                widths = [size for name, size in (sizes or {}).items() if name in WIDTHS]
+                if sizes is None or not widths:
+                    continue
+                # A width that only they tell is taken from the others.
+                sizes = dict.fromkeys(WIDTHS, widths[0]) | sizes
+                if sizes.keys() >= set(SIZES) and self.shape(sizes) is not None:
+                    return [
+                        f"{row.native} {list(self.tensors[row.native].bits.shape)}, "
+                        f"wanted {native_shape(row, sizes)}"
+                        for row in left
+                    ]
+        return []
 
 
 def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]) -> ParameterTable:
     """The source's table for the shape that the tensors have.
 
     Raises:
-        WrongTensors: they are not what any of the source's tables asks for.
+        WrongTensors: they are not what any of the source's tables asks for; all is told at once.
         Untranslatable: they do not tell the shape.
     """
-    readings = [_Reading.of(table, tensors) for table in tables(source)]
-    best = min(reading.wrong for reading in readings)
-    nearest = list(dict.fromkeys(reading for reading in readings if reading.wrong == best))
-    shapes: dict[Shape, tuple[Parameter, ...]] = {}
-    for reading in nearest if best == 0 else ():
-        for shape in _shapes(reading, tensors, source, given):
-            shapes[shape] = reading.rows
+    equal = _always_equal(source)
+    readings = [
+        _Reading(source, _asked(table, tensors), tensors, given, equal) for table in tables(source)
+    ]
+    fewest = min(len(it.missing) + len(it.extra) for it in readings)
+    nearest = [it for it in readings if len(it.missing) + len(it.extra) == fewest]
     unsound = [name for name, tensor in tensors.items() if not tensor.finite]
-    if not shapes or unsound:
-        raise _what_is_wrong(nearest[0], tensors, source, given, unsound, bool(shapes))
-    if len(shapes) > 1:
-        raise _which(list(shapes), source)
-    ((shape, rows),) = shapes.items()
-    return ParameterTable(rows, shape)
-
-
-def _shapes(
-    reading: _Reading, tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
-) -> Iterator[Shape]:
-    """Shapes that the source can have, with this table, and with these tensors."""
-    asked = _equations(reading.rows, tensors)
-    if asked is None:
-        return
-    for sizes in solve(asked, given):
-        shape = _possible(sizes, reading, source)
-        if shape is not None:
-            yield shape
-
-
-def _possible(sizes: Mapping[str, int], reading: _Reading, source: Layer) -> Shape | None:
-    """The first shape of these sizes that the source can have and that has these rows."""
-    for shape in shapes_of(sizes, reading.weights):
-        try:
-            source.check_shape(shape)
-            rows = ParameterTable(source.parameters_for(shape), shape).rows
-        except (Unsupported, WrongDeclaration):
-            continue
-        if rows == reading.rows:
-            return shape
-    return None
-
-
-def _equations(rows: Iterable[Parameter], tensors: Mapping[str, Tensor]) -> list[Equation] | None:
-    """Of all tensors that are there; None if one has another number of axes."""
-    found: list[Equation] = []
-    for row in rows:
-        if row.native in tensors:
-            own = equations(row, tensors[row.native].bits.shape)
-            if own is None:
-                return None
-            found += own
-    return found
-
-
-def _which(shapes: Sequence[Shape], source: Layer) -> ConformanceError:
-    """Several shapes fit: say what has to be said."""
-    for field, option in (("heads", "--heads"), ("kv_heads", "--kv-heads")):
-        counts = sorted({getattr(shape, field) for shape in shapes})
-        if len(counts) > 1:
-            told = ", ".join(map(str, counts[:8])) + (" or more" if len(counts) > 8 else "")
-            return Untranslatable(
-                f"the tensors of {source.name} do not tell the number of {field}, which may be "
-                f"{told}; give {option} ({field}=)"
-            )
-    return Untranslatable(f"the tensors of {source.name} fit {len(shapes)} shapes; none is chosen")
-
-
-def _what_is_wrong(
-    reading: _Reading,
-    tensors: Mapping[str, Tensor],
-    source: Layer,
-    given: Mapping[str, int],
-    unsound: Sequence[str],
-    shaped: bool,
-) -> ConformanceError:
-    """Everything that is wrong with the tensors, at once."""
-    told = []
-    if reading.missing:
-        told.append(f"missing {', '.join(reading.missing)}")
-    if reading.extra:
-        told.append(f"extra {', '.join(reading.extra)}")
-    misshapen = {} if shaped else _misshapen(reading, tensors, source, given)
-    if misshapen:
-        told.append("misshapen " + ", ".join(misshapen.values()))
-    if unsound:
-        told.append(f"NaN or infinity in {', '.join(unsound)}")
-    if told:
-        return WrongTensors(f"these are no weights of {source.name}: {'; '.join(told)}")
+    unknown: ConformanceError | None = None
+    for reading in nearest if not fewest and not unsound else ():
+        sizes = reading.sizes()
+        if sizes is not None and sizes.keys() < set(SIZES):
+            unknown = reading.unknown(sizes)
+        elif sizes is not None and (shape := reading.shape(sizes)) is not None:
+            return ParameterTable(reading.rows, shape)
+    if unknown is not None:
+        raise unknown
+    reading = nearest[0]
+    told = {
+        "missing": reading.missing,
+        "extra": reading.extra,
+        "misshapen": reading.misshapen(),
+        "NaN or infinity in": unsound,
+    }
+    wrong = "; ".join(f"{what} {', '.join(names)}" for what, names in told.items() if names)
+    if wrong:
+        raise WrongTensors(f"these are no weights of {source.name}: {wrong}")
     shapes = ", ".join(f"{name} {list(tensor.bits.shape)}" for name, tensor in tensors.items())
     also = "".join(f" with {name}={count}" for name, count in given.items())
-    why = _indivisible(reading, tensors, source, given)
-    return WrongTensors(f"{source.name} cannot have weights of these shapes{also}: {why}{shapes}")
-
-
-def _indivisible(
-    reading: _Reading, tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
-) -> str:
-    """That the number of heads given is not the one that the tensors can have."""
-    heads = given.get("heads")
-    free = next(_shapes(reading, tensors, source, {}), None)
-    if heads is None or free is None:
-        return ""
-    width = free.heads * free.head_size
-    return f"{width} is not divisible by {heads}; " if width % heads else ""
-
-
-def _misshapen(
-    reading: _Reading, tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
-) -> dict[str, str]:
-    """The fewest tensors without which the others fit, with what was wanted of them."""
-    rows = [row for row in reading.rows if row.native in tensors]
-    ranks = {
-        row.native: f"{row.native} {list(tensors[row.native].bits.shape)}, wanted {row.pattern!r}"
-        for row in rows
-        if equations(row, tensors[row.native].bits.shape) is None
-    }
-    sound = [row for row in rows if row.native not in ranks]
-    for count in range(min(len(sound), 4)):
-        for left in itertools.combinations(sound, count):
-            asked = _equations((row for row in sound if row not in left), tensors)
-            assert asked is not None
-            for solved in itertools.islice(solve(asked, given), 1000):
-                for sizes in _completed(solved):
-                    if _possible(sizes, reading, source) is None:
-                        continue
-                    wrong = [row for row in rows if row in left or row.native in ranks]
-                    return {row.native: _wanted(row, tensors[row.native], sizes) for row in wrong}
-    return ranks
-
-
-def _completed(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """With sizes that only the misshapen tensors tell, taken from the others."""
-    fields = sorted({axis for axes in AXES_OF.values() for axis in axes} - sizes.keys())
-    known = sorted({size for field, size in sizes.items() if field.endswith("width")})
-    counts = sorted({size for field, size in sizes.items() if not field.endswith("width")})
-    choices = [known if field.endswith("width") else counts for field in fields]
-    for chosen in itertools.product(*choices):
-        yield {**sizes, **dict(zip(fields, chosen, strict=True))}
-
-
-def _wanted(row: Parameter, tensor: Tensor, sizes: Mapping[str, int]) -> str:
-    return f"{row.native} {list(tensor.bits.shape)}, wanted {native_shape(row, sizes)}"
+    heads = given.get("heads", 1)
+    why = f"{reading.joined} is not divisible by {heads}; " if reading.joined % heads else ""
+    raise WrongTensors(f"{source.name} cannot have weights of these shapes{also}: {why}{shapes}")
 
 
 # Files
