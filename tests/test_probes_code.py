@@ -30,7 +30,7 @@ def printed(lines):
 found = []
 for name in sys.argv[2:]:
     adapter = load(sys.argv[1])
-    asked = [mode for mode in adapter.modes if mode.gradients]
+    asked = [mode for mode in adapter.modes if mode.gradients and mode.every_case]
     labs = [Laboratory(adapter, "float32", "cpu", mode) for mode in asked]
     for entry in [entry for lab in labs for entry in experiment(name).run(lab).entries]:
         if entry.code and not any(entry.code == lines for _, _, lines, _, _ in found):
