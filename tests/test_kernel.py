@@ -8,7 +8,7 @@ from mutants import miniatures
 
 from conformance import Call, Function, MaskArgument, attention_function
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.causes.kernel import alone
+from conformance.causes.diagnose import alone
 from conformance.causes.stages import Stages
 from conformance.definition.expectation import solve
 from conformance.running.session import Item, Session

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from conformance.records.card import Entry
 from conformance.records.findings import Finding
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.examination import Examination
 from conformance.requirements.polarity import observations
 
@@ -49,7 +49,8 @@ def cause(finding: Finding, ex: Examination) -> Phrase:
 def _polarity(ex: Examination) -> Phrase:
     causes = []
     for trial, observed, _ in observations(ex):
-        about = {"argument": trial.argument, "form": Phrase(_FORMS[trial.form])}
+        form = Phrase(_FORMS[trial.form])
+        about: dict[str, Argument] = {"argument": trial.argument, "form": form}
         if observed == trial.declared:
             continue
         if observed == "ignored":

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import Best, Evidence, Maker, significant
+from conformance.causes.hypothesis import NO_MORE, About, Best, Evidence, Maker, significant
 from conformance.causes.location import indices
 from conformance.causes.precision import Again, coarse
 from conformance.causes.scale import best_factor
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array
 from conformance.records.phrase import NOTHING, Phrase
+
+Backward = tuple[Phrase, Stages]
+"""A mistake of the backward pass, and the computation that makes it."""
 
 TILES = (8, 16, 32, 64, 128)
 
@@ -143,104 +146,78 @@ def _turned(want: Array) -> Iterator[tuple[Phrase, Array]]:
             yield Phrase("gradient.heads-interleaved"), found
 
 
-def _backward(maker: Maker) -> Iterator[tuple[Phrase, Stages]]:
+def _backward(maker: Maker) -> Iterator[Backward]:
     """One step of the backward pass done otherwise; the simplest first."""
     problem, shape, right = maker.problem, maker.problem.shape, maker.right
 
-    def changed(**stages: Callable[..., Any]) -> Stages:
+    def changed(mistake: str, about: About = NO_MORE, /, **stages: Callable[..., Any]) -> Backward:
         found = Stages(problem, **stages)
         maker.share(found, "weights", "context")
-        return found
+        return Phrase(mistake, {**about}), found
 
     # Made of the weights, or of the context, which is right here.
     rows: tuple[dict[str, Callable[..., Any]], ...] = ({}, {"row": _row_of_context})
     scale = problem.logit_scale
     for mistake, factor in (
-        (Phrase("backward.without-scale"), 1.0),
-        (Phrase("backward.scaled-twice"), scale * scale),
-        (Phrase("backward.default-scale"), shape.default_scale),
-        (Phrase("backward.scale-inverted"), 1 / scale if scale else 0.0),
+        ("backward.without-scale", 1.0),
+        ("backward.scaled-twice", scale * scale),
+        ("backward.default-scale", shape.default_scale),
+        ("backward.scale-inverted", 1 / scale if scale else 0.0),
     ):
         if not math.isclose(factor, scale):
-            yield mistake, changed(d_scaled=lambda a, d, f=factor: d * f)
-    yield (
-        Phrase("backward.softmax-detached"),
-        changed(d_softmax=lambda a, w, d: 0 * d),
+            yield changed(mistake, d_scaled=lambda a, d, f=factor: d * f)
+    yield changed("backward.softmax-detached", d_softmax=lambda a, w, d: 0 * d)
+    yield changed("backward.without-row-term", row=lambda a, w, d: np.zeros_like(d[..., :1]))
+    yield changed(
+        "backward.row-term-of-squares", row=lambda a, w, d: (w * w).sum(axis=-1, keepdims=True)
     )
-    yield (
-        Phrase("backward.without-row-term"),
-        changed(row=lambda a, w, d: np.zeros_like(d[..., :1])),
+    yield changed(
+        "backward.row-term-of-first-query", row=lambda a, w, d: Stages.row(a, w, d)[:, :, :1]
     )
-    yield (
-        Phrase("backward.row-term-of-squares"),
-        changed(row=lambda a, w, d: (w * w).sum(axis=-1, keepdims=True)),
-    )
-    yield (
-        Phrase("backward.row-term-of-first-query"),
-        changed(row=lambda a, w, d: Stages.row(a, w, d)[:, :, :1]),
-    )
-    yield (
-        Phrase("backward.softmax-is-identity"),
-        changed(d_softmax=lambda a, w, d: d - Stages.row(a, w, d)),
-    )
-    yield (
-        Phrase("backward.softmax-is-identity-without-row-term"),
-        changed(d_softmax=lambda a, w, d: d),
-    )
+    yield changed("backward.softmax-is-identity", d_softmax=lambda a, w, d: d - Stages.row(a, w, d))
+    yield changed("backward.softmax-is-identity-without-row-term", d_softmax=lambda a, w, d: d)
     if problem.allowed is not None:
         shown = Stages.softmax(right, right.shown)
         for row in rows:
-            yield (
-                Phrase("backward.weights-without-mask"),
-                changed(weights_again=lambda a: shown, **row),
-            )
+            yield changed("backward.weights-without-mask", weights_again=lambda a: shown, **row)
     if problem.attn_bias is not None:
         plain = Stages.softmax(right, right.hide(right.scaled(right.scores)))
         for row in rows:
-            yield (
-                Phrase("backward.weights-without-bias"),
-                changed(weights_again=lambda a: plain, **row),
-            )
+            yield changed("backward.weights-without-bias", weights_again=lambda a: plain, **row)
         yield from _of_bias(maker, changed)
     yield from _of_groups(maker, changed)
     yield from _of_shared(maker, changed)
-    yield (
-        Phrase("backward.cotangent-ignored"),
-        changed(received=lambda a: np.ones_like(a.problem.cotangent)),
+    yield changed(
+        "backward.cotangent-ignored", received=lambda a: np.ones_like(a.problem.cotangent)
     )
     if shape.batch > 1:
         cotangent = problem.cotangent
-        yield (
-            Phrase("backward.cotangent-of-first-batch-entry"),
-            changed(received=lambda a: np.broadcast_to(cotangent[:1], cotangent.shape)),
+        yield changed(
+            "backward.cotangent-of-first-batch-entry",
+            received=lambda a: np.broadcast_to(cotangent[:1], cotangent.shape),
         )
     if shape.score == "additive":
-        yield Phrase("backward.tanh-slope-wrong"), changed(d_tanh=lambda a, h: 1 - h)
-        yield Phrase("backward.tanh-slope-missing"), changed(d_tanh=lambda a, h: np.ones_like(h))
+        yield changed("backward.tanh-slope-wrong", d_tanh=lambda a, h: 1 - h)
+        yield changed("backward.tanh-slope-missing", d_tanh=lambda a, h: np.ones_like(h))
     else:
         if scale and not math.isclose(scale, 1.0):
             for name in ("query", "key"):
-                yield (
-                    Phrase("backward.without-scale-in", {"of": name}),
-                    changed(d_score=_unscaled(name, scale)),
+                yield changed(
+                    "backward.without-scale-in", {"of": name}, d_score=_unscaled(name, scale)
                 )
-        yield (
-            Phrase("backward.keys-for-queries"),
-            changed(d_score=_keys_for_queries),
-        )
+        yield changed("backward.keys-for-queries", d_score=_keys_for_queries)
     yield from _of_parts(maker, changed)
 
 
-def _of_bias(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[Phrase, Stages]]:
+def _of_bias(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backward]:
     scale = maker.problem.logit_scale
     blocked = ~maker.right.allowed
-    yield (
-        Phrase("backward.bias-scaled"),
-        changed(d_bias=lambda a, d, shape: Stages.d_bias(a, d * scale, shape)),
+    yield changed(
+        "backward.bias-scaled", d_bias=lambda a, d, shape: Stages.d_bias(a, d * scale, shape)
     )
-    yield (
-        Phrase("backward.bias-of-blocked-is-1"),
-        changed(d_bias=lambda a, d, shape: Stages.d_bias(a, d + blocked, shape)),
+    yield changed(
+        "backward.bias-of-blocked-is-1",
+        d_bias=lambda a, d, shape: Stages.d_bias(a, d + blocked, shape),
     )
 
     def first(*axes: int) -> Any:
@@ -258,42 +235,31 @@ def _of_bias(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[Phr
         ((0, 1), ["batch", "heads"]),
         ((2,), ["queries"]),
     ):
-        yield (
-            Phrase("backward.bias-not-summed", {"over": [*over]}),
-            changed(d_bias=first(*axes)),
-        )
+        yield changed("backward.bias-not-summed", {"over": [*over]}, d_bias=first(*axes))
 
     def of_first(a: Stages, d: Array, shape: tuple[int, ...]) -> Array:
         return Stages.d_bias(a, np.broadcast_to(d[:1], d.shape), shape)
 
     if maker.problem.shape.batch > 1:
-        yield (
-            Phrase("backward.bias-of-first-batch-entry"),
-            changed(d_bias=of_first),
-        )
+        yield changed("backward.bias-of-first-batch-entry", d_bias=of_first)
 
     queries = maker.problem.shape.query_length
     for start in sorted({(queries - 1) // size * size for size in TILES if size < queries}):
         kept = (np.arange(queries) >= start)[:, None]
-        yield (
-            Phrase(
-                "backward.bias-of-queries",
-                {"queries": indices("query", range(start, queries), queries)},
-            ),
-            changed(d_bias=lambda a, d, shape, k=kept: Stages.d_bias(a, d * k, shape)),
+        yield changed(
+            "backward.bias-of-queries",
+            {"queries": indices("query", range(start, queries), queries)},
+            d_bias=lambda a, d, shape, k=kept: Stages.d_bias(a, d * k, shape),
         )
 
     def mean(a: Stages, d: Array, shape: tuple[int, ...]) -> Array:
         axes = tuple(axis for axis, size in enumerate(shape) if size != d.shape[axis])
         return d.mean(axis=axes, keepdims=True)
 
-    yield (
-        Phrase("backward.bias-averaged"),
-        changed(d_bias=mean),
-    )
+    yield changed("backward.bias-averaged", d_bias=mean)
 
 
-def _of_groups(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[Phrase, Stages]]:
+def _of_groups(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backward]:
     shape = maker.problem.shape
     group = shape.group
     if group == 1:
@@ -306,30 +272,22 @@ def _of_groups(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[P
         return g.reshape(g.shape[0], group, -1, *g.shape[2:]).sum(axis=1)
 
     for names in (("key",), ("value",), ("key", "value")):
-        of = {"inputs": [*names]}
-        yield (
-            Phrase("backward.group-first-head", of),
-            changed(gather=only(names, lambda g: g[:, ::group])),
+        of: About = {"inputs": [*names]}
+        yield changed("backward.group-first-head", of, gather=only(names, lambda g: g[:, ::group]))
+        yield changed(
+            "backward.group-last-head", of, gather=only(names, lambda g: g[:, group - 1 :: group])
         )
-        yield (
-            Phrase("backward.group-last-head", of),
-            changed(gather=only(names, lambda g: g[:, group - 1 :: group])),
-        )
-        yield (
-            Phrase("backward.group-averaged", of),
-            changed(
-                gather=lambda a, g, name, n=names: (
-                    Stages.gather(a, g, name) / (group if name in n else 1)
-                )
+        yield changed(
+            "backward.group-averaged",
+            of,
+            gather=lambda a, g, name, n=names: (
+                Stages.gather(a, g, name) / (group if name in n else 1)
             ),
         )
-        yield (
-            Phrase("backward.group-tiled", of),
-            changed(gather=only(names, tiled)),
-        )
+        yield changed("backward.group-tiled", of, gather=only(names, tiled))
 
 
-def _of_shared(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[Phrase, Stages]]:
+def _of_shared(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backward]:
     sharing = maker.problem.shape.sharing
     if sharing == "separate":
         return
@@ -342,18 +300,15 @@ def _of_shared(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[P
 
     names = ("query", "key", "value") if sharing == "self" else ("key", "value")
     for name in names:
-        yield (
-            Phrase("backward.without-share", {"of": name}),
-            changed(joined=without(name)),
-        )
+        yield changed("backward.without-share", {"of": name}, joined=without(name))
     if sharing == "self":
-        yield (
-            Phrase("backward.without-key-and-value-shares"),
-            changed(joined=lambda a, inputs: {"query": inputs["query"]}),
+        yield changed(
+            "backward.without-key-and-value-shares",
+            joined=lambda a, inputs: {"query": inputs["query"]},
         )
-        yield (
-            Phrase("backward.without-query-and-key-shares"),
-            changed(joined=lambda a, inputs: {"query": inputs["value"]}),
+        yield changed(
+            "backward.without-query-and-key-shares",
+            joined=lambda a, inputs: {"query": inputs["value"]},
         )
 
 
@@ -374,7 +329,7 @@ def _keys_for_queries(a: Stages, d: Array, found: dict[str, Array]) -> tuple[Arr
     return d_query, np.einsum("bhqk,bhqd->bhkd", d, d_query)
 
 
-def _of_parts(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[Phrase, Stages]]:
+def _of_parts(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backward]:
     """Queries or keys that the backward pass leaves out; and mistakes of fused kernels."""
     shape, right = maker.problem.shape, maker.right
     queries, keys = shape.query_length, shape.key_length
@@ -384,30 +339,32 @@ def _of_parts(maker: Maker, changed: Callable[..., Stages]) -> Iterator[tuple[Ph
         last = (np.arange(queries) < queries - 1)[:, None]
         return d_query, Stages.d_score(a, d * last, found)[1]
 
-    yield Phrase("backward.key-without-last-query"), changed(d_score=without_last)
+    yield changed("backward.key-without-last-query", d_score=without_last)
     for size in TILES:
         if size < keys:
             kept = np.arange(keys) < size
-            yield (
-                Phrase("backward.first-keys-only", {"count": size}),
-                changed(d_scaled=lambda a, d, k=kept: Stages.d_scaled(a, d * k)),
+            yield changed(
+                "backward.first-keys-only",
+                {"count": size},
+                d_scaled=lambda a, d, k=kept: Stages.d_scaled(a, d * k),
             )
         if size < queries:
             rows = (np.arange(queries) < size)[:, None]
-            yield (
-                Phrase("backward.first-queries-only", {"count": size}),
-                changed(d_scaled=lambda a, d, k=rows: Stages.d_scaled(a, d * k)),
+            yield changed(
+                "backward.first-queries-only",
+                {"count": size},
+                d_scaled=lambda a, d, k=rows: Stages.d_scaled(a, d * k),
             )
     logits = right.logits
     peak = logits.max(axis=-1, keepdims=True)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     total = np.exp(logits - peak).sum(axis=-1, keepdims=True)
     for row in ({}, {"row": _row_of_context}):
-        yield (
-            Phrase("backward.normaliser-without-maximum"),
-            changed(weights_again=lambda a: a.weights * np.exp(peak), **row),
+        yield changed(
+            "backward.normaliser-without-maximum",
+            weights_again=lambda a: a.weights * np.exp(peak),
+            **row,
         )
-    yield (
-        Phrase("backward.row-term-of-unnormalised-context"),
-        changed(row=lambda a, w, d: Stages.row(a, w, d) * total),
+    yield changed(
+        "backward.row-term-of-unnormalised-context", row=lambda a, w, d: Stages.row(a, w, d) * total
     )

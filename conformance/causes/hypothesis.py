@@ -33,7 +33,7 @@ FAILS = 0.05
 About = Mapping[str, Argument]
 """Arguments of the id of a cause."""
 
-_NOTHING_MORE: About = MappingProxyType({})
+NO_MORE: About = MappingProxyType({})
 
 _SHARED = frozenset({"mask", "causal", "attn_bias", "scale"})
 """What may change of a problem without a change to projections and scores."""
@@ -72,7 +72,7 @@ class Maker:
         self.right = Stages(problem)
 
     def asked(
-        self, cause: str, about: About = _NOTHING_MORE, /, *, in_parts: bool = True, **changes: Any
+        self, cause: str, about: About = NO_MORE, /, *, in_parts: bool = True, **changes: Any
     ) -> Hypothesis:
         """The right answer to another problem."""
 
@@ -84,7 +84,7 @@ class Maker:
 
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts)
 
-    def weighed(self, cause: str, about: About = _NOTHING_MORE, /, **weights: Any) -> Hypothesis:
+    def weighed(self, cause: str, about: About = NO_MORE, /, **weights: Any) -> Hypothesis:
         """The right answer with other weights."""
         phrase = Phrase(cause, dict(about))
         return Hypothesis(phrase, lambda: Stages(self.problem.with_weights(**weights)))
@@ -92,7 +92,7 @@ class Maker:
     def staged(
         self,
         cause: str,
-        about: About = _NOTHING_MORE,
+        about: About = NO_MORE,
         /,
         *,
         in_parts: bool = False,
@@ -109,7 +109,7 @@ class Maker:
 
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts, breaks)
 
-    def masked(self, cause: str, allowed: BoolArray, about: About = _NOTHING_MORE) -> Hypothesis:
+    def masked(self, cause: str, allowed: BoolArray, about: About = NO_MORE) -> Hypothesis:
         """The right answer under another mask."""
         return self.asked(cause, about, mask=allowed, causal=None)
 

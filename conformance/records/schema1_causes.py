@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.records.phrase import NOTHING, Argument, Part, Phrase
 
 _AROUND = (
     ("mode", re.compile(r"in mode (?P<mode>.+?): (?P<text>.+)"), "in mode {mode}: {text}"),

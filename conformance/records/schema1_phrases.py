@@ -366,7 +366,7 @@ _BESIDE = {
 
 
 def _beside(text: str) -> Phrase:
-    return Phrase("beside", {"parts": [_or_text(_BESIDE)(part) for part in text.split("; ")]})  # type: ignore[list-item]
+    return Phrase("beside", {"parts": [_or_text(_BESIDE)(part) for part in text.split("; ")]})  # type: ignore[misc]
 
 
 _FIELDS: dict[str, Callable[[str], Argument | None]] = {
@@ -383,7 +383,7 @@ _FIELDS: dict[str, Callable[[str], Argument | None]] = {
     "percent": lambda text: int(text) if text.isdecimal() else None,
     "places": _several(", ", _one(_PLACES)),
     "over": _several(" and ", _one(_AXES)),
-    "arrays": lambda text: text.split(", "),
+    "arrays": lambda text: [*text.split(", ")],
     "shapes": _layouts(" "),
     "axes": _layouts(" or "),
     "readings": _several("; ", _reading),

@@ -12,6 +12,7 @@ from typing import Any
 from conformance.adapter.base import Adapter
 from conformance.definition.dtypes import Array
 from conformance.records.findings import CaseResult, gravity, of_weights
+from conformance.records.phrase import Phrase
 from conformance.records.record import PICTURED, encode_line
 from conformance.running.session import Inquiry, Item, Session
 
@@ -82,9 +83,8 @@ class Worst:
 
     def __init__(self, places: Mapping[str, int]) -> None:
         self._places = places
-        self._found: dict[tuple[str, str, str], list[tuple[float, float, int, str]]] = defaultdict(
-            list
-        )
+        self._found: dict[tuple[str, str, Phrase], list[tuple[float, float, int, str]]]
+        self._found = defaultdict(list)
 
     def takes(self, result: CaseResult) -> bool:
         """Look at one more; whether it is among the worst now."""
