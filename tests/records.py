@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -198,3 +202,10 @@ REPORTS = {
     "backends": lambda: backends("attends", "attends", "blocks"),
     "full": full_report,
 }
+
+
+def held(text: str) -> dict:
+    """The data in the page, as its script reads it."""
+    pattern = r'<script type="text/plain" id="contents">(.*?)</script>'
+    (found,) = re.findall(pattern, text, re.DOTALL)
+    return json.loads(gzip.decompress(base64.b64decode(found)))

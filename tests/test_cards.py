@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from records import held
 
 from conformance.cli import main
 from conformance.errors import ExitCode
@@ -270,10 +271,7 @@ def test_a_report_holds_the_cards_whole(tmp_path, capsys):
     page = tmp_path / "report.html"
     assert main(["report", str(narrowed), "--html", str(page)]) == ExitCode.OK
     assert [file.name for file in tmp_path.glob("report*")] == ["report.html"]
-    (held,) = re.findall(
-        r'<script type="application/json" id="contents">(.*?)</script>', page.read_text()
-    )
-    (card,) = json.loads(held)["cards"]
+    (card,) = held(page.read_text())["cards"]
     subjects = [own["subject"] for chapter in card["chapters"] for own in chapter["subjects"]]
     assert "mask, bool" in subjects
     assert "problem" not in capsys.readouterr().out

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
-import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -22,6 +20,7 @@ from records import (
     full,
     full_report,
     good,
+    held,
     loaded,
     record,
     report,
@@ -195,13 +194,6 @@ def test_text_has_enough_contrast(scheme):
 
 
 # What the page holds for its script
-
-
-def held(text: str) -> dict:
-    """The data in the page, as its script reads it."""
-    pattern = r'<script type="text/plain" id="contents">(.*?)</script>'
-    (found,) = re.findall(pattern, text, re.DOTALL)
-    return json.loads(gzip.decompress(base64.b64decode(found)))
 
 
 def findings_of(text: str) -> list[tuple]:
