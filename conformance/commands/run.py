@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from conformance.records.record import Record
     from conformance.running.summary import Outcome
 
-QUICK = ("-q", "--assert=plain", "--capture=sys", "-p", "no:logging", "-p", "no:warnings")
+WITHOUT = ("logging", "warnings", "unraisableexception", "threadexception")
+QUICK = ("-q", "--assert=plain", "--capture=sys", *(f"-pno:{plugin}" for plugin in WITHOUT))
 """What pytest does around a test costs as much as a small attention; this leaves some out."""
 
 

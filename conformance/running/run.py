@@ -6,6 +6,7 @@ only the controller writes.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections import Counter
@@ -66,6 +67,12 @@ if TYPE_CHECKING:
 ENDED = "the run ended before this item"
 """Why an item has no outcome, in the record of an interrupted run."""
 
+FIXTURES = {"conformance_item", "conformance_run", "request"}
+"""The fixtures of an item's test."""
+SETUP_PLUGINS = {f"_pytest.{name}" for name in ("runner", "capture", "skipping", "unittest")}
+SETUP_OPTIONS = ("usepdb", "trace", "setupshow", "setuponly", "setupplan")
+"""Plugins of pytest that do nothing to such a test in setup, and options that change this."""
+
 
 class Run:
     """What this pytest session examines. Registered as a plugin of its own."""
@@ -111,6 +118,7 @@ class Run:
         self._asked = 0
         """Items that this process has examined."""
         self._collected: list[str] | None = None
+        self._only_calls = False
         self._journal: Journal | None = None
         self.written: Path | None = None
         self._lock = self._locked()
@@ -321,6 +329,49 @@ class Run:
 
     def _spec(self, adapter: Adapter) -> str:
         return next(spec for found, spec in self.adapters if found is adapter)
+
+    # What pytest does around an item
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """See whether setup and teardown have anything to do in this session."""
+        hooks = (self.config.hook.pytest_runtest_setup, self.config.hook.pytest_runtest_teardown)
+        plugins = {it.function.__module__ for hook in hooks for it in hook.get_hookimpls()}
+        self._only_calls = (
+            plugins <= SETUP_PLUGINS
+            and not any(getattr(self.config.option, name, False) for name in SETUP_OPTIONS)
+            and all(
+                FIXTURES.issuperset(getattr(item, "fixturenames", [""]))
+                and all(mark.name == "parametrize" for mark in item.iter_markers())
+                for item in session.items
+            )
+        )
+
+    def pytest_runtest_protocol(self, item: pytest.Function) -> bool | None:
+        """Only call the test where pytest's way through setup and teardown would do nothing.
+
+        That way costs as much as a small attention does. The reports of all three are made, because
+        JUnit files and other plugins count on them.
+        """
+        if not self._only_calls:
+            return None
+        hook = item.ihook
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        examined = item.callspec.params["conformance_item"]
+        item.funcargs = {"conformance_item": examined, "conformance_run": self}
+        stops = (pytest.exit.Exception, KeyboardInterrupt)
+        for when in ("setup", "call", "teardown"):
+            if when == "call":
+                call = pytest.CallInfo.from_call(
+                    lambda: hook.pytest_runtest_call(item=item), when=when, reraise=stops
+                )
+                report = hook.pytest_runtest_makereport(item=item, call=call)
+            else:
+                nothing = pytest.CallInfo.from_call(lambda: None, when=when)
+                report = pytest.TestReport.from_item_and_call(item, nothing)
+            hook.pytest_runtest_logreport(report=report)
+        os.environ.pop("PYTEST_CURRENT_TEST", None)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
 
     # From worker to controller
 
