@@ -14,7 +14,8 @@ from conformance.adapter.loading import load
 from conformance.cases.case import case_hash
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.cases.told import told
-from conformance.errors import ConformanceError
+from conformance.cli import main
+from conformance.errors import ConformanceError, ExitCode
 from conformance.experiments import experiment
 from conformance.records.header import SCHEMA, Header
 from conformance.records.record import Journal, decode_line, finish, read, read_arrays, save
@@ -428,22 +429,31 @@ def test_the_catalogue_is_no_code(monkeypatch):
 # Nothing changed at all
 
 
-def test_a_whole_record_stands_until_something_changes(tmp_path, monkeypatch):
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    """A record that a run of everything made, as far as there is anything."""
+    cases = find_cases("mask/shared/self")
     monkeypatch.setattr("conformance.running.earlier.catalogue", lambda: cases)
     monkeypatch.setattr("conformance.running.earlier.TOPICS", ())
-    cases = find_cases("mask/*/self")
     adapter = load("tutorial-1")
-    items = list(plan([adapter], cases, ["bfloat16"], "cpu"))
-    path = tmp_path / "r.json"
-    header = header_of(adapter, items)
+    items = list(plan([adapter], cases, ["float32"], "cpu"))
     described = describe([(adapter, "tutorial-1")], "cpu")
-    header = msgspec.structs.replace(header, implementations=described, planned=0)
-    Journal(path, header).close()
-    finish(path)
+    path = tmp_path / "r.json"
+    record(
+        path,
+        adapter,
+        items,
+        change=lambda header: msgspec.structs.replace(header, implementations=described),
+    )
+    return path
+
+
+def test_a_whole_record_stands_until_something_changes(whole):
+    first = read(whole).header
 
     def stands(change=lambda header: header, specs=("tutorial-1",), device="cpu"):
-        save(path, msgspec.structs.replace(read(path), header=change(header)))
-        return unchanged(path, specs, device) is not None
+        save(whole, msgspec.structs.replace(read(whole), header=change(first)))
+        return unchanged(whole, specs, device) is not None
 
     assert stands()
     assert not stands(specs=("tutorial-2",))
@@ -458,15 +468,73 @@ def test_a_whole_record_stands_until_something_changes(tmp_path, monkeypatch):
         (("implementations", 0, "digest"), "other"),
         (("implementations", 0, "about"), "Other words."),
         (("implementations", 0, "versions", "torch"), "1.0"),
-        (("cases", cases[0].id, "hash"), "other"),
-        (("cases", cases[0].id, "why"), "Other words."),
+        (("cases", "mask/shared/self", "hash"), "other"),
+        (("cases", "mask/shared/self", "why"), "Other words."),
         (("revisions", REQUIREMENTS[0].id), "other"),
         (("requirements", 0, "sentence"), "Other words."),
-        (("planned",), 1),
+        (("planned",), 3),
         (("deselected",), 1),
     ):
         assert not stands(edit(way, value)), way
     assert stands()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "stands"),
+    [("deviates", True), ("error", True), ("unsupported", False), ("crashed", False)],
+)
+def test_a_record_with_an_open_question_does_not_stand(whole, verdict, stands):
+    def change(result):
+        result["findings"] = [{"requirement": "run", "verdict": verdict}]
+
+    for number in range(2):
+        change_result(whole, number, change)
+    assert (unchanged(whole, ["tutorial-1"], "cpu") is not None) == stands
+
+
+@pytest.mark.parametrize("verb", ["gate", "run"])
+def test_a_command_that_has_nothing_to_ask(whole, monkeypatch, capsys, verb):
+    """It loads no adapter, says what it knows, and makes the record one of the run begun here."""
+
+    def never(*_, **__):
+        raise AssertionError("nothing is to be asked")
+
+    monkeypatch.setattr("conformance.commands.run.examine", never)
+    monkeypatch.setattr("conformance.commands.gate.examine", never)
+    monkeypatch.setattr("conformance.adapter.loading.load", never)
+    monkeypatch.chdir(whole.parent)
+    begun = "20300102T030405Z-abcd"
+    (whole.parent / "run").write_text(begun)
+    before = read(whole)
+    assert main([verb, "tutorial-1", "--record", "r.json", "-n", "2"]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert "2 conforms" in lines[0]
+    day = before.header.provenance.created[:10]
+    assert f"2 of 2 items as measured on {day}; --fresh asks all" in lines
+    assert lines[-1] == f"record: {whole}"
+    after = read(whole)
+    assert after.header.provenance.run == begun
+    assert after.results == before.results
+    assert after.digest == before.digest
+    for more in (
+        ["--fresh"],
+        ["--case", "mask"],
+        ["--shard", "1/2"],
+        ["-k", "x"],
+        ["--level=core"],
+    ):
+        with pytest.raises(AssertionError, match="nothing is to be asked"):
+            main([verb, "tutorial-1", "--record", "r.json", *more])
+
+
+def test_a_gate_that_does_not_hold_shows_its_failures(whole, monkeypatch, capsys):
+    def change(result):
+        result["findings"][0]["verdict"] = "deviates"
+
+    change_result(whole, 0, change)
+    monkeypatch.chdir(whole.parent)
+    monkeypatch.setattr("conformance.commands.gate.examine", lambda *_, **__: 77)
+    assert main(["gate", "tutorial-1", "--record", "r.json"]) == 77
 
 
 # Parts
@@ -573,6 +641,22 @@ def test_what_one_part_lost_another_has(shards):
     joined = join([shards / "1.json", shards / "whole.json"], shards / "both.json")
     assert not joined.contradictions
     assert joined.record.results == whole
+
+
+def test_the_command(shards, capsys):
+    files = [str(shards / name) for name in ("1.json", "2.json", "whole.json")]
+    output = ["--output", str(shards / "both.json")]
+    assert main(["join", *files[:2], *output]) == ExitCode.OK
+    assert capsys.readouterr().out.endswith(f"record: {shards / 'both.json'}\n")
+    assert main(["join", files[0], *output]) == ExitCode.OK
+    assert "narrowed by --shard 1/2\n" in capsys.readouterr().out
+
+    def deny(result):
+        result["findings"][0]["verdict"] = "error"
+
+    name = change_result(shards / "1.json", 0, deny)
+    assert main(["join", *files, *output]) == ExitCode.DEVIATES
+    assert f"contradiction: {name}: error in 1.json, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

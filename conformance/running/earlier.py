@@ -21,7 +21,7 @@ from conformance.definition.dtypes import Array
 from conformance.errors import BrokenRecord
 from conformance.frameworks.base import package_versions
 from conformance.records.card import TOPICS
-from conformance.records.findings import NOT_VERIFIED, CaseResult
+from conformance.records.findings import NOT_VERIFIED, VERIFIED, CaseResult
 from conformance.records.header import Header, Implementation, Provenance
 from conformance.records.record import (
     PICTURED,
@@ -230,7 +230,8 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
         return None
     if len(found.results) != header.planned:
         return None
-    return None if any(r.verdict in NOT_VERIFIED for r in found.results) else found
+    verdicts = {result.verdict for result in found.results}
+    return found if verdicts & VERIFIED and not verdicts & NOT_VERIFIED else None
 
 
 def _stands(one: Implementation) -> bool:
