@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -230,6 +232,51 @@ def test_nothing_to_render_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["publish"]) == ExitCode.USAGE
     assert "no records are kept there" in capsys.readouterr().err
+
+
+BLIND = """
+import sys
+sys.modules["torch"] = None
+from conformance.cli import main
+code = main(["publish", "mine.narrowed.json", "--output", "published", "--pages", "pages"])
+rooms = ("adapter", "adapters", "cases", "definition", "experiments", "requirements", "running")
+rooms = tuple(f"conformance.{room}." for room in rooms)
+assert not [name for name in sys.modules if name.startswith(rooms)]
+raise SystemExit(code)
+"""
+"""Publishing without torch, and without what only a run needs."""
+
+
+def test_a_record_is_published_without_its_adapter_and_its_framework(tmp_path):
+    pytest.importorskip("torch")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(# mine\.py\n.*?)```", readme, re.DOTALL)
+    mine = tmp_path / "mine.py"
+    mine.write_text(example.replace(" / math.sqrt(query.shape[-1])", ""))
+    known = tmp_path / "known.toml"
+    known.write_text(
+        '[[known]]\ncase="mask/key-padding/cross"\nverdict="deviates"\nkind="defect"\n'
+        'reason="The logits are not scaled."\n'
+    )
+
+    def call(*arguments):
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True
+        )
+
+    asked = ["--case", "mask/key-padding/cross", "--case", "probe/masks", "--dtype", "float32"]
+    command = ["-m", "conformance", "gate", "mine.py:my_attention", *asked, "--no-isolate"]
+    call(*command, "--baseline", "known.toml", "--record", "mine.json")
+    mine.unlink()
+    known.unlink()
+    done = call("-c", BLIND)
+    assert done.returncode == ExitCode.OK, done.stderr
+    page = (tmp_path / "pages" / "my_attention.md").read_text(encoding="utf-8")
+    assert "A function of heads that are projected already" in page
+    assert "| `mask` | `[batch, heads, query, key]`, each axis may be 1 | attends |" in page
+    assert "| True in a mask | **attends** |" in page
+    assert "### Defect: float32" in page
+    assert "The logits are not scaled." in page
 
 
 def test_a_record_that_is_too_large_is_refused(tmp_path, monkeypatch):

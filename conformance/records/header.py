@@ -6,7 +6,7 @@ later, without the suite that made it, its adapters or any framework.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -185,10 +185,11 @@ class CaseInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class KnownDeviation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry of the baseline that a run was held against, as far as its run is concerned.
+    """An entry of the baseline that a run was held against, with the keys of a baseline file.
 
-    The patterns, `when`, `verdict`, `cause` and `raises` say of which findings it speaks, as in
-    the baseline; `kind`, `reason`, `link` and `reproduction` what is known of them.
+    `implementation`, `requirement`, `case`, `mode` and `when` say of which findings it speaks;
+    `verdict`, `cause` with its `arguments`, `raises` and `within` what each of them must be;
+    `kind`, `reason`, `link` and `reproduction` what is known of them.
     """
 
     verdict: str
@@ -198,8 +199,10 @@ class KnownDeviation(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: list[str] = []
     when: str = ""
     cause: str = ""
+    arguments: dict[str, Any] = {}
     raises: str = ""
     within: float | None = None
+    strict: bool = True
     kind: str = ""
     reason: str = ""
     link: str = ""

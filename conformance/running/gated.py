@@ -14,9 +14,9 @@ from rich.console import Console
 
 from conformance.errors import PYTEST_CODES
 from conformance.records.findings import CaseResult
-from conformance.records.header import Header
+from conformance.records.header import Header, KnownDeviation
 from conformance.records.record import Record
-from conformance.reports.gate.baseline import VERDICTS, read_baseline
+from conformance.reports.gate.baseline import VERDICTS, read_baseline, to_record
 from conformance.reports.gate.judging import Claims, Judgement, judge
 from conformance.reports.gate.telling import tell
 from conformance.text import printable, relative
@@ -42,6 +42,11 @@ class Gated:
         self.verbose = verbose
         self._claims = Claims(self.baseline, Record(header, True, []))
         self.judgement: Judgement | None = None
+
+    @property
+    def known(self) -> list[KnownDeviation]:
+        """The entries that speak of this run, as its record carries them."""
+        return [to_record(entry) for entry in self._claims.active]
 
     def unknown(self, result: CaseResult) -> CaseResult:
         """The result without the deviations that are known."""

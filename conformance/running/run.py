@@ -121,11 +121,11 @@ class Run:
         self._only_calls = False
         self._journal: Journal | None = None
         self.written: Path | None = None
+        self._gated: Gated | None = None
         self._lock = self._locked()
         self._taken = self._take()
         self._done = self._taken.lines
         baseline = config.getoption("--conformance-baseline")
-        self._gated: Gated | None = None
         if baseline is not None and not config.option.collectonly:
             self._gated = Gated(
                 Path(baseline),
@@ -605,6 +605,7 @@ class Run:
             cases=told(item.case for item in self.items),
             requirements=requirements(),
             topics=list(dict.fromkeys(item.experiment.topic for item in self.inquiries)),
+            known=self._gated.known if self._gated is not None else [],
             revisions=digests.revisions(),
         )
 

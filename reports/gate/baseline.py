@@ -35,7 +35,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from conformance.errors import BrokenBaseline
+from conformance.records.header import KnownDeviation
 from conformance.records.phrase import Argument, Phrase
 from conformance.records.schema1_causes import old_wording
 from conformance.reports.gate.condition import Condition, parse
@@ -229,6 +232,34 @@ def baseline_of(path: Path, text: str) -> Baseline:
             place = f"line {line}" if line else f"entry {number}"
             raise BrokenBaseline(f"{path}, {place}: {error}") from error
     return Baseline(path, text, tuple(entries))
+
+
+def recorded(known: Iterable[KnownDeviation]) -> Baseline:
+    """The entries that a record carries; raises `BrokenBaseline`."""
+    tables = [
+        {name: value for name, value in msgspec.to_builtins(one).items() if value is not None}
+        for one in known
+    ]
+    entries = (_entry(table, number, 0) for number, table in enumerate(tables, 1))
+    return Baseline(Path("the record"), "", tuple(entries))
+
+
+def to_record(entry: Entry) -> KnownDeviation:
+    """An entry as a record carries it."""
+    return KnownDeviation(
+        verdict=entry.verdict,
+        **{place: list(getattr(entry, place)) for place in PLACES},
+        when=entry.condition.text if entry.condition else "",
+        cause=entry.cause,
+        arguments=dict(entry.arguments),
+        raises=entry.raises,
+        within=entry.within if entry.within < math.inf else None,
+        strict=entry.strict,
+        kind=entry.kind,
+        reason=entry.reason,
+        link=entry.link,
+        reproduction=entry.reproduction,
+    )
 
 
 def _lines(text: str, count: int) -> list[int]:

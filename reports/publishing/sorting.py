@@ -11,7 +11,7 @@ from conformance.records.findings import CaseResult, Finding, gravity
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record
 from conformance.reports.columns import column_keys
-from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline
+from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline, recorded
 from conformance.reports.gate.judging import Claims
 from conformance.reports.model import Loaded
 from conformance.reports.totals import WRONG
@@ -83,11 +83,12 @@ def sort_versions(
 
 def _sorted(record: Record, baseline: Baseline) -> dict[str, list[Known]]:
     claims = Claims(baseline, record)
+    carried = Claims(recorded(record.header.known), record)
     groups: dict[tuple[str, Entry | None], list[tuple[CaseResult, Finding]]] = defaultdict(list)
     for result in record.results:
         for finding in result.findings:
             if finding.verdict in WRONG:
-                entry = claims.knows(result, finding)
+                entry = claims.knows(result, finding) or carried.knows(result, finding)
                 groups[result.implementation, entry].append((result, finding))
     found: dict[str, list[Known]] = {}
     for (name, entry), cells in groups.items():
