@@ -11,6 +11,7 @@ from conformance.commands import (
     compare,
     completion,
     convert,
+    explain,
     explore,
     gate,
     heads,
@@ -36,6 +37,7 @@ COMMANDS = (
     convert,
     explore,
     listing,
+    explain,
     completion,
 )
 """In the order of --help."""

@@ -486,7 +486,7 @@ def test_what_adapters_declare_is_not_called_documentation(capsys):
 
 def test_explain_every_name_there_is(capsys, monkeypatch):
     # One reference answer for each case takes seconds, and other tests have them all.
-    monkeypatch.setattr("conformance.commands.explaining._noise", lambda case: defaultdict(float))
+    monkeypatch.setattr("conformance.commands.explain._noise", lambda case: defaultdict(float))
     for name in [*(r.id for r in REQUIREMENTS), *(case.id for case in catalogue())]:
         assert main(["explain", name]) == ExitCode.OK
         assert capsys.readouterr().out.startswith(name)

@@ -16,13 +16,13 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OUTPUTS = {
     "record": ("conformance.records.record:Record", "everything that one run found"),
     "report": ("conformance.reports.model:Report", "records, joined into a report"),
-    "list": ("conformance.commands.listings:Listing", "what mha-conformance list prints"),
+    "list": ("conformance.commands.listing:Listing", "what mha-conformance list prints"),
     "explain": (
-        "conformance.commands.explaining:Explanation",
+        "conformance.commands.explain:Explanation",
         "what mha-conformance explain prints",
     ),
     "run": ("conformance.running.summary:Summary", "what mha-conformance run prints"),
-    "probe": ("conformance.commands.probing:Results", "what mha-conformance probe prints"),
+    "probe": ("conformance.commands.probe:Results", "what mha-conformance probe prints"),
     "compare": (
         "conformance.reports.changes.compare:Changes",
         "what mha-conformance compare prints",
@@ -37,11 +37,6 @@ def schema(name: str) -> dict[str, Any]:
     module, _, attribute = place.partition(":")
     made = msgspec.json.schema(getattr(importlib.import_module(module), attribute))
     return {"$schema": DIALECT, "title": f"mha-conformance {name}", "description": told, **made}
-
-
-def print_schema(name: str) -> None:
-    """On stdout, ready for a file."""
-    print_json(schema(name))
 
 
 def print_json(found: object) -> None:

@@ -58,10 +58,10 @@ class _Schema(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, *_: object, option_string: str | None = None
     ) -> None:
-        from conformance.commands.formats import print_schema
+        from conformance.commands.formats import print_json, schema
 
         assert isinstance(self.const, str)
-        print_schema(self.const)
+        print_json(schema(self.const))
         parser.exit()
 
 

@@ -123,7 +123,7 @@ def search(
             state.failing = (trial, same[0])
             raise _Wrong
 
-    configured = hypothesis.settings(
+    configured: Any = hypothesis.settings(
         max_examples=options.examples,
         deadline=None,
         database=None,

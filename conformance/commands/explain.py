@@ -1,41 +1,73 @@
-"""What a case, a requirement or an experiment means: prose, inputs, derivation, and libraries."""
+"""`mha-conformance explain`: what a case, a requirement or an experiment means.
+
+Prose, inputs, derivation, and what each adapter declares. A declaration is not the library's
+documentation: adapters are written from what a library documents and from how it was seen to
+behave. The suite does not believe it; experiments are compared with it.
+"""
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import inspect
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
-import numpy as np
-from rich.console import Console
-from rich.markup import escape
 
-from conformance.adapter.base import Adapter
-from conformance.adapter.naming import find
-from conformance.cases.case import Case
-from conformance.cases.catalogue import catalogue
-from conformance.cases.told import tell
-from conformance.commands import documented
-from conformance.commands.documented import Documented
 from conformance.commands.formats import print_json
-from conformance.definition.problem import Problem
+from conformance.commands.shared import Commands, add_format
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
 from conformance.records.card import TOPICS, Topic
 from conformance.records.header import CaseInfo, Plane
-from conformance.records.numbers import LIMIT
-from conformance.requirements import REQUIREMENTS
-from conformance.requirements.requirement import Requirement
 from conformance.text import heading, line, paragraph, plural, some
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conformance.adapter.base import Adapter
+    from conformance.cases.case import Case
+    from conformance.definition.problem import Problem
+    from conformance.requirements.requirement import Requirement
 
 MOST_DRAWN = 32
 """Wider masks are not drawn in a terminal."""
 
 MOST_PRINTED = 8
 """Of more than these, a terminal gets the ids only."""
+
+
+def add_parser(commands: Commands) -> None:
+    """How it is called."""
+    explain = commands.add_parser(
+        "explain",
+        help="explain a case, an experiment or a requirement",
+        description="Explain a case, an experiment or a requirement: what it asks and why, the "
+        "inputs, how the expected answer follows, and what each adapter declares.",
+    )
+    explain.add_argument(
+        "name",
+        help="an id, the beginning of several, or a pattern: mask/shared, probe/, '*/cross'",
+    )
+    add_format(explain, "explain")
+    explain.set_defaults(action=_explain)
+
+
+class Documented(msgspec.Struct, frozen=True):
+    """What several adapters declare alike.
+
+    Attributes:
+        implementations: their names.
+        says: the declaration in few words.
+        documentation: links to what the libraries' authors say, or [].
+    """
+
+    implementations: list[str]
+    says: str
+    documentation: list[str]
 
 
 class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
@@ -103,6 +135,9 @@ def explanation(name: str) -> Explanation:
         UnknownName: nothing has this name.
         ConformanceError: it is the name of an implementation.
     """
+    from conformance.cases.catalogue import catalogue
+    from conformance.requirements import REQUIREMENTS
+
     requirements = {item.id: item for item in REQUIREMENTS}
     topics = {topic.id: topic for topic in TOPICS}
     cases = {case.id: case for case in catalogue()}
@@ -134,6 +169,8 @@ def _found(name: str, known: list[str]) -> list[str]:
 
 def _is_implementation(name: str) -> bool:
     """Known by name or title, without importing a file of anybody's."""
+    from conformance.adapter.naming import find
+
     if ":" in name or name.endswith(".py"):
         return True
     with suppress(ConformanceError):
@@ -141,15 +178,17 @@ def _is_implementation(name: str) -> bool:
     return False
 
 
-def explain(name: str, *, as_json: bool = False) -> int:
+def _explain(options: argparse.Namespace) -> int:
     """Print it; raises as `explanation` does."""
-    found = explanation(name)
-    if as_json:
+    from rich.console import Console
+
+    found = explanation(options.name)
+    if options.format == "json":
         print_json(found)
         return ExitCode.OK
     console = Console(highlight=False, soft_wrap=True)
     if len(found.entries) > MOST_PRINTED:
-        _print_ids(console, name, found.entries)
+        _print_ids(console, options.name, found.entries)
         return ExitCode.OK
     for index, item in enumerate(found.entries):
         if index:
@@ -167,6 +206,9 @@ def explain(name: str, *, as_json: bool = False) -> int:
 
 
 def _case(case: Case) -> ExplainedCase:
+    from conformance.cases.told import tell
+    from conformance.requirements import REQUIREMENTS
+
     problem = case.problem("float32")
     return ExplainedCase(
         id=case.id,
@@ -175,12 +217,14 @@ def _case(case: Case) -> ExplainedCase:
         derivation=_derivation(case, problem),
         idle=dict(case.idle),
         requirements=[item.id for item in REQUIREMENTS if item.serves(case)],
-        put=documented.grouped(lambda adapter: _put(adapter, problem)),
+        put=_grouped(lambda adapter: _put(adapter, problem)),
         command=f"mha-conformance run NAME --case {case.id} --strict",
     )
 
 
 def _requirement(requirement: Requirement) -> ExplainedRequirement:
+    from conformance.cases.catalogue import catalogue
+
     return ExplainedRequirement(
         id=requirement.id,
         level=requirement.level,
@@ -188,7 +232,7 @@ def _requirement(requirement: Requirement) -> ExplainedRequirement:
         why=requirement.why,
         decided=_doc(requirement.check),
         cases=[case.id for case in catalogue() if requirement.serves(case)],
-        documented=documented.about(requirement.id),
+        documented=_about(requirement.id),
         command="mha-conformance run NAME --strict",
     )
 
@@ -201,7 +245,7 @@ def _experiment(topic: Topic) -> ExplainedExperiment:
         title=topic.title,
         question=topic.question,
         done=_doc(experiment(topic.name).make),
-        documented=documented.about_topic(topic.name),
+        documented=_about_topic(topic.name),
         command=f"mha-conformance probe NAME --experiment {topic.name} --evidence",
     )
 
@@ -212,6 +256,10 @@ def _doc(thing: Any) -> str:
 
 def _derivation(case: Case, problem: Problem) -> list[str]:
     """The formula with this case's own numbers, and the size of what is allowed."""
+    import numpy as np
+
+    from conformance.records.numbers import LIMIT
+
     shape = problem.shape
     scale = shape.default_scale if problem.scale is None else problem.scale
     if shape.score == "additive":
@@ -242,6 +290,8 @@ def _derivation(case: Case, problem: Problem) -> list[str]:
 @cache
 def _noise(case: Case) -> dict[str, float]:
     """The median σ of the output, by dtype."""
+    import numpy as np
+
     from conformance.definition.expectation import expect
 
     found = {}
@@ -329,6 +379,8 @@ def _print_experiment(console: Console, item: ExplainedExperiment) -> None:
 
 
 def _title(console: Console, name: str, beside: str) -> None:
+    from rich.markup import escape
+
     console.print(f"[bold]{escape(name)}[/]" + (f" ({escape(beside)})" if beside else ""))
 
 
@@ -356,3 +408,126 @@ def _draw(console: Console, plane: Plane) -> None:
     flat = "".join(".#"[index % 2] * length for index, length in enumerate(plane.runs))
     for start in range(0, len(flat), plane.keys):
         line(console, flat[start : start + plane.keys], indent=4)
+
+
+# What adapters declare
+
+
+@cache
+def _adapters() -> tuple[Adapter, ...]:
+    """Every adapter that is installed and imports."""
+    from conformance.adapter.loading import load, registered
+
+    loaded = []
+    for name in registered():
+        with suppress(ConformanceError):
+            loaded.append(load(name))
+    return tuple(loaded)
+
+
+def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
+    """Implementations by what `says` makes of them."""
+    groups: dict[str, list[Adapter]] = {}
+    for adapter in _adapters():
+        groups.setdefault(says(adapter), []).append(adapter)
+    return [
+        Documented(
+            [adapter.name for adapter in alike],
+            text,
+            list(dict.fromkeys(a.documentation for a in alike if a.documentation)),
+        )
+        for text, alike in groups.items()
+    ]
+
+
+def _about(requirement: str) -> list[Documented]:
+    """What adapters declare of what a requirement asks; [] if nothing of the kind."""
+    says = next((say for start, say in _SAYS.items() if requirement.startswith(start)), None)
+    return _grouped(says) if says else []
+
+
+def _masks(adapter: Adapter) -> str:
+    arguments = []
+    for item in (*adapter.mask_arguments, *adapter.implicit_masks):
+        means = [f"True {item.true}"] if item.true else []
+        if item.number:
+            means.append(_number(item.number))
+        arguments.append(f"{item.name}: {', '.join(means) or 'not said'}")
+    return "; ".join(arguments) or "has no mask argument"
+
+
+def _number(meaning: str) -> str:
+    if meaning == "added":
+        return "a number is added"
+    how, rule = re.split(", | if ", meaning)
+    return {
+        "nonzero": f"a number {how} if it is not 0",
+        "1": f"a number {how} if it is 1",
+    }.get(rule, f"1 {how}, of other numbers nothing is said")
+
+
+def _causal(adapter: Adapter) -> str:
+    flag = adapter.causal_flag
+    if flag is None:
+        return "has no causal flag"
+    aligned = f"aligned {flag.alignment}" if flag.alignment else "for equal lengths only"
+    return f"{flag.name}, {aligned}" + (f", beside {flag.needs}" if flag.needs else "")
+
+
+def _rows(adapter: Adapter) -> str:
+    declared = adapter.fully_masked_row
+    if not declared:
+        return "says nothing"
+    if isinstance(declared, Mapping):
+        by_value: dict[str, list[str]] = {}
+        for mode, value in declared.items():
+            by_value.setdefault(value, []).append(mode)
+        return "; ".join(f"{value} in {', '.join(modes)}" for value, modes in by_value.items())
+    return str(declared)
+
+
+def _weights(adapter: Adapter) -> str:
+    seen = adapter.returns_weights
+    return f"returns them {adapter.weights_told(seen)}" if seen else "returns none"
+
+
+def _dtypes(adapter: Adapter) -> str:
+    return ", ".join(adapter.dtypes)
+
+
+def _modes(adapter: Adapter) -> str:
+    return ", ".join(mode.name for mode in adapter.modes)
+
+
+def _dropout(adapter: Adapter) -> str:
+    return "active in " + ", ".join(adapter.dropout_modes) if adapter.dropout_modes else "has none"
+
+
+_SAYS: dict[str, Callable[[Adapter], str]] = {
+    "mask.": _masks,
+    "observed.fully-masked-row": _rows,
+    "observed.causal-alignment": _causal,
+    "observed.returned-weights": _weights,
+    "weights.": _weights,
+    "dtype.": _dtypes,
+    "modes.": _modes,
+    "dropout.": _dropout,
+}
+"""Beginning of a requirement's id to what is worth knowing there."""
+
+_TOPICS = {
+    "masks": _masks,
+    "same-mask": _masks,
+    "pairs": _masks,
+    "shapes": _masks,
+    "coinciding-sizes": _masks,
+    "masked-rows": _rows,
+    "causal": _causal,
+    "weights": _weights,
+    "dropout": _dropout,
+}
+
+
+def _about_topic(topic: str) -> list[Documented]:
+    """The same for an experiment."""
+    return _grouped(_TOPICS[topic]) if topic in _TOPICS else []
