@@ -74,16 +74,19 @@ DEFAULT_MODE = Mode("default")
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """How to put a problem: in which mode, on which device, with which spelling of its masks.
+    """How to put a problem to an implementation; only experiments depart from most defaults.
 
-    Only the probe asks for what follows: not compiled where the framework would; without the batch
-    axis, for a batch of 1; from arrays that do not lie in memory in one piece.
-
-    `wanted` names what needs a gradient, if not everything does: inputs, "attn_bias", or "weights"
-    for all parameters. `backwards` is how often the gradients are asked for.
-
-    `projected` says that inputs are heads side by side, and all projections the identity: who
-    supplies the projections leaves them out.
+    Attributes:
+        mode, device: in which mode, and on which kind of device.
+        spelling: how the masks are encoded; None for the first way that the adapter has.
+        compiled: False to call operation by operation, also where the framework compiles.
+        unbatched: without the batch axis, for a batch of 1.
+        strided: how arrays lie in memory, if not in one piece.
+        wanted: what needs a gradient, if not everything does: inputs, "attn_bias", or "weights" for
+            all parameters.
+        backwards: how often the gradients are asked for.
+        projected: inputs are heads side by side and all projections are the identity, so the suite
+            leaves out the projections that it supplies.
     """
 
     mode: Mode = DEFAULT_MODE
@@ -101,15 +104,16 @@ class Call:
 class SideEffects:
     """What two identical calls on the same objects showed.
 
-    `changed` names inputs whose numbers changed or to which something was attached; `first` and
-    `second` are the answers (output and weights only).
+    Attributes:
+        changed: names of inputs whose numbers changed or to which something was attached.
+        first, second: the answers, output and weights only.
+        surroundings: settings of the whole process that the calls changed, one line each.
     """
 
     changed: tuple[str, ...]
     first: Answer
     second: Answer
     surroundings: tuple[str, ...] = ()
-    """What belongs to everybody in the process, and is not as it was."""
 
 
 class Adapter(ABC):
@@ -131,8 +135,8 @@ class Adapter(ABC):
         weights_option: what has to be passed to get them per head; the adapter passes it. "" where
             they are per head by themselves.
         weights_otherwise: what comes back without that option.
-        fully_masked_row: what a query gets that may attend nothing, in all modes or by mode;
-            None if nobody said.
+        fully_masked_row: the output of a fully masked query, in all modes or by mode; None if it is
+            not declared.
         implicit_masks: masks that the framework attaches to inputs and hands on by itself, given
             to `call` as mask arguments are; only the probe uses them.
         projections_supplied: whether the suite projects; then a deviation says whether the kernel
@@ -206,15 +210,15 @@ class Adapter(ABC):
         return None
 
     def weights_told(self, seen: str) -> str:
-        """How weights come back, for somebody who calls the implementation without this adapter."""
+        """Say how weights come back to users of the implementation, who have no adapter."""
         if seen == "per head" and self.weights_option:
             return f"{self.weights_otherwise} unless {self.weights_option}"
         return seen
 
     def masked_row(self, mode: Mode) -> FullyMasked | None:
-        """What the output is declared to be for a query that may attend nothing, in this mode."""
-        said = self.fully_masked_row
-        return said.get(mode.name) if isinstance(said, Mapping) else said
+        """Return the declared output of a fully masked query in this mode."""
+        declared = self.fully_masked_row
+        return declared.get(mode.name) if isinstance(declared, Mapping) else declared
 
     def versions(self) -> dict[str, str]:
         """Versions of what is behind this adapter."""
@@ -256,7 +260,7 @@ class Adapter(ABC):
         raise Unsupported("its arrays cannot be written to")
 
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
-        """Call twice on the same objects, and look at the objects."""
+        """Call twice on the same objects, and compare the objects before and after."""
         before = _numbers(problem)
         first, second, surroundings = twice(lambda: self.run(problem, call), self.settings())
         changed = [
@@ -270,24 +274,26 @@ class Adapter(ABC):
 def twice(
     call: Callable[[], Answer], settings: Sequence[Setting]
 ) -> tuple[Answer, Answer, tuple[str, ...]]:
-    """Two answers, and what the calls changed around them.
+    """Call twice; return both answers, and one line for each setting that the calls changed.
 
-    What a first call may draw to initialise itself is none of it, but a setting is, also if it is
-    changed once only. All is as it was when the second call begins, or a generator that is seeded
-    anew by each call would look untouched.
+    The first call may draw random numbers to initialise itself, but may change no other setting.
+    All settings are put back before the second call, or a generator that each call seeds anew would
+    look untouched.
     """
     before = look(settings)
     first = call()
     after_first = look(settings)
     put_back(settings, before)
     second = call()
-    found = changes(settings, before, look(settings))
+    lines = changes(settings, before, look(settings))
     put_back(settings, before)
-    once = [setting if setting.shown else None for setting in settings]
-    for setting, one, other in zip(once, before, after_first, strict=True):
-        if setting is not None:
-            found += [told for told in changes([setting], [one], [other]) if told not in found]
-    return first, second, tuple(found)
+    by_first = [
+        line
+        for setting, one, other in zip(settings, before, after_first, strict=True)
+        if setting.shown
+        for line in changes([setting], [one], [other])
+    ]
+    return first, second, tuple(dict.fromkeys(lines + by_first))
 
 
 def _numbers(problem: Problem) -> dict[str, np.ndarray]:

@@ -78,8 +78,8 @@ class Function(NativeAdapter):
         return self.attend, None
 
     def masked_row(self, mode: Mode) -> FullyMasked | None:
-        said = super().masked_row(mode)
-        return "output bias" if said == "zeros" else said
+        row = super().masked_row(mode)
+        return "output bias" if row == "zeros" else row
 
     def check_shape(self, shape: Shape) -> None:
         if shape.group > 1 and not self.grouped:
@@ -138,8 +138,8 @@ class Function(NativeAdapter):
         values = einops.rearrange(getattr(problem, name), pattern, heads=heads)
         return self.bridge.array(values, problem.dtype, call.device)
 
-    def _answer(self, problem: Problem, ready: Prepared, found: Evaluated) -> Answer:
-        answer = super()._answer(problem, ready, found)
+    def _answer(self, problem: Problem, ready: Prepared, result: Evaluated) -> Answer:
+        answer = super()._answer(problem, ready, result)
         if answer.output.ndim == 3:
             return answer
         gradients = {

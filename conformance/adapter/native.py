@@ -140,7 +140,7 @@ class NativeAdapter(Adapter):
         return self._answer(problem, ready, Evaluated(output, weights, {}))
 
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
-        """Call twice on the same objects, and look at the objects."""
+        """Call twice on the same objects, and compare the objects before and after."""
         self.check(problem)
         bridge = self.bridge
         with self._session(problem, call):
@@ -238,7 +238,7 @@ class NativeAdapter(Adapter):
         return self._lying(native, call)
 
     def _lying(self, native: Any, call: Call) -> Any:
-        """The array as it shall lie in memory."""
+        """The array, laid out in memory as the call wants it."""
         if not call.strided:
             return native
         return self.bridge.strided(native, call.strided, call.device)
@@ -255,23 +255,19 @@ class NativeAdapter(Adapter):
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
         """Gradients of native parameters, as NumPy, to canonical ones."""
 
-    def _answer(self, problem: Problem, ready: Prepared, found: Evaluated) -> Answer:
-        bridge, output, weights = self.bridge, found.output, found.weights
+    def _answer(self, problem: Problem, ready: Prepared, result: Evaluated) -> Answer:
+        bridge, output, weights = self.bridge, result.output, result.weights
         for what, array in (("output", output), ("weights", weights)):
             if not (bridge.is_array(array) or (what == "weights" and array is None)):
                 raise WrongAnswer(
                     f"returned {type(array).__name__} as {what}, not an array of {bridge.name}, "
                     "the adapter's `framework`"
                 )
-        dtypes = {"output": bridge.dtype(output)}
-        if weights is not None:
-            dtypes["weights"] = bridge.dtype(weights)
-        dtypes |= {
-            f"gradient.{name}": bridge.dtype(array) for name, array in found.gradients.items()
-        }
-        arrays = {name: bridge.numpy(array) for name, array in found.gradients.items()}
-        own_inputs = problem.shape.distinct_inputs()
-        gradients = {name: arrays[name] for name in own_inputs if name in arrays}
+        natives = {"output": output} | ({} if weights is None else {"weights": weights})
+        natives |= {f"gradient.{name}": array for name, array in result.gradients.items()}
+        arrays = {name: bridge.numpy(array) for name, array in result.gradients.items()}
+        inputs = problem.shape.distinct_inputs()
+        gradients = {name: arrays[name] for name in inputs if name in arrays}
         own = _strip(arrays, _WEIGHT)
         if own:
             gradients |= {_WEIGHT + k: v for k, v in self._canonical(problem, own).items()}
@@ -282,7 +278,7 @@ class NativeAdapter(Adapter):
             bridge.numpy(output),
             None if weights is None else bridge.numpy(weights),
             gradients,
-            dtypes,
+            {name: bridge.dtype(native) for name, native in natives.items()},
         )
 
 
