@@ -322,8 +322,8 @@ def compare(before: Loaded, after: Loaded) -> Changes:
             continue
         common += 1
         level = asked.levels.get(requirement, "")
-        kind, *states = _classified(one, other, observed=level == "observed")
-        kinds[kind].append(One(after.results[key], requirement, *states, other))
+        kind, was, is_now = _classified(one, other, observed=level == "observed")
+        kinds[kind].append(One(after.results[key], requirement, was, is_now, other))
 
     def grouped(kind: Kind) -> list[Change]:
         return grouped_changes(kinds[kind], asked)
@@ -412,7 +412,7 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
 def grouped_changes(found: Iterable[One], asked: Asked) -> list[Change]:
     """Those of one implementation and requirement that changed alike are one."""
 
-    def alike(own: One) -> tuple[str, ...]:
+    def alike(own: One) -> tuple[object, ...]:
         result = own.result
         states = own.before, own.after, own.finding.cause
         return result.implementation, result.device, own.requirement, *states
@@ -453,9 +453,10 @@ def _change(group: Group[One], asked: Asked) -> Change:
 
 def _conventions(before: Loaded, after: Loaded) -> list[Convention]:
     """Card entries that are others now; modes that changed alike are one."""
-    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for key, *change in entries_apart(before.results, after.results):
-        found[*key[:3], *change].append(key[4])
+    found: dict[tuple[str, str, str, str, str, str], list[str]] = defaultdict(list)
+    for key, subject, was, is_now in entries_apart(before.results, after.results):
+        name, device, experiment, _, mode = key
+        found[name, device, experiment, subject, was, is_now].append(mode)
     return [Convention(*change, modes) for change, modes in found.items()]
 
 

@@ -171,25 +171,21 @@ def _places(
     cells: Sequence[Cell], decided: Sequence[Cell], *, exact: bool
 ) -> list[tuple[Where, list[Cell]]]:
     """Cases that deviate in the same modes and dtypes, of one requirement of one implementation."""
-    asked, wrong = _dtypes(decided), _dtypes(cells)
+    asked = _dtypes(decided)
     alike: dict[tuple[Patterns, Patterns], set[str]] = defaultdict(set)
-    for case, by_mode in wrong.items():
-        modes: dict[Patterns, list[str]] = defaultdict(list)
-        for mode, dtypes in by_mode.items():
-            every = not exact and dtypes == asked[case][mode]
-            modes[() if every else tuple(sorted(dtypes))].append(mode)
-        for dtypes, own in modes.items():
-            every = not exact and len(own) == len(asked[case])
-            alike[dtypes, () if every else tuple(sorted(own))].add(case)
+    for case, wrong in _dtypes(cells).items():
+        in_modes: dict[Patterns, list[str]] = defaultdict(list)
+        for mode, own in wrong.items():
+            in_all = not exact and own == asked[case][mode]
+            in_modes[() if in_all else tuple(sorted(own))].append(mode)
+        for dtypes, several in in_modes.items():
+            in_all = not exact and len(several) == len(asked[case])
+            alike[dtypes, () if in_all else tuple(sorted(several))].add(case)
     found = []
     for (dtypes, modes), cases in alike.items():
+        # An entry for these modes and dtypes touches nothing else of the other cases.
         within = {
-            case: {
-                dtype
-                for mode, own in by_mode.items()
-                if not modes or mode in modes
-                for dtype in own
-            }
+            case: {d for mode, own in by_mode.items() if not modes or mode in modes for d in own}
             for case, by_mode in asked.items()
         }
         touched = {case for case, own in within.items() if own & {*(dtypes or own)}}
