@@ -273,7 +273,7 @@ def _load(options: argparse.Namespace) -> None:
         if not isolated(spec, options.isolate, debugging=debugging):
             load(spec)
             continue
-        from conformance.running.isolation import Limits, hire
+        from conformance.running.isolation import Limits, supervise
 
         limits = Limits(options.item_timeout, options.start_timeout, options.memory_limit)
-        hire(spec, options.device, limits).start()
+        supervise(spec, options.device, limits).start()

@@ -62,7 +62,7 @@ from conformance.running.summary import Outcome
 from conformance.text import printable
 
 if TYPE_CHECKING:
-    from conformance.running.isolation import Keeper
+    from conformance.running.isolation import Supervisor
 
 ENDED = "the run ended before this item"
 """Why an item has no outcome, in the record of an interrupted run."""
@@ -88,7 +88,7 @@ class Run:
         files: list[str] = config.getoption("--case-file")
         # Read once, and early: the plan, the selection and a failure's message name them.
         self.files = {case.id: case for case in (load_case(Path(file)) for file in files)}
-        self.keepers: dict[str, Keeper] = {}
+        self.supervisors: dict[str, Supervisor] = {}
         self._declared: dict[str, bytes] = {}
         self.adapters: list[tuple[Adapter, str]] = [(self._adapter(spec), spec) for spec in specs]
         _no_twins(self.adapters)
@@ -218,7 +218,7 @@ class Run:
 
     def _only_after_others(self, item: Item | Inquiry) -> bool:
         """Whether the item conforms if nothing was asked before it."""
-        isolated = item.adapter.name in self.keepers
+        isolated = item.adapter.name in self.supervisors
         return not isolated and self._asked > 1 and conforms_alone(item)
 
     def _examine(self, item: Item | Inquiry) -> tuple[CaseResult, bytes]:
@@ -226,10 +226,10 @@ class Run:
         line = self._done.get(item.id)
         if line is not None:
             return decode_line(line)[0], line
-        keeper = self.keepers.get(item.adapter.name)
-        if keeper is None:
+        supervisor = self.supervisors.get(item.adapter.name)
+        if supervisor is None:
             return self._examiner.examine(item)
-        line = keeper.examine(item, self._places.get(item.id, -1))
+        line = supervisor.examine(item, self._places.get(item.id, -1))
         return decode_line(line)[0], line
 
     # Implementations in processes of their own
@@ -239,29 +239,29 @@ class Run:
         debugging = self.config.getoption("usepdb", False) or self.config.getoption("trace", False)
         if not isolated(spec, self.config.getoption("isolate"), debugging=debugging):
             return load(spec)
-        from conformance.running.isolation import Limits, StandIn, hire
+        from conformance.running.isolation import Limits, StandIn, supervise
         from conformance.running.isolation.messages import Declared, decode, encode
 
         option = self.config.getoption
         limits = Limits(
             option("--item-timeout"), option("--start-timeout"), option("--memory-limit")
         )
-        keeper = hire(spec, self.device, limits)
+        supervisor = supervise(spec, self.device, limits)
         if self._is_worker:
             # All workers plan the same, and none of them waits for an import.
             declared = decode(self._from_controller["declared"][spec], Declared)
-            keeper.adopt(declared)
+            supervisor.adopt(declared)
         else:
-            declared = keeper.declare(self._cases(), self._dtypes())
+            declared = supervisor.declare(self._cases(), self._dtypes())
             self._declared[spec] = encode(declared)
         if self._is_distributed:
             # Workers ask; nobody is asked here.
-            keeper.close()
-        self.keepers[declared.implementation.name] = keeper
+            supervisor.close()
+        self.supervisors[declared.implementation.name] = supervisor
         return StandIn(declared)
 
     def _modes_of(self, adapter: Adapter, case: Case, dtype: str) -> Sequence[Mode]:
-        if adapter.name in self.keepers:
+        if adapter.name in self.supervisors:
             return adapter.modes_of(case, dtype)  # type: ignore[attr-defined]
         return modes_of(adapter, case, dtype)
 
@@ -283,8 +283,8 @@ class Run:
 
     def pytest_unconfigure(self) -> None:
         """No process outlives the run."""
-        for keeper in self.keepers.values():
-            keeper.close()
+        for supervisor in self.supervisors.values():
+            supervisor.close()
         if self._lock is not None:
             self._lock.release()
         digests.remember()
@@ -610,7 +610,7 @@ class Run:
         )
 
     def _described(self, adapter: Adapter, spec: str) -> Implementation:
-        if adapter.name in self.keepers:
+        if adapter.name in self.supervisors:
             return adapter.declared.implementation  # type: ignore[attr-defined]
         return describe([(adapter, spec)], self.device)[0]
 

@@ -10,8 +10,7 @@ outlives a parent that is killed. So these are multiprocessing's own processes a
 of each for an implementation.
 """
 
-from conformance.running.isolation.keeper import Keeper, hire
-from conformance.running.isolation.limits import Limits
-from conformance.running.isolation.standin import StandIn
+from conformance.running.isolation.messages import Limits, StandIn
+from conformance.running.isolation.supervisor import Supervisor, supervise
 
-__all__ = ["Keeper", "Limits", "StandIn", "hire"]
+__all__ = ["Limits", "StandIn", "Supervisor", "supervise"]

@@ -6,8 +6,14 @@ no framework.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
+import signal
+import sys
+import threading
 import traceback
+from multiprocessing import connection, parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -34,9 +40,14 @@ from conformance.running.isolation.messages import (
     encode,
     plan_key,
 )
-from conformance.running.isolation.process import settle
+from conformance.running.isolation.output import STACK_SIGNAL
 from conformance.running.provenance import describe
 from conformance.running.session import Inquiry, Item, plan
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 FATAL = ("CUDA error", "device-side assert", "CUDNN_STATUS_", "CUBLAS_STATUS_EXECUTION_FAILED")
 """In a message: the device's state is lost, and every later call of this process would fail."""
@@ -138,3 +149,55 @@ def _refused(error: BaseException) -> Refused:
         return Refused(str(error), failed=False)
     told = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
     return Refused(f"does not import: {told}", failed=True)
+
+
+# Before anything of the implementation is imported
+
+
+def settle(printed: Connection) -> None:
+    """Detach from the terminal, print into the pipe, end with the parent."""
+    if hasattr(os, "setsid"):
+        # Ctrl-C is for the run, and what the implementation starts is to be killed with it.
+        os.setsid()
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    for descriptor in (1, 2):
+        os.dup2(printed.fileno(), descriptor)
+    printed.close()
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        # Whatever the parent's streams were; a line is written when it ends.
+        setattr(sys, name, open(descriptor, "w", buffering=1, closefd=False, errors="replace"))  # noqa: SIM115
+    faulthandler.enable()
+    if STACK_SIGNAL is not None:
+        faulthandler.register(STACK_SIGNAL, all_threads=False)
+
+
+def _end_with_parent() -> None:
+    """A run that is killed leaves nobody behind, nor what they started."""
+    parent = parent_process()
+    if parent is None:
+        return
+    try:
+        _ask_kernel(parent.sentinel)
+    except (AttributeError, OSError):
+        # Elsewhere a thread watches; who hangs in C code and lets no thread run goes on there.
+        threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
+
+
+def _ask_kernel(sentinel: int) -> None:
+    """Linux: when the other end of this pipe closes, the kernel kills the process group."""
+    # Not prctl's signal at the parent's death: the parent is the server, which outlives the run.
+    fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
+    fcntl.fcntl(sentinel, fcntl.F_SETOWN, -os.getpgrp())
+    flags = fcntl.fcntl(sentinel, fcntl.F_GETFL)
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if connection.wait([sentinel], 0):
+        os._exit(1)
+
+
+def _watch(sentinel: int) -> None:
+    connection.wait([sentinel])
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

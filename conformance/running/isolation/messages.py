@@ -1,15 +1,39 @@
-"""What a keeper and its process say to each other: bytes of plain data, never pickled objects.
+"""What a supervisor and its process say to each other: bytes of plain data, never pickled objects.
 
 Unpickling what an implementation's process sends could run the implementation's code here.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from conformance.adapter.base import Adapter, Call, Mode
+from conformance.cases.case import Case
+from conformance.definition.problem import Answer, Problem
+from conformance.errors import Unavailable
 from conformance.records.header import Implementation
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one process.
+
+    Attributes:
+        item: seconds for one item.
+        start: seconds to import the implementation and its framework, and to tell its declaration.
+        memory: MiB of resident memory, with that of processes it started. Address space would be
+            easier to limit, but JAX, TensorFlow and CUDA reserve far more of it than they use.
+        deaths: in a row, after which no further item is asked: the run shall end in reasonable
+            time.
+    """
+
+    item: float = 60.0
+    start: float = 120.0
+    memory: float = 8192.0
+    deaths: int = 10
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -89,3 +113,37 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode(data: bytes, kind: Any) -> Any:
     """The inverse; `kind` may be a union of the messages that are expected."""
     return msgspec.msgpack.decode(data, type=kind)
+
+
+class StandIn(Adapter):
+    """In place of an implementation that lives in another process: its declaration, and no code."""
+
+    def __init__(self, declared: Declared) -> None:
+        self.declared = declared
+        described = declared.implementation
+        self.name = described.name
+        self.title = described.title
+        self.dtypes = tuple(described.dtypes)
+        self.modes = tuple(Mode(mode.name, optimised=mode.optimised) for mode in declared.modes)
+
+    @property
+    def compiles(self) -> bool:
+        return self.declared.compiles
+
+    def modes_of(self, case: Case, dtype: str) -> tuple[Mode, ...]:
+        """The modes in which the case is asked, as the adapter's own process planned it."""
+        if self.declared.ended is not None:
+            return self.modes[:1]
+        names = self.declared.plan.get(plan_key(case.id, dtype), [])
+        return tuple(mode for mode in self.modes if mode.name in names)
+
+    def versions(self) -> dict[str, str]:
+        return self.declared.implementation.versions
+
+    def device_model(self, device: str) -> str:
+        if self.declared.implementation.unavailable:
+            raise Unavailable(self.declared.implementation.unavailable)
+        return self.declared.device_model
+
+    def run(self, problem: Problem, call: Call) -> Answer:
+        raise AssertionError("an isolated implementation is asked by its supervisor")

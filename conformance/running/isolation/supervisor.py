@@ -30,22 +30,27 @@ from conformance.errors import NotAnAdapter
 from conformance.records.findings import Verdict, without_outcome
 from conformance.records.header import Implementation
 from conformance.records.record import encode_line
-from conformance.running.isolation.fate import Fate, died, has_stack, last_words
-from conformance.running.isolation.limits import Limits
 from conformance.running.isolation.messages import (
     Declare,
     Declared,
     DeclaredMode,
     Examine,
     Examined,
+    Limits,
     Mistaken,
     Ready,
     Refused,
     decode,
     encode,
 )
-from conformance.running.isolation.printed import Printed
-from conformance.running.isolation.process import STACK_SIGNAL
+from conformance.running.isolation.output import (
+    STACK_SIGNAL,
+    Fate,
+    Printed,
+    died,
+    has_stack,
+    last_words,
+)
 from conformance.running.session import Inquiry, Item
 
 TICK = 0.05
@@ -53,10 +58,10 @@ TICK = 0.05
 TREE = 20
 """Every so many looks, its own children count too: finding them costs milliseconds."""
 
-_HIRED: dict[str, Keeper] = {}
+_SUPERVISORS: dict[str, Supervisor] = {}
 
 
-class Keeper:
+class Supervisor:
     """One implementation, its process, and how many processes it has lost."""
 
     def __init__(self, spec: str, device: str, limits: Limits) -> None:
@@ -158,7 +163,7 @@ class Keeper:
         """End the process, and whatever it started."""
         self._clear()
         atexit.unregister(self.close)
-        _HIRED.pop(self.spec, None)
+        _SUPERVISORS.pop(self.spec, None)
 
     # The process
 
@@ -290,14 +295,14 @@ class Keeper:
         process.join(5)
 
 
-def hire(spec: str, device: str, limits: Limits) -> Keeper:
-    """The keeper of this implementation: who asks twice gets the same."""
-    keeper = _HIRED.get(spec)
-    if keeper is None or (keeper.device, keeper.limits) != (device, limits):
-        if keeper is not None:
-            keeper.close()
-        keeper = _HIRED[spec] = Keeper(spec, device, limits)
-    return keeper
+def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
+    """The supervisor of this implementation: who asks twice gets the same."""
+    supervisor = _SUPERVISORS.get(spec)
+    if supervisor is None or (supervisor.device, supervisor.limits) != (device, limits):
+        if supervisor is not None:
+            supervisor.close()
+        supervisor = _SUPERVISORS[spec] = Supervisor(spec, device, limits)
+    return supervisor
 
 
 def _file(case: object) -> str:
