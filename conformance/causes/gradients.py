@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from conformance.causes.hypothesis import NO_MORE, About, Best, Evidence, Maker, significant
-from conformance.causes.location import indices
 from conformance.causes.precision import Again, coarse
 from conformance.causes.scale import best_factor
 from conformance.causes.stages import Stages
@@ -248,7 +247,7 @@ def _of_bias(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backwar
         kept = (np.arange(queries) >= start)[:, None]
         yield changed(
             "backward.bias-of-queries",
-            {"queries": indices("query", range(start, queries), queries)},
+            {"queries": Phrase("where.query.from", {"first": start})},
             d_bias=lambda a, d, shape, k=kept: Stages.d_bias(a, d * k, shape),
         )
 

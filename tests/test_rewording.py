@@ -1,0 +1,228 @@
+"""Wording is not behaviour: with every sentence replaced, everything but the sentences is the same.
+
+Causes, places, card entries, requirements, topics and cases get placeholders for their English.
+Verdicts, gates, exit codes and the structure of pages must not notice.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import msgspec
+import pytest
+from mutants import miniatures
+from records import loaded
+from test_docs import ROOT
+
+from conformance import words
+from conformance.cases.catalogue import find_cases
+from conformance.records.phrase import Phrase
+from conformance.records.record import Record, read
+from conformance.records.schema1_causes import old_cause, old_wording
+from conformance.reports import build, render_html, render_markdown
+from conformance.reports.gate.baseline import baseline_of, read_baseline
+from conformance.reports.gate.judging import judge
+from conformance.reports.gate.updating import propose
+from conformance.reports.publishing.write import Wanted, render
+from conformance.reports.publishing.write import read as read_published
+from conformance.requirements import REQUIREMENTS
+from conformance.running.session import Session, plan
+
+PUBLISHED = ROOT / "reports" / "published"
+BASELINES = ROOT / "reports" / "baselines"
+JUDGED = {
+    "keras-ops-jax": "keras-ops",
+    "onnxruntime": "onnxruntime",
+    "torch-kernels": "torch-kernels",
+    "x-transformers": "x-transformers",
+}
+"""Published records that deviate for a cause that their baseline names."""
+
+QUOTED = {
+    "precision.products-kept-in-float16": "the products of query and key kept in float16",
+    "causal.not-applied": "the causal flag ignored",
+    "causal.aligned": "the causal mask aligned top-left",
+    "mask.applied-to-queries-too": "the mask applied to queries as to keys",
+}
+"""What baselines quoted of wording, before causes had ids."""
+
+CASES = "mask/shared/*", "plain/no-mask/self", "causal/bottom-right/cross"
+
+
+@pytest.fixture
+def reword(monkeypatch):
+    """Replace all English by placeholders: the id, and what it is about."""
+
+    def replace():
+        def placeholder(name):
+            return lambda **about: f"⟪{Phrase(name, about)}⟫"
+
+        around = {name: f"⟪{name} {{{name}}}⟫ {{text}}" for name in words.AROUND}
+        monkeypatch.setattr(words, "WORDS", {name: placeholder(name) for name in words.WORDS})
+        monkeypatch.setattr(words, "AROUND", around)
+        for requirement in REQUIREMENTS:
+            for part in ("sentence", "why"):
+                was = getattr(requirement, part)
+                object.__setattr__(requirement, part, f"⟪{part}⟫")
+                undo.append((requirement, part, was))
+
+    undo = []
+    yield replace
+    for requirement, part, was in undo:
+        object.__setattr__(requirement, part, was)
+
+
+def sentences_replaced(own: Record) -> Record:
+    """The record with placeholders for the sentences that it carries."""
+    header = own.header
+    replace = msgspec.structs.replace
+    requirements = [replace(item, sentence="⟪…⟫", why="⟪…⟫") for item in header.requirements]
+    topics = [replace(item, title="⟪…⟫", question="⟪…⟫") for item in header.topics]
+    cases = {name: replace(case, why="⟪…⟫") for name, case in header.cases.items()}
+    header = replace(header, requirements=requirements, topics=topics, cases=cases)
+    return replace(own, header=header)
+
+
+def published(name: str) -> Record:
+    return read(PUBLISHED / "records" / f"{name}.json.gz")
+
+
+def structure(page: str) -> dict[str, list[str]]:
+    """Tags, anchors and links of a page, without its text; rows, headings and lists of Markdown."""
+    page = re.sub(r"<script\b.*?</script>|<style\b.*?</style>", "", page, flags=re.DOTALL)
+    return {
+        "tags": re.findall(r"</?(\w+)", page),
+        "anchors": re.findall(r'\bid="([^"]*)"', page),
+        "links": re.findall(r'\bhref="(#[^"]*)"|\]\(([^)]*)\)', page),
+        "lines": [
+            f"{line[:2]} {line.count('|')}" for line in page.splitlines() if line[:1] in "#|-"
+        ],
+    }
+
+
+# Runs
+
+
+class Scaled(miniatures.Correct):
+    """The scale is 1.5 times what it should be."""
+
+    def attend(self, query, key, value, masks, **options):
+        return super().attend(1.5 * query, key, value, masks, **options)
+
+
+def examined():
+    adapters = [miniatures.Correct(), miniatures.Inverted(), Scaled()]
+    for adapter in adapters:
+        adapter.name = type(adapter).__name__
+    cases = [case for pattern in CASES for case in find_cases(pattern)]
+    session = Session()
+    return [session.examine(item) for item in plan(adapters, cases, ["float32"], "cpu")]
+
+
+def test_a_run_finds_the_same(reword):
+    before = examined()
+    assert {finding.cause.id for result in before for finding in result.findings} > {
+        "mask.inverted",
+        "scale.factor",
+    }
+    reword()
+    assert examined() == before
+
+
+# Gates
+
+
+def judgement(own, baseline):
+    found = judge(baseline, own)
+    return {
+        "exit code": found.exit_code,
+        "known": {(cell.result.id, cell.requirement) for cell in found.known},
+        "new": {(cell.result.id, cell.requirement) for cell in found.new},
+        "to edit": [(entry.number, why) for why, entry in found.to_edit],
+        "proposed": propose(baseline, found, "because"),
+    }
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_a_gate_judges_the_same(reword, name):
+    own, baseline = published(name), read_baseline(BASELINES / f"{JUDGED[name]}.toml")
+    before = judgement(own, baseline)
+    assert before["known"]
+    assert not before["new"]
+    reword()
+    assert judgement(sentences_replaced(own), baseline) == before
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_an_entry_that_quotes_old_wording_still_holds(reword, name):
+    own, baseline = published(name), read_baseline(BASELINES / f"{JUDGED[name]}.toml")
+    before = judgement(own, baseline)
+    text = re.sub(r"^arguments = .*\n", "", baseline.text, flags=re.MULTILINE)
+    for cause, quoted in QUOTED.items():
+        text = text.replace(f'cause = "{cause}"', f'cause = "{quoted}"')
+    assert (text != baseline.text) == (name != "x-transformers")
+    reword()
+    quoting = judgement(own, baseline_of(baseline.path, text))
+    del quoting["proposed"], before["proposed"]
+    assert quoting == before
+
+
+# Pages
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "torch-kernels", "tinygrad"])
+def test_a_report_has_the_same_structure(reword, name):
+    own = published(name)
+
+    def pages(one):
+        report = build([loaded(one)])
+        return structure(render_html(report)), structure(render_markdown(report))
+
+    before = pages(own)
+    assert before[0]["anchors"]
+    assert before[1]["lines"]
+    reword()
+    assert pages(sentences_replaced(own)) == before
+
+
+def test_published_pages_have_the_same_structure(reword, tmp_path):
+    for name in ("jax", "x-transformers"):
+        (tmp_path / "records").mkdir(exist_ok=True)
+        shutil.copy(PUBLISHED / "records" / f"{name}.json.gz", tmp_path / "records")
+    (tmp_path / "versions").mkdir()
+    wanted = Wanted([], [], [], [], None, tmp_path, tmp_path / "pages", [BASELINES])
+
+    def pages():
+        made = render(read_published(wanted, root=ROOT))
+        return {path.name: structure(content) for path, content in made.items()}
+
+    before = pages()
+    assert len(before) > 2
+    reword()
+    assert pages() == before
+
+
+# Words
+
+
+def test_every_cause_of_schema_1_is_read_and_worded_as_it_was():
+    for text in (
+        "equals the answer with the mask ignored, in batch entry 1 (the last), queries 2 to 5 only",
+        "in mode eval: is only as accurate as float32",
+        "with bias=float[batch key], is_causal: the gradient of the additive bias is doubled",
+        "the gradients of the query and the key bias are rounded to bfloat16",
+        "the gradient of the query is doubled; the gradient of the key is negated",
+        "the scale is 1.01 times what it should be",
+        "is wrong in just the rows in which exp leaves its range without the row's maximum "
+        "subtracted, or with another number than that",
+    ):
+        cause = old_cause(text)
+        assert cause.id in words.CAUSES, text
+        assert words.say(cause) == old_wording(cause) == text
+    assert old_cause("something new") == Phrase("text", {"text": "something new"})
+
+
+def test_no_id_has_two_meanings():
+    tables = (words.ENTRIES, words.CAUSES, words.PLACES, words._NAMES)
+    assert sum(map(len, tables)) == len(words.WORDS)
