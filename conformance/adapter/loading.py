@@ -1,11 +1,16 @@
-"""From a name to an adapter: built in, `path/to/file.py:Name`, or `package.module:Name`."""
+"""From a name to an adapter: built in, `path/to/file.py:Name`, or `package.module:Name`.
+
+Titles are names too where a user means a library's layer, whatever its backend.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +27,8 @@ from conformance.errors import (
 )
 
 GROUP = "conformance.adapters"
+
+_BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")
 
 
 def registered() -> dict[str, EntryPoint]:
@@ -52,6 +59,42 @@ def load(spec: str) -> Adapter:
     if not hasattr(module, attribute):
         raise NotAnAdapter(f"{place} has no {attribute!r}; {_offer(module)}")
     return _adapter(getattr(module, attribute), spec, attribute)
+
+
+def find(spec: str) -> tuple[Adapter, ...]:
+    """Return the adapters of this name, title, title without what is in brackets, path or module.
+
+    If you port a model you think in titles: "keras.layers.MultiHeadAttention" is one layer, and
+    three adapters, one for each backend. Only such a title has several. No framework is imported.
+
+    Raises:
+        UnknownName: there is none; the message has the nearest names and titles.
+        NotAnAdapter: a path or module that holds no such adapter.
+        Unavailable: what its module imports is not installed.
+    """
+    known = registered()
+    if spec in known or ":" in spec or spec.endswith(".py"):
+        return (load(spec),)
+    titled = [(adapter.title, adapter) for adapter in _importable()]
+    found = [adapter for title, adapter in titled if title == spec]
+    found = found or [adapter for title, adapter in titled if _short(title) == spec]
+    if not found:
+        titles = {name for title, _ in titled for name in (title, _short(title))}
+        raise UnknownName("implementation", spec, {*known, *titles})
+    return tuple(found)
+
+
+def _importable() -> Iterator[Adapter]:
+    """All registered adapters, but for those that somebody else's package breaks."""
+    for name in registered():
+        try:
+            yield load(name)
+        except ConformanceError:
+            continue
+
+
+def _short(title: str) -> str:
+    return _BRACKETS.sub("", title)
 
 
 def _from_path(path: Path, spec: str) -> ModuleType:

@@ -169,7 +169,7 @@ def _found(name: str, known: list[str]) -> list[str]:
 
 def _is_implementation(name: str) -> bool:
     """Known by name or title, without importing a file of anybody's."""
-    from conformance.adapter.naming import find
+    from conformance.adapter.loading import find
 
     if ":" in name or name.endswith(".py"):
         return True

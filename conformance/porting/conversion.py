@@ -24,7 +24,7 @@ import numpy as np
 from conformance.adapter import layouts
 from conformance.adapter.code import lines
 from conformance.adapter.layer import Layer
-from conformance.adapter.naming import find
+from conformance.adapter.loading import find
 from conformance.adapter.parameters import Parameter, ParameterTable
 from conformance.definition.problem import Shape, Sharing
 from conformance.definition.tensors import File, Tensor, look, write

@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES, MaskArgument, from_layout, to_layout
-from conformance.adapter.naming import find
+from conformance.adapter.loading import find
 from conformance.definition.problem import Shape
 from conformance.errors import UnknownName, Untranslatable, WrongShape
 
