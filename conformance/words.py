@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from conformance.records.phrase import Argument, Phrase
 
 Wording = str | Callable[..., str]
@@ -165,6 +167,7 @@ ENTRIES: dict[str, Wording] = {
     "input.memory": "token (key and value)",
     "leak.hidden": "hidden",
     "leak.reaches": "reaches {places}",
+    "leak.reaches-gradients": "reaches gradients",
     "place.output": "the output",
     "place.weights": "the returned weights",
     "place.gradients": "gradients of {of}",
@@ -181,6 +184,7 @@ ENTRIES: dict[str, Wording] = {
     "weights.sum-not-one": "not 1",
     "weights.same": "the same",
     "weights.others": "others",
+    "weights.those": "those {which}",
     # Dropout.
     "dropout.active": "dropout",
     "dropout.on": "on",
@@ -655,6 +659,19 @@ AROUND = {
 }
 """Arguments that every cause may have: in how many other ways the same answer can come about, in
 which part of the answer, with which masks and in which mode; and what they add to the text."""
+
+
+class Worded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A phrase with its text, for what commands print: programs compare the former."""
+
+    id: str
+    text: str
+    arguments: dict[str, Argument] = {}
+
+
+def worded(phrase: Phrase) -> Worded | None:
+    """Return the phrase with its text; None for what says nothing."""
+    return Worded(phrase.id, say(phrase), phrase.arguments) if phrase else None
 
 
 def say(phrase: Phrase) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from conformance.records.card import PREFIX
 from conformance.records.findings import CaseResult
 from conformance.records.header import Implementation, MaskInfo
+from conformance.records.phrase import Phrase
 from conformance.reports.columns import column_keys, declared
 from conformance.reports.model import (
     Argument,
@@ -20,6 +20,7 @@ from conformance.reports.model import (
     Variant,
 )
 from conformance.reports.totals import Seen
+from conformance.words import say
 
 _POLARITY = "mask.polarity-is-as-declared"
 _FULLY_MASKED = "observed.fully-masked-row"
@@ -27,19 +28,24 @@ _ALIGNMENT = "observed.causal-alignment"
 _RETURNED = "observed.returned-weights"
 """Requirements whose observed values a card shows."""
 
-_MEANING = re.compile(r"(\S+?)\[([^\]\s]+)\]=(\S+)")
+FORMS = ("form.bool", "form.zero-one", "form.zero-infinite")
+"""Forms of a mask that a card shows."""
 
-_FORMS = {"bool": "bool", "float32 0/1": "0/1", "float32 0/−inf": "0/-inf"}
-"""Forms of the experiment, and what the requirement calls them: it asks of some shapes only."""
-
-_ROWS = {"NaN": "nan", "output bias only": "output bias", "mean of the values": "mean of values"}
-"""Words of the experiment for a fully masked row, and those of the requirement."""
+_NUMBERS = {
+    "attends if nonzero": "mask.attends",
+    "attends if 1": "mask.attends",
+    "attends, 0 or 1 only": "mask.attends",
+    "blocks if nonzero": "mask.blocks",
+    "blocks if 1": "mask.blocks",
+    "blocks, 0 or 1 only": "mask.blocks",
+}
+"""What adapters declare of numbers, and what 1 should be seen to mean then."""
 
 _AXES = {"dtype": "", "mode": "mode", "case": "case"}
 """What an observation may depend on, and the word for it where its values do not speak."""
 
-Observations = Sequence[tuple[CaseResult, str]]
-Found = dict[str, list[tuple[CaseResult, str]]]
+Observations = Sequence[tuple[CaseResult, Phrase]]
+Found = dict[str, list[tuple[CaseResult, Phrase]]]
 """Observations by requirement."""
 
 
@@ -79,7 +85,7 @@ def _card(
         arguments=[_argument(mask, meanings) for mask in implementation.masks],
         causal=implementation.causal,
         alignment=variants(
-            [*required[_ALIGNMENT], *_tried(experiments, "causal", ".* alone, fewer.*")]
+            [*required[_ALIGNMENT], *_tried(experiments, "causal.alone", _has_fewer_queries)]
         ),
         fully_masked=_masked_rows(required[_FULLY_MASKED], experiments),
         returned_weights=variants(required[_RETURNED]),
@@ -88,17 +94,19 @@ def _card(
 
 def _meanings(
     observed: Observations, experiments: Sequence[CaseResult]
-) -> dict[tuple[str, str], list[tuple[CaseResult, str]]]:
+) -> dict[tuple[str, str], list[tuple[CaseResult, Phrase]]]:
     """What each form of each argument was seen to mean, by requirement and by experiment."""
-    found: dict[tuple[str, str], list[tuple[CaseResult, str]]] = defaultdict(list)
+    found: dict[tuple[str, str], list[tuple[CaseResult, Phrase]]] = defaultdict(list)
     for result, value in observed:
-        for argument, form, meaning in _MEANING.findall(value):
-            found[argument, form].append((result, meaning))
+        for part in value.parts("meanings"):
+            if isinstance(part, Phrase):
+                key = part.name("argument"), part.part("form").id
+                found[key].append((result, part.part("meaning")))
     for result in experiments:
-        for entry in result.entries if result.case == f"{PREFIX}masks" else []:
-            argument, _, form = entry.subject.partition(", ")
-            if form in _FORMS:
-                found[argument, _FORMS[form]].append((result, entry.value))
+        for entry in result.entries:
+            form = entry.subject.part("form")
+            if entry.subject.id == "mask.meaning" and form.name("dtype") in ("", "float32"):
+                found[entry.subject.name("argument"), form.id].append((result, entry.value))
     return found
 
 
@@ -106,56 +114,69 @@ def _argument(mask: MaskInfo, meanings: Mapping[tuple[str, str], Observations]) 
     said = _declared_forms(mask)
     forms = [
         Form(form, said.get(form, ""), variants(meanings.get((mask.name, form), [])))
-        for form in _FORMS.values()
+        for form in FORMS
         if form in said or (mask.name, form) in meanings
     ]
     return Argument(mask, forms)
 
 
 def _declared_forms(mask: MaskInfo) -> dict[str, str]:
-    """What each form should be seen to mean, if the declaration is right."""
-    forms = {} if mask.true is None else {"bool": mask.true}
+    """What each form should be seen to mean, if the declaration is right; ids of phrases."""
+    forms = {} if mask.true is None else {"form.bool": f"mask.{mask.true}"}
     if mask.number == "added":
-        forms |= {"0/-inf": "added", "0/1": "added"}
+        forms |= {"form.zero-infinite": "mask.added", "form.zero-one": "mask.added"}
     elif mask.number is not None:
-        forms["0/1"] = mask.number.split()[0].rstrip(",")
+        forms["form.zero-one"] = _NUMBERS.get(mask.number, mask.number)
     return forms
 
 
+def _has_fewer_queries(subject: Phrase) -> bool:
+    return subject.part("lengths").id == "lengths.fewer-queries"
+
+
+def _is_infinite(subject: Phrase) -> bool:
+    """Not a large finite number, which blocks nothing where everything is blocked."""
+    return subject.part("form").id != "form.zero-large"
+
+
 def _tried(
-    experiments: Sequence[CaseResult], topic: str, pattern: str
-) -> list[tuple[CaseResult, str]]:
-    """What experiments showed of these subjects; each value once for each of them."""
+    experiments: Sequence[CaseResult], about: str, fits: Callable[[Phrase], bool]
+) -> list[tuple[CaseResult, Phrase]]:
+    """What experiments showed of subjects with this id that fit; each value once for each."""
     return [
         (result, value)
         for result in experiments
-        if result.case == PREFIX + topic
         for value in dict.fromkeys(
-            entry.value for entry in result.entries if re.fullmatch(pattern, entry.subject)
+            entry.value
+            for entry in result.entries
+            if entry.subject.id == about and fits(entry.subject)
         )
     ]
 
 
 def _masked_rows(required: Observations, experiments: Sequence[CaseResult]) -> list[MaskedRow]:
     """The row itself, and separately what comes with it: not every mode has gradients."""
-    parts = [(result, *value.partition("; ")[::2]) for result, value in required]
-    tried = [
-        (result, _ROWS.get(value, value))
-        for result, value in _tried(experiments, "masked-rows", "(?!.*1e9).*: output")
-    ]
-    lost = _tried(experiments, "masked-rows", "(?!.*1e9).*: gradients")
+    parts = [(result, value.part("row"), value.part("beside")) for result, value in required]
+    tried = _tried(experiments, "fully-masked.output", _is_infinite)
+    lost = _tried(experiments, "fully-masked.gradients", _is_infinite)
     rows = []
     for row in variants([*((result, value) for result, value, _ in parts), *tried]):
-        after = [(result, rest) for result, value, rest in parts if value == row.value and rest]
-        modes = {result.mode for result, value in tried if value == row.value}
-        known = [(result, f"gradients {told}") for result, told in lost if result.mode in modes]
+        after = [
+            (result, beside) for result, value, beside in parts if value == row.phrase and beside
+        ]
+        modes = {result.mode for result, value in tried if value == row.phrase}
+        known = [
+            (result, Phrase("beside", {"parts": [Phrase("beside.gradients", {"value": value})]}))
+            for result, value in lost
+            if result.mode in modes
+        ]
         rows.append(MaskedRow(row, variants(after or known)))
     return rows
 
 
 def variants(observed: Observations) -> list[Variant]:
     """Each value with where it was seen, the most frequent first."""
-    by_value: dict[str, list[CaseResult]] = defaultdict(list)
+    by_value: dict[Phrase, list[CaseResult]] = defaultdict(list)
     for result, value in observed:
         by_value[value].append(result)
     every = [result for result, _ in observed]
@@ -166,7 +187,7 @@ def variants(observed: Observations) -> list[Variant]:
         told = "" if len(values) == 1 else where(some, every)
         if told is None:
             told = "otherwise" if value == values[0] else _listed(some)
-        found.append(Variant(value, len(some), told))
+        found.append(Variant(say(value), len(some), told, value))
     return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from conformance.records.card import PREFIX, Entry, Topic
 from conformance.records.findings import CaseResult
+from conformance.records.phrase import Phrase
 from conformance.reports.columns import column_keys, topics_of
 from conformance.reports.model import (
     Card,
@@ -20,6 +21,7 @@ from conformance.reports.model import (
     Observed,
     Subject,
 )
+from conformance.words import say
 
 SAME_MASK = "same-mask"
 
@@ -46,11 +48,14 @@ def handed(records: Sequence[Loaded], columns: Sequence[Column]) -> list[Handed]
                 continue
             key = keys.get((index, result.implementation), result.implementation)
             for entry in result.entries:
-                argument, _, written = entry.subject.partition(", ")
+                argument = entry.subject.name("argument")
+                written = say(entry.subject.part("written"))
                 weights = arrays.get(f"{result.id}|{entry.subject}")
                 shown = [] if weights is None or weights.ndim != 2 else _numbers(weights)
                 found[key].append(
-                    Handed(key, argument, written, entry.value, entry.evidence, shown)
+                    Handed(
+                        key, argument, written, say(entry.value), entry.evidence, shown, entry.value
+                    )
                 )
     return [item for column in columns for item in found[column.key]]
 
@@ -70,7 +75,7 @@ def _results(records: Sequence[Loaded]) -> dict[str, dict[str, list[CaseResult]]
 def _chapter(topic: Topic, results: Sequence[CaseResult], column: Column) -> Chapter:
     asked = [result for result in results if result.entries]
     reasons = {finding.detail for result in results for finding in result.findings}
-    by_subject: dict[str, list[tuple[str, Entry]]] = defaultdict(list)
+    by_subject: dict[Phrase, list[tuple[str, Entry]]] = defaultdict(list)
     for result in asked:
         for entry in result.entries:
             by_subject[entry.subject].append((result.mode, entry))
@@ -79,7 +84,10 @@ def _chapter(topic: Topic, results: Sequence[CaseResult], column: Column) -> Cha
     return Chapter(
         topic=topic.name,
         modes=[result.mode for result in asked],
-        subjects=[Subject(name, list(_observed(found))) for name, found in by_subject.items()],
+        subjects=[
+            Subject(say(about), list(_observed(found)), about)
+            for about, found in by_subject.items()
+        ],
         unsupported="" if asked else "; ".join(sorted(reasons - {""})),
         command=shlex.join(command),
     )
@@ -87,13 +95,21 @@ def _chapter(topic: Topic, results: Sequence[CaseResult], column: Column) -> Cha
 
 def _observed(found: Sequence[tuple[str, Entry]]) -> Iterator[Observed]:
     """Each value once, the most frequent first."""
-    by_value: dict[tuple[str, bool], list[tuple[str, Entry]]] = defaultdict(list)
+    by_value: dict[tuple[Phrase, bool], list[tuple[str, Entry]]] = defaultdict(list)
     for mode, entry in found:
         by_value[entry.value, entry.agrees].append((mode, entry))
     for alike in sorted(by_value.values(), key=lambda alike: -len(alike)):
         entry = alike[0][1]
         modes = [] if len(by_value) == 1 else [mode for mode, _ in alike]
-        yield Observed(entry.value, modes, entry.evidence, entry.declared, entry.agrees, entry.code)
+        yield Observed(
+            say(entry.value),
+            modes,
+            entry.evidence,
+            say(entry.declared),
+            entry.agrees,
+            entry.code,
+            entry.value,
+        )
 
 
 def _numbers(weights: np.ndarray) -> list[list[float | None]]:

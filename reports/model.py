@@ -15,7 +15,7 @@ import msgspec
 from conformance.records.findings import Figures, Worst
 from conformance.records.header import CausalInfo, MaskInfo, Provenance
 from conformance.records.numbers import Array
-from conformance.records.phrase import Phrase
+from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record
 
 SCHEMA = "mha-conformance/report/2"
@@ -107,15 +107,20 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """A value that was observed, how often, and where; `where` is "" if it is so everywhere."""
+    """A value that was observed, how often, and where; `where` is "" if it is so everywhere.
+
+    `value` is the text of `phrase`.
+    """
 
     value: str
     times: int
     where: str
+    phrase: Phrase = NOTHING
 
 
 class Form(msgspec.Struct, frozen=True):
-    """One way to feed a mask argument: "bool", "0/-inf" or "0/1"; and what it was seen to mean."""
+    """One way to feed a mask argument: "form.bool", "form.zero-infinite" or "form.zero-one"; what
+    it is declared to mean, as the id of a phrase, and what it was seen to mean."""
 
     form: str
     declared: str
@@ -148,7 +153,10 @@ class Convention(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A value that an experiment showed, and in which modes; `modes` is [] if in all of them."""
+    """A value that an experiment showed, and in which modes; `modes` is [] if in all of them.
+
+    `value` and `declared` are texts; the former is that of `phrase`.
+    """
 
     value: str
     modes: list[str]
@@ -156,6 +164,7 @@ class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
     declared: str = ""
     agrees: bool = True
     code: str = ""
+    phrase: Phrase = NOTHING
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -163,6 +172,7 @@ class Subject(msgspec.Struct, frozen=True):
 
     subject: str
     observed: list[Observed]
+    phrase: Phrase = NOTHING
 
 
 class Chapter(msgspec.Struct, frozen=True):
@@ -196,7 +206,7 @@ class Handed(msgspec.Struct, frozen=True):
     Attributes:
         column, argument: who got it, as what.
         written: how it was written.
-        value: what came of it.
+        value: what came of it, the text of `phrase`.
         evidence: the same in a sentence.
         weights: of the first head, `[query key]`; null where they are NaN. [] if it was refused.
     """
@@ -207,6 +217,7 @@ class Handed(msgspec.Struct, frozen=True):
     value: str
     evidence: str
     weights: list[list[float | None]]
+    phrase: Phrase = NOTHING
 
 
 class Spread(msgspec.Struct, frozen=True):

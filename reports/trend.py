@@ -16,15 +16,14 @@ from packaging.version import InvalidVersion, Version
 
 from conformance.records.card import PREFIX
 from conformance.records.findings import CaseResult
+from conformance.records.phrase import Part, Phrase
 from conformance.records.record import Record
 from conformance.reports.accuracy import OUTPUT
 from conformance.reports.changes.compare import answers, entries_apart, matched
 from conformance.reports.columns import column_keys, declared
 from conformance.reports.model import Change, Loaded, Point, Trend
 from conformance.reports.totals import WRONG, finding_counts
-
-_SHAPE = re.compile(r"\[[^\[\]]*\]")
-_SHAPES = re.compile(r"\[[^\[\]]*\]( \[[^\[\]]*\])*")
+from conformance.words import say
 
 _BESIDE = ("numpy", "python")
 """What a library runs on: told where it differs between records."""
@@ -124,12 +123,13 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
         if was != is_now:
             (worse if is_now else better)[pair.requirement] += 1
         elif (one.value or one.verdict) != (two.value or two.verdict):
-            other[pair.requirement, one.value or one.verdict, two.value or two.verdict] += 1
+            values = (say(item.value) or item.verdict for item in (one, two))
+            other[pair.requirement, *values] += 1
     for key, subject, was_there, is_there in entries_apart(before, after):
         # What is not taken any more is refused now, and that is the same told again.
-        if was_there and is_there and not subject.endswith("shapes it refuses"):
+        if was_there and is_there and subject.id != "shapes.refused":
             experiment = key[2].removeprefix(PREFIX)
-            other[f"{experiment}: {subject}", *_apart(was_there, is_there)] += 1
+            other[f"{experiment}: {say(subject)}", *_apart(was_there, is_there)] += 1
     return Change(
         worse=dict(sorted(worse.items())),
         better=dict(sorted(better.items())),
@@ -139,14 +139,18 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
     )
 
 
-def _apart(one: str, other: str) -> tuple[str, str]:
+def _apart(one: Phrase, other: Phrase) -> tuple[str, str]:
     """Two values; of two lists of shapes, those that only one of them has."""
-    if not (_SHAPES.fullmatch(one) and _SHAPES.fullmatch(other)):
-        return one, other
-    before, after = _SHAPE.findall(one), _SHAPE.findall(other)
+    if not one.id == other.id == "shapes":
+        return say(one), say(other)
+    before, after = one.parts("shapes"), other.parts("shapes")
     gone = [shape for shape in before if shape not in after]
     new = [shape for shape in after if shape not in before]
-    return " ".join(gone) or "no other", " ".join(new) or "no other"
+    return _shapes(gone), _shapes(new)
+
+
+def _shapes(shapes: list[Part]) -> str:
+    return say(Phrase("shapes", {"shapes": shapes})) if shapes else "no other"
 
 
 def _ground(record: Record) -> dict[str, str]:

@@ -54,33 +54,33 @@ MEANINGS = {
 CLASS_MEANINGS = ACCURACY
 
 _OBSERVED_BOOL = {
-    "attends": "True attends",
-    "blocks": "True blocks",
-    "added": "True is added",
-    "ignored": "ignored",
-    "rejected": "refused",
+    "mask.attends": "True attends",
+    "mask.blocks": "True blocks",
+    "mask.added": "True is added",
+    "mask.ignored": "ignored",
+    "mask.rejected": "refused",
 }
 
 _ONES = {
-    "attends": "1\u00a0attends, 0\u00a0blocks",
-    "blocks": "1\u00a0blocks, 0\u00a0attends",
-    "added": "added to the logits",
-    "rejected": "refused",
+    "mask.attends": "1\u00a0attends, 0\u00a0blocks",
+    "mask.blocks": "1\u00a0blocks, 0\u00a0attends",
+    "mask.added": "added to the logits",
+    "mask.rejected": "refused",
 }
 
 _INFINITE = {
-    "added": "−∞\u00a0blocks",
-    "blocks": "−∞\u00a0blocks",
-    "attends": "−∞\u00a0attends, 0\u00a0blocks",
-    "rejected": "refused",
+    "mask.added": "−∞\u00a0blocks",
+    "mask.blocks": "−∞\u00a0blocks",
+    "mask.attends": "−∞\u00a0attends, 0\u00a0blocks",
+    "mask.rejected": "refused",
 }
 
 _ROWS = {
-    "nan": "NaN",
-    "zeros": "zeros",
-    "output bias": "the output bias",
-    "mean of values": "the mean of all values",
-    "as if unmasked": "as if nothing were masked",
+    "row.nan": "NaN",
+    "row.zeros": "zeros",
+    "row.output-bias": "the output bias",
+    "row.mean-of-values": "the mean of all values",
+    "row.unmasked": "as if nothing were masked",
 }
 
 
@@ -184,34 +184,34 @@ def weights(declared: WeightsInfo | None) -> str:
     return declared.returned
 
 
-def boolean(meaning: str) -> str:
+def boolean(meaning: Phrase) -> str:
     """What True was seen to mean."""
-    return _OBSERVED_BOOL.get(meaning, f"True: {meaning}")
+    return _OBSERVED_BOOL.get(meaning.id) or f"True: {say(meaning)}"
 
 
-def ones(meaning: str) -> str:
+def ones(meaning: Phrase) -> str:
     """What 0 and 1 were seen to mean."""
-    return _ONES.get(meaning, meaning)
+    return _ONES.get(meaning.id) or say(meaning)
 
 
-def infinite(meaning: str) -> str:
+def infinite(meaning: Phrase) -> str:
     """What 0 and −∞ were seen to mean."""
-    return _INFINITE.get(meaning, meaning)
+    return _INFINITE.get(meaning.id) or say(meaning)
 
 
-def masked_row(value: str) -> str:
-    """What a query gets that may attend nothing."""
-    return _ROWS.get(value, value)
+def masked_row(value: Phrase) -> str:
+    """What a fully masked query gets."""
+    return _ROWS.get(value.id) or say(value)
 
 
-def consequence(value: str) -> str:
+def consequence(value: Phrase) -> str:
     """What comes with it, with a long list of arrays counted instead."""
-    before, found, arrays = value.partition("NaN in gradients of ")
-    names = arrays.split("; ")[0].split(", ")
-    if not found or len(names) < 4:
-        return value
-    rest = arrays.partition("; ")[2]
-    return f"{before}NaN in {len(names)} gradients{'; ' + rest if rest else ''}"
+    texts = []
+    for part in value.parts("parts"):
+        arrays = part.parts("arrays") if isinstance(part, Phrase) else []
+        counted = f"NaN in {len(arrays)} gradients" if len(arrays) > 3 else ""
+        texts.append(counted or (say(part) if isinstance(part, Phrase) else str(part)))
+    return "; ".join(texts)
 
 
 def accuracy_class(name: str) -> str:

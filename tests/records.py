@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from conformance.records.card import TOPICS
+from conformance.records import schema1_phrases
+from conformance.records.card import TOPICS, Entry
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.header import (
     SCHEMA,
@@ -130,7 +131,24 @@ def save(folder: Path, own: Record, file: str = "") -> Path:
 
 
 def observed(requirement: str, value: str, **where: str) -> CaseResult:
-    return result(Finding(requirement, "conforms", value=value), **where)
+    phrase = schema1_phrases.observed(requirement, value)
+    return result(Finding(requirement, "conforms", value=phrase), **where)
+
+
+def entry(
+    experiment: str,
+    subject: str,
+    value: str,
+    evidence: str = "",
+    declared: str = "",
+    *,
+    agrees: bool = True,
+    code: str = "",
+) -> Entry:
+    """An entry by its texts, as those of schema 1 are read."""
+    about = schema1_phrases.subject(experiment, subject)
+    seen, said = (schema1_phrases.value(experiment, text, about.id) for text in (value, declared))
+    return Entry(about, seen, evidence, said, agrees, code)
 
 
 def backends(*values: str) -> data.Report:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from records import held
+from records import entry, held
 
 from conformance.cli import main
 from conformance.errors import ExitCode
 from conformance.experiments import EXPERIMENTS
-from conformance.records.card import TOPICS, Entry
+from conformance.records.card import TOPICS
 from conformance.records.findings import CaseResult, Finding
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record
@@ -28,10 +28,18 @@ NASTY = "<script>alert('1')</script>"
 HERE = Path(__file__).parent
 
 
-def result(topic: str, *entries: Entry, name: str = "mine", mode: str = "train") -> CaseResult:
+class Entry:
+    """An entry by its texts; `result` knows of which experiment."""
+
+    def __init__(self, *texts: str, **fields: object) -> None:
+        self.texts, self.fields = texts, fields
+
+
+def result(topic: str, *given: Entry, name: str = "mine", mode: str = "train") -> CaseResult:
+    entries = [entry(topic, *item.texts, **item.fields) for item in given]
     verdict = "conforms" if all(entry.agrees for entry in entries) else "deviates"
     found = [Finding(DECLARED, verdict)]  # type: ignore[arg-type]
-    return CaseResult(name, f"probe/{topic}", "float32", "cpu", mode, found, list(entries))
+    return CaseResult(name, f"probe/{topic}", "float32", "cpu", mode, found, entries)
 
 
 def report(*results: CaseResult, arrays: dict | None = None) -> Report:
@@ -66,7 +74,7 @@ def card(*results: CaseResult) -> Card:
 
 def cell(found: Card, heading: str) -> list[tuple[str, str]]:
     (glance,) = [item for item in glances() if item.heading == heading]
-    return [tuple(told) for told in glance.take(found)]
+    return [(told.value, told.where) for told in glance.take(found)]
 
 
 def test_there_is_an_experiment_for_every_topic_in_the_order_of_a_card():
@@ -216,7 +224,7 @@ def test_those_who_understand_the_same_writing_stand_together():
 def test_the_weights_of_a_record_are_drawn():
     weights = np.array([[1.0, 0.0], [np.nan, 0.25]])
     own = handed("one", "as meant", "refused")
-    found = report(own, arrays={f"{own.id}|mask, 1 = may attend": weights})
+    found = report(own, arrays={f"{own.id}|{own.entries[0].subject}": weights})
     assert found.handed[0].weights == [[1.0, 0.0], [None, 0.25]]
     assert found.handed[1].weights == []
     page = render_html(found)
@@ -309,11 +317,12 @@ def test_probe_hands_out_json(capsys):
     assert probe(miniature("Correct"), "--experiment", "weights", "--json") == ExitCode.OK
     (found,) = json.loads(capsys.readouterr().out)
     assert found["case"] == "probe/weights"
+    per_head = {"id": "weights.per-head", "text": "per head"}
     assert found["entries"][0] == {
-        "subject": "returned weights",
-        "value": "per head",
+        "subject": {"id": "weights.returned", "text": "returned weights"},
+        "value": per_head,
         "evidence": "shape [2, 6, 4, 5], [batch, heads, query, key]",
-        "declared": "per head",
+        "declared": per_head,
     }
 
 

@@ -6,16 +6,17 @@ import json
 
 import msgspec
 import pytest
-from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, figures, good, record, result, save
+from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, entry, figures, good, record, result, save
 
 from conformance.cli import main
 from conformance.errors import ExitCode
-from conformance.records.card import Entry
+from conformance.records import schema1_phrases
 from conformance.records.findings import RUN, Finding
 from conformance.records.header import CaseInfo
 from conformance.records.phrase import Phrase
 from conformance.reports.changes import compare, load_side
 
+NAN, ZEROS = (schema1_phrases.observed(MASKED, text) for text in ("nan", "zeros"))
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no")
 ERROR = Finding(OUTPUT, "error", detail="ValueError: no")
 NOT_RUN = Finding(RUN, "not-run", detail="the run ended")
@@ -53,7 +54,7 @@ KINDS = ("worse", "lost", "otherwise", "fixed", "gained")
         (bad(cause=Phrase("scale.missing")), bad(cause=Phrase("mask.inverted")), "otherwise"),
         (bad(size=20.0), bad(size=2000.0), "otherwise"),
         (Finding(OUTPUT, "conforms", figures=figures(2.0, "A")), good(), "otherwise"),
-        (Finding(MASKED, "observed", value="nan"), Finding(MASKED, "observed", value="zeros"),
+        (Finding(MASKED, "observed", value=NAN), Finding(MASKED, "observed", value=ZEROS),
          "otherwise"),
         (Finding(MASKED, "conforms"), Finding(MASKED, "deviates"), "otherwise"),
         (bad(), good(), "fixed"),
@@ -107,7 +108,7 @@ def test_a_process_that_dies_is_one_change_and_not_one_for_each_requirement(chan
 
 
 def test_the_gravest_come_first_and_characteristics_last(changes):
-    before = [result(good(), good(GRADIENT), Finding(MASKED, "observed", value="nan"))]
+    before = [result(good(), good(GRADIENT), Finding(MASKED, "observed", value=NAN))]
     before += [result(good(), case="plain/other/self")]
     after = [result(bad(), bad(GRADIENT), Finding(MASKED, "error", detail="no"))]
     after += [result(CRASHED, case="plain/other/self")]
@@ -138,7 +139,7 @@ def test_what_was_added_and_removed_is_told_and_is_not_worse(changes):
 
 def test_conventions_are_compared_entry_by_entry(changes):
     def card(mode, *values):
-        entries = [Entry(subject, value) for subject, value in values]
+        entries = [entry("masks", subject, value) for subject, value in values]
         own = result(good("adapter.declares-what-is-observed"), case="probe/masks", mode=mode)
         return type(own)(**{f: getattr(own, f) for f in own.__struct_fields__} | {
             "entries": entries})  # fmt: skip

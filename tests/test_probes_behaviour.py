@@ -11,6 +11,7 @@ from conformance import Answer, CausalFlag, MaskArgument, attention_function
 from conformance.experiments import experiment
 from conformance.experiments.laboratory import Seen
 from conformance.experiments.masked_rows import nan_places
+from conformance.words import say
 
 # Shapes
 
@@ -87,7 +88,7 @@ def test_who_reads_queries_for_keys_is_seen_where_sizes_coincide():
     adapter = fake(lambda logits, mask: blocked(logits, mask.swapaxes(-1, -2) != 0))
     adapter.mask_arguments = (MaskArgument("mask", "batch heads key query", true="attends"),)
     found = entries(adapter, "shapes")["mask: shapes it takes"]
-    assert "batch, heads, key, query" in split(found.value)
+    assert "batch, heads, key, query" in split(say(found.value))
     assert found.agrees
     square = values(adapter, "coinciding-sizes")["mask, batch = heads, query = key"]
     assert "[5, 5] is [key, query]" in square
@@ -218,7 +219,7 @@ def test_where_gradients_are_lost(lost, places):
     for name, index in lost:
         gradients[name][index] = np.nan
     seen = Seen(None, Answer(np.zeros((2, 4, 3)), None, gradients), np.zeros((2, 1, 4, 5)))
-    assert nan_places(seen, BLOCKED) == places
+    assert list(map(say, nan_places(seen, BLOCKED))) == places
 
 
 def in_torch(finish, **declared):
@@ -403,9 +404,9 @@ def test_gradients_are_reached_where_the_output_is_not():
 def test_one_causal_mask_handed_to_everybody(adapter, expected):
     lab = laboratory(adapter)
     found = experiment("same-mask").run(lab)
-    assert [entry.value for entry in found.entries] == expected
-    assert all(found.arrays[entry.subject].shape == (5, 5) for entry in found.entries)
+    assert [say(entry.value) for entry in found.entries] == expected
+    assert all(found.arrays[str(entry.subject)].shape == (5, 5) for entry in found.entries)
     future = np.triu(np.ones((5, 5), bool), 1)
     for entry in found.entries:
-        seen = np.nan_to_num(found.arrays[entry.subject])[future].any()
-        assert seen == (entry.value != "as meant")
+        seen = np.nan_to_num(found.arrays[str(entry.subject)])[future].any()
+        assert seen == (entry.value.id != "same-mask.as-meant")

@@ -20,6 +20,7 @@ import contextlib, io, json, re, sys
 from conformance.adapter.loading import load
 from conformance.experiments import experiment
 from conformance.experiments.laboratory import Laboratory
+from conformance.words import say
 
 def printed(lines):
     out = io.StringIO()
@@ -35,11 +36,11 @@ for name in sys.argv[2:]:
     for entry in [entry for lab in labs for entry in experiment(name).run(lab).entries]:
         if entry.code and not any(entry.code == lines for _, _, lines, _, _ in found):
             given = next(name for name in re.findall(r", (\\w+)=", entry.code)
-                         if name in entry.subject)
+                         if name in say(entry.subject))
             without = re.sub(rf", {given}=(True|[\\w.]+\\(mask\\))", "", entry.code)
             assert without != entry.code
-            row = [entry.subject, entry.value, entry.code, printed(entry.code), printed(without)]
-            found.append(row)
+            texts = [say(entry.subject), say(entry.value), entry.code]
+            found.append([*texts, printed(entry.code), printed(without)])
 print("FOUND", json.dumps(found))
 """
 

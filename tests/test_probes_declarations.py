@@ -11,6 +11,7 @@ from mutants.miniatures import Correct
 from conformance import Adapter, CausalFlag, MaskArgument, Mode
 from conformance.experiments import EXPERIMENTS, experiment, find_experiments
 from conformance.records.card import Entry
+from conformance.records.phrase import Phrase
 from conformance.requirements.declared import DECLARED, compared
 from conformance.running.session import Inquiry, Session, inquiries
 from conformance.words import say
@@ -190,10 +191,10 @@ CAUSES = {"dropout where there is none": "dropout is off where it is declared to
 def test_a_wrong_declaration_is_exposed(name):
     adapter, asked, (subject, declared, value) = WRONG[name]
     finding, found = inquire(adapter, asked)
-    entry = next(entry for entry in found if entry.subject == subject)
+    entry = next(entry for entry in found if say(entry.subject) == subject)
     assert not entry.agrees
-    assert entry.declared == declared
-    assert value is None or entry.value == value
+    assert say(entry.declared) == declared
+    assert value is None or say(entry.value) == value
     assert finding.verdict == "deviates"
     cause = say(finding.cause)
     assert cause.startswith(CAUSES.get(name, "the declaration and what was seen differ: "))
@@ -202,7 +203,7 @@ def test_a_wrong_declaration_is_exposed(name):
 
 def test_dropout_in_a_mode_that_is_not_named_is_exposed():
     finding, found = inquire(dropping(("train",), ("train", "eval")), "dropout", mode=1)
-    assert (found[0].value, found[0].declared, found[0].agrees) == ("on", "off", False)
+    assert (say(found[0].value), say(found[0].declared), found[0].agrees) == ("on", "off", False)
     assert finding.verdict == "deviates"
     assert finding.detail == "dropout: declared off, observed on"
 
@@ -260,8 +261,10 @@ def test_where_nothing_is_declared_it_is_observed():
 
 
 def test_a_detail_names_three_and_counts_the_others():
-    wrong = [Entry(f"argument {i}", "blocks", "", "attends", agrees=False) for i in range(5)]
-    finding = compared([Entry("right", "attends", "", "attends"), *wrong])
+    attends, blocks = Phrase("mask.attends"), Phrase("mask.blocks")
+    subjects = [Phrase("text", {"text": f"argument {i}"}) for i in range(5)]
+    wrong = [Entry(subject, blocks, "", attends, agrees=False) for subject in subjects]
+    finding = compared([Entry(Phrase("right"), attends, "", attends), *wrong])
     assert finding.detail.count("declared attends, observed blocks") == 3
     assert finding.detail.endswith("; and 2 more")
     assert compared(wrong[:3]).detail.count("argument") == 3
@@ -276,7 +279,7 @@ def test_a_whole_number_may_be_refused_where_fractions_are_added():
 
     adapter = fake(floats, masks=mask())
     assert inquire(adapter, "masks")[0].verdict == "conforms"
-    assert entries(adapter, "masks")["mask, int32 0/1"].value == "rejected"
+    assert entries(adapter, "masks")["mask, int32 0/1"].value == Phrase("mask.rejected")
 
 
 @pytest.mark.parametrize("said", [None, "attends if nonzero", "blocks if nonzero"])

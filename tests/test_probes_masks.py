@@ -16,6 +16,7 @@ from conformance.definition.attention import forward
 from conformance.experiments.laboratory import NoAnswer, Refused
 from conformance.experiments.masks import numbers
 from conformance.experiments.readout import OUTPUT_BIAS, Sizes, pattern, readout, readout_shape
+from conformance.words import say
 
 # The readout
 
@@ -281,5 +282,5 @@ def test_an_answer_of_the_wrong_shape_is_refused_in_one_line():
 
 def test_the_inverted_miniature_is_seen_through():
     entry = entries(Inverted(), "masks")["mask, bool"]
-    assert (entry.value, entry.declared, entry.agrees) == ("blocks", "attends", False)
+    assert (say(entry.value), say(entry.declared), entry.agrees) == ("blocks", "attends", False)
     assert MASK.true == "attends"

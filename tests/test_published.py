@@ -11,15 +11,26 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from records import GRADIENT, OUTPUT, bad, good, implementation, loaded, record, result
+from records import (
+    GRADIENT,
+    MASKED,
+    OUTPUT,
+    bad,
+    entry,
+    good,
+    implementation,
+    loaded,
+    record,
+    result,
+)
 from schemas import faults
 from test_docs import ROOT, anchors
 
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
-from conformance.records.card import Entry
 from conformance.records.findings import Finding
 from conformance.records.record import read as read_record
+from conformance.records.schema1_phrases import observed
 from conformance.reports.gate.baseline import KINDS
 from conformance.reports.joining import build
 from conformance.reports.load import find_records, load, load_versions
@@ -341,11 +352,9 @@ def version(name, number, *results, **changes):
 
 
 def test_versions_stand_in_their_own_order():
-    seen = result(
-        Finding("observed.fully-masked-row", "observed", value="nan"), good(), name="ours"
-    )
-    other = result(
-        Finding("observed.fully-masked-row", "observed", value="zeros"), good(), name="ours"
+    seen, other = (
+        result(Finding(MASKED, "observed", value=observed(MASKED, text)), good(), name="ours")
+        for text in ("nan", "zeros")
     )
     newest = version("new", "1.10", other)
     others = [
@@ -370,7 +379,7 @@ def test_versions_stand_in_their_own_order():
 def test_a_convention_that_changed_is_told():
     def shown(value):
         own = result(good(), name="ours", case="probe/masks")
-        return msgspec.structs.replace(own, entries=[Entry("mask, bool", value)])
+        return msgspec.structs.replace(own, entries=[entry("masks", "mask, bool", value)])
 
     made = build(
         [version("new", "2", shown("blocks"))], versions=[version("old", "1", shown("attends"))]
@@ -383,7 +392,8 @@ def test_a_convention_that_changed_is_told():
 def test_of_lists_of_shapes_the_difference_is_told():
     def shown(takes, refuses):
         own = result(good(), name="ours", case="probe/shapes")
-        entries = [Entry("mask: shapes it takes", takes), Entry("mask: shapes it refuses", refuses)]
+        taken = entry("shapes", "mask: shapes it takes", takes)
+        entries = [taken, entry("shapes", "mask: shapes it refuses", refuses)]
         return msgspec.structs.replace(own, entries=entries)
 
     newer = version("new", "2", shown("[key] [batch, key]", "[query]"))

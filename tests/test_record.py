@@ -16,7 +16,7 @@ from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records import record as records
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
 from conformance.records.header import SCHEMA, Header, Implementation, MaskInfo, Provenance
-from conformance.records.phrase import Phrase
+from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import (
     Journal,
     check_writable,
@@ -51,7 +51,7 @@ def result(case="plain/no-mask/self", **fields):
     worst = Worst("output", (1, 0, 2), "nan", "-inf", "1e-07")
     figures = Figures("output", INFINITE, 2.5, -0.25, 8.0, "A")
     finding = Finding(
-        "output.equals-definition", "deviates", "off", "", figures, worst, Phrase("a cause")
+        "output.equals-definition", "deviates", "off", NOTHING, figures, worst, Phrase("a cause")
     )
     found = CaseResult("a", case, "float32", "cpu", "default", [finding])
     return msgspec.structs.replace(found, **fields)

@@ -20,6 +20,7 @@ from records import (
     REPORTS,
     backends,
     bad,
+    entry,
     full_report,
     good,
     implementation,
@@ -32,7 +33,6 @@ from records import (
 )
 
 from conformance.errors import ConformanceError, ExitCode
-from conformance.records.card import Entry
 from conformance.records.findings import (
     INFINITE,
     VERDICTS,
@@ -366,9 +366,9 @@ def test_fully_masked_rows_and_their_gradients_are_told_apart():
         observed(MASKED, "output bias; gradients finite", mode="eval"),
     )
     nan, bias = found.conventions[0].fully_masked
-    assert (nan.row.value, nan.row.where) == ("nan", "modes train, fast")
+    assert (nan.row.phrase.id, nan.row.where) == ("row.nan", "modes train, fast")
     assert [item.value for item in nan.consequences] == ["NaN in gradients of query, key"]
-    assert (bias.row.value, bias.row.where) == ("output bias", "mode eval")
+    assert (bias.row.phrase.id, bias.row.where) == ("row.output-bias", "mode eval")
 
 
 def test_a_layer_on_several_backends_is_one_block():
@@ -390,7 +390,7 @@ def test_a_layer_on_several_backends_is_one_block():
 def probed(topic: str, *entries: tuple[str, str], **where: str) -> CaseResult:
     own = result(Finding("adapter.declares-what-is-observed", "observed"),
                  case=f"probe/{topic}", **where)  # fmt: skip
-    return msgspec.structs.replace(own, entries=[Entry(*entry) for entry in entries])
+    return msgspec.structs.replace(own, entries=[entry(topic, *texts) for texts in entries])
 
 
 def test_every_form_says_what_experiments_found():
@@ -400,7 +400,7 @@ def test_every_form_says_what_experiments_found():
         probed("masks", ("mask, bool", "ignored"), ("mask, float32 0/−inf", "added"), mode="eval"),
     )
     (argument,) = cards(found)[0].arguments
-    assert [tuple(item) for item in map(msgspec.structs.astuple, argument.true)] == [
+    assert [(item.value, item.times, item.where) for item in argument.true] == [
         ("attends", 2, "mode train"),
         ("ignored", 1, "mode eval"),
     ]
@@ -413,7 +413,7 @@ def test_a_masked_row_that_only_an_experiment_saw_is_told():
     seen = ("mask, bool: output", "mean of the values"), ("mask, bool: gradients", "finite")
     large = ("mask, float32 0/−1e9: output", "as if unmasked")
     (row,) = report(probed("masked-rows", *seen, large)).conventions[0].fully_masked
-    assert (row.row.value, row.row.where) == ("mean of values", "")
+    assert (row.row.phrase.id, row.row.where) == ("row.mean-of-values", "")
     assert [item.value for item in row.consequences] == ["gradients finite"]
 
 
@@ -433,8 +433,8 @@ def test_nothing_is_said_of_modes_that_nobody_asked():
         ],
     )
     (card,) = cards(found)
-    told = [(item.row.value, item.row.where) for item in card.fully_masked]
-    assert told == [("output bias", "mode train"), ("nan", "mode eval")]
+    told = [(item.row.phrase.id, item.row.where) for item in card.fully_masked]
+    assert told == [("row.output-bias", "mode train"), ("row.nan", "mode eval")]
     some = [data.Variant("a", 1, "mode x"), data.Variant("b", 1, "mode y")]
     alone = pooled([("jax", [data.Variant("a", 1, "")]), ("torch", some)])
     assert [item.where for item in alone] == ["jax · torch: mode x", "torch: mode y"]

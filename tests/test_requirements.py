@@ -147,7 +147,7 @@ def test_an_ignored_mask_is_told_from_an_inverted_one():
         finding = findings["mask.polarity-is-as-declared"]
         assert finding.verdict == "deviates"
         assert f"declared mask[bool] attends, observed {seen}" in finding.detail
-        assert f"mask[bool]={seen}" in finding.value
+        assert f"mask[bool]={seen}" in say(finding.value)
 
 
 OUTPUT = {

@@ -22,6 +22,7 @@ from conformance.records.findings import INFINITE, CaseResult, Figures, Finding,
 from conformance.records.phrase import Phrase
 from conformance.records.record import journal_path, read, read_arrays, read_journal
 from conformance.running.message import again, failure
+from conformance.words import say
 
 MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
 FLOAT32 = ("--dtype", "float32")
@@ -470,9 +471,9 @@ def test_an_experiment_is_recorded_with_its_entries(tmp_path):
         "adapter.declares-what-is-observed"
     ]
     assert probe.verdict == "conforms"
-    known = {entry.subject: entry for entry in probe.entries}
-    assert known["mask, bool"].value == known["mask, bool"].declared == "attends"
-    assert known["mask, float32 0/−inf"].value == "added"
+    known = {say(entry.subject): entry for entry in probe.entries}
+    assert known["mask, bool"].value == known["mask, bool"].declared == Phrase("mask.attends")
+    assert known["mask, float32 0/−inf"].value == Phrase("mask.added")
     assert known["mask, bool"].evidence.startswith("entry 0, head 0, query 0: fed [")
 
 
@@ -511,7 +512,7 @@ def test_entries_survive_in_the_journal_of_a_run_that_was_killed(tmp_path):
     header, (result,), _ = read_journal(path)
     assert header.planned == 2
     assert (result.case, result.mode) == ("probe/weights", "first")
-    assert [entry.value for entry in result.entries] == ["per head", "1", "the same"]
+    assert [say(entry.value) for entry in result.entries] == ["per head", "1", "the same"]
     assert not read(path).complete
 
 

@@ -15,6 +15,7 @@ from conformance.adapters import tutorials
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.cases.families import FAMILIES
 from conformance.running.session import Session, plan
+from conformance.words import say
 
 torch = pytest.importorskip("torch")
 
@@ -131,7 +132,7 @@ def test_a_number_that_blocks_is_told_from_one_that_attends():
     assert wrong.verdict == "deviates"
     assert "declared mask[0/1] attends, observed blocks" in wrong.detail
     right = findings(load("tutorial-1"), "plain/no-mask/cross")[polarity]
-    assert right.value == "mask[bool]=blocks mask[0/1]=blocks"
+    assert say(right.value) == "mask[bool]=blocks mask[0/1]=blocks"
 
 
 @pytest.mark.parametrize("family", ["narrow", "gqa", "value-head", "mqa", "one-head"])

@@ -209,12 +209,6 @@ class Adapter(ABC):
                 return self.example_for(shape, "float32", None, mode)
         return None
 
-    def weights_told(self, seen: str) -> str:
-        """Say how weights come back to users of the implementation, who have no adapter."""
-        if seen == "per head" and self.weights_option:
-            return f"{self.weights_otherwise} unless {self.weights_option}"
-        return seen
-
     def masked_row(self, mode: Mode) -> FullyMasked | None:
         """Return the declared output of a fully masked query in this mode."""
         declared = self.fully_masked_row

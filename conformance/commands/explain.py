@@ -24,6 +24,7 @@ from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsuppor
 from conformance.records.card import TOPICS, Topic
 from conformance.records.header import CaseInfo, Plane
 from conformance.text import heading, line, paragraph, plural, some
+from conformance.words import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -488,7 +489,9 @@ def _rows(adapter: Adapter) -> str:
 
 def _weights(adapter: Adapter) -> str:
     seen = adapter.returns_weights
-    return f"returns them {adapter.weights_told(seen)}" if seen else "returns none"
+    from conformance.requirements.declared import returned_weights
+
+    return f"returns them {say(returned_weights(adapter, seen))}" if seen else "returns none"
 
 
 def _dtypes(adapter: Adapter) -> str:

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
+
 from conformance.commands.shared import (
     Commands,
     add_device,
@@ -19,7 +21,9 @@ from conformance.commands.shared import (
 from conformance.errors import ExitCode, UnknownName
 from conformance.records.card import Entry
 from conformance.records.findings import CaseResult
+from conformance.records.phrase import Phrase
 from conformance.text import paragraph, printable, stdout_to_stderr
+from conformance.words import Worded, say, worded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +31,41 @@ if TYPE_CHECKING:
 
     from conformance.adapter.base import Adapter
 
-Results: TypeAlias = list[CaseResult]
+
+class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An entry of the card; `declared` is null if the adapter says nothing of it."""
+
+    subject: Worded
+    value: Worded
+    evidence: str = ""
+    declared: Worded | None = None
+    agrees: bool = True
+    code: str = ""
+
+
+class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the entries say about a requirement."""
+
+    requirement: str
+    verdict: str
+    detail: str = ""
+    value: Worded | None = None
+    cause: Worded | None = None
+
+
+class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one experiment showed, in one mode."""
+
+    implementation: str
+    case: str
+    dtype: str
+    device: str
+    mode: str
+    findings: list[Decided]
+    entries: list[Seen] = []
+
+
+Results: TypeAlias = list[Result]
 """What is printed as JSON."""
 
 WIDTH = 100
@@ -91,8 +129,35 @@ def _probe(options: argparse.Namespace) -> int:
         if options.format != "json":
             _print(console, adapter, results, evidence=options.evidence, code=options.code)
     if options.format == "json":
-        print_json(every)
+        print_json([_result(result) for result in every])
     return _worth(every, strict=options.strict)
+
+
+def _result(result: CaseResult) -> Result:
+    return Result(
+        result.implementation,
+        result.case,
+        result.dtype,
+        result.device,
+        result.mode,
+        [
+            Decided(
+                item.requirement, item.verdict, item.detail, worded(item.value), worded(item.cause)
+            )
+            for item in result.findings
+        ],
+        [
+            Seen(
+                Worded(item.subject.id, say(item.subject), item.subject.arguments),
+                Worded(item.value.id, say(item.value), item.value.arguments),
+                item.evidence,
+                worded(item.declared),
+                item.agrees,
+                item.code,
+            )
+            for item in result.entries
+        ],
+    )
 
 
 def _check(adapters: Sequence[Adapter], options: argparse.Namespace) -> None:
@@ -189,7 +254,7 @@ def _print_code(console: Console, results: Sequence[CaseResult]) -> None:
     if not entries:
         console.print("\n  no code for this experiment")
     for entry in entries:
-        told = escape(printable(f"{entry.subject}: {entry.value}"))
+        told = escape(printable(f"{say(entry.subject)}: {say(entry.value)}"))
         console.print(f"\n  [bold]{told}[/bold]")
         console.print(Text(printable(entry.code)), soft_wrap=True)
 
@@ -197,14 +262,17 @@ def _print_code(console: Console, results: Sequence[CaseResult]) -> None:
 def _print_notes(console: Console, results: Sequence[CaseResult]) -> None:
     """What a reader of a value may take for the opposite."""
     entries = [entry for result in results for entry in result.entries]
-    if any("0/−inf" in entry.subject and entry.value == "attends" for entry in entries):
+    if any(
+        entry.subject.part("form").id == "form.zero-infinite" and entry.value.id == "mask.attends"
+        for entry in entries
+    ):
         console.print()
         paragraph(console, REVERSED)
 
 
 def _print_modes(console: Console, adapter: Adapter, results: Sequence[CaseResult]) -> None:
     """What the modes are that the tables name: those in which something differs."""
-    values: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    values: dict[tuple[str, Phrase], dict[Phrase, set[str]]] = defaultdict(lambda: defaultdict(set))
     for result in results:
         for entry in result.entries:
             values[result.case, entry.subject][entry.value].add(result.mode)
@@ -221,7 +289,8 @@ def _table(results: Sequence[CaseResult], *, evidence: bool) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    seen: dict[str, dict[str, list[tuple[str, Entry]]]] = defaultdict(lambda: defaultdict(list))
+    seen: dict[Phrase, dict[Phrase, list[tuple[str, Entry]]]]
+    seen = defaultdict(lambda: defaultdict(list))
     for result in results:
         for entry in result.entries:
             seen[entry.subject][entry.value].append((result.mode, entry))
@@ -235,12 +304,13 @@ def _table(results: Sequence[CaseResult], *, evidence: bool) -> Table:
     for subject, values in seen.items():
         for index, (value, where) in enumerate(values.items()):
             entry = where[0][1]
-            told = Text(printable(value), style="" if entry.agrees else "bold red")
+            told = Text(printable(say(value)), style="" if entry.agrees else "bold red")
             if len(values) > 1:
                 told.append(f"  ({', '.join(mode for mode, _ in where)})", style="dim")
-            beside = "" if entry.agrees else f"✗ declared {entry.declared}"
+            beside = "" if entry.agrees else f"✗ declared {say(entry.declared)}"
             if evidence:
                 beside = f"{beside}  {entry.evidence}".strip()
-            cells = [Text(printable(subject) if index == 0 else ""), told, Text(printable(beside))]
+            first = printable(say(subject)) if index == 0 else ""
+            cells = [Text(first), told, Text(printable(beside))]
             table.add_row(*cells[: len(table.columns)])
     return table

@@ -14,6 +14,8 @@ from conformance.definition.problem import Shape
 from conformance.experiments.forms import BOOL, ZERO_INFINITE, ZERO_ONE, Form
 from conformance.experiments.laboratory import Laboratory
 from conformance.experiments.masks import examined
+from conformance.experiments.meaning import ADDED, ATTENDING, BLOCKING
+from conformance.records.phrase import Argument
 
 
 @dataclass(frozen=True)
@@ -26,9 +28,9 @@ class Blocking:
     hidden: float
 
     @property
-    def name(self) -> str:
-        """ "attn_mask, bool"."""
-        return f"{self.argument.name}, {self.form.name}"
+    def about(self) -> dict[str, Argument]:
+        """Arguments of a phrase about it."""
+        return {"argument": self.argument.name, "form": self.form.phrase}
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -50,13 +52,13 @@ def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
     """The forms with which the argument blocks: booleans or 0 and 1, and 0 with −inf."""
     for form in (BOOL, ZERO_ONE):
         value = examined(lab, argument, form).value
-        if value.startswith("attends"):
+        if value in ATTENDING:
             yield Blocking(argument, form, 1.0, 0.0)
             break
-        if value in ("blocks", "blocks where 1"):
+        if value in BLOCKING:
             yield Blocking(argument, form, 0.0, 1.0)
             break
-    if examined(lab, argument, ZERO_INFINITE).value == "added":
+    if examined(lab, argument, ZERO_INFINITE).value == ADDED:
         yield Blocking(argument, ZERO_INFINITE, 0.0, -np.inf)
 
 

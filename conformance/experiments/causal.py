@@ -11,21 +11,33 @@ from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Causal, Shape, causal_mask
 from conformance.experiments.blocking import Blocking, blocking
 from conformance.experiments.code import hiding
-from conformance.experiments.combinations import combined, distinct, hypotheses, visible_of
-from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.combinations import (
+    UNEXPLAINED,
+    combined,
+    distinct,
+    hypotheses,
+    visible_of,
+)
+from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen
 from conformance.experiments.masks import numbers
-from conformance.experiments.meaning import UNEXPLAINED, among_shown
+from conformance.experiments.meaning import among_shown
 from conformance.experiments.readout import Sizes
 from conformance.records.card import Entry
+from conformance.records.phrase import NOTHING, Argument, Phrase
 
-LENGTHS = (("equal lengths", 5, 5), ("fewer queries than keys", 3, 5), ("more queries", 5, 3))
+LENGTHS = (
+    (Phrase("lengths.equal"), 5, 5),
+    (Phrase("lengths.fewer-queries"), 3, 5),
+    (Phrase("lengths.more-queries"), 5, 3),
+)
+SQUARE = Phrase("causal.square")
 
 
 def causal(lab: Laboratory) -> Iterator[Entry]:
     """The flag alone, then with each mask argument."""
     flag = lab.adapter.causal_flag
     if flag is None:
-        yield Entry("causal flag", "none", "the adapter declares none")
+        yield Entry(Phrase("causal.no-flag"), Phrase("none"), "the adapter declares none")
         return
     lengths = LENGTHS[:1] if lab.sharing == "self" else LENGTHS
     for told, queries, keys in lengths:
@@ -46,11 +58,14 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
             if flag.needs not in (None, argument.name):
                 natives |= _needed(lab, flag.needs, problem.shape)
             found = lab.ask(problem, natives | {argument.name: native})
-            beside = " and ".join(name for name in (*natives, argument.name) if name != flag.name)
-            subject = f"{flag.name} with {beside}, {told}"
-            declared = "refused" if flag.alone else ""
+            about: dict[str, Argument] = {"flag": flag.name, "argument": argument.name}
+            subject = Phrase("causal.beside", about | {"lengths": told})
+            if len(natives) > 1:
+                needed: dict[str, Argument] = {"needed": str(flag.needs), "lengths": told}
+                subject = Phrase("causal.beside-two", about | needed)
+            declared = REFUSED if flag.alone else NOTHING
             if isinstance(found, Refused):
-                yield Entry(subject, "refused", found.told, declared)
+                yield Entry(subject, REFUSED, found.told, declared)
                 continue
             yield Entry(
                 subject,
@@ -83,34 +98,36 @@ def _needed(lab: Laboratory, name: str | None, shape: Shape) -> dict[str, Native
     return {} if native is None or name is None else {name: native}
 
 
-def _alone(lab: Laboratory, name: str, told: str, sizes: Sizes) -> Entry:
+def _alone(lab: Laboratory, name: str, lengths: Phrase, sizes: Sizes) -> Entry:
     flag = lab.adapter.causal_flag
     assert flag is not None
     found = lab.ask(lab.problem(sizes), {name: True})
-    subject = f"{name} alone, {told}"
+    subject = Phrase("causal.alone", {"flag": name, "lengths": lengths})
     square = sizes.query == sizes.key
-    declared: str = "causal" if square else (flag.alignment or "refused")
+    declared = REFUSED
+    if square or flag.alignment:
+        declared = SQUARE if square else Phrase(f"causal.{flag.alignment}")
     if isinstance(found, Refused):
         # Of a flag without the mask that it needs, nothing is declared.
-        declared = "" if flag.needs is not None else declared
-        return Entry(subject, "refused", found.told, declared, declared in ("", "refused"))
+        declared = NOTHING if flag.needs is not None else declared
+        return Entry(subject, REFUSED, found.told, declared, declared in (NOTHING, REFUSED))
     value = _aligned(lab, found)
     told = "0.0: no query sees the last token but the last"
-    code = hiding(lab, name, [], told, token=-1) if value == "causal" else ""
+    code = hiding(lab, name, [], told, token=-1) if value == SQUARE else ""
     rows = "; ".join(numbers(row) for row in found.applied[0, 0])
     return Entry(subject, value, f"entry 0, head 0: {rows}", declared, value == declared, code)
 
 
-def _aligned(lab: Laboratory, found: Seen) -> str:
+def _aligned(lab: Laboratory, found: Seen) -> Phrase:
     shape = found.problem.shape
     square = shape.query_length == shape.key_length
     for alignment in ("top-left", "bottom-right"):
         visible = np.broadcast_to(_triangle(shape, alignment), shape.logits)
         if _follows(lab, found, visible):
-            return "causal" if square else alignment
+            return SQUARE if square else Phrase(f"causal.{alignment}")
     if _follows(lab, found, np.ones(shape.logits, bool)):
-        return "ignored"
-    return UNEXPLAINED
+        return Phrase("causal.ignored")
+    return Phrase("causal.unexplained")
 
 
 def _follows(lab: Laboratory, found: Seen, visible: BoolArray) -> bool:
@@ -124,7 +141,7 @@ def _triangle(shape: Shape, alignment: str) -> BoolArray:
 
 
 def _with_its_mask(
-    lab: Laboratory, flag: str, needs: str, told: str, queries: int, keys: int
+    lab: Laboratory, flag: str, needs: str, lengths: Phrase, queries: int, keys: int
 ) -> Iterator[Entry]:
     """A flag that is a hint about a mask, with either triangle in that mask."""
     argument = next(item for item in lab.adapter.mask_arguments if item.name == needs)
@@ -139,16 +156,18 @@ def _with_its_mask(
         assert native is not None
         natives: dict[str, Native] = {flag: True, needs: native}
         found = lab.ask(problem, natives)
-        triangle = "causal" if queries == keys else alignment
-        subject = f"{flag} with {needs} {triangle}, {told}"
+        triangle = SQUARE if queries == keys else Phrase(f"causal.{alignment}")
+        about: dict[str, Argument] = {"flag": flag, "argument": needs}
+        about |= {"triangle": triangle, "lengths": lengths}
+        subject = Phrase("causal.with-triangle", about)
         if isinstance(found, Refused):
-            yield Entry(subject, "refused", found.told)
+            yield Entry(subject, REFUSED, found.told)
         else:
             rows = "; ".join(numbers(row) for row in found.applied[0, 0])
             yield Entry(subject, _aligned(lab, found), f"entry 0, head 0: {rows}")
 
 
-def _beside(lab: Laboratory, found: Seen, visible: BoolArray, flag: str, name: str) -> str:
+def _beside(lab: Laboratory, found: Seen, visible: BoolArray, flag: str, name: str) -> Phrase:
     for alignment in ("top-left", "bottom-right"):
         triangle = _triangle(found.problem.shape, alignment)
         value = combined(lab, found, triangle, visible, (flag, name))

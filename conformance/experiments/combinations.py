@@ -12,19 +12,21 @@ from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Shape
 from conformance.experiments.blocking import Blocking, blocking
 from conformance.experiments.forms import arrange
-from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen
 from conformance.experiments.masks import numbers
-from conformance.experiments.meaning import UNEXPLAINED, among_shown, rows_changed
+from conformance.experiments.meaning import among_shown, rows_changed
 from conformance.experiments.readout import Sizes
 from conformance.records.card import Entry
+from conformance.records.phrase import NOTHING, Phrase
 
+UNEXPLAINED = Phrase("combined.unexplained")
 EQUAL = Sizes(batch=4, heads=4, query=4, key=4)
 
 
 def pairs(lab: Laboratory) -> Iterator[Entry]:
     """Every pair, with sizes that differ and with sizes that are all the same."""
     known = [found for item in lab.arguments() if (found := blocking(lab, item)) is not None]
-    for told, sizes in (("sizes differ", lab.sizes()), ("sizes coincide", EQUAL)):
+    for told, sizes in (("differ", lab.sizes()), ("coincide", EQUAL)):
         for one, other in itertools.combinations(known, 2):
             yield _pair(lab, one, other, sizes, told)
 
@@ -39,10 +41,10 @@ def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: s
         natives[item.argument.name] = native
     found = lab.ask(problem, natives)
     names = (one.argument.name, other.argument.name)
-    subject = f"{names[0]} with {names[1]}, {told}"
-    declared = "refused" if one.argument.alone or other.argument.alone else ""
+    subject = Phrase("pair", {"one": names[0], "other": names[1], "sizes": Phrase(f"sizes.{told}")})
+    declared = REFUSED if one.argument.alone or other.argument.alone else NOTHING
     if isinstance(found, Refused):
-        return Entry(subject, "refused", found.told, declared)
+        return Entry(subject, REFUSED, found.told, declared)
     value = combined(lab, found, visible[0], visible[1], names)
     fed = [numbers(np.broadcast_to(v, problem.shape.logits)[0, 0, 0] * 1.0) for v in visible]
     return Entry(
@@ -94,16 +96,18 @@ def visible_of(item: Blocking, shape: Shape, seed: int) -> BoolArray:
 
 def combined(
     lab: Laboratory, seen: Seen, one: BoolArray, other: BoolArray, names: tuple[str, str]
-) -> str:
+) -> Phrase:
     """Which of the two patterns the weights follow; a row that is hidden altogether only has to
     have changed."""
     shape = seen.problem.shape
     plain = lab.plain(Sizes(*shape.logits)).applied
     changed = rows_changed(lab, seen)
-    called = {"one": f"{names[0]} only", "other": f"{names[1]} only"}
+    only = dict(zip(("one", "other"), names, strict=True))
     for name, visible in hypotheses(one, other, shape).items():
         hidden = ~visible.any(axis=(1, 3))
         predicted = among_shown(plain, visible, seen)
         if lab.alike(seen, predicted) and (changed | ~hidden).all():
-            return called.get(name, name)
+            if name in only:
+                return Phrase("combined.only", {"argument": only[name]})
+            return Phrase(f"combined.{name}")
     return UNEXPLAINED

@@ -8,35 +8,41 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.errors import Unsupported
-from conformance.experiments.laboratory import Laboratory, Refused
+from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused
+from conformance.experiments.masked_rows import NAN, OUTPUT_BIAS, ZEROS
 from conformance.experiments.masks import numbers
 from conformance.records.card import Entry
+from conformance.records.phrase import Phrase
+
+UNBATCHED, SEQUENCE_FIRST = Phrase("input.unbatched"), Phrase("input.sequence-first")
+TAKEN = Phrase("input.taken")
 
 
 def degenerate(lab: Laboratory) -> Iterator[Entry]:
     """What there is no attention of: an empty batch, no query, no key; and a single key."""
-    empty: list[tuple[str, dict[str, int]]] = [("batch of 0", {"batch": 0})]
+    empty: list[tuple[str, dict[str, int]]] = [("no-batch", {"batch": 0})]
     if lab.sharing == "self":
-        empty.append(("length 0", {"key": 0}))
+        empty.append(("no-length", {"key": 0}))
     else:
-        empty += [("no query", {"query": 0}), ("no key", {"key": 0})]
-    for told, sizes in [*empty, ("one key", {"key": 1})]:
+        empty += [("no-query", {"query": 0}), ("no-key", {"key": 0})]
+    for name, sizes in [*empty, ("one-key", {"key": 1})]:
+        subject = Phrase(f"size.{name}")
         found = lab.ask(lab.problem(lab.sizes(**sizes)), gradients=True)
         if isinstance(found, Refused):
-            yield Entry(told, "refused", found.told)
+            yield Entry(subject, REFUSED, found.told)
             continue
         output = found.answer.output
         if np.isnan(output).any():
-            value = "NaN"
+            value = NAN
         elif not output.size:
-            value = "an empty output"
+            value = Phrase("output.empty")
         elif sizes.get("key") == 0:
-            value = "output bias only" if output.any() else "zeros"
+            value = OUTPUT_BIAS if output.any() else ZEROS
         else:
-            value = "the value" if (found.applied == 1).all() else "something else"
+            value = Phrase("output.value") if (found.applied == 1).all() else SOMETHING_ELSE
         lost = [n for n, a in found.answer.gradients.items() if not np.isfinite(a).all()]
         told_more = f"; gradients not finite: {', '.join(lost)}" if lost else ""
-        yield Entry(told, value, f"output of shape {list(output.shape)}{told_more}")
+        yield Entry(subject, value, f"output of shape {list(output.shape)}{told_more}")
 
 
 def layouts(lab: Laboratory) -> Iterator[Entry]:
@@ -45,21 +51,21 @@ def layouts(lab: Laboratory) -> Iterator[Entry]:
     plain = lab.plain(sizes)
     found = lab.ask(plain.problem, unbatched=True)
     if isinstance(found, Refused):
-        yield Entry("input without a batch axis", "refused", found.told)
+        yield Entry(UNBATCHED, REFUSED, found.told)
     else:
         same = lab.alike(found, plain.applied)
         told = f"entry 0, head 0, query 0: weights {numbers(found.applied[0, 0, 0])}"
-        yield Entry("input without a batch axis", "taken" if same else "something else", told)
+        yield Entry(UNBATCHED, TAKEN if same else SOMETHING_ELSE, told)
     name = lab.adapter.sequence_first
     if not name:
-        yield Entry("sequence-first input", "no switch", "the adapter names no mode for it")
+        yield Entry(SEQUENCE_FIRST, Phrase("input.no-switch"), "the adapter names no mode for it")
         return
     mode = next((mode for mode in lab.adapter.modes if mode.name == name), None)
     if mode is None:
         raise Unsupported(f"the adapter has no mode {name!r}")
     other = lab.ask(lab.problem(), mode=dataclasses.replace(mode, weights=lab.mode.weights))
     if isinstance(other, Refused):
-        yield Entry("sequence-first input", "refused", other.told)
+        yield Entry(SEQUENCE_FIRST, REFUSED, other.told)
     else:
         same = lab.alike(other, lab.plain().applied)
-        yield Entry("sequence-first input", "taken" if same else "something else", f"mode {name}")
+        yield Entry(SEQUENCE_FIRST, TAKEN if same else SOMETHING_ELSE, f"mode {name}")

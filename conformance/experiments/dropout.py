@@ -7,18 +7,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.adapter.arguments import AXES
 from conformance.adapter.base import Mode
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
-from conformance.experiments.laboratory import Laboratory, Refused
+from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused
 from conformance.experiments.masks import numbers
 from conformance.records.card import Entry
+from conformance.records.phrase import Part, Phrase
+
+ACTIVE, ON, OFF = (Phrase(f"dropout.{name}") for name in ("active", "on", "off"))
 
 PROBABILITY = 0.5
 """A power of two, so that scaling by 1 / (1 - p) rounds nothing."""
 
 DRAWS = 48
-AXES = ("batch entries", "heads", "queries", "keys")
 
 
 def dropout(lab: Laboratory) -> Iterator[Entry]:
@@ -30,22 +33,22 @@ def dropout(lab: Laboratory) -> Iterator[Entry]:
     draws = [lab.ask(lab.problem(), mode=_with_dropout(lab.mode, draw)) for draw in range(DRAWS)]
     refused = next((item for item in draws if isinstance(item, Refused)), None)
     if refused is not None:
-        yield Entry("dropout", "refused", refused.told)
+        yield Entry(ACTIVE, REFUSED, refused.told)
         return
     applied = np.stack([item.applied for item in draws if not isinstance(item, Refused)])
     noise = lab.noise(lab.problem())
     off = all(lab.alike_to_noise(item, plain, noise) for item in applied)
     active = lab.mode.name in names
     yield Entry(
-        "dropout",
-        "off" if off else "on",
+        ACTIVE,
+        OFF if off else ON,
         f"p = {PROBABILITY}, {DRAWS} draws",
-        declared="on" if active else "off",
+        declared=ON if active else OFF,
         agrees=off != active,
     )
     if off:
         return
-    yield _kept(lab, applied, plain)
+    yield Entry(Phrase("dropout.kept"), *_kept(lab, applied, plain))
     yield _mean(applied, plain)
     yield _shared(applied)
     weights = [item.answer.weights for item in draws if not isinstance(item, Refused)]
@@ -57,7 +60,7 @@ def _with_dropout(mode: Mode, draw: int) -> Mode:
     return dataclasses.replace(mode, dropout=PROBABILITY, draw=draw)
 
 
-def _kept(lab: Laboratory, applied: Array, plain: Array) -> Entry:
+def _kept(lab: Laboratory, applied: Array, plain: Array) -> tuple[Phrase, str]:
     kept = applied != 0
     share = 1 - kept.mean()
     factors = (applied / plain)[kept]
@@ -65,10 +68,14 @@ def _kept(lab: Laboratory, applied: Array, plain: Array) -> Entry:
     told += f"{factors.max():.3g} times those without dropout"
     near = 16 * (lab.noise(lab.problem()) / plain).max()
     if np.abs(factors - 1 / (1 - PROBABILITY)).max() <= near:
-        return Entry("kept weights", "scaled by 1/(1−p)", told)
+        return Phrase("dropout.scaled"), told
     if np.abs(factors - 1).max() <= near:
-        return Entry("kept weights", "not scaled", told)
-    return Entry("kept weights", "something else", told)
+        return Phrase("dropout.not-scaled"), told
+    if share < 0.005:
+        return Phrase("dropout.drops-no-weight"), told
+    if f"{factors.min():.3g}" == f"{factors.max():.3g}":
+        return Phrase("dropout.scaled-by", {"factor": float(f"{factors.min():.3g}")}), told
+    return Phrase("dropout.scaled-unevenly"), told
 
 
 def _mean(applied: Array, plain: Array) -> Entry:
@@ -80,28 +87,32 @@ def _mean(applied: Array, plain: Array) -> Entry:
     mean, error = means.mean(), means.std(ddof=1) / np.sqrt(len(means))
     told = f"{mean:.3f} ± {error:.3f} times the weights, over {DRAWS} draws"
     near = abs(mean - 1) <= 5 * error
-    return Entry("mean over draws", "the weights" if near else "not the weights", told)
+    return Entry(
+        Phrase("dropout.mean"), Phrase(f"dropout.{'unbiased' if near else 'biased'}"), told
+    )
 
 
 def _shared(applied: Array) -> Entry:
     dropped = applied == 0
-    same = [
-        name
+    same: list[Part] = [
+        Phrase(f"axis.{name}")
         for axis, name in enumerate(AXES, start=1)
         if dropped.shape[axis] > 1 and (dropped == np.take(dropped, [0], axis=axis)).all()
     ]
-    value = f"the same for all {' and '.join(same)}" if same else "one for each weight"
-    return Entry("a draw is", value, f"draw 0, entry 0, head 0: {numbers(applied[0, 0, 0, 0])}")
+    value = Phrase("dropout.shared", {"over": same}) if same else Phrase("dropout.each-weight")
+    return Entry(
+        Phrase("dropout.draw"), value, f"draw 0, entry 0, head 0: {numbers(applied[0, 0, 0, 0])}"
+    )
 
 
 def _returned(weights: Array, applied: Array, plain: Array) -> Entry:
     """Whether returned weights are those before dropout."""
     scale = np.abs(plain).max()
     if np.abs(weights - applied).max() <= 1e-2 * scale:
-        value = "after dropout"
+        value = Phrase("dropout.after")
     elif np.abs(weights - plain).max() <= 1e-2 * scale:
-        value = "before dropout"
+        value = Phrase("dropout.before")
     else:
-        value = "something else"
+        value = SOMETHING_ELSE
     told = f"returned {numbers(weights[0, 0, 0, 0])}, applied {numbers(applied[0, 0, 0, 0])}"
-    return Entry("returned weights are those", value, f"draw 0, entry 0, head 0, query 0: {told}")
+    return Entry(Phrase("dropout.returned"), value, f"draw 0, entry 0, head 0, query 0: {told}")

@@ -28,7 +28,7 @@ Made = Iterator[Entry] | Iterator[tuple[Entry, Array | None]]
 
 @dataclass
 class Findings:
-    """What an experiment found: entries, and arrays by the entry's subject."""
+    """What an experiment found: entries, and arrays by the text of the entry's subject."""
 
     entries: list[Entry] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Experiment:
             entry, array = (made, None) if isinstance(made, Entry) else made
             found.entries.append(entry)
             if array is not None:
-                found.arrays[entry.subject] = array
+                found.arrays[str(entry.subject)] = array
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from conformance.adapter import layouts
 from conformance.adapter.arguments import MaskArgument, Native, to_layout
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Shape
+from conformance.records.phrase import Argument, Phrase
 
 
 @dataclass(frozen=True)
@@ -18,13 +20,13 @@ class Form:
     """A dtype and the values that a row is made of.
 
     Attributes:
-        name: as the card says it: "int32 0/1".
+        phrase: what it is, such as "form.zero-one" of a dtype.
         values: of a row; repeated and shuffled. A finite number beside −inf tells "added" from
             "blocks", 0.25 beside 1 tells "nonzero" from "above ½", and 2 either from "is 1".
         dtype: as NumPy calls it, or "own" for the implementation's.
     """
 
-    name: str
+    phrase: Phrase
     values: tuple[float, ...]
     dtype: str
 
@@ -38,21 +40,26 @@ class Form:
         return values.astype(kind)
 
 
+def _form(kind: str, *values: float, dtype: str = "float32", own: bool = False) -> Form:
+    arguments: dict[str, Argument] = {"dtype": dtype} if kind != "bool" else {}
+    if kind == "zero-large":
+        arguments["large"] = f"{-values[1]:.0e}".replace("e+0", "e")
+    return Form(Phrase(f"form.{kind}", arguments), values, "own" if own else dtype)
+
+
 INFINITE = float("-inf")
-BOOL = Form("bool", (0, 1), "bool")
-ZERO_ONE = Form("float32 0/1", (0, 1), "float32")
-ZERO_INFINITE = Form("float32 0/−inf", (0, INFINITE, -0.75), "float32")
-LARGE = Form("float32 0/−1e9", (0, -1e9, -0.75), "float32")
-FRACTIONS = Form("float32 0/¼/1", (0, 0.25, 1), "float32")
-WITH_TWO = Form("float32 0/1/2", (0, 1, 2), "float32")
+BOOL = _form("bool", 0, 1, dtype="bool")
+ZERO_ONE = _form("zero-one", 0, 1)
+ZERO_INFINITE = _form("zero-infinite", 0, INFINITE, -0.75)
+LARGE = _form("zero-large", 0, -1e9, -0.75)
 FORMS = (
     BOOL,
-    Form("uint8 0/1", (0, 1), "uint8"),
-    Form("int32 0/1", (0, 1), "int32"),
-    Form("int64 0/1", (0, 1), "int64"),
+    _form("zero-one", 0, 1, dtype="uint8"),
+    _form("zero-one", 0, 1, dtype="int32"),
+    _form("zero-one", 0, 1, dtype="int64"),
     ZERO_ONE,
-    FRACTIONS,
-    WITH_TWO,
+    _form("zero-quarter-one", 0, 0.25, 1),
+    _form("zero-one-two", 0, 1, 2),
     ZERO_INFINITE,
     LARGE,
 )
@@ -64,9 +71,9 @@ def own_forms(dtype: str) -> tuple[Form, ...]:
     large = -1e4 if dtype == "float16" else -1e9
     return (
         BOOL,
-        Form(f"{dtype} 0/1", (0, 1), "own"),
-        Form(f"{dtype} 0/−inf", (0, INFINITE, -0.75), "own"),
-        Form(f"{dtype} 0/−{-large:.0e}".replace("e+0", "e"), (0, large, -0.75), "own"),
+        _form("zero-one", 0, 1, dtype=dtype, own=True),
+        _form("zero-infinite", 0, INFINITE, -0.75, dtype=dtype, own=True),
+        _form("zero-large", 0, large, -0.75, dtype=dtype, own=True),
         ZERO_ONE,
         ZERO_INFINITE,
     )
@@ -79,7 +86,7 @@ def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> 
     Every row has every value at least once, no two rows of a head or entry are alike as long as
     there are enough arrangements, so no axis can be taken for another.
     """
-    random = np.random.default_rng([7, seed, len(form.name)])
+    random = np.random.default_rng([7, seed, zlib.crc32(str(form.phrase).encode())])
     named = layouts.axes(argument.layouts[0])
     axes = ("batch", "heads", "query", "key")
     sizes = [n if a in named else 1 for a, n in zip(axes, shape.logits, strict=True)]

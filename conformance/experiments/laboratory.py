@@ -23,9 +23,13 @@ from conformance.definition.expectation import expect
 from conformance.definition.problem import Answer, Problem, Sharing
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.experiments.readout import Sizes, pattern, readout, readout_shape
+from conformance.records.phrase import Phrase
 from conformance.requirements.examination import check_answer
 
 Natives = Mapping[str, Native]
+
+REFUSED, SOMETHING_ELSE = Phrase("refused"), Phrase("something-else")
+"""Values that entries of several experiments have."""
 
 NOTHING = 1e-25
 """A weight that passes for zero. Softmaxes that stop at exp(-64) leave 1.6e-28 of a blocked key."""
@@ -42,10 +46,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Refused:
-    """The implementation raised, or cannot express it; `told` says how, in one line."""
+    """The implementation raised, or cannot express it; `reason` says how, in one line."""
 
-    told: str
+    reason: str
     unsupported: bool = False
+
+    @property
+    def told(self) -> str:
+        """As evidence."""
+        return f"unsupported: {self.reason}" if self.unsupported else self.reason
 
 
 Outcome = Seen | Refused
@@ -171,7 +180,7 @@ class Laboratory:
         except Unavailable:
             raise
         except Unsupported as reason:
-            return Refused(f"unsupported: {reason}", unsupported=True)
+            return Refused(str(reason), unsupported=True)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -197,7 +206,7 @@ class Laboratory:
         found = self._plain[key]
         if isinstance(found, Refused):
             if found.unsupported:
-                raise Unsupported(found.told.removeprefix("unsupported: "))
+                raise Unsupported(found.reason)
             raise NoAnswer(f"without any mask: {found.told}")
         return found
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.experiments.blocking import Blocking, blockings
-from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen
 from conformance.records.card import Entry
+from conformance.records.phrase import Phrase
 
 HIDDEN = 1
 """The key that is blocked for everybody."""
 
-NUMBERS = (("NaN", np.nan), ("inf", np.inf), ("−inf", -np.inf))
+NUMBERS = (("nan", np.nan), ("inf", np.inf), ("minus-inf", -np.inf))
 
 
 def leaks(lab: Laboratory) -> Iterator[Entry]:
@@ -39,28 +40,29 @@ def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
             # One number is enough: its projection fills the key. A value carries its own index.
             array[:, HIDDEN, HIDDEN if name == "value" else -1] = number
             changed = problem.with_inputs(**{name: array})
-            what = {"separate": name, "memory": "token (key and value)", "self": "token"}
-            subject = f"{told} in a blocked {what[problem.shape.sharing]} ({way.name})"
+            what = {"separate": name, "memory": "memory", "self": "token"}[problem.shape.sharing]
+            about = {"number": Phrase(f"number.{told}"), "input": Phrase(f"input.{what}")}
+            subject = Phrase("leak", about | way.about)
             found = lab.ask(changed, {way.argument.name: native}, gradients=True)
             if isinstance(found, Refused):
-                yield Entry(subject, "refused", found.told)
+                yield Entry(subject, REFUSED, found.told)
                 continue
             places = _places(found)
-            value = "reaches " + ", ".join(places) if places else "hidden"
-            yield Entry(subject, value, _arrays(found))
+            reached = Phrase("leak.reaches", {"places": [*places]})
+            yield Entry(subject, reached if places else Phrase("leak.hidden"), _arrays(found))
 
 
-def _places(found: Seen) -> list[str]:
+def _places(found: Seen) -> list[Phrase]:
     """Where something that is not finite turns up, but for the blocked token's own row."""
     queries = np.arange(found.problem.shape.query_length)
     own = found.problem.shape.sharing == "self"
     seen = queries != HIDDEN if own else queries >= 0
-    places = []
+    places: list[Phrase] = []
     if not np.isfinite(found.answer.output[:, seen]).all():
-        places.append("the output")
+        places.append(Phrase("place.output"))
     weights = found.answer.weights
     if weights is not None and not np.isfinite(weights[..., seen, :]).all():
-        places.append("the returned weights")
+        places.append(Phrase("place.weights"))
     for name, array in found.answer.gradients.items():
         if name == "query":
             finite = np.isfinite(array[:, seen]).all()
@@ -70,9 +72,9 @@ def _places(found: Seen) -> list[str]:
         else:
             finite = np.isfinite(array).all()
             name = "parameters"
-        told = f"gradients of {name}"
-        if not finite and told not in places:
-            places.append(told)
+        place = Phrase("place.gradients", {"of": name})
+        if not finite and place not in places:
+            places.append(place)
     return places
 
 

@@ -10,24 +10,23 @@ from conformance.definition.dtypes import Array, BoolArray
 from conformance.experiments.blocking import Blocking, blockings
 from conformance.experiments.code import mask, output
 from conformance.experiments.forms import INFINITE, LARGE
-from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused, Seen
 from conformance.experiments.masks import examined, numbers
+from conformance.experiments.meaning import ADDED
 from conformance.records.card import Entry
+from conformance.records.phrase import NOTHING, Phrase
+from conformance.requirements.declared import declared_row
+from conformance.words import say
 
 ENTRY, QUERY = 0, 1
-DECLARED = {
-    "nan": "NaN",
-    "zeros": "zeros",
-    "output bias": "output bias only",
-    "mean of values": "mean of the values",
-}
-
+NAN, ZEROS, UNIFORM = Phrase("row.nan"), Phrase("row.zeros"), Phrase("row.uniform")
+OUTPUT_BIAS, MEAN = Phrase("row.output-bias"), Phrase("row.mean-of-values")
 
 _SHOWN = {
-    "NaN": ("output[0, 0, :4]", "NaN"),
-    "zeros": ("abs(output).max()", "0.0: zeros"),
-    "output bias only": ("abs(output - output[0, 0]).max()", "0.0: the output bias alone, for all"),
-    "mean of the values": (
+    NAN: ("output[0, 0, :4]", "NaN"),
+    ZEROS: ("abs(output).max()", "0.0: zeros"),
+    OUTPUT_BIAS: ("abs(output - output[0, 0]).max()", "0.0: the output bias alone, for all"),
+    MEAN: (
         "abs(output[0] - output[0, 0]).max()",
         "0.0: the mean of the values, for all of its queries",
     ),
@@ -40,7 +39,7 @@ def masked_rows(lab: Laboratory) -> Iterator[Entry]:
     for argument in lab.arguments():
         ways = list(blockings(lab, argument))
         if any(way.hidden == INFINITE for way in ways) and (
-            examined(lab, argument, LARGE).value == "added"
+            examined(lab, argument, LARGE).value == ADDED
         ):
             ways.append(Blocking(argument, LARGE, 0.0, -1e9))
         for way in ways:
@@ -67,21 +66,21 @@ def _one(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
         # What is attached to a tensor may be lost where it is traced for a derivative.
         found = lab.ask(problem, natives)
     if isinstance(found, Refused):
-        yield Entry(f"{way.name}: output", "refused", found.told)
+        yield Entry(Phrase("fully-masked.output", way.about), REFUSED, found.told)
         return
     blocked = np.asarray(~np.broadcast_to(visible, shape.logits).any(axis=(1, 3)))
     if "batch" not in way.axes:
         blocked[:, QUERY] = True
     value = _output(lab, found)
     said = lab.adapter.masked_row(lab.mode)
-    words = DECLARED.get(str(said), "") if way.form is not LARGE else ""
-    same = {"zeros", "output bias only"} if not shape.bias else {value}
+    declared = declared_row(said) if said and way.form is not LARGE else NOTHING
+    same = {ZEROS, OUTPUT_BIAS} if not shape.bias else {value}
     yield Entry(
-        f"{way.name}: output",
+        Phrase("fully-masked.output", way.about),
         value,
         f"weights applied {numbers(found.applied[ENTRY, 0, QUERY])}",
-        declared=words,
-        agrees=not words or value == words or {value, words} == same,
+        declared=declared,
+        agrees=not declared or value == declared or {value, declared} == same,
         code=_code(lab, way, value),
     )
     if found.answer.weights is not None:
@@ -89,45 +88,45 @@ def _one(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
         row = row[0, QUERY] if row.ndim == 3 else row[QUERY]
         plain = lab.plain().answer.weights
         before = None if plain is None else plain[ENTRY].reshape(-1, *plain.shape[-2:])[0, QUERY]
-        yield Entry(f"{way.name}: returned weights", _row(row, before), numbers(row))
+        yield Entry(Phrase("fully-masked.weights", way.about), _row(row, before), numbers(row))
     if found.answer.gradients:
-        yield Entry(f"{way.name}: gradients", *_gradients(found, blocked))
+        yield Entry(Phrase("fully-masked.gradients", way.about), *_gradients(found, blocked))
 
 
-def _output(lab: Laboratory, found: Seen) -> str:
+def _output(lab: Laboratory, found: Seen) -> Phrase:
     output = found.answer.output[ENTRY, QUERY]
     if np.isnan(output).any():
-        return "NaN"
+        return NAN
     if not output.any():
-        return "zeros"
+        return ZEROS
     value = _row(found.applied[ENTRY, 0, QUERY], lab.plain().applied[ENTRY, 0, QUERY])
-    return {"zeros": "output bias only", "uniform": "mean of the values"}.get(value, value)
+    return {ZEROS: OUTPUT_BIAS, UNIFORM: MEAN}.get(value, value)
 
 
-def _row(weights: Array, plain: Array | None) -> str:
+def _row(weights: Array, plain: Array | None) -> Phrase:
     if np.isnan(weights).any():
-        return "NaN"
+        return NAN
     if not weights.any():
-        return "zeros"
+        return ZEROS
     if np.allclose(weights, 1 / len(weights), rtol=0.01, atol=0):
-        return "uniform"
+        return UNIFORM
     if plain is not None and np.allclose(weights, plain, rtol=0.01, atol=0):
-        return "as if unmasked"
-    return "something else"
+        return Phrase("row.unmasked")
+    return SOMETHING_ELSE
 
 
-def _gradients(found: Seen, blocked: BoolArray) -> tuple[str, str]:
+def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
     """Where NaN turns up; `blocked` are the masked queries `[batch query]`."""
     places = nan_places(found, blocked)
     if places:
         lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]
-        return f"NaN: {', '.join(places)}", f"NaN in {', '.join(lost)}"
-    return "finite", f"all of {', '.join(found.answer.gradients)}"
+        return Phrase("gradients.nan", {"places": [*places]}), f"NaN in {', '.join(lost)}"
+    return Phrase("gradients.finite"), f"all of {', '.join(found.answer.gradients)}"
 
 
-def nan_places(found: Seen, blocked: BoolArray) -> list[str]:
+def nan_places(found: Seen, blocked: BoolArray) -> list[Phrase]:
     """The masked queries, other queries, keys, values, parameters: whose gradient holds NaN."""
-    places: list[str] = []
+    places: list[Phrase] = []
     for name, array in found.answer.gradients.items():
         lost = ~np.isfinite(array)
         if not lost.any():
@@ -135,19 +134,19 @@ def nan_places(found: Seen, blocked: BoolArray) -> list[str]:
         if name == "query":
             rows = lost.any(axis=-1)
             if (rows & blocked).any():
-                places.append("the masked queries")
+                places.append(Phrase("place.masked-queries"))
             if (rows & ~blocked).any():
-                places.append("other queries")
+                places.append(Phrase("place.other-queries"))
         elif name in ("key", "value"):
-            places.append({"key": "keys", "value": "values"}[name])
-        elif "parameters" not in places:
-            places.append("parameters")
+            places.append(Phrase(f"place.{name}s"))
+        elif Phrase("place.parameters") not in places:
+            places.append(Phrase("place.parameters"))
     return places
 
 
-def _code(lab: Laboratory, way: Blocking, value: str) -> str:
+def _code(lab: Laboratory, way: Blocking, value: Phrase) -> str:
     if way.argument not in lab.adapter.mask_arguments:
         return ""
     made = mask(way.argument.layouts[0], way.form.dtype, way.hidden, None, "blocks every token")
-    shown, told = _SHOWN.get(value, ("output[0, 0, :4]", value))
+    shown, told = _SHOWN.get(value, ("output[0, 0, :4]", say(value)))
     return output(lab, way.argument.name, made, shown, told)

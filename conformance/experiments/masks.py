@@ -14,8 +14,20 @@ from conformance.experiments.code import difference, hiding
 from conformance.experiments.code import mask as mask_lines
 from conformance.experiments.forms import FORMS, Form, own_forms, telling
 from conformance.experiments.laboratory import Laboratory, Refused, Seen
-from conformance.experiments.meaning import READINGS, UNEXPLAINED, meaning, rows_changed
+from conformance.experiments.meaning import (
+    ADDED,
+    ATTENDS,
+    BLOCKS,
+    BLOCKS_EVERYTHING,
+    IGNORED,
+    READINGS,
+    REJECTED,
+    UNEXPLAINED,
+    meaning,
+    rows_changed,
+)
 from conformance.records.card import Entry
+from conformance.records.phrase import NOTHING, Argument, Phrase
 
 HALF = ("bfloat16", "float16")
 
@@ -33,15 +45,18 @@ def meanings(lab: Laboratory) -> Iterator[Entry]:
 
 def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
     """One argument in one form, in the laboratory's dtype or another."""
-    subject = f"{argument.name}, {form.name}" + (f" (inputs {dtype})" if dtype else "")
+    about: dict[str, Argument] = {"argument": argument.name, "form": form.phrase}
+    subject = Phrase("mask.meaning", about)
+    if dtype:
+        subject = Phrase("mask.meaning-for-inputs", about | {"dtype": dtype})
     problem = lab.problem(dtype=dtype)
     fed, laid = telling(form, argument, problem.shape)
     found = lab.ask(problem, {argument.name: form.array(laid)})
     # What an adapter declares of numbers is said of the implementation's own dtype.
     own = not dtype or form.dtype in ("own", "bool")
-    declared = declaration(argument, form) if own else ""
+    declared = declaration(argument, form) if own else NOTHING
     if isinstance(found, Refused):
-        return _entry(lab, argument, form, subject, "rejected", found.told, declared)
+        return _entry(lab, argument, form, subject, REJECTED, found.told, declared)
     as_handed: Native = form.array(fed)
     assert isinstance(as_handed, np.ndarray)
     numbers = as_handed.astype(np.float64)
@@ -58,31 +73,31 @@ def _entry(
     lab: Laboratory,
     argument: MaskArgument,
     form: Form,
-    subject: str,
-    value: str,
+    subject: Phrase,
+    value: Phrase,
     evidence: str,
-    declared: str,
+    declared: Phrase,
 ) -> Entry:
     # Whole numbers may be refused where fractions are taken: many libraries ask for floats.
-    if value == "rejected" and "int" in form.dtype:
-        declared = ""
+    if value == REJECTED and "int" in form.dtype:
+        declared = NOTHING
     agrees = not declared or value == declared
-    code = "" if "inputs" in subject else _code(lab, argument, form, value)
+    code = "" if "dtype" in subject.arguments else _code(lab, argument, form, value)
     return Entry(subject, value, evidence, declared, agrees, code)
 
 
-def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: str) -> str:
+def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) -> str:
     """Lines in which the argument hides token 0, as far as it can in this form."""
     layout = argument.layouts[0]
     if argument not in lab.adapter.mask_arguments:
         return ""
-    if value == "ignored":
+    if value == IGNORED:
         made = mask_lines(layout, form.dtype, 0.0, form.values[-1], "marks token 0")
         return difference(lab, argument.name, made, "0.0: it is ignored")
     fill, mark = {
-        "blocks": (0.0, form.values[-1]),
-        "attends": (form.values[-1], 0.0),
-        "added": (0.0, min(form.values)),
+        BLOCKS: (0.0, form.values[-1]),
+        ATTENDS: (form.values[-1], 0.0),
+        ADDED: (0.0, min(form.values)),
     }.get(value, (0.0, 0.0))
     if fill == mark or "key" not in layout:
         return ""
@@ -90,24 +105,24 @@ def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: str) -> st
     return hiding(lab, argument.name, made, "0.0: token 0 is hidden from the others")
 
 
-def declaration(argument: MaskArgument, form: Form) -> str:
-    """What the adapter says about this form, in the words of a meaning; "" for nothing.
+def declaration(argument: MaskArgument, form: Form) -> Phrase:
+    """What the adapter says about this form, as a meaning, if it says anything.
 
     Of "0 or 1 only" there is nothing to compare with in other forms.
     """
     if form.dtype == "bool":
-        return argument.true or ""
+        return Phrase(f"mask.{argument.true}") if argument.true else NOTHING
     if "int" in form.dtype and argument.whole is not None:
         argument = dataclasses.replace(argument, number=argument.whole)
     if argument.number == "added":
-        return "added"
+        return ADDED
     values = np.array(form.values)
     attends = argument.attending(values)
     if attends is None:
-        return ""
+        return NOTHING
     if attends.all() or not attends.any():
-        return "ignored" if attends.all() else "blocks everything"
-    return next(name for name, who in READINGS.items() if (who(values) == attends).all())
+        return IGNORED if attends.all() else BLOCKS_EVERYTHING
+    return next(it for it, reading in READINGS.items() if (reading(values) == attends).all())
 
 
 def told(lab: Laboratory, seen: Seen, fed: Array) -> str:
@@ -124,18 +139,18 @@ def told(lab: Laboratory, seen: Seen, fed: Array) -> str:
     )
 
 
-def _rows(lab: Laboratory, seen: Seen, fed: Array) -> str:
+def _rows(lab: Laboratory, seen: Seen, fed: Array) -> Phrase:
     """An argument over queries: marked rows, or the others, lose their weights."""
     changed = rows_changed(lab, seen)
     marked = np.broadcast_to(fed[:, 0, :, 0], changed.shape)
-    for name, expected in (
-        ("ignored", np.zeros_like(changed)),
-        ("attends", marked == 0),
-        ("blocks", marked != 0),
-        ("added", np.isneginf(marked) | (marked <= -1e3)),
+    for value, expected in (
+        (IGNORED, np.zeros_like(changed)),
+        (ATTENDS, marked == 0),
+        (BLOCKS, marked != 0),
+        (ADDED, np.isneginf(marked) | (marked <= -1e3)),
     ):
         if (changed == expected).all():
-            return name
+            return value
     return UNEXPLAINED
 
 

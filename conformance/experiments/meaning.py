@@ -29,33 +29,43 @@ from conformance.definition.attention import forward
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Shape
 from conformance.experiments.laboratory import Laboratory, Seen
+from conformance.records.phrase import Phrase
 
-UNEXPLAINED = "unexplained"
+ATTENDS, BLOCKS = Phrase("mask.attends"), Phrase("mask.blocks")
+BLOCKS_WHERE_ONE = Phrase("mask.blocks-where-one")
+BLOCKS_EVERYTHING = Phrase("mask.blocks-everything")
+ADDED, IGNORED = Phrase("mask.added"), Phrase("mask.ignored")
+INTO_WEIGHTS = Phrase("mask.multiplied-into-weights")
+REJECTED, UNEXPLAINED = Phrase("mask.rejected"), Phrase("mask.unexplained")
 
 
-def meaning(lab: Laboratory, seen: Seen, fed: Array) -> str:
+def meaning(lab: Laboratory, seen: Seen, fed: Array) -> Phrase:
     """The one hypothesis that explains the applied weights; `fed` has four axes."""
-    for name, predicted in predictions(lab, seen, fed).items():
+    for found, predicted in predictions(lab, seen, fed).items():
         if lab.alike(seen, predicted):
-            return name
+            return found
     weights = seen.applied
     uniform = np.allclose(weights, 1 / max(weights.shape[-1], 1), rtol=0.01, atol=0)
     if uniform or not weights.any() or np.isnan(weights).all():
-        return "blocks everything"
+        return BLOCKS_EVERYTHING
     return UNEXPLAINED
 
 
-READINGS: dict[str, Callable[[Array], BoolArray]] = {
-    "attends": lambda fed: fed != 0,
-    "attends above ½": lambda fed: fed > 0.5,
-    "attends where 1": lambda fed: fed == 1,
-    "blocks": lambda fed: fed == 0,
-    "blocks where 1": lambda fed: fed != 1,
+READINGS: dict[Phrase, Callable[[Array], BoolArray]] = {
+    ATTENDS: lambda fed: fed != 0,
+    Phrase("mask.attends-above-half"): lambda fed: fed > 0.5,
+    Phrase("mask.attends-where-one"): lambda fed: fed == 1,
+    BLOCKS: lambda fed: fed == 0,
+    BLOCKS_WHERE_ONE: lambda fed: fed != 1,
 }
 """Who attends by these numbers; the plainer name first."""
 
+BLOCKING = (BLOCKS, BLOCKS_WHERE_ONE)
+ATTENDING = tuple(found for found in READINGS if found not in BLOCKING)
+"""What 1 means, and 0 the opposite."""
 
-def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[str, Array]:
+
+def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
     """What each hypothesis predicts; of those that predict the same, the first."""
     shape = seen.problem.shape
     plain = lab.plain(lab.sizes(**_sizes(shape)), seen.problem.dtype).applied
@@ -66,18 +76,18 @@ def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[str, Array]:
         factor = np.exp(fed - fed.max(axis=-1, keepdims=True))
         scaled = np.exp(fed * logits - (fed * logits).max(axis=-1, keepdims=True))
         every = {
-            "ignored": plain,
-            **{name: among(plain, attends(fed)) for name, attends in READINGS.items()},
-            "added": _normal(plain * factor),
-            "multiplied": _normal(scaled),
-            "multiplied into the weights": plain * fed,
+            IGNORED: plain,
+            **{found: among(plain, attends(fed)) for found, attends in READINGS.items()},
+            ADDED: _normal(plain * factor),
+            Phrase("mask.multiplied"): _normal(scaled),
+            INTO_WEIGHTS: plain * fed,
         }
-    found: dict[str, Array] = {}
-    for name, predicted in every.items():
+    found: dict[Phrase, Array] = {}
+    for hypothesis, predicted in every.items():
         empty = (np.nan_to_num(predicted) == 0).all(axis=-1).any()
         repeated = any(_same(predicted, known) for known in found.values())
-        if not repeated and not (empty and name != "multiplied into the weights"):
-            found[name] = predicted
+        if not repeated and not (empty and hypothesis != INTO_WEIGHTS):
+            found[hypothesis] = predicted
     return found
 
 
@@ -134,8 +144,8 @@ class ReadAs:
 
     @property
     def name(self) -> str:
-        """ "[batch, 1, key]"."""
-        return f"[{', '.join(self.axes)}]"
+        """ "batch 1 key"."""
+        return " ".join(self.axes)
 
     def apply(self, array: Array, sizes: Mapping[str, int]) -> Array:
         """The array with four axes, 1 where it has none."""

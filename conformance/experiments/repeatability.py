@@ -9,34 +9,38 @@ import numpy as np
 
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem
-from conformance.experiments.laboratory import Laboratory, Outcome, Refused
+from conformance.experiments.laboratory import REFUSED, Laboratory, Outcome, Refused
 from conformance.records.card import Entry
+from conformance.records.phrase import Phrase
 
 
 def repeatability(lab: Laboratory) -> Iterator[Entry]:
     """Each against the plain answer."""
     first = lab.plain()
     problem = first.problem
-    yield _compared(lab, "asked twice", lab.ask(problem), first.applied)
-    yield _compared(lab, "alone and inside a batch", lab.ask(_alone(problem)), first.applied[:1])
-    for subject, strided in (("contiguous and strided", "gaps"), ("whole and cut out", "window")):
-        yield _compared(lab, subject, lab.ask(problem, strided=strided), first.applied)
+    yield _compared(lab, "twice", lab.ask(problem), first.applied)
+    yield _compared(lab, "alone", lab.ask(_alone(problem)), first.applied[:1])
+    for name, strided in (("strided", "gaps"), ("window", "window")):
+        yield _compared(lab, name, lab.ask(problem, strided=strided), first.applied)
     if lab.adapter.compiles:
         compiled = lab.ask(problem, compiled=True)
-        yield _compared(lab, "eager and compiled", compiled, first.applied)
+        yield _compared(lab, "compiled", compiled, first.applied)
 
 
-def _compared(lab: Laboratory, subject: str, found: Outcome, want: Array) -> Entry:
+def _compared(lab: Laboratory, name: str, found: Outcome, want: Array) -> Entry:
+    subject = Phrase(f"again.{name}")
     if isinstance(found, Refused):
-        return Entry(
-            subject, "not examined" if "no strides" in found.told else "refused", found.told
-        )
+        # Arrays of some frameworks have no strides.
+        missing = found.unsupported and name in ("strided", "window")
+        return Entry(subject, Phrase("again.not-examined") if missing else REFUSED, found.told)
     if np.array_equal(found.applied, want):
-        return Entry(subject, "same bits", "weights applied and output")
+        return Entry(subject, Phrase("again.same-bits"), "weights applied and output")
     noise = lab.noise(lab.problem())[: len(want)]
     apart = float(np.abs((found.applied - want) / noise).max())
     near = lab.alike_to_noise(found.applied, want, noise)
-    return Entry(subject, "within noise" if near else "apart", f"up to {apart:.2g} σ")
+    return Entry(
+        subject, Phrase(f"again.{'within-noise' if near else 'apart'}"), f"up to {apart:.2g} σ"
+    )
 
 
 def _alone(problem: Problem) -> Problem:

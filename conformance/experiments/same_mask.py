@@ -13,14 +13,15 @@ import numpy as np
 from conformance.adapter.arguments import MaskArgument, to_layout
 from conformance.definition.dtypes import Array
 from conformance.experiments.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form
-from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused, Seen
 from conformance.experiments.masks import examined
-from conformance.experiments.meaning import among
+from conformance.experiments.meaning import BLOCKS_EVERYTHING, IGNORED, REJECTED, among
 from conformance.experiments.readout import Sizes
 from conformance.records.card import Entry
+from conformance.records.phrase import Argument, Phrase
 
 LENGTH = 5
-WRITTEN = ("1 = may attend", "1 = blocked", "0 and −inf, added")
+WRITTEN = ("one-attends", "one-blocks", "added")
 
 
 def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
@@ -30,27 +31,28 @@ def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
         return
     problem = lab.problem(Sizes(query=LENGTH, key=LENGTH))
     visible = np.tri(LENGTH, dtype=bool)[None, None]
-    takes_bool = examined(lab, argument, BOOL).value != "rejected"
+    takes_bool = examined(lab, argument, BOOL).value != REJECTED
     zero_one = BOOL if takes_bool else ZERO_ONE
     ways: tuple[tuple[Form, Array], ...] = (
         (zero_one, visible * 1.0),
         (zero_one, ~visible * 1.0),
         (ZERO_INFINITE, np.where(visible, 0.0, INFINITE)),
     )
-    for told, (form, values) in zip(WRITTEN, ways, strict=True):
+    for written, (form, values) in zip(WRITTEN, ways, strict=True):
         layout = argument.layout_over("query", "key")
         assert layout is not None
         laid = to_layout(values, layout, problem.shape, broadcast=False)
         assert laid is not None
         found = lab.ask(problem, {argument.name: form.array(laid)})
-        subject = f"{argument.name}, {told}"
+        about: dict[str, Argument] = {"argument": argument.name}
+        subject = Phrase("same-mask", about | {"written": Phrase(f"written.{written}")})
         if isinstance(found, Refused):
-            yield Entry(subject, "refused", found.told), None
+            yield Entry(subject, REFUSED, found.told), None
         else:
             yield Entry(subject, *_outcome(lab, found)), found.applied[0, 0]
 
 
-def _outcome(lab: Laboratory, found: Seen) -> tuple[str, str]:
+def _outcome(lab: Laboratory, found: Seen) -> tuple[Phrase, str]:
     future = np.triu(np.ones((LENGTH, LENGTH), bool), 1)
     weights = found.applied
     lost = np.isnan(weights).any(axis=-1)
@@ -63,12 +65,13 @@ def _outcome(lab: Laboratory, found: Seen) -> tuple[str, str]:
         told += f"; {lost.mean():.0%} of the queries get NaN"
     plain = lab.plain(Sizes(*found.problem.shape.logits)).applied
     if lab.alike(found, among(plain, np.broadcast_to(~future, weights.shape))):
-        return "as meant", told
+        return Phrase("same-mask.as-meant"), told
     if lab.alike(found, plain):
-        return "ignored", told
+        return IGNORED, told
     if share == 0 and not lost.any():
-        return "blocks everything" if not weights.any() else "something else", told
-    return f"{share:.0%} on blocked keys" + (", NaN" if lost.any() else ""), told
+        return (SOMETHING_ELSE if weights.any() else BLOCKS_EVERYTHING), told
+    name = "same-mask.attends-future" + ("-with-nan" if lost.any() else "")
+    return Phrase(name, {"percent": round(100 * share)}), told
 
 
 def _over_queries(argument: MaskArgument) -> bool:

@@ -17,9 +17,11 @@ from conformance.adapter.arguments import MaskArgument
 from conformance.experiments.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form, arrange
 from conformance.experiments.laboratory import Laboratory, Refused, Seen
 from conformance.experiments.masks import examined
-from conformance.experiments.meaning import read_as
+from conformance.experiments.meaning import ADDED, ATTENDING, BLOCKING, read_as
 from conformance.experiments.readout import Sizes
 from conformance.records.card import Entry
+from conformance.records.phrase import NOTHING, Argument, Part, Phrase
+from conformance.words import say
 
 SHAPES = (
     "key",
@@ -62,9 +64,9 @@ WITHOUT_BROADCASTING = tuple(
 """Where sizes coincide, what is broadcast is known already."""
 
 COINCIDENCES = (
-    ("batch = heads, query = key", {"batch": 3, "heads": 3, "query": 5, "key": 5}),
-    ("batch = query, heads = key", {"batch": 3, "heads": 5, "query": 3, "key": 5}),
-    ("batch = key, heads = query", {"batch": 5, "heads": 3, "query": 3, "key": 5}),
+    ("batch-is-heads", {"batch": 3, "heads": 3, "query": 5, "key": 5}),
+    ("batch-is-query", {"batch": 3, "heads": 5, "query": 3, "key": 5}),
+    ("batch-is-key", {"batch": 5, "heads": 3, "query": 3, "key": 5}),
 )
 """Every two axes have one size in one of these."""
 
@@ -73,52 +75,62 @@ def different_sizes(lab: Laboratory) -> Iterator[Entry]:
     """What each argument takes where every axis has a size of its own."""
     sizes = lab.sizes()
     for argument, marking in _markings(lab):
-        accepted: dict[str, list[str]] = defaultdict(list)
+        accepted: dict[Phrase, list[str]] = defaultdict(list)
         refused: dict[str, list[str]] = defaultdict(list)
+        about: dict[str, Argument] = {"argument": argument.name}
         for name, seen, readings in _tried(lab, argument, marking, SHAPES, sizes):
             if isinstance(seen, Refused):
-                refused[seen.told].append(_shown(name))
+                refused[seen.told].append(name)
             else:
-                accepted[_as(name, readings)].append(_shown(name))
+                accepted[_as(name, readings)].append(name)
         takes = [shape for reading, shapes in accepted.items() if not reading for shape in shapes]
         declared = [
-            _shown(" ".join("·".join(names) for names in layouts.parse(layout)))
+            " ".join("·".join(names) for names in layouts.parse(layout))
             for layout in argument.layouts
         ]
         lacking = [layout for layout in declared if layout not in takes]
         yield Entry(
-            f"{argument.name}: shapes it takes",
-            " ".join(takes) or "none",
-            f"fed as {marking.form.name}, {_told(sizes)}",
-            declared=f"at least {' '.join(declared)}",
+            Phrase("shapes.taken", about),
+            Phrase("shapes", {"shapes": [*takes]}) if takes else Phrase("shapes.none"),
+            f"fed as {say(marking.form.phrase)}, {_told(sizes)}",
+            declared=Phrase("shapes.at-least", {"shapes": [*declared]}),
             agrees=not lacking,
         )
         for reading, shapes in accepted.items():
             if reading:
-                yield Entry(f"{argument.name}: takes {' '.join(shapes)}", reading, "no error")
+                subject = Phrase("shapes.misread", about | {"shapes": [*shapes]})
+                yield Entry(subject, reading, "no error")
         if refused:
             yield Entry(
-                f"{argument.name}: shapes it refuses",
-                " ".join(shape for shapes in refused.values() for shape in shapes),
-                "; ".join(f"{' '.join(shapes)}: {told}" for told, shapes in refused.items()),
+                Phrase("shapes.refused", about),
+                Phrase("shapes", {"shapes": [it for shapes in refused.values() for it in shapes]}),
+                "; ".join(
+                    f"{say(Phrase('shapes', {'shapes': [*shapes]}))}: {reason}"
+                    for reason, shapes in refused.items()
+                ),
             )
 
 
 def coinciding_sizes(lab: Laboratory) -> Iterator[Entry]:
     """For which axes an array is taken where two axes have one size."""
-    for told, sizes in COINCIDENCES:
+    for coincidence, sizes in COINCIDENCES:
         own = lab.sizes(**sizes)
         for argument, marking in _markings(lab):
-            taken: dict[tuple[int, ...], str] = {}
+            taken: dict[tuple[int, ...], Phrase] = {}
             tried = _tried(lab, argument, marking, WITHOUT_BROADCASTING, own)
             for name, seen, readings in tried:
                 if isinstance(seen, Seen):
                     shape = _sized(name, own)
-                    taken.setdefault(shape, _as("", readings) or "no axes")
-            listed = [f"{list(shape)} is {reading}" for shape, reading in taken.items()]
+                    taken.setdefault(shape, _as("", readings))
+            listed: list[Part] = [
+                Phrase("reading", {"shape": " ".join(map(str, shape)), "axes": reading})
+                for shape, reading in taken.items()
+            ]
+            about: dict[str, Argument] = {"argument": argument.name}
+            about |= {"sizes": Phrase(f"sizes.{coincidence}")}
             yield Entry(
-                f"{argument.name}, {told}",
-                "; ".join(listed) or "takes none",
+                Phrase("shapes.coinciding", about),
+                Phrase("readings", {"readings": listed}) if listed else Phrase("readings.none"),
                 _told(own),
             )
 
@@ -141,10 +153,10 @@ def _markings(lab: Laboratory) -> Iterator[tuple[MaskArgument, _Marking]]:
             continue
         for form, mark in ((BOOL, 1.0), (ZERO_ONE, 1.0), (ZERO_INFINITE, INFINITE)):
             value = examined(lab, argument, form).value
-            if value.startswith(("attends", "blocks")) and mark == 1.0 and "every" not in value:
-                yield argument, _Marking(form, mark, value.startswith("attends"))
+            if value in (*ATTENDING, *BLOCKING) and mark == 1.0:
+                yield argument, _Marking(form, mark, value in ATTENDING)
                 break
-            if value == "added" and mark == INFINITE:
+            if value == ADDED and mark == INFINITE:
                 yield argument, _Marking(form, mark, attends=False)
                 break
 
@@ -180,18 +192,14 @@ def _told(sizes: Sizes) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.named().items())
 
 
-def _as(name: str, readings: list[str]) -> str:
-    """ "" for the axes that the shape was made of, else what it was taken for."""
-    if _shown(name) in readings:
-        return ""
-    return " or ".join(readings) if readings else "taken, but no reading of its axes explains it"
+def _as(name: str, readings: list[str]) -> Phrase:
+    """Nothing for the axes that the shape was made of, else what it was taken for."""
+    if name in readings:
+        return NOTHING
+    return Phrase("axes", {"axes": [*readings]}) if readings else Phrase("axes.unexplained")
 
 
 def _sized(name: str, sizes: Sizes) -> tuple[int, ...]:
     known = sizes.named() | {"1": 1, "batch·heads": sizes.batch * sizes.heads}
     known["heads+1"] = sizes.heads + 1
     return tuple(known[axis] for axis in name.split())
-
-
-def _shown(name: str) -> str:
-    return f"[{', '.join(name.split())}]"

@@ -10,6 +10,8 @@ from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.experiments.laboratory import Laboratory
 from conformance.experiments.masks import numbers
 from conformance.records.card import Entry
+from conformance.records.phrase import Phrase
+from conformance.requirements.declared import returned_weights
 
 SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}
 
@@ -21,10 +23,15 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     declared = (lab.adapter.returns_weights or "none") if lab.mode.weights else "none"
     seen = "none" if weights is None else "per head" if weights.ndim == 4 else "averaged"
     shape = "" if weights is None else f"shape {list(weights.shape)}, {SHAPES[seen]}"
-    say = lab.adapter.weights_told
-    if say(seen) != seen:
+    if returned_weights(lab.adapter, seen).name("option"):
         shape += f", asked for with {lab.adapter.weights_option}"
-    yield Entry("returned weights", say(seen), shape, say(declared), seen == declared)
+    yield Entry(
+        Phrase("weights.returned"),
+        returned_weights(lab.adapter, seen),
+        shape,
+        returned_weights(lab.adapter, declared),
+        seen == declared,
+    )
     if weights is None:
         return
     noise = lab.noise(found.problem)
@@ -33,8 +40,11 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     sums = weights.sum(axis=-1)
     normal = (np.abs(sums - 1) <= BETWEEN_ANSWERS * noise.sum(axis=-1)).all()
     told = f"sums over the keys lie between {sums.min():.6g} and {sums.max():.6g}"
-    yield Entry("their sum over the keys", "1" if normal else "not 1", told)
+    yield Entry(
+        Phrase("weights.sum"), Phrase(f"weights.sum-{'one' if normal else 'not-one'}"), told
+    )
     same = (np.abs(weights - applied) <= BETWEEN_ANSWERS * noise).all()
     row = (0, 0, 0) if weights.ndim == 4 else (0, 0)
     told = f"entry 0, query 0: returned {numbers(weights[row])}, applied {numbers(applied[row])}"
-    yield Entry("beside those applied", "the same" if same else "others", told)
+    value = Phrase("weights.same" if same else "weights.others")
+    yield Entry(Phrase("weights.applied"), value, told)

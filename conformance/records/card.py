@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import msgspec
 
+from conformance.records.phrase import NOTHING, Phrase
+
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One observed convention.
 
     Attributes:
-        subject: what was looked at: "attn_mask, bool".
-        value: what was seen, in few words: "blocks". The words are fixed, so that implementations
-            can be compared.
+        subject: what was looked at: "mask.meaning" of an argument in a form.
+        value: what was seen: "mask.blocks".
         evidence: what exactly was fed and seen, for people.
-        declared: what the adapter says, in the words of `value`; "" if it says nothing.
+        declared: what the adapter says, to be compared with `value`; `NOTHING` if it says nothing.
         agrees: whether `value` is what the adapter declares.
         code: lines that show it without this suite, or "".
     """
 
-    subject: str
-    value: str
+    subject: Phrase
+    value: Phrase
     evidence: str = ""
-    declared: str = ""
+    declared: Phrase = NOTHING
     agrees: bool = True
     code: str = ""
 

@@ -96,7 +96,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     requirement: str
     verdict: Verdict
     detail: str = ""
-    value: str = ""
+    value: Phrase = NOTHING
     figures: Figures | None = None
     worst: Worst | None = None
     cause: Phrase = NOTHING

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from conformance.records import schema1_phrases
+from conformance.records.card import PREFIX
 from conformance.records.header import SCHEMA
 from conformance.records.phrase import Phrase
 from conformance.records.schema1_causes import old_cause, old_place
@@ -49,11 +51,14 @@ def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _finding(finding: dict[str, Any], differing: tuple[Phrase | str, ...]) -> dict[str, Any]:
-    """A finding with causes and places as phrases.
+    """A finding with its observed value, cause and place as phrases.
 
     `differing` are the subjects of the item's entries that are otherwise than declared.
     """
     upgraded = finding.copy()
+    if "value" in finding:
+        value = schema1_phrases.observed(finding["requirement"], finding["value"])
+        upgraded["value"] = _builtins(value)
     if "cause" in finding:
         upgraded["cause"] = msgspec.to_builtins(old_cause(finding["cause"], differing))
     if "where" in finding:
@@ -63,7 +68,18 @@ def _finding(finding: dict[str, Any], differing: tuple[Phrase | str, ...]) -> di
 
 def _entry(case: str, entry: dict[str, Any]) -> dict[str, Any]:
     """An entry of the card of the experiment `case`; here subjects and values become phrases."""
-    return entry
+    experiment = case.removeprefix(PREFIX)
+    subject = schema1_phrases.subject(experiment, entry["subject"])
+    phrases = {"subject": _builtins(subject)}
+    for name in entry.keys() & {"value", "declared"}:
+        value = schema1_phrases.value(experiment, entry[name], subject.id)
+        phrases[name] = _builtins(value)
+    return entry | phrases
+
+
+@cache
+def _builtins(phrase: Phrase) -> dict[str, Any]:
+    return msgspec.to_builtins(phrase)
 
 
 def _implementation(item: dict[str, Any]) -> dict[str, Any]:

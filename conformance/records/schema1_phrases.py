@@ -305,21 +305,23 @@ def _compiled(template: str) -> re.Pattern[str]:
     return re.compile("".join(parts), re.DOTALL)
 
 
-def _one(templates: Mapping[str, str]) -> Callable[[str], Argument | None]:
+def _one(templates: Mapping[str, str]) -> Callable[[str], Phrase | None]:
     return lambda text: _read(text, templates)
 
 
-def _several(separator: str, read: Callable[[str], Argument | None]) -> Callable[[str], Argument]:
+def _several(
+    separator: str, read: Callable[[str], Phrase | None]
+) -> Callable[[str], Argument | None]:
     """What stands between the separators, each as `read` reads it, or None if it cannot."""
 
     def several(text: str) -> Argument | None:
         items = [read(part) for part in text.split(separator)]
-        return None if None in items else items  # type: ignore[return-value]
+        return None if None in items else [item for item in items if item is not None]
 
-    return several  # type: ignore[return-value]
+    return several
 
 
-def _or_text(templates: Mapping[str, str]) -> Callable[[str], Argument]:
+def _or_text(templates: Mapping[str, str]) -> Callable[[str], Phrase]:
     return lambda text: _read(text, templates) or Phrase("text", {"text": text})
 
 
@@ -366,7 +368,8 @@ _BESIDE = {
 
 
 def _beside(text: str) -> Phrase:
-    return Phrase("beside", {"parts": [_or_text(_BESIDE)(part) for part in text.split("; ")]})  # type: ignore[misc]
+    read = _or_text(_BESIDE)
+    return Phrase("beside", {"parts": [read(part) for part in text.split("; ")]})
 
 
 _FIELDS: dict[str, Callable[[str], Argument | None]] = {

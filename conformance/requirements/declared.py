@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conformance.adapter.base import Adapter
 from conformance.records.card import Entry
 from conformance.records.findings import Finding
 from conformance.records.phrase import Phrase
 from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Requirement
+from conformance.words import say
 
 MOST = 3
 """Entries that a detail names; the card has them all."""
+
+
+def declared_row(said: str) -> Phrase:
+    """Return what `Adapter.fully_masked_row` says of a query, as a value of convention cards."""
+    return Phrase(f"row.{said.replace(' ', '-')}")
+
+
+def returned_weights(adapter: Adapter, returned: str) -> Phrase:
+    """Return how weights come back if one calls the implementation without this adapter.
+
+    `returned` is "per head", "averaged" or "none", as they come back with it.
+    """
+    if returned == "per head" and adapter.weights_option:
+        otherwise = Phrase(f"weights.{adapter.weights_otherwise}")
+        return Phrase("weights.unless", {"otherwise": otherwise, "option": adapter.weights_option})
+    return Phrase(f"weights.{returned.replace(' ', '-')}")
 
 
 def compared(entries: Sequence[Entry]) -> Finding:
@@ -19,7 +37,7 @@ def compared(entries: Sequence[Entry]) -> Finding:
     wrong = [entry for entry in entries if not entry.agrees]
     if wrong:
         told = [
-            f"{entry.subject}: declared {entry.declared}, observed {entry.value}"
+            f"{say(entry.subject)}: declared {say(entry.declared)}, observed {say(entry.value)}"
             for entry in wrong[:MOST]
         ]
         more = f"; and {len(wrong) - MOST} more" if len(wrong) > MOST else ""

@@ -8,11 +8,16 @@ from conformance.adapter.arguments import Spelling
 from conformance.cases import catalogue as served
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import solve
+from conformance.definition.problem import Answer
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding, Verdict
 from conformance.records.numbers import LIMIT
+from conformance.records.phrase import Argument, Part, Phrase
+from conformance.requirements.declared import declared_row
+from conformance.requirements.declared import returned_weights as as_called
 from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.requirement import Requirement
+from conformance.words import say
 
 WHERE = (0, 1)
 """Entry and query of the fully masked row in `patterns.with_fully_masked_row`."""
@@ -28,34 +33,41 @@ def fully_masked_row(ex: Examination) -> Finding:
     mean = solve(problem.replace(mask=None, causal=None, scale=0.0)).output[WHERE]
     unmasked = solve(problem.replace(mask=None, causal=None)).output[WHERE]
     if np.isnan(row).any():
-        seen = "nan"
+        seen = Phrase("row.nan")
     elif not row.any():
-        seen = "zeros"
+        seen = Phrase("row.zeros")
     elif _near(ex, row, nothing):
-        seen = "output bias"
+        seen = Phrase("row.output-bias")
     elif _near(ex, row, mean):
-        seen = "mean of values"
+        seen = Phrase("row.mean-of-values")
     elif _near(ex, row, unmasked):
-        seen = "as if unmasked"
+        seen = Phrase("row.unmasked")
     else:
-        seen = "something else"
+        seen = Phrase("something-else")
+    about: dict[str, Argument] = {"row": seen}
     if answer.gradients:
-        lost = [name for name, array in answer.gradients.items() if np.isnan(array).any()]
-        others = np.delete(answer.output[0], WHERE[1], axis=0)
-        seen += f"; NaN in gradients of {', '.join(lost)}" if lost else "; gradients finite"
-        if np.isnan(others).any():
-            seen += "; NaN in other rows"
-    return _against_declaration(FULLY_MASKED.id, seen, ex)
-
-
-def _against_declaration(requirement: str, seen: str, ex: Examination) -> Finding:
+        about["beside"] = _beside(answer)
+    value = Phrase("fully-masked.query", about)
     declared = ex.adapter.masked_row(ex.mode)
     if declared is None:
-        return Finding(requirement, "observed", value=seen)
-    if seen.split(";")[0] == declared:
-        return Finding(requirement, "conforms", value=seen)
-    detail = f"the adapter declares {declared!r}, observed {seen!r}"
-    return Finding(requirement, "deviates", detail=detail, value=seen)
+        return Finding(FULLY_MASKED.id, "observed", value=value)
+    if seen == declared_row(declared):
+        return Finding(FULLY_MASKED.id, "conforms", value=value)
+    detail = f"the adapter declares {declared!r}, observed {say(value)!r}"
+    return Finding(FULLY_MASKED.id, "deviates", detail=detail, value=value)
+
+
+def _beside(answer: Answer) -> Phrase:
+    """What comes with a fully masked row: NaN in gradients, or in other rows."""
+    lost = [name for name, array in answer.gradients.items() if np.isnan(array).any()]
+    parts: list[Part] = [
+        Phrase("beside.nan-in-gradients", {"arrays": [*lost]})
+        if lost
+        else Phrase("beside.gradients", {"value": Phrase("gradients.finite")})
+    ]
+    if np.isnan(np.delete(answer.output[0], WHERE[1], axis=0)).any():
+        parts.append(Phrase("beside.nan-in-other-rows"))
+    return Phrase("beside", {"parts": parts})
 
 
 def causal_alignment(ex: Examination) -> Finding | None:
@@ -71,17 +83,19 @@ def causal_alignment(ex: Examination) -> Finding | None:
     try:
         output = ex.ask(problem, spelling=Spelling(flag.name, spelled)).output
     except Raised as error:
-        seen = f"refused: {error.told}"
+        value = Phrase("refused.because", {"reason": error.told})
         verdict: Verdict = "conforms" if flag.alignment is None else "deviates"
-        return Finding(ALIGNMENT.id, verdict, value=seen, detail=seen if flag.alignment else "")
+        detail = say(value) if flag.alignment else ""
+        return Finding(ALIGNMENT.id, verdict, value=value, detail=detail)
     seen = "unexplained"
     for alignment in ("top-left", "bottom-right"):
         if _near(ex, output, solve(problem.replace(causal=alignment)).output):
             seen = alignment
+    value = Phrase(f"causal.{seen}")
     if seen == flag.alignment:
-        return Finding(ALIGNMENT.id, "conforms", value=seen)
+        return Finding(ALIGNMENT.id, "conforms", value=value)
     detail = f"the adapter declares {flag.alignment!r}, observed {seen!r}"
-    return Finding(ALIGNMENT.id, "deviates", detail=detail, value=seen)
+    return Finding(ALIGNMENT.id, "deviates", detail=detail, value=value)
 
 
 def returned_weights(ex: Examination) -> Finding | None:
@@ -92,9 +106,10 @@ def returned_weights(ex: Examination) -> Finding | None:
     seen = "none" if weights is None else "averaged" if weights.ndim == 3 else "per head"
     declared = ex.adapter.returns_weights or "none"
     if seen == declared:
-        return Finding(RETURNED.id, "conforms", value=ex.adapter.weights_told(seen))
+        return Finding(RETURNED.id, "conforms", value=as_called(ex.adapter, seen))
     detail = f"the adapter declares {declared!r}, observed {seen!r}"
-    return Finding(RETURNED.id, "deviates", detail=detail, value=seen)
+    value = Phrase(f"weights.{seen.replace(' ', '-')}")
+    return Finding(RETURNED.id, "deviates", detail=detail, value=value)
 
 
 def _near(ex: Examination, output: Array, want: Array) -> bool:

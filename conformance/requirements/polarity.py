@@ -22,9 +22,12 @@ from conformance.definition.problem import Problem
 from conformance.errors import Unsupported, WrongShape
 from conformance.records.findings import Finding
 from conformance.records.numbers import ratios
+from conformance.records.phrase import Argument, Part, Phrase
 from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.invariance import with_other_content
 from conformance.requirements.requirement import Requirement
+
+FORMS = {"bool": "form.bool", "0/1": "form.zero-one", "0/-inf": "form.zero-infinite"}
 
 MOVED = 24.0
 STILL = 12.0
@@ -125,15 +128,17 @@ def polarity(ex: Examination) -> Finding | None:
         raise Unsupported("no mask arguments are declared")
     if not ex.varies_arguments:
         return None
-    told = []
+    told: list[Part] = []
     wrong = []
     for trial, seen, evidence in observations(ex):
         meaning = seen if trial.form != "0/-inf" else {"attends": "added"}.get(seen, seen)
-        told.append(f"{trial.argument}[{trial.form}]={meaning}")
+        about: dict[str, Argument] = {"argument": trial.argument}
+        about |= {"form": Phrase(FORMS[trial.form]), "meaning": Phrase(f"mask.{meaning}")}
+        told.append(Phrase("mask.means", about))
         if seen != trial.declared:
             declared = f"declared {trial.argument}[{trial.form}] {trial.declared}"
             wrong.append(f"{declared}, observed {seen}: {evidence}")
-    value = " ".join(told)
+    value = Phrase("mask.meanings", {"meanings": told})
     if wrong:
         return Finding(POLARITY.id, "deviates", detail="; ".join(wrong), value=value)
     return Finding(POLARITY.id, "conforms", value=value)

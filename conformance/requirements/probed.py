@@ -9,6 +9,7 @@ from conformance.records.card import Entry
 from conformance.records.findings import Finding, Verdict
 from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Requirement
+from conformance.words import say
 
 
 def of_no_case(ex: Examination) -> Finding | None:
@@ -36,7 +37,7 @@ LAYOUT = Requirement(
 
 @dataclass(frozen=True)
 class Rule:
-    """Which entries of which experiment decide a requirement, and what its values mean."""
+    """Which entries of which experiment decide a requirement, and what its values mean, by id."""
 
     requirement: Requirement
     experiment: str
@@ -48,14 +49,18 @@ _RULES = (
     Rule(
         DROPOUT,
         "dropout",
-        ("mean over draws",),
-        {"the weights": "conforms", "not the weights": "deviates"},
+        ("dropout.mean",),
+        {"dropout.unbiased": "conforms", "dropout.biased": "deviates"},
     ),
     Rule(
         LAYOUT,
         "repeatability",
-        ("contiguous and strided", "whole and cut out"),
-        {"same bits": "conforms", "within noise": "conforms", "apart": "deviates"},
+        ("again.strided", "again.window"),
+        {
+            "again.same-bits": "conforms",
+            "again.within-noise": "conforms",
+            "again.apart": "deviates",
+        },
     ),
 )
 
@@ -67,13 +72,13 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
     """What the entries of an experiment say about requirements of its own."""
     for rule in _RULES:
         about = [
-            (rule.verdicts.get(entry.value, "unsupported"), entry)
+            (rule.verdicts.get(entry.value.id, "unsupported"), entry)
             for entry in entries
-            if rule.experiment == experiment and entry.subject in rule.subjects
+            if rule.experiment == experiment and entry.subject.id in rule.subjects
         ]
         if about:
             verdict, entry = min(about, key=lambda pair: _WORST_FIRST.index(pair[0]))
-            detail = f"{entry.subject}: {entry.evidence}" if verdict != "conforms" else ""
+            detail = f"{say(entry.subject)}: {entry.evidence}" if verdict != "conforms" else ""
             yield Finding(rule.requirement.id, verdict, detail, entry.value)
 
 

@@ -20,6 +20,7 @@ from conformance.records.findings import (
     count,
 )
 from conformance.records.header import CaseInfo
+from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record, read
 from conformance.reports.load import find_records
 from conformance.reports.totals import BAD, Group, grouped
@@ -95,7 +96,10 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Convention(msgspec.Struct, frozen=True):
-    """An entry of a convention card that is another now; "" stands for no entry."""
+    """An entry of a convention card that is another now; "" stands for no entry.
+
+    `phrases` are subject, before and after, for programs.
+    """
 
     implementation: str
     device: str
@@ -104,6 +108,7 @@ class Convention(msgspec.Struct, frozen=True):
     before: str
     after: str
     modes: list[str]
+    phrases: list[Phrase] = []
 
 
 class Members(msgspec.Struct, frozen=True):
@@ -211,15 +216,15 @@ def matched(before: Answers, after: Answers) -> Iterator[Pair]:
                 yield Pair(key, requirement, one.get(requirement), other.get(requirement))
 
 
-def entries_apart(before: Answers, after: Answers) -> Iterator[tuple[Key, str, str, str]]:
-    """Subjects of convention cards of which the values differ, "" for none; of common items."""
+def entries_apart(before: Answers, after: Answers) -> Iterator[tuple[Key, Phrase, Phrase, Phrase]]:
+    """Subjects of convention cards of which the values differ; of items that both have."""
     for key in before:
         if key not in after:
             continue
         one = {entry.subject: entry.value for entry in before[key].entries}
         other = {entry.subject: entry.value for entry in after[key].entries}
         for subject in dict.fromkeys([*one, *other]):
-            values = one.get(subject, ""), other.get(subject, "")
+            values = one.get(subject, NOTHING), other.get(subject, NOTHING)
             if values[0] != values[1]:
                 yield key, subject, *values
 
@@ -392,7 +397,7 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
     """Both states, if the verdict is the same and something else is not."""
     verdict = after.verdict
     if before.value != after.value:
-        return before.value or "nothing", after.value or "nothing"
+        return say(before.value) or "nothing", say(after.value) or "nothing"
     if before.cause != after.cause:
         return tuple(  # type: ignore[return-value]
             f"{verdict}, {say(finding.cause) or 'no cause known'}" for finding in (before, after)
@@ -453,11 +458,15 @@ def _change(group: Group[One], asked: Asked) -> Change:
 
 def _conventions(before: Loaded, after: Loaded) -> list[Convention]:
     """Card entries that are others now; modes that changed alike are one."""
-    found: dict[tuple[str, str, str, str, str, str], list[str]] = defaultdict(list)
-    for key, subject, was, is_now in entries_apart(before.results, after.results):
-        name, device, experiment, _, mode = key
-        found[name, device, experiment, subject, was, is_now].append(mode)
-    return [Convention(*change, modes) for change, modes in found.items()]
+    found: dict[tuple[str, str, str, Phrase, Phrase, Phrase], list[str]] = defaultdict(list)
+    for key, subject, one, other in entries_apart(before.results, after.results):
+        found[*key[:3], subject, one, other].append(key[4])
+    return [
+        Convention(
+            name, device, case, say(subject), say(one), say(other), modes, [subject, one, other]
+        )
+        for (name, device, case, subject, one, other), modes in found.items()
+    ]
 
 
 def _members(

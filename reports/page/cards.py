@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from conformance.records.header import CausalInfo
+from conformance.records.phrase import Phrase
 from conformance.reports.model import (
     Argument,
     Column,
@@ -21,6 +22,7 @@ from conformance.reports.model import (
     Report,
     Variant,
 )
+from conformance.words import say
 
 Members = Sequence[tuple[str, Sequence[Variant]]]
 """Name of a backend, and what was observed on it."""
@@ -74,7 +76,7 @@ def polarity(found: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]
             own = [
                 argument
                 for argument in card.arguments
-                if argument.true and argument.true[0].value == meaning
+                if argument.true and argument.true[0].phrase.id == f"mask.{meaning}"
             ]
             if own:
                 told.append((card, own))
@@ -85,12 +87,12 @@ def pooled(members: Members) -> list[Variant]:
     """What several backends were seen to do, as one list."""
     if len(members) == 1:
         return list(members[0][1])
-    times: dict[str, int] = defaultdict(int)
-    places: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    times: dict[tuple[str, Phrase], int] = defaultdict(int)
+    places: dict[tuple[str, Phrase], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, observed in members:
         for item in observed:
-            times[item.value] += item.times
-            places[item.value][item.where].append(name)
+            times[item.value, item.phrase] += item.times
+            places[item.value, item.phrase][item.where].append(name)
     looked = sum(bool(observed) for _, observed in members)
     found = []
     for value in sorted(times, key=lambda value: -times[value]):
@@ -103,7 +105,7 @@ def pooled(members: Members) -> list[Variant]:
                 ", ".join(names) + (f": {where}" if where else "")
                 for where, names in wheres.items()
             )
-        found.append(Variant(value, times[value], where))
+        found.append(Variant(value[0], times[value], where, value[1]))
     return found
 
 
@@ -133,21 +135,25 @@ def _reading(members: Sequence[tuple[str, Argument]]) -> Reading:
     surprises: dict[str, list[str]] = defaultdict(list)
     for form, observed in forms.items():
         for item in observed:
-            if declared[form] and item.value != declared[form]:
+            if declared[form] and item.phrase.id != declared[form]:
                 place = f" ({item.where})" if item.where else ""
-                surprises[f"{item.value}{place}, declared {declared[form]}"].append(_fed(form))
+                surprises[f"{item.value}{place}, declared {say(Phrase(declared[form]))}"].append(
+                    _fed(form)
+                )
 
     def seen(form: str) -> list[Variant]:
-        told = declared.get(form, "")
-        return forms.get(form) or ([Variant(told, 0, "declared")] if told else [])
+        meaning = Phrase(declared.get(form, ""))
+        return forms.get(form) or (
+            [Variant(say(meaning), 0, "declared", meaning)] if meaning else []
+        )
 
     looked = any(forms[form] for form, told in declared.items() if told)
     return Reading(
         name=first.declared.name,
         axes=first.declared.axes,
-        true=seen("bool"),
-        ones=seen("0/1"),
-        infinite=seen("0/-inf"),
+        true=seen("form.bool"),
+        ones=seen("form.zero-one"),
+        infinite=seen("form.zero-infinite"),
         agrees=not surprises if looked else None,
         surprises=[f"{' and '.join(fed)}: {told}" for told, fed in surprises.items()],
     )
@@ -167,7 +173,7 @@ def _masked(members: Sequence[tuple[str, Sequence[MaskedRow]]]) -> list[MaskedRo
                     (name, item.consequences)
                     for name, found in members
                     for item in found
-                    if item.row.value == row.value
+                    if item.row.phrase == row.phrase
                 ]
             ),
         )
@@ -183,4 +189,8 @@ def _declared(convention: Convention) -> bytes:
 
 
 def _fed(form: str) -> str:
-    return {"bool": "booleans", "0/-inf": "0 and −∞", "0/1": "0 and 1"}.get(form, form)
+    return {
+        "form.bool": "booleans",
+        "form.zero-infinite": "0 and −∞",
+        "form.zero-one": "0 and 1",
+    }.get(form, form)

@@ -125,7 +125,7 @@ def _shown(finding: Finding, row: dict[str, int]) -> Shown:
         row[finding.requirement],
         VERDICTS.index(finding.verdict),
         finding.detail,
-        finding.value,
+        say(finding.value),
         say(finding.cause),
         say(finding.where),
         finding.made_by,

@@ -145,7 +145,7 @@ def families(report: Report) -> list[Family]:
         rows[item.column].append(item)
     found: dict[tuple[str, ...], list[HandedRow]] = defaultdict(list)
     for key, cells in rows.items():
-        understood = tuple(item.written for item in cells if item.value == "as meant")
+        understood = tuple(item.written for item in cells if item.phrase.id == "same-mask.as-meant")
         found[understood].append(HandedRow(report.column(key), cells[0].argument, cells))
     ordered = sorted(found.items(), key=lambda item: -len(item[1]))
     return [

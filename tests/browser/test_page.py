@@ -16,6 +16,7 @@ from records import (
     NASTY,
     OUTPUT,
     bad,
+    entry,
     full,
     good,
     implementation,
@@ -26,7 +27,6 @@ from records import (
 
 from conformance.cases.catalogue import find_cases
 from conformance.cases.told import told
-from conformance.records.card import Entry
 from conformance.records.findings import CaseResult, Finding
 from conformance.records.header import CaseInfo, Plane
 from conformance.records.phrase import Phrase
@@ -60,9 +60,10 @@ def files(tmp_path_factory) -> dict[str, Path]:
                 result(good(), bad(GRADIENT, cause=NEGATED), name="wrong",
                        case="causal/square/self", **place),
             ]  # fmt: skip
-    entry = Entry("mask, bool", "blocks", "fed [1 0]", "attends", False, "print(1)")
+    texts = ("mask, bool", "blocks", "fed [1 0]", "attends")
+    probed = entry("masks", *texts, agrees=False, code="print(1)")
     found = [Finding("adapter.declares-what-is-observed", "deviates")]
-    results.append(CaseResult("wrong", "probe/masks", "float32", "cpu", "train", found, [entry]))
+    results.append(CaseResult("wrong", "probe/masks", "float32", "cpu", "train", found, [probed]))
     today = with_cases(record(*results, name="today", created="2026-02-02"))
     before = loaded(record(*results[:-2], name="before", created="2026-01-01"))
     own, expected, problems = full()

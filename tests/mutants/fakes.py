@@ -7,6 +7,7 @@ import numpy as np
 from conformance import attention_function
 from conformance.experiments import experiment
 from conformance.experiments.laboratory import Laboratory
+from conformance.words import say
 from mutants.miniatures import MASK
 
 
@@ -65,12 +66,12 @@ def laboratory(adapter, mode=None, dtype="float32"):
 
 
 def entries(adapter, name, mode=None):
-    """Subject to entry, of one experiment."""
+    """Text of the subject to entry, of one experiment."""
     found = experiment(name).run(laboratory(adapter, mode)).entries
     assert len({entry.subject for entry in found}) == len(found)
-    return {entry.subject: entry for entry in found}
+    return {say(entry.subject): entry for entry in found}
 
 
 def values(adapter, name, mode=None):
-    """Subject to value."""
-    return {subject: entry.value for subject, entry in entries(adapter, name, mode).items()}
+    """Text of the subject to that of the value."""
+    return {subject: say(entry.value) for subject, entry in entries(adapter, name, mode).items()}
