@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 
 from conformance.commands.shared import Commands
 from conformance.errors import ConformanceError, ExitCode
 
 SHELLS = ("bash", "zsh", "fish")
+COMPLETED = ("implementation", "case", "dtype", "experiment", "name")
+"""Destinations of the options and arguments that are completed."""
+
 MISSING = "completion needs argcomplete; pip install argcomplete"
 
 
@@ -41,9 +45,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
     except ImportError:
         return
     for action in _actions(parser):
-        completer = _COMPLETERS.get(action.dest)
-        if completer is not None and not action.choices:
-            action.completer = completer  # type: ignore[attr-defined]
+        if action.dest in COMPLETED and not action.choices:
+            action.completer = partial(_known, action.dest)  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser)
 
 
@@ -57,45 +60,26 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
             yield action
 
 
-def _implementations(prefix: str, **_: object) -> list[str]:
-    """Built-in names; paths are completed where no name fits."""
-    from argcomplete.completers import FilesCompleter
-
-    from conformance.adapter.loading import registered
-
-    return [*registered(), *FilesCompleter(("py",))(prefix)]
-
-
-def _cases(**_: object) -> list[str]:
+def _known(dest: str, prefix: str, **_: object) -> list[str]:
+    """What may stand there; for an implementation paths too, where no name fits."""
     from conformance.cases.catalogue import catalogue
-
-    return [case.id for case in catalogue()]
-
-
-def _dtypes(**_: object) -> list[str]:
-    from conformance.definition.dtypes import DTYPES
-
-    return list(DTYPES)
-
-
-def _experiments(**_: object) -> list[str]:
     from conformance.records.card import TOPICS
 
-    return [topic.name for topic in TOPICS]
+    if dest == "implementation":
+        from argcomplete.completers import FilesCompleter
 
+        from conformance.adapter.loading import registered
 
-def _names(**_: object) -> list[str]:
-    from conformance.records.card import TOPICS
+        return [*registered(), *FilesCompleter(("py",))(prefix)]
+    if dest == "dtype":
+        from conformance.definition.dtypes import DTYPES
+
+        return list(DTYPES)
+    if dest == "experiment":
+        return [topic.name for topic in TOPICS]
+    cases = [case.id for case in catalogue()]
+    if dest == "case":
+        return cases
     from conformance.requirements import REQUIREMENTS
 
-    return [*(item.id for item in REQUIREMENTS), *(topic.id for topic in TOPICS), *_cases()]
-
-
-_COMPLETERS = {
-    "implementation": _implementations,
-    "case": _cases,
-    "dtype": _dtypes,
-    "experiment": _experiments,
-    "name": _names,
-}
-"""By the destination of an option."""
+    return [*(item.id for item in REQUIREMENTS), *(topic.id for topic in TOPICS), *cases]
