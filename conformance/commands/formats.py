@@ -21,7 +21,7 @@ OUTPUTS = {
         "conformance.commands.explain:Explanation",
         "what mha-conformance explain prints",
     ),
-    "run": ("conformance.running.summary:Summary", "what mha-conformance run prints"),
+    "run": ("conformance.running.ending:Summary", "what mha-conformance run prints"),
     "probe": ("conformance.commands.probe:Results", "what mha-conformance probe prints"),
     "compare": (
         "conformance.reports.changes.compare:Changes",

@@ -22,7 +22,7 @@ from conformance.running import LEVELS, LIMITS
 
 if TYPE_CHECKING:
     from conformance.records.record import Record
-    from conformance.running.summary import Outcome
+    from conformance.running.ending import Outcome
 
 WITHOUT = ("logging", "warnings", "unraisableexception", "threadexception")
 QUICK = ("-q", "--assert=plain", "--capture=sys", *(f"-pno:{plugin}" for plugin in WITHOUT))
@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
     outcome = outcome_of(options.record, found)
     if options.format == "json":
         from conformance.commands.formats import print_json
-        from conformance.running.summary import summary
+        from conformance.running.ending import summary
 
         print_json(summary(outcome, ExitCode.OK))
         return ExitCode.OK
@@ -163,7 +163,7 @@ def _of_run(record: Record, run: str) -> Record:
 
 def outcome_of(path: Path, record: Record) -> Outcome:
     """What a record says, in the form of a run that has ended."""
-    from conformance.running.summary import Outcome
+    from conformance.running.ending import Outcome
 
     pairs = [(one.name, one.spec) for one in record.header.implementations]
     return Outcome(pairs, record.results, record.header.planned, "", path.absolute())
@@ -251,7 +251,7 @@ def examine(
     worth = _worth(int(code), survey=survey, gated=gated)
     if as_json and refusals.run is not None:
         from conformance.commands.formats import print_json
-        from conformance.running.summary import summary
+        from conformance.running.ending import summary
 
         print_json(summary(refusals.run.outcome, worth))
     return worth

@@ -45,6 +45,7 @@ from conformance.records.record import (
 from conformance.requirements import find_requirement
 from conformance.running import digests, ending, gated
 from conformance.running.earlier import Earlier, as_measured, earlier
+from conformance.running.ending import Outcome
 from conformance.running.examiner import Examiner, Worst, conforms_alone, kept, places
 from conformance.running.gated import Gated
 from conformance.running.levels import CORE_DTYPES
@@ -58,7 +59,6 @@ from conformance.running.provenance import (
     run_id,
 )
 from conformance.running.session import Inquiry, Item, inquiries, modes_of, plan
-from conformance.running.summary import Outcome
 from conformance.text import printable
 
 if TYPE_CHECKING:
