@@ -15,15 +15,20 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 INNER = "--inside"
 
 
-def suite(implementation: str) -> tuple[float, float, str]:
-    """Seconds of the whole suite and of the implementation's own calls, and pytest's last line."""
+def suite(implementation: str, cache: str = "") -> tuple[float, float, str]:
+    """CPU seconds of the whole suite and of the implementation's own calls, and pytest's last line.
+
+    `cache` is where expectations are kept, if not in the user's cache.
+    """
     command = [sys.executable, __file__, INNER, implementation]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment |= {"MHA_CONFORMANCE_CACHE": cache} if cache else {}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     lines = done.stdout.strip().splitlines()
     if not lines or not lines[-1].startswith("seconds "):
@@ -33,41 +38,52 @@ def suite(implementation: str) -> tuple[float, float, str]:
 
 
 def inside(implementation: str) -> None:
-    """One suite run with the framework's `evaluate` timed; imports are not counted."""
+    """One suite run with the framework's `evaluate` timed; imports are not counted.
+
+    Its own calls are those of `evaluate`: the forward pass and, where there are gradients, the
+    backward pass, on native arrays. Seconds are those of the CPU, so that what else the machine
+    does hardly matters.
+    """
     import conformance.running.run  # noqa: F401 - imports are not counted
     from conformance.adapter.loading import load
     from conformance.cli import main as command
 
+    # Also not what the framework imports at its first derivative.
+    command(["run", implementation, "--case", "plain/no-mask/self", "--dtype", "float32"])
     adapter = load(implementation)
-    adapter.prepare()
     bridge = type(adapter.bridge)
     evaluate, own = bridge.evaluate, [0.0]
 
     def timed(self, *arguments, **options):
-        started = time.perf_counter()
+        started = time.process_time()
         try:
             return evaluate(self, *arguments, **options)
         finally:
-            own[0] += time.perf_counter() - started
+            own[0] += time.process_time() - started
 
     bridge.evaluate = timed
-    started = time.perf_counter()
+    started = time.process_time()
     command(["run", implementation, "--case", "*/*/*"])  # the catalogue; `probe` is timed below
-    print(f"seconds {time.perf_counter() - started:.3f} {own[0]:.3f}")
+    print(f"seconds {time.process_time() - started:.3f} {own[0]:.3f}")
 
 
 def torch() -> None:
-    """The claim: at most 3 times the implementation's own forward and backward calls."""
+    """The claim: at most 2.5 times the implementation's own forward and backward calls.
+
+    The first run computes what is expected; the others, which count, find it in the cache.
+    """
     ratios = []
-    for _ in range(3):
-        whole, own, told = suite("torch-mha")
-        ratios.append(whole / own)
-        print(f"torch-mha: suite {whole:.1f} s, own calls {own:.1f} s, ratio {whole / own:.2f}")
-    print(f"torch-mha: median ratio {statistics.median(ratios):.2f} (limit 3); {told}")
+    with tempfile.TemporaryDirectory() as cache:
+        for run in ("first", "second", "third", "fourth"):
+            whole, own, told = suite("torch-mha", cache)
+            ratios.append(whole / own)
+            figures = f"suite {whole:.1f} s, own calls {own:.1f} s, ratio {whole / own:.2f}"
+            print(f"torch-mha, {run} run: {figures}")
+    print(f"torch-mha: median ratio {statistics.median(ratios[1:]):.2f} (limit 2.5); {told}")
 
 
 def flax() -> None:
-    """The claim: at most 30 s of wall time each."""
+    """The claim: at most 30 s each."""
     for name in ("flax-linen", "flax-nnx"):
         whole, own, told = suite(name)
         print(f"{name}: {whole:.1f} s (limit 30), {own:.1f} s of it compiling and calling; {told}")
