@@ -11,7 +11,7 @@ import numpy as np
 from conformance.adapter.base import Call, Mode
 from conformance.adapter.native import NativeAdapter
 from conformance.adapter.parameters import Parameter, ParameterTable
-from conformance.definition.problem import Problem, Shape
+from conformance.definition.problem import Problem, Shape, Weights
 from conformance.errors import WrongDeclaration
 from conformance.frameworks.base import Natives
 
@@ -28,6 +28,7 @@ class Layer(NativeAdapter):
     def __init__(self) -> None:
         self._built: dict[Hashable, Any] = {}
         self._tables: dict[Shape, ParameterTable] = {}
+        self._loaded: tuple[Weights, Shape, Mapping[str, np.ndarray]] | None = None
 
     def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
         """The parameter table for this shape."""
@@ -84,13 +85,21 @@ class Layer(NativeAdapter):
                 f"parameters are arguments in {self.bridge.name}: {type(self).__name__} needs "
                 "bind(layer, parameters), which returns the layer with these parameters"
             )
-        parameters = self.table(problem.shape).load(problem.weights)
+        parameters = self._parameters_of(problem)
         natives = self.own_parameters(layer, parameters, problem.dtype, call.device)
 
         def invoke(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
             return self.call(self.bind(layer, own), query, key, value, masks, call.mode)
 
         return natives, invoke, key
+
+    def _parameters_of(self, problem: Problem) -> Mapping[str, np.ndarray]:
+        """The native parameters in NumPy, remembered from one mode to the next."""
+        weights, shape, parameters = self._loaded or (None, None, {})
+        if weights is not problem.weights or shape != problem.shape:
+            parameters = self.table(problem.shape).load(problem.weights)
+            self._loaded = (problem.weights, problem.shape, parameters)
+        return parameters
 
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
         return self.table(problem.shape).export(gradients)
