@@ -24,7 +24,7 @@ from conformance.running import digests
 from conformance.running.earlier import as_measured, earlier, unchanged
 from conformance.running.examiner import Examiner, Worst, kept, places
 from conformance.running.parts import Lock, join, parse_shard, part
-from conformance.running.provenance import describe, provenance, requirements
+from conformance.running.provenance import describe, environment, provenance, requirements
 from conformance.running.session import inquiries, plan
 
 DTYPES = ["float32", "bfloat16"]
@@ -307,6 +307,16 @@ def test_days():
     assert as_measured(["2026-01-02", "2026-01-01"], 2).endswith("on 2026-01-01 and 2026-01-02")
     days = [f"2026-01-0{day}" for day in range(1, 6)]
     assert as_measured(days, 9) == "5 of 9 items as measured between 2026-01-01 and 2026-01-05"
+
+
+def test_variables_that_may_change_numbers(monkeypatch):
+    changes = {"OMP_NUM_THREADS": "3", "NVIDIA_TF32_OVERRIDE": "1"}
+    harmless = {"JAX_COMPILATION_CACHE_DIR": "x", "TF_CPP_MIN_LOG_LEVEL": "3", "LANG": "C"}
+    for name, value in (changes | harmless).items():
+        monkeypatch.setenv(name, value)
+    found = environment.__wrapped__()
+    assert found.items() >= changes.items()
+    assert not found.keys() & harmless.keys()
 
 
 # Digests
