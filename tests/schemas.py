@@ -13,6 +13,7 @@ import msgspec
 from conformance.commands.formats import schema
 from conformance.errors import BrokenRecord
 from conformance.records.record import read
+from conformance.records.schema1 import SCHEMA_1
 
 RECORD = Path(__file__).parent.parent / "docs" / "record.schema.json"
 
@@ -40,7 +41,10 @@ def record_faults(folder: Path) -> dict[str, list[str]]:
             read(path)
         except (BrokenRecord, OSError):
             continue
-        told = faults("record", msgspec.json.decode(path.read_bytes()))
+        document = msgspec.json.decode(path.read_bytes())
+        if document["header"]["schema"] == SCHEMA_1:
+            continue
+        told = faults("record", document)
         if told:
             found[str(path)] = told[:3]
     return found
