@@ -133,7 +133,8 @@ def search(
         report_multiple_bugs=False,
     )
     drawings = _drawings(learn(adapter, ways[0][0]), ways, few_shapes=adapter.compiles)
-    run = hypothesis.seed(options.seed)(configured(hypothesis.given(drawings)(look)))
+    given: Any = hypothesis.given(drawings)
+    run = hypothesis.seed(options.seed)(configured(given(look)))
     with tempfile.TemporaryDirectory() as folder:
         # Hypothesis notes what it knows about the code in a folder; it must not be the user's.
         set_hypothesis_home_dir(folder)

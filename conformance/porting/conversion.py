@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,7 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
             )
 
 
+@lru_cache(maxsize=64)
 def tables(layer: Layer) -> tuple[Rows, ...]:
     """Every table that the layer declares for some shape, each once.
 
@@ -315,6 +317,7 @@ def _small_shapes(layer: Layer) -> Iterator[Shape]:
         yield from shapes_of(dict(zip(SIZES, sizes, strict=True)), (*score, *biases))
 
 
+@lru_cache(maxsize=64)
 def _always_equal(layer: Layer) -> dict[str, str]:
     """Sizes that are another one's in every shape that the layer can have."""
     possible = []
