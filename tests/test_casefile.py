@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from conformance.cases import casefile
 from conformance.cases.casefile import KEY, Found, load_case, read, store
+from conformance.cases.tensors import look
 from conformance.cli import main
-from conformance.definition.tensors import look
 from conformance.errors import BrokenCase, ConformanceError, ExitCode
 from conformance.explore.recipe import Frame, Recipe
 

@@ -19,11 +19,11 @@ from conformance.adapter.layer import Layer
 from conformance.adapter.loading import load, registered
 from conformance.cases.catalogue import find_cases
 from conformance.cases.families import FAMILIES
+from conformance.cases.tensors import EXPONENT, WIDTH, Tensor, look, write
 from conformance.cli import main
 from conformance.definition.comparison import compare
 from conformance.definition.expectation import expect
 from conformance.definition.problem import Weights
-from conformance.definition.tensors import EXPONENT, WIDTH, Tensor, look, write
 from conformance.errors import (
     ConformanceError,
     ExitCode,

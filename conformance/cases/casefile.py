@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from conformance.cases.stored import CHAPTER, StoredCase
+from conformance.cases.tensors import Tensor, look, write
 from conformance.definition.problem import (
     WEIGHT_NAMES,
     Causal,
@@ -26,7 +27,6 @@ from conformance.definition.problem import (
     Sharing,
     Weights,
 )
-from conformance.definition.tensors import Tensor, look, write
 from conformance.errors import BrokenCase, ConformanceError, WrongTensors
 
 SCHEMA = "mha-conformance/case/1"

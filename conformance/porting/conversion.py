@@ -27,8 +27,8 @@ from conformance.adapter.code import lines
 from conformance.adapter.layer import Layer
 from conformance.adapter.loading import find
 from conformance.adapter.parameters import Parameter, ParameterTable
+from conformance.cases.tensors import File, Tensor, look, write
 from conformance.definition.problem import Shape, Sharing
-from conformance.definition.tensors import File, Tensor, look, write
 from conformance.errors import (
     ConformanceError,
     Unsupported,

@@ -119,7 +119,7 @@ def _checksum(tensors: Mapping[str, np.ndarray]) -> int:
     total = 0
     for name in sorted(tensors):
         total = zlib.crc32(f"{name} {tensors[name].shape}".encode(), total)
-        total = zlib.crc32(tensors[name], total)
+        total = zlib.crc32(tensors[name].tobytes(), total)
     return total
 
 
