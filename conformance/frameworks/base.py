@@ -200,7 +200,9 @@ class Framework(ABC):
         sizes = tuple(native.shape)
         if how == "gaps":
             around = self._filled((*sizes, 2), self.dtype(native), device)
-            around[...] = native[..., None]
+            # Not both at once: Paddle has no gradient of what is broadcast as it is written.
+            around[..., 0] = native
+            around[..., 1] = native
             return around[..., 0]
         between = range(1, len(sizes) - 1) or range(len(sizes))
         larger = tuple(size + 3 * (axis in between) for axis, size in enumerate(sizes))
