@@ -92,7 +92,9 @@ def structure(page: str) -> dict[str, list[str]]:
     """Tags, anchors and links of a page, without its text; rows, headings and lists of Markdown."""
     page = re.sub(r"<script\b.*?</script>|<style\b.*?</style>", "", page, flags=re.DOTALL)
     return {
-        "tags": re.findall(r"</?(\w+)", page),
+        # Where a long word may be broken depends on the word.
+        "tags": re.findall(r"<(/?(?!wbr\b)\w+)", page),
+        "classes": re.findall(r'\bclass="([^"]*)"', page),
         "anchors": re.findall(r'\bid="([^"]*)"', page),
         "links": re.findall(r'\bhref="(#[^"]*)"|\]\(([^)]*)\)', page),
         "lines": [
@@ -154,14 +156,14 @@ def test_a_gate_judges_the_same(reword, name):
     assert judgement(sentences_replaced(own), baseline) == before
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", ["keras-ops-jax", "onnxruntime", "torch-kernels"])
 def test_an_entry_that_quotes_old_wording_still_holds(reword, name):
     own, baseline = published(name), read_baseline(BASELINES / f"{JUDGED[name]}.toml")
     before = judgement(own, baseline)
     text = re.sub(r"^arguments = .*\n", "", baseline.text, flags=re.MULTILINE)
     for cause, quoted in QUOTED.items():
         text = text.replace(f'cause = "{cause}"', f'cause = "{quoted}"')
-    assert (text != baseline.text) == (name != "x-transformers")
+    assert text != baseline.text
     reword()
     quoting = judgement(own, baseline_of(baseline.path, text))
     del quoting["proposed"], before["proposed"]

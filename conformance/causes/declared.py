@@ -9,7 +9,6 @@ from conformance.records.findings import Finding
 from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.examination import Examination
 from conformance.requirements.polarity import observations
-from conformance.words import say
 
 _FORMS = {"bool": "handed.as-boolean", "0/1": "handed.as-ones", "0/-inf": "handed.as-infinite"}
 """How a mask was handed over."""
@@ -38,7 +37,8 @@ def cause(finding: Finding, ex: Examination) -> Phrase:
     if finding.requirement == "observed.fully-masked-row":
         return Phrase(_MASKED_ROW.get(finding.value.part("row").id, ""))
     if finding.value.id in ("causal.top-left", "causal.bottom-right"):
-        return Phrase("causal.alignment", {"alignment": say(finding.value)})
+        alignment = finding.value.id.removeprefix("causal.")
+        return Phrase("causal.alignment", {"alignment": alignment})
     if finding.requirement == "observed.returned-weights":
         return Phrase(_RETURNED.get(finding.value.id, ""))
     return NOTHING
