@@ -25,11 +25,8 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": Fal
 """Options for small programs that run a few times each: less optimisation, six times as quick."""
 
 MOST_MAPPED = 40_000
-"""Mappings of memory after which compiled programs are dropped.
-
-Linux allows a process 65,530. Each program keeps some twenty, and whoever compiles without one left
-dies.
-"""
+"""Mappings of memory after which compiled programs are dropped: Linux allows a process 65,530, each
+program keeps some twenty, and a process that compiles without one left dies."""
 
 
 class Jax(Framework):
@@ -130,11 +127,9 @@ class Jax(Framework):
 
 def _mapped() -> int:
     """Mappings of memory that this process has; 0 where nobody counts them."""
-    try:
-        with open("/proc/self/maps", "rb") as lines:
-            return sum(1 for _ in lines)
-    except OSError:
-        return 0
+    with suppress(OSError), open("/proc/self/maps", "rb") as lines:
+        return sum(1 for _ in lines)
+    return 0
 
 
 def _enable_x64(on: bool) -> AbstractContextManager[Any]:

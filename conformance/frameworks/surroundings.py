@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,10 +81,9 @@ def _put_environment(values: dict[Any, Any]) -> None:
 
 
 def _directory() -> str:
-    try:
+    with suppress(OSError):
         return os.getcwd()
-    except OSError:
-        return ""
+    return ""
 
 
 PROCESS = (
