@@ -262,7 +262,7 @@ class Problem:
         for name, array in arrays.items():
             if array is not None:
                 found.update(f"{name} {array.shape} {array.dtype}".encode())
-                found.update(np.ascontiguousarray(array))
+                found.update(array.tobytes())
         return found.hexdigest()
 
     def replace(self, **changes: Any) -> Problem:
