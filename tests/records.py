@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from conformance.experiments import TOPICS
 from conformance.records import schema1_phrases
-from conformance.records.card import TOPICS, Entry
+from conformance.records.card import Entry
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.header import (
     SCHEMA,

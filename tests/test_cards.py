@@ -12,8 +12,7 @@ from records import entry, held
 
 from conformance.cli import main
 from conformance.errors import ExitCode
-from conformance.experiments import EXPERIMENTS
-from conformance.records.card import TOPICS
+from conformance.experiments import EXPERIMENTS, TOPICS
 from conformance.records.findings import CaseResult, Finding
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record
@@ -77,9 +76,14 @@ def cell(found: Card, heading: str) -> list[tuple[str, str]]:
     return [(told.value, told.where) for told in glance.take(found)]
 
 
-def test_there_is_an_experiment_for_every_topic_in_the_order_of_a_card():
+ORDER = "masks same-mask masked-rows causal pairs shapes coinciding-sizes leaks weights dropout"
+ORDER += " degenerate-sizes input-layouts repeatability"
+
+
+def test_the_modules_of_experiments_make_up_a_card_in_its_order():
+    assert [topic.name for topic in TOPICS] == ORDER.split()
     assert [item.topic for item in EXPERIMENTS] == list(TOPICS)
-    assert len({topic.name for topic in TOPICS}) == len(TOPICS)
+    assert len({item.place for item in EXPERIMENTS}) == len(EXPERIMENTS)
 
 
 def test_modes_that_agree_are_one_line():

@@ -20,7 +20,7 @@ from conformance.cases.catalogue import catalogue
 from conformance.cli import COMMANDS, main
 from conformance.commands.formats import OUTPUTS, print_json
 from conformance.errors import ExitCode
-from conformance.records.card import TOPICS
+from conformance.experiments import TOPICS
 from conformance.requirements import REQUIREMENTS
 
 MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"

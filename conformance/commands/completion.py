@@ -63,7 +63,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 def _known(dest: str, prefix: str, **_: object) -> list[str]:
     """What may stand there; for an implementation paths too, where no name fits."""
     from conformance.cases.catalogue import catalogue
-    from conformance.records.card import TOPICS
+    from conformance.experiments import TOPICS
 
     if dest == "implementation":
         from argcomplete.completers import FilesCompleter

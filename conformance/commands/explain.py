@@ -21,7 +21,7 @@ import msgspec
 from conformance.commands.formats import print_json
 from conformance.commands.shared import Commands, add_format
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
-from conformance.records.card import TOPICS, Topic
+from conformance.records.card import Topic
 from conformance.records.header import CaseInfo, Plane
 from conformance.text import heading, line, paragraph, plural, some
 from conformance.words import say
@@ -137,6 +137,7 @@ def explanation(name: str) -> Explanation:
         ConformanceError: it is the name of an implementation.
     """
     from conformance.cases.catalogue import catalogue
+    from conformance.experiments import TOPICS
     from conformance.requirements import REQUIREMENTS
 
     requirements = {item.id: item for item in REQUIREMENTS}

@@ -11,7 +11,6 @@ import msgspec
 from conformance.commands.formats import OUTPUTS, print_json, schema
 from conformance.commands.shared import Commands, add_format
 from conformance.errors import ConformanceError, ExitCode
-from conformance.records.card import TOPICS
 from conformance.text import printable
 
 
@@ -144,6 +143,8 @@ def listing(what: str) -> Listing:
             ]
         )
     if what == "experiments":
+        from conformance.experiments import TOPICS
+
         return Experiments(
             [ListedExperiment(topic.id, topic.title, topic.question) for topic in TOPICS]
         )

@@ -18,11 +18,12 @@ from conformance.experiments.combinations import (
     hypotheses,
     visible_of,
 )
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen
 from conformance.experiments.masks import numbers
 from conformance.experiments.meaning import among_shown
 from conformance.experiments.readout import Sizes
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import NOTHING, Argument, Phrase
 
 LENGTHS = (
@@ -174,3 +175,15 @@ def _beside(lab: Laboratory, found: Seen, visible: BoolArray, flag: str, name: s
         if value != UNEXPLAINED:
             return value
     return UNEXPLAINED
+
+
+CAUSAL = Experiment(
+    Topic(
+        "causal",
+        "The causal flag",
+        "Where is its triangle if lengths differ, and what becomes of a mask beside it?",
+    ),
+    causal,
+    place=40,
+    every_mode=True,
+)

@@ -11,12 +11,13 @@ from conformance.adapter.arguments import AXES, Native
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Shape
 from conformance.experiments.blocking import Blocking, blocking
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.forms import arrange
 from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen
 from conformance.experiments.masks import numbers
 from conformance.experiments.meaning import among_shown, rows_changed
 from conformance.experiments.readout import Sizes
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import NOTHING, Phrase
 
 UNEXPLAINED = Phrase("combined.unexplained")
@@ -111,3 +112,11 @@ def combined(
                 return Phrase("combined.only", {"argument": only[name]})
             return Phrase(f"combined.{name}")
     return UNEXPLAINED
+
+
+PAIRS = Experiment(
+    Topic("pairs", "Two masks at once", "Do two mask arguments combine, or does one win?"),
+    pairs,
+    place=50,
+    every_mode=True,
+)

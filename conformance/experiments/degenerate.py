@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.errors import Unsupported
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused
 from conformance.experiments.masked_rows import NAN, OUTPUT_BIAS, ZEROS
 from conformance.experiments.masks import numbers
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import Phrase
 
 UNBATCHED, SEQUENCE_FIRST = Phrase("input.unbatched"), Phrase("input.sequence-first")
@@ -69,3 +70,27 @@ def layouts(lab: Laboratory) -> Iterator[Entry]:
     else:
         same = lab.alike(other, lab.plain().applied)
         yield Entry(SEQUENCE_FIRST, TAKEN if same else SOMETHING_ELSE, f"mode {name}")
+
+
+DEGENERATE_SIZES = Experiment(
+    Topic(
+        "degenerate-sizes",
+        "Axes of size 0 and 1",
+        "What comes of an empty batch, of no query, of no key, of one key?",
+    ),
+    degenerate,
+    place=110,
+    every_mode=True,
+    costly=True,
+)
+
+
+INPUT_LAYOUTS = Experiment(
+    Topic(
+        "input-layouts",
+        "Layout of the input",
+        "Is input without a batch axis taken, is there sequence-first input?",
+    ),
+    layouts,
+    place=120,
+)

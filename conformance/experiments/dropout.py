@@ -11,9 +11,10 @@ from conformance.adapter.arguments import AXES
 from conformance.adapter.base import Mode
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused
 from conformance.experiments.masks import numbers
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import Part, Phrase
 
 ACTIVE, ON, OFF = (Phrase(f"dropout.{name}") for name in ("active", "on", "off"))
@@ -116,3 +117,11 @@ def _returned(weights: Array, applied: Array, plain: Array) -> Entry:
         value = SOMETHING_ELSE
     told = f"returned {numbers(weights[0, 0, 0, 0])}, applied {numbers(applied[0, 0, 0, 0])}"
     return Entry(Phrase("dropout.returned"), value, f"draw 0, entry 0, head 0, query 0: {told}")
+
+
+DROPOUT = Experiment(
+    Topic("dropout", "Dropout", "Where is it active, how does it scale, what shares a draw?"),
+    dropout,
+    place=100,
+    every_mode=True,
+)

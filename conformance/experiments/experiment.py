@@ -1,27 +1,14 @@
-"""The experiments: what is asked, and in which modes."""
+"""An Experiment: what is asked, and in which modes."""
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from conformance.adapter.base import Adapter, Mode
 from conformance.definition.dtypes import Array
-from conformance.errors import UnknownName
-from conformance.experiments.causal import causal
-from conformance.experiments.combinations import pairs
-from conformance.experiments.degenerate import degenerate, layouts
-from conformance.experiments.dropout import dropout
 from conformance.experiments.laboratory import Laboratory
-from conformance.experiments.leaks import leaks
-from conformance.experiments.masked_rows import masked_rows
-from conformance.experiments.masks import meanings
-from conformance.experiments.repeatability import repeatability
-from conformance.experiments.same_mask import same_mask
-from conformance.experiments.shapes import coinciding_sizes, different_sizes
-from conformance.experiments.weights import returned
-from conformance.records.card import TOPICS, Entry, Topic
+from conformance.records.card import Entry, Topic
 
 Made = Iterator[Entry] | Iterator[tuple[Entry, Array | None]]
 
@@ -41,6 +28,7 @@ class Experiment:
     Attributes:
         topic: what it is about.
         make: runs it.
+        place: where it stands on a card, the smallest first.
         every_mode: whether modes may differ; else the first is asked.
         costly: whether it needs many shapes, each of which costs seconds where a framework
             compiles every operation: then the first mode is asked there.
@@ -48,6 +36,7 @@ class Experiment:
 
     topic: Topic
     make: Callable[[Laboratory], Made]
+    place: int
     every_mode: bool = False
     costly: bool = False
 
@@ -83,41 +72,3 @@ class Experiment:
             if array is not None:
                 found.arrays[str(entry.subject)] = array
         return found
-
-
-_MAKERS: dict[str, tuple[Callable[[Laboratory], Made], bool, bool]] = {
-    "masks": (meanings, True, False),
-    "same-mask": (same_mask, False, False),
-    "masked-rows": (masked_rows, True, False),
-    "causal": (causal, True, False),
-    "pairs": (pairs, True, False),
-    "shapes": (different_sizes, False, False),
-    "coinciding-sizes": (coinciding_sizes, False, False),
-    "leaks": (leaks, True, False),
-    "weights": (returned, True, False),
-    "dropout": (dropout, True, False),
-    "degenerate-sizes": (degenerate, True, True),
-    "input-layouts": (layouts, False, False),
-    "repeatability": (repeatability, True, False),
-}
-"""Topic to maker, `every_mode` and `costly`."""
-
-EXPERIMENTS = tuple(Experiment(topic, *_MAKERS[topic.name]) for topic in TOPICS)
-
-
-def find_experiments(pattern: str) -> tuple[Experiment, ...]:
-    """Those whose id is or matches the pattern, or begins with it; () if none."""
-    return tuple(
-        item
-        for item in EXPERIMENTS
-        if item.id.startswith(pattern) or fnmatch.fnmatchcase(item.id, pattern)
-    )
-
-
-def experiment(name: str) -> Experiment:
-    """By name, with or without "probe/"; raises `UnknownName`."""
-    known = {item.name: item for item in EXPERIMENTS}
-    wanted = name.removeprefix("probe/")
-    if wanted not in known:
-        raise UnknownName("experiment", name, known)
-    return known[wanted]

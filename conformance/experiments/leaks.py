@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.experiments.blocking import Blocking, blockings
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import Phrase
 
 HIDDEN = 1
@@ -81,3 +82,15 @@ def _places(found: Seen) -> list[Phrase]:
 def _arrays(found: Seen) -> str:
     lost = [name for name, array in found.answer.arrays().items() if not np.isfinite(array).all()]
     return f"not finite: {', '.join(lost)}" if lost else "everything is finite"
+
+
+LEAKS = Experiment(
+    Topic(
+        "leaks",
+        "NaN behind the mask",
+        "Does NaN or an infinity in a blocked key or value reach the output or a gradient?",
+    ),
+    leaks,
+    place=80,
+    every_mode=True,
+)

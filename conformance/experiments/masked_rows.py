@@ -9,11 +9,12 @@ import numpy as np
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.experiments.blocking import Blocking, blockings
 from conformance.experiments.code import mask, output
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.forms import INFINITE, LARGE
 from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused, Seen
 from conformance.experiments.masks import examined, numbers
 from conformance.experiments.meaning import ADDED
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.requirements.declared import declared_row
 from conformance.words import say
@@ -150,3 +151,15 @@ def _code(lab: Laboratory, way: Blocking, value: Phrase) -> str:
     made = mask(way.argument.layouts[0], way.form.dtype, way.hidden, None, "blocks every token")
     shown, told = _SHOWN.get(value, ("output[0, 0, :4]", say(value)))
     return output(lab, way.argument.name, made, shown, told)
+
+
+MASKED_ROWS = Experiment(
+    Topic(
+        "masked-rows",
+        "A query that may attend nothing",
+        "What does it get: NaN, zeros, the output bias, a mean? And what becomes of gradients?",
+    ),
+    masked_rows,
+    place=30,
+    every_mode=True,
+)

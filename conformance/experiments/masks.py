@@ -12,6 +12,7 @@ from conformance.adapter.arguments import MaskArgument, Native
 from conformance.definition.dtypes import Array
 from conformance.experiments.code import difference, hiding
 from conformance.experiments.code import mask as mask_lines
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.forms import FORMS, Form, own_forms, telling
 from conformance.experiments.laboratory import Laboratory, Refused, Seen
 from conformance.experiments.meaning import (
@@ -26,7 +27,7 @@ from conformance.experiments.meaning import (
     meaning,
     rows_changed,
 )
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import NOTHING, Argument, Phrase
 
 HALF = ("bfloat16", "float16")
@@ -177,3 +178,15 @@ def numbers(row: Array, most: int = 8) -> str:
 
     listed = [one(float(value)) for value in row[:most]]
     return f"[{' '.join(listed)}{' …' if len(row) > most else ''}]"
+
+
+MASKS = Experiment(
+    Topic(
+        "masks",
+        "What a mask means",
+        "What does each mask argument do with True, 0 and 1, 0 and −inf, large negative numbers?",
+    ),
+    meanings,
+    place=10,
+    every_mode=True,
+)

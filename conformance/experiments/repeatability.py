@@ -9,8 +9,9 @@ import numpy as np
 
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import REFUSED, Laboratory, Outcome, Refused
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import Phrase
 
 
@@ -53,3 +54,15 @@ def _alone(problem: Problem) -> Problem:
         value=problem.value[:1],
         cotangent=problem.cotangent[:1],
     )
+
+
+REPEATABILITY = Experiment(
+    Topic(
+        "repeatability",
+        "The same again",
+        "Same bits twice, alone and inside a batch, strided, eager and compiled?",
+    ),
+    repeatability,
+    place=130,
+    every_mode=True,
+)

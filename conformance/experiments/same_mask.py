@@ -12,12 +12,13 @@ import numpy as np
 
 from conformance.adapter.arguments import MaskArgument, to_layout
 from conformance.definition.dtypes import Array
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form
 from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused, Seen
 from conformance.experiments.masks import examined
 from conformance.experiments.meaning import BLOCKS_EVERYTHING, IGNORED, REJECTED, among
 from conformance.experiments.readout import Sizes
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import Argument, Phrase
 
 LENGTH = 5
@@ -76,3 +77,14 @@ def _outcome(lab: Laboratory, found: Seen) -> tuple[Phrase, str]:
 
 def _over_queries(argument: MaskArgument) -> bool:
     return argument.layout_over("query", "key") is not None
+
+
+SAME_MASK = Experiment(
+    Topic(
+        "same-mask",
+        "Somebody else's mask",
+        "One causal mask, written in three ways: who sees the future if it is handed over as is?",
+    ),
+    same_mask,
+    place=20,
+)

@@ -14,12 +14,13 @@ import numpy as np
 
 from conformance.adapter import layouts
 from conformance.adapter.arguments import MaskArgument
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form, arrange
 from conformance.experiments.laboratory import Laboratory, Refused, Seen
 from conformance.experiments.masks import examined
 from conformance.experiments.meaning import ADDED, ATTENDING, BLOCKING, read_as
 from conformance.experiments.readout import Sizes
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import NOTHING, Argument, Part, Phrase
 from conformance.words import say
 
@@ -203,3 +204,25 @@ def _sized(name: str, sizes: Sizes) -> tuple[int, ...]:
     known = sizes.named() | {"1": 1, "batch·heads": sizes.batch * sizes.heads}
     known["heads+1"] = sizes.heads + 1
     return tuple(known[axis] for axis in name.split())
+
+
+EXPERIMENT = Experiment(
+    Topic(
+        "shapes",
+        "Shapes of a mask",
+        "Which shapes does each mask argument take, and for which axes?",
+    ),
+    different_sizes,
+    place=60,
+)
+
+
+COINCIDING_SIZES = Experiment(
+    Topic(
+        "coinciding-sizes",
+        "Shapes where sizes coincide",
+        "For which axes is a mask taken where two axes have the same size?",
+    ),
+    coinciding_sizes,
+    place=70,
+)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.definition.comparison import BETWEEN_ANSWERS
+from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import Laboratory
 from conformance.experiments.masks import numbers
-from conformance.records.card import Entry
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import Phrase
 from conformance.requirements.declared import returned_weights
 
@@ -48,3 +49,15 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     told = f"entry 0, query 0: returned {numbers(weights[row])}, applied {numbers(applied[row])}"
     value = Phrase("weights.same" if same else "weights.others")
     yield Entry(Phrase("weights.applied"), value, told)
+
+
+WEIGHTS = Experiment(
+    Topic(
+        "weights",
+        "Returned weights",
+        "Are they for each head, do they sum to 1, are they the weights that were applied?",
+    ),
+    returned,
+    place=90,
+    every_mode=True,
+)

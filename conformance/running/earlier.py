@@ -19,8 +19,8 @@ from conformance.cases.catalogue import catalogue
 from conformance.cases.told import told
 from conformance.definition.dtypes import Array
 from conformance.errors import BrokenRecord
+from conformance.experiments import TOPICS
 from conformance.frameworks.base import package_versions
-from conformance.records.card import TOPICS
 from conformance.records.findings import NOT_VERIFIED, VERIFIED, CaseResult
 from conformance.records.header import Header, Implementation, Provenance
 from conformance.records.record import (

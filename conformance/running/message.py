@@ -24,7 +24,7 @@ class _Suite:
 
     def question(self, case: str) -> str:
         from conformance.cases.catalogue import catalogue
-        from conformance.records.card import TOPICS
+        from conformance.experiments import TOPICS
 
         words = {own.id: own.why for own in catalogue()} | {t.id: t.question for t in TOPICS}
         return words.get(case, "")
