@@ -15,9 +15,10 @@ import pytest
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
-from conformance.commands.drawing import replace
+from conformance.commands.drawing import Question, ask, replace
 from conformance.errors import ConformanceError, ExitCode, WrongShape
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
+from conformance.records.phrase import Phrase
 from conformance.records.record import read, read_arrays
 from conformance.reports import build, load_records, render_html
 from conformance.reports.figures import heatmap
@@ -28,7 +29,6 @@ from conformance.reports.figures.picture import Subject, picture
 from conformance.reports.page.figures import figures
 from conformance.running import examiner
 from conformance.running.session import Item, plan
-from conformance.running.weights import Question, ask
 
 SVG = "{http://www.w3.org/2000/svg}"
 HERE = Path(__file__).parent
@@ -39,7 +39,6 @@ EASY = ("--case", "mask/per-head/self")
 
 PART = """
 from conformance import Mode
-from conformance.records.phrase import Phrase
 from mutants.miniatures import Correct, attention
 
 class Averaged(Correct):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from conformance.adapter.loading import load
+from conformance.commands.probe import in_two_processes
 from conformance.errors import ConformanceError
 from conformance.experiments import experiment
-from conformance.running.parallel import inquired_side_by_side
 from conformance.running.session import Session, inquiries
 
 HERE = Path(__file__).parent
@@ -23,7 +23,7 @@ def asked(spec):
 def test_two_processes_find_what_one_finds():
     spec = f"{HERE / 'mutants/miniatures.py'}:Correct"
     steps = []
-    found = inquired_side_by_side(spec, asked(spec), (), lambda: steps.append(1))
+    found = in_two_processes(spec, asked(spec), (), lambda: steps.append(1))
     session = Session()
     assert found == [session.inquire(inquiry)[0] for inquiry in asked(spec)]
     assert len(steps) == len(found) == 3
@@ -40,4 +40,4 @@ def test_a_process_that_ends_is_told(tmp_path):
     )
     spec = f"{file}:ends"
     with pytest.raises(ConformanceError, match=r"ended its process; mha-conformance run .* says"):
-        inquired_side_by_side(spec, asked(spec), (), lambda: None)
+        in_two_processes(spec, asked(spec), (), lambda: None)

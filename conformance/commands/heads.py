@@ -34,8 +34,7 @@ def add_parser(commands: Commands) -> None:
 
 def _heads(options: argparse.Namespace) -> int:
     be_quiet_and_single_threaded()
-    from conformance.commands.drawing import draw
-    from conformance.running.weights import Question
+    from conformance.commands.drawing import Question, draw
 
     asked = ("implementation", "case", "dtype", "mode", "device", "entry")
     question = Question(**{name: getattr(options, name) for name in asked})

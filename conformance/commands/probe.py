@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -18,7 +19,7 @@ from conformance.commands.shared import (
     add_quiet,
     add_repeatable,
 )
-from conformance.errors import ExitCode, UnknownName
+from conformance.errors import ConformanceError, ExitCode, UnknownName
 from conformance.records.card import Entry
 from conformance.records.findings import CaseResult
 from conformance.records.phrase import Phrase
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from conformance.adapter.base import Adapter
+    from conformance.running.session import Inquiry, Session
 
 
 class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -183,7 +185,6 @@ def _check(adapters: Sequence[Adapter], options: argparse.Namespace) -> None:
 def _asked(adapter: Adapter, spec: str, options: argparse.Namespace) -> list[CaseResult]:
     from conformance.experiments import EXPERIMENTS, experiment
     from conformance.progress import progress
-    from conformance.running.parallel import inquired_side_by_side
     from conformance.running.session import Session, inquiries
 
     experiments = [experiment(name) for name in options.experiment] or list(EXPERIMENTS)
@@ -196,13 +197,70 @@ def _asked(adapter: Adapter, spec: str, options: argparse.Namespace) -> list[Cas
     with progress(adapter.name, len(asked)) as advance:
         # Most of the time goes into compiling, which is done by one core at a time.
         if adapter.compiles and options.device == "cpu" and len(asked) >= WORTH_IT:
-            return inquired_side_by_side(spec, asked, only, advance)
+            return in_two_processes(spec, asked, only, advance)
         session, found = Session(only=only), []
         for inquiry in asked:
             advance(f"{adapter.name}: {inquiry.experiment.name}", 0)
             found.append(session.inquire(inquiry)[0])
             advance()
         return found
+
+
+# Experiments in two processes, for frameworks that compile for most of the time
+
+
+def in_two_processes(
+    spec: str, asked: Sequence[Inquiry], only: tuple[str, ...], advance: Callable[[], None]
+) -> list[CaseResult]:
+    """Return the results in the order of `asked`; `advance` is called after each.
+
+    Each process compiles for itself, so more than two of them help little.
+
+    Raises:
+        ConformanceError: a process died; `mha-conformance run` turns that into a verdict.
+    """
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    results: dict[int, CaseResult] = {}
+    workers = min(2, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, get_context("spawn"), _print_to_stderr) as pool:
+        places = {
+            pool.submit(_inquire, spec, only, row.experiment.name, row.mode.name, row.device): place
+            for place, row in enumerate(asked)
+        }
+        try:
+            for future in as_completed(places):
+                results[places[future]] = future.result()
+                advance()
+        except BrokenProcessPool as error:
+            raise ConformanceError(
+                f"{spec} ended its process; mha-conformance run {spec} --isolate says where"
+            ) from error
+    return [results[place] for place in range(len(asked))]
+
+
+def _print_to_stderr() -> None:
+    os.dup2(2, 1)
+
+
+def _inquire(spec: str, only: tuple[str, ...], name: str, mode: str, device: str) -> CaseResult:
+    from conformance.experiments import experiment
+    from conformance.running.session import inquiries
+
+    adapter, session = _of_this_process(spec, only)
+    rows = inquiries([adapter], [experiment(name)], device)
+    return session.inquire(next(row for row in rows if row.mode.name == mode))[0]
+
+
+@lru_cache(maxsize=1)
+def _of_this_process(spec: str, only: tuple[str, ...]) -> tuple[Adapter, Session]:
+    """Keep what was compiled for the next experiment."""
+    from conformance.adapter.loading import load
+    from conformance.running.session import Session
+
+    return load(spec), Session(only=only)
 
 
 def _worth(found: Sequence[CaseResult], *, strict: bool) -> ExitCode:

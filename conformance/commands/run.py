@@ -196,10 +196,10 @@ def examine(
     import pytest
 
     from conformance.cases.casefile import load_case
+    from conformance.commands.terminal import Bar, Refusals
     from conformance.progress import wanted
     from conformance.running.plugin import SUITE
     from conformance.running.provenance import environment
-    from conformance.running.watching import Bar, Refusals
     from conformance.text import stdout_to_stderr
 
     environment()
