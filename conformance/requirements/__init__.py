@@ -1,32 +1,39 @@
-"""The requirements, chapter by chapter, in the order in which reports show them."""
+"""The requirements, chapter by chapter, in the order in which reports show them.
+
+Every module of this package may have a table `REQUIREMENTS`; its file is all that it takes.
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
 from conformance.errors import UnknownName
-from conformance.requirements import (
-    agreement,
-    declared,
-    definition,
-    invariance,
-    observed,
-    polarity,
-    probed,
-    usage,
-    weights,
-)
 from conformance.requirements.requirement import Requirement
 
-REQUIREMENTS: tuple[Requirement, ...] = (
-    *definition.REQUIREMENTS,
-    *weights.REQUIREMENTS,
-    *polarity.REQUIREMENTS,
-    *invariance.REQUIREMENTS,
-    *agreement.REQUIREMENTS,
-    *usage.REQUIREMENTS,
-    *observed.REQUIREMENTS,
-    *declared.REQUIREMENTS,
-    *probed.REQUIREMENTS,
+ORDER = (
+    "definition",
+    "weights",
+    "polarity",
+    "invariance",
+    "agreement",
+    "usage",
+    "observed",
+    "declared",
+    "probed",
 )
+"""Modules in the order of reports; one that is not named comes after them."""
+
+
+def _collected() -> Iterator[Requirement]:
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    for name in sorted(names, key=lambda name: (*ORDER, name).index(name)):
+        module = importlib.import_module(f"{__name__}.{name}")
+        yield from getattr(module, "REQUIREMENTS", ())
+
+
+REQUIREMENTS: tuple[Requirement, ...] = tuple(_collected())
 
 
 def find_requirement(name: str) -> Requirement:

@@ -6,6 +6,7 @@ framework.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -28,7 +29,11 @@ class Requirement:
         sentence: what is required.
         why: what goes wrong for users otherwise.
         check: decides it.
-        every_case: whether all defined cases serve it; else those that say so.
+        every_case: whether all defined cases serve it; else those that name it in `Case.serves`,
+            and those of `cases`.
+        cases: patterns of the ids of defined cases that serve it, such as "mask/key-padding/*".
+            They stand here, not in the case, where a requirement is added to cases that exist:
+            what a case serves is part of its hash.
         of_answer: whether the finding depends on nothing but the answer to the case, so that modes
             that answer alike, bit for bit, share it.
         revision: to be increased whenever the same answer may get another finding, so that
@@ -41,6 +46,7 @@ class Requirement:
     why: str
     check: Callable[[Examination], Finding | None]
     every_case: bool = False
+    cases: tuple[str, ...] = ()
     of_answer: bool = False
     revision: int = 1
 
@@ -51,7 +57,10 @@ class Requirement:
 
     def serves(self, case: Case) -> bool:
         """Whether the case says something about this requirement."""
-        return self.id in case.serves or (self.every_case and case.defined)
+        if self.id in case.serves:
+            return True
+        matches = any(fnmatch.fnmatchcase(case.id, pattern) for pattern in self.cases)
+        return case.defined and (self.every_case or matches)
 
 
 def judge(
