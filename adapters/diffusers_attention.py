@@ -122,3 +122,6 @@ def _sizes(shape: Shape) -> dict[str, Any]:
     if shape.output_width == shape.query_width:
         del sizes["out_dim"]
     return sizes
+
+
+ADAPTERS = {"diffusers": "DiffusersAttention"}

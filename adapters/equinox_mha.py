@@ -144,3 +144,6 @@ def _sizes(shape: Shape) -> dict[str, Any]:
         "use_value_bias": shape.bias,
         "use_output_bias": shape.bias,
     }
+
+
+ADAPTERS = {"equinox-mha": "EquinoxMultiheadAttention"}

@@ -150,3 +150,6 @@ class FlaxLinen(Layer):
             variables, query, key, value, sow_weights=True, mutable=["intermediates"], **masks
         )
         return output, sown["intermediates"]["attention_weights"][0]
+
+
+ADAPTERS = {"flax-linen": "FlaxLinen"}

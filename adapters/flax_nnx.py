@@ -139,3 +139,6 @@ def _newer(shape: Shape) -> dict[str, Any]:
     if since("flax", "0.12.6"):
         found |= {"num_kv_heads": shape.kv_heads}
     return found
+
+
+ADAPTERS = {"flax-nnx": "FlaxNnx"}

@@ -119,3 +119,6 @@ class HaikuMultiHeadAttention(Layer):
     ) -> Any:
         transformed, parameters = layer
         return transformed.apply(parameters, query, key, value, **masks)
+
+
+ADAPTERS = {"haiku-mha": "HaikuMultiHeadAttention"}

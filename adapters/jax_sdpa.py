@@ -136,3 +136,6 @@ class CudnnAttention(DotProductAttention):
         except NotImplementedError as error:
             # As documented: "supports only a subset of shapes/dtypes", and this is how it says so.
             raise Unsupported(str(error)) from error
+
+
+ADAPTERS = {"jax-sdpa": "DotProductAttention"}

@@ -138,3 +138,6 @@ def _token_by_token(
         steps.append(step)
     outputs, weights = zip(*steps, strict=True)
     return keras.ops.concatenate(outputs, axis=1), keras.ops.concatenate(weights, axis=2)
+
+
+ADAPTERS = {"keras-hub-cached": "CachedMultiHeadAttention"}

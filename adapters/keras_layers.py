@@ -468,3 +468,16 @@ class TorchAdditiveAttention(_AdditiveAttention):
 
     title = "keras.layers.AdditiveAttention (torch)"
     framework = "torch"
+
+
+ADAPTERS = {
+    "keras-tensorflow-mha": "TensorFlowMultiHeadAttention",
+    "keras-tensorflow-gqa": "TensorFlowGroupQueryAttention",
+    "keras-tensorflow-additive": "TensorFlowAdditiveAttention",
+    "keras-jax-mha": "JaxMultiHeadAttention",
+    "keras-jax-gqa": "JaxGroupQueryAttention",
+    "keras-jax-additive": "JaxAdditiveAttention",
+    "keras-torch-mha": "TorchMultiHeadAttention",
+    "keras-torch-gqa": "TorchGroupQueryAttention",
+    "keras-torch-additive": "TorchAdditiveAttention",
+}

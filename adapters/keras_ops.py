@@ -90,3 +90,10 @@ class TorchDotProductAttention(_DotProductAttention):
     example = _example("torch")
     # Before 3.14 it says "doesn't support `bias`".
     mask_arguments = (_MASK, replace(_BIAS, alone=True)) if since("keras", "3.14") else (_MASK,)
+
+
+ADAPTERS = {
+    "keras-tensorflow-sdpa": "TensorFlowDotProductAttention",
+    "keras-jax-sdpa": "JaxDotProductAttention",
+    "keras-torch-sdpa": "TorchDotProductAttention",
+}

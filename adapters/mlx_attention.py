@@ -158,3 +158,9 @@ def attention(query, key, value, mask=None, causal=False):
                 raise Unsupported('mask is "causal" or an array, not both')
             masks = {"mask": "causal"}
         return mx.fast.scaled_dot_product_attention(query, key, value, scale=scale, **masks)
+
+
+ADAPTERS = {
+    "mlx-mha": "MlxMultiHeadAttention",
+    "mlx-sdpa": "MlxScaledDotProductAttention",
+}

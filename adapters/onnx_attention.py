@@ -239,3 +239,9 @@ class OnnxRuntimeAttention(_Attention):
         grouped = given["Q"].shape[1] > given["K"].shape[1]
         if grouped and "attn_mask" in given and not since("onnxruntime", "1.25"):
             raise Unsupported("a mask beside fewer key/value heads: since onnxruntime 1.25")
+
+
+ADAPTERS = {
+    "onnx-reference": "OnnxReference",
+    "onnxruntime-attention": "OnnxRuntimeAttention",
+}

@@ -276,3 +276,9 @@ def _split(merged: np.ndarray, heads: int) -> np.ndarray:
     """`[batch length (heads head)]` to `[batch heads length head]`."""
     batch, length, _ = merged.shape
     return np.ascontiguousarray(merged.reshape(batch, length, heads, -1).swapaxes(1, 2))
+
+
+ADAPTERS = {
+    "onnxruntime-mha": "OnnxRuntimeMultiHeadAttention",
+    "onnxruntime-gqa": "OnnxRuntimeGroupQueryAttention",
+}

@@ -159,3 +159,6 @@ def _attention(causal: bool, nodes: Natives) -> Any:
 
     inputs = [nodes.get(name) for name in ("query", "key", "value", "attention_mask", "scale")]
     return opset13.scaled_dot_product_attention(*inputs, causal=causal)
+
+
+ADAPTERS = {"openvino-sdpa": "OpenVinoScaledDotProductAttention"}

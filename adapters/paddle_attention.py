@@ -170,3 +170,9 @@ def _switched(layer: Any, mode: Mode) -> Any:
     """Layers of Paddle return nothing from train() and eval()."""
     layer.train() if mode["train"] else layer.eval()
     return layer
+
+
+ADAPTERS = {
+    "paddle-mha": "PaddleMultiHeadAttention",
+    "paddle-sdpa": "PaddleScaledDotProductAttention",
+}

@@ -91,3 +91,6 @@ class PallasGpuAttention(Function):
             **masks,
         )
         return context[:, :length]
+
+
+ADAPTERS = {"pallas-gpu": "PallasGpuAttention"}

@@ -108,3 +108,6 @@ class PallasTpuFlash(Function):
             **masks,
         )
         return context[:, :, :length]
+
+
+ADAPTERS = {"pallas-tpu-flash": "PallasTpuFlash"}

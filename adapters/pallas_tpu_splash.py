@@ -180,3 +180,6 @@ def _static(shape: Shape, array: Any, causal: bool) -> Any:
     if causal:
         masks = [mask & splash.CausalMask(area) for mask in masks]
     return splash.MultiHeadMask(masks)
+
+
+ADAPTERS = {"pallas-tpu-splash": "PallasTpuSplash"}

@@ -163,3 +163,6 @@ class TfKerasMultiHeadAttention(Layer):
         for name in [name for name in masks if name.endswith("._keras_mask")]:
             inputs[name.partition(".")[0]]._keras_mask = masks.pop(name)
         return layer(*inputs.values(), **mode.options, **masks)
+
+
+ADAPTERS = {"tf-keras-mha": "TfKerasMultiHeadAttention"}

@@ -65,3 +65,6 @@ def attention(query, key, value, **masks):
 
 def _interpreted() -> bool:
     return os.environ.get("DEV", "PYTHON").partition(":")[0].upper() in ("", "PYTHON")
+
+
+ADAPTERS = {"tinygrad-sdpa": "TinygradScaledDotProductAttention"}

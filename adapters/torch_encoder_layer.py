@@ -187,3 +187,6 @@ def _for_all(mask: Any, heads: int) -> Any:
     own = mask.unflatten(0, (-1, heads))
     others = torch.zeros_like(own).repeat(1, _BROAD - 1, 1, 1)
     return torch.cat([own, others], dim=1).flatten(0, 1)
+
+
+ADAPTERS = {"torch-encoder-layer": "EncoderLayerAttention"}

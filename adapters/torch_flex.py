@@ -146,3 +146,6 @@ def _program() -> Callable[..., Any]:
     return torch.compile(
         flex_attention, fullgraph=True, dynamic=False, options={"compile_threads": 1}
     )
+
+
+ADAPTERS = {"torch-flex": "FlexAttention"}

@@ -189,3 +189,6 @@ class TorchMultiheadAttention(Layer):
             **masks,
         )
         return (output if layer.batch_first else output.transpose(0, 1)), weights
+
+
+ADAPTERS = {"torch-mha": "TorchMultiheadAttention"}

@@ -184,3 +184,12 @@ class Cudnn(_OnGpu):
     title = "torch.nn.functional.scaled_dot_product_attention (cuDNN)"
     backend = "CUDNN_ATTENTION"
     example = _forced("CUDNN_ATTENTION")
+
+
+ADAPTERS = {
+    "torch-sdpa": "Default",
+    "torch-sdpa-math": "Math",
+    "torch-sdpa-flash": "Flash",
+    "torch-sdpa-efficient": "Efficient",
+    "torch-sdpa-cudnn": "Cudnn",
+}

@@ -179,3 +179,9 @@ class BertSdpa(_Bert):
             about="after .eval(), under torch.no_grad(): torch may choose another kernel",
         ),
     )
+
+
+ADAPTERS = {
+    "bert-eager": "BertEager",
+    "bert-sdpa": "BertSdpa",
+}

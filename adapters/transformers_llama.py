@@ -229,3 +229,9 @@ class LlamaSdpa(_Llama):
             about="after .eval(), under torch.no_grad(): torch may choose another kernel",
         ),
     )
+
+
+ADAPTERS = {
+    "llama-eager": "LlamaEager",
+    "llama-sdpa": "LlamaSdpa",
+}

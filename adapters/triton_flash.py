@@ -76,3 +76,6 @@ def _check_interpreted(problem: Problem) -> None:
     tiles = shape.batch * shape.heads * -(-shape.query_length // TILE)
     if problem.dtype != "float32" and tiles > MOST_TILES:
         raise Unsupported(f"interpreted: in {problem.dtype} up to {MOST_TILES} tiles of queries")
+
+
+ADAPTERS = {"triton-flash": "TritonFlash"}

@@ -220,3 +220,6 @@ def _interleaved(array: Any, heads: int, shared: int) -> Any:
     if array.shape[-3] != heads or shared in (1, heads):
         return array
     return array.unflatten(-3, (shared, -1)).transpose(-4, -3).flatten(-4, -3)
+
+
+ADAPTERS = {"x-transformers": "XTransformersAttention"}

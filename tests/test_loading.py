@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from mutants.miniatures import Correct
 
 from conformance import attention_function, frameworks
+from conformance.adapter import loading
 from conformance.adapter.base import Adapter, Call
 from conformance.adapter.loading import adapted, load, registered
 from conformance.cases.catalogue import find_cases
@@ -373,3 +376,35 @@ def test_public_names():
     assert set(dir(conformance)) == set(conformance.__all__)
     with pytest.raises(AttributeError, match="'conformance' has no attribute 'Leyer'"):
         _ = conformance.Leyer
+
+
+def test_a_built_in_adapter_is_named_by_its_own_file(tmp_path, monkeypatch):
+    (tmp_path / "one.py").write_text('import nothing_like_it\n\nADAPTERS = {"first": "First"}\n')
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__init__.py").write_text(
+        'ADAPTERS = {\n    "second": "Second",\n    "third": "Third",\n}\n'
+    )
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: spec)
+    built_in = loading._built_in.__wrapped__
+    assert {point.name: point.value for point in built_in()} == {
+        "first": "conformance.adapters.one:First",
+        "second": "conformance.adapters.folder:Second",
+        "third": "conformance.adapters.folder:Third",
+    }
+    (tmp_path / "two.py").write_text('ADAPTERS = {"first": "Other"}\n')
+    with pytest.raises(WrongDeclaration, match="one:First is called 'first' too"):
+        built_in()
+    (tmp_path / "two.py").write_text('ADAPTERS = {"other": Other}\n')
+    with pytest.raises(WrongDeclaration, match="two.py: ADAPTERS is no literal table"):
+        built_in()
+
+
+def file_of(module):
+    return Path(importlib.util.find_spec(module).origin)
+
+
+def test_every_built_in_name_is_an_adapter_of_a_class_that_its_file_defines():
+    for point in registered().values():
+        if point.module.startswith("conformance.adapters."):
+            assert f"class {point.attr}(" in file_of(point.module).read_text(encoding="utf-8")

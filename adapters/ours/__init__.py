@@ -101,3 +101,6 @@ class Ours(Layer):
 
             torch.manual_seed(mode.draw)
         return layer(query, key, value, need_weights=mode["need_weights"], **masks)
+
+
+ADAPTERS = {"ours": "Ours"}

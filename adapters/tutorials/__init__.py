@@ -226,3 +226,12 @@ class Tutorial5(Tutorial):
         from conformance.adapters.tutorials.tutorial_5 import AdditiveMultiHeadAttention
 
         return AdditiveMultiHeadAttention(width, heads)
+
+
+ADAPTERS = {
+    "tutorial-1": "Tutorial1",
+    "tutorial-2": "Tutorial2",
+    "tutorial-3": "Tutorial3",
+    "tutorial-4": "Tutorial4",
+    "tutorial-5": "Tutorial5",
+}

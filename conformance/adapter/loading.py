@@ -1,16 +1,21 @@
 """From a name to an adapter: built in, `path/to/file.py:Name`, or `package.module:Name`.
 
+A built-in adapter is named by the table `ADAPTERS` of its own module, "torch-mha" to the name of
+the class. The tables are read from the source files, so that listing names imports nothing.
+
 Titles are names too where a user means a library's layer, whatever its backend.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -28,12 +33,47 @@ from conformance.errors import (
 
 GROUP = "conformance.adapters"
 
+BUILT_IN = "conformance.adapters"
+"""The package of which every module may have a table `ADAPTERS`."""
+
+_TABLE = re.compile(r"^ADAPTERS = (\{.*?\})$", re.MULTILINE | re.DOTALL)
 _BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")
 
 
 def registered() -> dict[str, EntryPoint]:
-    """Adapters that installed packages offer in the entry point group, by name."""
-    return {point.name: point for point in sorted(entry_points(group=GROUP), key=lambda p: p.name)}
+    """The built-in adapters, and those that installed packages offer as entry points, by name."""
+    points = [*entry_points(group=GROUP), *_built_in()]
+    return {point.name: point for point in sorted(points, key=lambda point: point.name)}
+
+
+@cache
+def _built_in() -> tuple[EntryPoint, ...]:
+    """What the tables `ADAPTERS` name.
+
+    Raises:
+        WrongDeclaration: a table that is no literal, or a name that two modules have.
+    """
+    spec = importlib.util.find_spec(BUILT_IN)
+    folders = spec.submodule_search_locations if spec is not None else None
+    points: dict[str, EntryPoint] = {}
+    for folder in map(Path, folders or ()):
+        for file in sorted([*folder.glob("*.py"), *folder.glob("*/__init__.py")]):
+            table = _TABLE.search(file.read_text(encoding="utf-8"))
+            parts = file.relative_to(folder).with_suffix("").parts
+            module = ".".join([BUILT_IN, *(part for part in parts if part != "__init__")])
+            for name, attribute in _literal(table[1], file).items() if table else ():
+                if name in points:
+                    raise WrongDeclaration(f"{file}: {points[name].value} is called {name!r} too")
+                points[name] = EntryPoint(name, f"{module}:{attribute}", GROUP)
+    return tuple(points.values())
+
+
+def _literal(table: str, file: Path) -> dict[str, str]:
+    try:
+        found = ast.literal_eval(table)
+    except (SyntaxError, ValueError) as error:
+        raise WrongDeclaration(f"{file}: ADAPTERS is no literal table") from error
+    return dict(found)
 
 
 def load(spec: str) -> Adapter:
