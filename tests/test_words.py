@@ -13,7 +13,7 @@ from conformance.records import schema1_phrases
 from conformance.records.card import PREFIX
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import read
-from conformance.words import WORDS, say, worded
+from conformance.words import say, worded, wordings
 
 PUBLISHED = Path(__file__).parent.parent / "reports" / "published" / "records"
 RECORDS = sorted(PUBLISHED.glob("*.json.gz"))
@@ -50,7 +50,7 @@ def ids(phrase: Phrase) -> Iterator[str]:
 def test_all_that_published_records_say_has_a_wording():
     known = {name for *_, phrase in said() for name in ids(phrase)}
     assert len(known) > 100
-    assert known <= WORDS.keys()
+    assert known <= wordings().keys()
     assert "text" not in known, "a sentence of schema 1 that no template fits"
 
 

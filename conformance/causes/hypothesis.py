@@ -2,7 +2,7 @@
 
 A hypothesis stands in one place: its id, the arguments of the id, and its computation are one entry
 of `masks`, `scale`, `projections`, `softmax`, `precision`, `weights` or `gradients`. To add one,
-add that entry, and the English of its id to `conformance.words`.
+add that entry, and the English of its id to `conformance/words.toml`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from conformance.records.header import KnownDeviation
 from conformance.records.phrase import Argument, Phrase
 from conformance.records.schema1_causes import old_wording
 from conformance.reports.gate.condition import Condition, parse
-from conformance.words import CAUSES, say
+from conformance.words import causes, say
 
 PLACES = ("implementation", "requirement", "case", "mode")
 """Keys whose values are patterns: what an entry is about."""
@@ -292,8 +292,8 @@ def _entry(table: dict[str, Any], number: int, line: int) -> Entry:
     arguments = table.get("arguments", {})
     if not isinstance(arguments, dict):
         raise BrokenBaseline('arguments is a table, such as {to = "float32"}')
-    if _ID.fullmatch(texts["cause"]) and texts["cause"] not in CAUSES:
-        near = difflib.get_close_matches(texts["cause"], CAUSES, n=1)
+    if _ID.fullmatch(texts["cause"]) and texts["cause"] not in causes():
+        near = difflib.get_close_matches(texts["cause"], causes(), n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
         raise BrokenBaseline(f"there is no cause {texts['cause']!r}{meant}")
     if arguments and not _ID.fullmatch(texts["cause"]):

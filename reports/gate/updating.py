@@ -22,7 +22,7 @@ from conformance.records.phrase import Phrase
 from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
 from conformance.reports.gate.grouping import Group, condition_on, folders, groups
 from conformance.reports.gate.judging import Cell, Judgement, agrees
-from conformance.words import CAUSES, say
+from conformance.words import causes, say
 
 WIDTH = 100
 
@@ -158,7 +158,7 @@ class _Edit:
             document = tomlkit.parse("[[known]]\n")
             _place(document, group, group.dtype)
             _set(document, "verdict", group.verdict)
-            if group.cause.id in CAUSES:
+            if group.cause.id in causes():
                 _set(document, "cause", group.cause.id)
                 _set(document, "arguments", _toml(group.cause.arguments))
             else:
