@@ -396,7 +396,7 @@ def test_a_built_in_adapter_is_named_by_its_own_file(tmp_path, monkeypatch):
     with pytest.raises(WrongDeclaration, match="one:First is called 'first' too"):
         built_in()
     (tmp_path / "two.py").write_text('ADAPTERS = {"other": Other}\n')
-    with pytest.raises(WrongDeclaration, match="two.py: ADAPTERS is no literal table"):
+    with pytest.raises(WrongDeclaration, match=r"two\.py: ADAPTERS is no literal table"):
         built_in()
 
 
