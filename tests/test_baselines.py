@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
-import shlex
-from pathlib import Path
+import runpy
+import sys
+import tomllib
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 from test_docs import DOCS, ROOT, anchors
@@ -54,23 +58,55 @@ def test_every_entry_has_a_reason_and_a_link_that_leads_somewhere(entry):
 
 TOX = configparser.ConfigParser(interpolation=None)
 TOX.read(ROOT / "tox.ini")
-EVERYBODY = TOX["everybody"]["environments"].split(",")
+EVERYBODY = {
+    name: [part.strip() for part in line.split(":")] for name, line in TOX["everybody"].items()
+}
+"""Environment to its extras, its implementations and, if it has another name, its baseline."""
 
 NEEDS_A_GPU = {"torch-sdpa-efficient", "torch-sdpa-cudnn"}
 """Kernels that no environment on a CPU can run."""
 
 
 def test_every_implementation_has_an_environment_that_is_a_gate():
-    examined = set()
-    for name in EVERYBODY:
-        section = TOX[f"testenv:{name}"]
-        words = shlex.split(section["commands"])
-        assert words[:2] == ["mha-conformance", "gate"]
-        examined |= {word for word in words if word in registered()}
-        assert Path(ROOT, words[words.index("--baseline") + 1]) in FILES
-        assert f"reports/records/{name}.json" in words
-        assert {"everybody", "published"} <= set(re.split(r",\s*", section["labels"]))
-    assert examined == set(registered()) - NEEDS_A_GPU
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    examined, baselines = [], set()
+    for name, (extras, implementations, *baseline) in EVERYBODY.items():
+        assert extras in project["optional-dependencies"] or not extras
+        baselines |= {*(baseline or [name])}
+        examined += implementations.split()
+    assert sorted(examined) == sorted(set(registered()) - NEEDS_A_GPU)
+    # Without a file, nothing is known to deviate.
+    assert {file.stem for file in FILES} <= baselines
+
+
+def test_tox_makes_its_environments_of_that_table(monkeypatch):
+    """As tox, which need not be installed here, calls the functions of toxfile.py."""
+    stubs = {
+        "tox.config.loader.memory": {"MemoryLoader": dict},
+        "tox.config.sets": {"ConfigSet": object},
+        "tox.plugin": {"impl": lambda function: function},
+        "tox.session.state": {"State": object},
+    }
+    for module, names in stubs.items():
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
+    monkeypatch.setenv("EVERYBODY", "")
+    monkeypatch.setenv("WORKERS", "3")
+    toxfile = runpy.run_path(str(ROOT / "toxfile.py"))
+    made = defaultdict(list)
+    conf = SimpleNamespace(pos_args=lambda _: ("-k", "a or b"), memory_seed_loaders=made)
+    toxfile["tox_add_core_config"](None, SimpleNamespace(conf=conf))
+    assert list(made) == toxfile["tox_extend_envs"]() == list(EVERYBODY)
+    assert os.environ["EVERYBODY"].split(",") == list(EVERYBODY)
+    for name, (extras, implementations, *baseline) in EVERYBODY.items():
+        (section,) = made[name]
+        assert (section["extras"], section["depends"]) == ([extras] if extras else [], "begin")
+        assert section["labels"] == ["everybody", "published"]
+        (command,) = section["commands"]
+        assert command == (
+            f"mha-conformance gate {implementations} --baseline "
+            f"reports/baselines/{(baseline or [name])[0]}.toml "
+            f"--record reports/records/{name}.json -n 3 -k 'a or b'"
+        )
 
 
 def test_the_default_is_a_part_of_everybody():
