@@ -30,7 +30,7 @@ from pathlib import Path
 
 from conformance.cases.catalogue import catalogue, catalogue_hash
 from conformance.cases.told import told
-from conformance.records.card import TOPICS
+from conformance.experiments import TOPICS
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record

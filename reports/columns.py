@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from conformance.records.card import Topic
-from conformance.records.findings import CaseResult
+from conformance.records.findings import CaseResult, Topic
 from conformance.records.header import Header, Implementation, RequirementInfo
 from conformance.records.record import Record
 from conformance.reports.model import Column, Loaded, Source

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from conformance.records.card import PREFIX
-from conformance.records.findings import CaseResult
+from conformance.records.findings import PREFIX, CaseResult
 from conformance.records.header import Implementation, MaskInfo
 from conformance.records.phrase import Phrase
 from conformance.reports.columns import column_keys, declared

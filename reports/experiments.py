@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from conformance.records.card import PREFIX, Entry, Topic
-from conformance.records.findings import CaseResult
+from conformance.records.findings import PREFIX, CaseResult, Entry, Topic
 from conformance.records.phrase import Phrase
 from conformance.reports.columns import column_keys, topics_of
 from conformance.reports.model import (

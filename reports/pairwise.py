@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.records.card import PREFIX
-from conformance.records.findings import INFINITE
+from conformance.records.findings import INFINITE, PREFIX
 from conformance.records.numbers import UNDERFLOW, Array, ratios
 from conformance.records.record import PICTURED
 from conformance.reports.columns import column_keys

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from conformance.records.card import PREFIX
 from conformance.records.findings import (
+    PREFIX,
     CaseResult,
     Finding,
     count,

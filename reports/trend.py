@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 from packaging.version import InvalidVersion, Version
 
-from conformance.records.card import PREFIX
-from conformance.records.findings import CaseResult
+from conformance.records.findings import PREFIX, CaseResult
 from conformance.records.phrase import Part, Phrase
 from conformance.records.record import Record
 from conformance.reports.accuracy import OUTPUT

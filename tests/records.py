@@ -12,9 +12,8 @@ import msgspec
 import numpy as np
 
 from conformance.experiments import TOPICS
-from conformance.records import schema1_phrases
-from conformance.records.card import Entry
-from conformance.records.findings import CaseResult, Figures, Finding, Worst
+from conformance.records import schema1
+from conformance.records.findings import CaseResult, Entry, Figures, Finding, Worst
 from conformance.records.header import (
     SCHEMA,
     CausalInfo,
@@ -132,7 +131,7 @@ def save(folder: Path, own: Record, file: str = "") -> Path:
 
 
 def observed(requirement: str, value: str, **where: str) -> CaseResult:
-    phrase = schema1_phrases.observed(requirement, value)
+    phrase = schema1.observed(requirement, value)
     return result(Finding(requirement, "conforms", value=phrase), **where)
 
 
@@ -147,8 +146,8 @@ def entry(
     code: str = "",
 ) -> Entry:
     """An entry by its texts, as those of schema 1 are read."""
-    about = schema1_phrases.subject(experiment, subject)
-    seen, said = (schema1_phrases.value(experiment, text, about.id) for text in (value, declared))
+    about = schema1.subject(experiment, subject)
+    seen, said = (schema1.value(experiment, text, about.id) for text in (value, declared))
     return Entry(about, seen, evidence, said, agrees, code)
 
 

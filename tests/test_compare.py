@@ -10,13 +10,13 @@ from records import GRADIENT, MASKED, NASTY, OUTPUT, bad, entry, figures, good, 
 
 from conformance.cli import main
 from conformance.errors import ExitCode
-from conformance.records import schema1_phrases
+from conformance.records import schema1
 from conformance.records.findings import RUN, Finding
 from conformance.records.header import CaseInfo
 from conformance.records.phrase import Phrase
 from conformance.reports.changes import compare, load_side
 
-NAN, ZEROS = (schema1_phrases.observed(MASKED, text) for text in ("nan", "zeros"))
+NAN, ZEROS = (schema1.observed(MASKED, text) for text in ("nan", "zeros"))
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no")
 ERROR = Finding(OUTPUT, "error", detail="ValueError: no")
 NOT_RUN = Finding(RUN, "not-run", detail="the run ended")

@@ -10,7 +10,7 @@ from mutants.miniatures import Correct
 
 from conformance import Adapter, CausalFlag, MaskArgument, Mode
 from conformance.experiments import EXPERIMENTS, experiment, find_experiments
-from conformance.records.card import Entry
+from conformance.records.findings import Entry
 from conformance.records.phrase import Phrase
 from conformance.requirements.declared import DECLARED, compared
 from conformance.running.session import Inquiry, Session, inquiries

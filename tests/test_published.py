@@ -30,7 +30,7 @@ from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.records.findings import Finding
 from conformance.records.record import read as read_record
-from conformance.records.schema1_phrases import observed
+from conformance.records.schema1 import observed
 from conformance.reports.gate.baseline import KINDS
 from conformance.reports.joining import build
 from conformance.reports.load import find_records, load, load_versions

@@ -19,7 +19,7 @@ from conformance import words
 from conformance.cases.catalogue import find_cases
 from conformance.records.phrase import Phrase
 from conformance.records.record import Record, read
-from conformance.records.schema1_causes import old_cause, old_wording
+from conformance.records.schema1 import old_cause, old_wording
 from conformance.reports import build, render_html, render_markdown
 from conformance.reports.gate.baseline import baseline_of, read_baseline
 from conformance.reports.gate.judging import judge

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from conformance.records import schema1_phrases
-from conformance.records.card import PREFIX
+from conformance.records import schema1
+from conformance.records.findings import PREFIX
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import read
 from conformance.words import say, worded, wordings
@@ -57,16 +57,16 @@ def test_all_that_published_records_say_has_a_wording():
 def test_the_sentences_of_schema_1_are_read_as_what_they_say():
     for table, key, about, phrase in said():
         read_again = {
-            "subject": lambda text, key=key: schema1_phrases.subject(key, text),
-            "value": lambda text, key=key, about=about: schema1_phrases.value(key, text, about),
-            "observed": lambda text, key=key: schema1_phrases.observed(key, text),
+            "subject": lambda text, key=key: schema1.subject(key, text),
+            "value": lambda text, key=key, about=about: schema1.value(key, text, about),
+            "observed": lambda text, key=key: schema1.observed(key, text),
         }[table]
         assert read_again(say(phrase)) == phrase
 
 
 def test_a_sentence_that_no_template_fits_stays_as_it_is():
     for text in ("what nobody wrote", "mask, bool", "<b>", "NaN: nowhere"):
-        phrase = schema1_phrases.value("leaks", text, "leak")
+        phrase = schema1.value("leaks", text, "leak")
         assert phrase == Phrase("text", {"text": text})
         assert say(phrase) == text
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.records.card import Entry
-from conformance.records.findings import Finding
+from conformance.records.findings import Entry, Finding
 from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.examination import Examination
 from conformance.requirements.polarity import observations

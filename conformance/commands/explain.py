@@ -21,7 +21,7 @@ import msgspec
 from conformance.commands.formats import print_json
 from conformance.commands.shared import Commands, add_format
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
-from conformance.records.card import Topic
+from conformance.records.findings import Topic
 from conformance.records.header import CaseInfo, Plane
 from conformance.text import heading, line, paragraph, plural, some
 from conformance.words import say

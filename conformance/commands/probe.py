@@ -20,8 +20,7 @@ from conformance.commands.shared import (
     add_repeatable,
 )
 from conformance.errors import ConformanceError, ExitCode, UnknownName
-from conformance.records.card import Entry
-from conformance.records.findings import CaseResult
+from conformance.records.findings import CaseResult, Entry
 from conformance.records.phrase import Phrase
 from conformance.text import paragraph, printable, stdout_to_stderr
 from conformance.words import Worded, say, worded

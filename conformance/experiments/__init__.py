@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from conformance.errors import UnknownName
 from conformance.experiments.experiment import Experiment, Findings
-from conformance.records.card import Topic
+from conformance.records.findings import Topic
 
 __all__ = ["EXPERIMENTS", "TOPICS", "Experiment", "Findings", "experiment", "find_experiments"]
 

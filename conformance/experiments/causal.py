@@ -23,7 +23,7 @@ from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, See
 from conformance.experiments.masks import numbers
 from conformance.experiments.meaning import among_shown
 from conformance.experiments.readout import Sizes
-from conformance.records.card import Entry, Topic
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import NOTHING, Argument, Phrase
 
 LENGTHS = (

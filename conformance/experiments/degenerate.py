@@ -12,7 +12,7 @@ from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused
 from conformance.experiments.masked_rows import NAN, OUTPUT_BIAS, ZEROS
 from conformance.experiments.masks import numbers
-from conformance.records.card import Entry, Topic
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import Phrase
 
 UNBATCHED, SEQUENCE_FIRST = Phrase("input.unbatched"), Phrase("input.sequence-first")

@@ -14,7 +14,7 @@ from conformance.errors import Unsupported
 from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused
 from conformance.experiments.masks import numbers
-from conformance.records.card import Entry, Topic
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import Part, Phrase
 
 ACTIVE, ON, OFF = (Phrase(f"dropout.{name}") for name in ("active", "on", "off"))

@@ -14,7 +14,7 @@ from conformance.experiments.forms import INFINITE, LARGE
 from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused, Seen
 from conformance.experiments.masks import examined, numbers
 from conformance.experiments.meaning import ADDED
-from conformance.records.card import Entry, Topic
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.requirements.declared import declared_row
 from conformance.words import say

@@ -27,7 +27,7 @@ from conformance.experiments.meaning import (
     meaning,
     rows_changed,
 )
-from conformance.records.card import Entry, Topic
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import NOTHING, Argument, Phrase
 
 HALF = ("bfloat16", "float16")

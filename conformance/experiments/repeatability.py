@@ -11,7 +11,7 @@ from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem
 from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import REFUSED, Laboratory, Outcome, Refused
-from conformance.records.card import Entry, Topic
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import Phrase
 
 

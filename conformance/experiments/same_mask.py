@@ -18,7 +18,7 @@ from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laborato
 from conformance.experiments.masks import examined
 from conformance.experiments.meaning import BLOCKS_EVERYTHING, IGNORED, REJECTED, among
 from conformance.experiments.readout import Sizes
-from conformance.records.card import Entry, Topic
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import Argument, Phrase
 
 LENGTH = 5

@@ -20,7 +20,7 @@ from conformance.experiments.laboratory import Laboratory, Refused, Seen
 from conformance.experiments.masks import examined
 from conformance.experiments.meaning import ADDED, ATTENDING, BLOCKING, read_as
 from conformance.experiments.readout import Sizes
-from conformance.records.card import Entry, Topic
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import NOTHING, Argument, Part, Phrase
 from conformance.words import say
 

@@ -10,7 +10,7 @@ from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import Laboratory
 from conformance.experiments.masks import numbers
-from conformance.records.card import Entry, Topic
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import Phrase
 from conformance.requirements.declared import returned_weights
 

@@ -1,14 +1,13 @@
-"""What a check found: plain data, and one place that counts it."""
+"""What checks and experiments say about one case: findings with verdicts, entries of a card."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
-from conformance.records.card import Entry
 from conformance.records.phrase import NOTHING, Phrase
 
 Verdict = Literal[
@@ -25,17 +24,7 @@ Verdict = Literal[
 """`observed`: a characteristic about which the adapter declares nothing; its value is recorded.
 `not-run`: planned, but without an outcome, as after an interruption."""
 
-VERDICTS: tuple[Verdict, ...] = (
-    "conforms",
-    "deviates",
-    "observed",
-    "unsupported",
-    "error",
-    "crashed",
-    "timed-out",
-    "unavailable",
-    "not-run",
-)
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 VERIFIED: frozenset[str] = frozenset({"conforms", "deviates", "observed", "error"})
 """Verdicts that say something about the implementation."""
@@ -49,6 +38,10 @@ RUN = "run"
 
 INFINITE = 1e300
 """Stands for an infinite ratio, which JSON cannot hold."""
+
+
+PREFIX = "probe/"
+"""Before the name of an experiment, where its results are recorded like those of a case."""
 
 
 class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,10 +80,13 @@ class Worst(msgspec.Struct, frozen=True):
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one requirement says about one case.
 
-    `value` is the observed value of a characteristic; `detail` one line for people; `cause` names
-    the known mistake whose answer this is, where there is one, and `where` the part of an array
-    that deviates, if it is not all of it. `made_by` says, where the suite supplies the projections,
-    whether the kernel made the deviation or they: it deviates also alone, or only with them.
+    Attributes:
+        detail: one line for people.
+        value: the observed value of a characteristic.
+        cause: the known mistake that explains a deviation.
+        where: the part of an array that deviates, if it is not all of it.
+        made_by: where the suite supplies the projections, whether the kernel deviates without them
+            too, or the deviation comes from the projections only.
     """
 
     requirement: str
@@ -112,7 +108,7 @@ MAKERS = {
 
 
 def gravity(finding: Finding) -> tuple[float, float]:
-    """How far beyond what is allowed: by its worst element, then by all of them."""
+    """Return how far beyond its limit a finding is: by its worst element, then by the rms."""
     figures = finding.figures
     if figures is None:
         return 0.0, 0.0
@@ -120,9 +116,50 @@ def gravity(finding: Finding) -> tuple[float, float]:
 
 
 def of_weights(figures: Figures | None, worst: Worst | None) -> bool:
-    """Whether what was measured are the attention weights, or sums of them."""
+    """Return whether the attention weights, or sums of them, were measured."""
     arrays = {figures.array if figures else "", worst.array if worst else ""}
     return bool(arrays & {"weights", "row sums"})
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One observed convention.
+
+    Attributes:
+        subject: what was looked at: "mask.meaning" of an argument in a form.
+        value: what was seen: "mask.blocks".
+        evidence: what exactly was fed and seen, for people.
+        declared: what the adapter says, to be compared with `value`; `NOTHING` if it says nothing.
+        agrees: whether `value` is what the adapter declares.
+        code: lines that show it without this suite, or "".
+    """
+
+    subject: Phrase
+    value: Phrase
+    evidence: str = ""
+    declared: Phrase = NOTHING
+    agrees: bool = True
+    code: str = ""
+
+
+class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an experiment is about.
+
+    Attributes:
+        name: as in "probe/masks".
+        title: a heading.
+        question: what it asks, in a sentence.
+        revision: to be increased whenever the same behaviour may be described by another entry.
+    """
+
+    name: str
+    title: str
+    question: str
+    revision: int = 1
+
+    @property
+    def id(self) -> str:
+        """The case id under which it is recorded."""
+        return PREFIX + self.name
 
 
 class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -148,43 +185,39 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def verdict(self) -> Verdict:
-        """The gravest of the findings' verdicts."""
-        found = {finding.verdict for finding in self.findings}
-        order: tuple[Verdict, ...] = (
-            "crashed",
-            "timed-out",
-            "error",
-            "deviates",
-            "not-run",
-            "unavailable",
-            "conforms",
-            "observed",
-        )
-        return next((verdict for verdict in order if verdict in found), "unsupported")
+        """The worst of the findings' verdicts."""
+        verdicts = {finding.verdict for finding in self.findings}
+        return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), "unsupported")
+
+
+_WORST_FIRST: tuple[Verdict, ...] = (
+    *("crashed", "timed-out", "error", "deviates", "not-run", "unavailable", "conforms"),
+    "observed",
+)
 
 
 def without_outcome(name: str, verdict: Verdict, why: str) -> CaseResult:
-    """The result of an item of which nothing is known but why."""
+    """Return the result of an item without an outcome, and why it has none."""
     implementation, case, dtype, device, mode = name.split(":")
     return CaseResult(implementation, case, dtype, device, mode, [Finding(RUN, verdict, why)])
 
 
 def item_id(implementation: str, case: str, dtype: str, device: str, mode: str) -> str:
-    """ "implementation:case:dtype:device:mode": what pytest prints and -k can search."""
+    """Return "implementation:case:dtype:device:mode", which pytest prints and -k searches."""
     return f"{implementation}:{case}:{dtype}:{device}:{mode}"
 
 
 def count(verdicts: Iterable[str]) -> dict[str, int]:
-    """How many of each verdict, in a fixed order, zeros left out. Never one percentage."""
-    counted = Counter(verdicts)
-    return {verdict: counted[verdict] for verdict in VERDICTS if counted[verdict]}
+    """Return how many there are of each verdict, in a fixed order and without zeros."""
+    counts = Counter(verdicts)
+    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
 
 def verified(counts: dict[str, int]) -> int:
-    """How many findings say something about the implementation."""
+    """Return how many findings say something about the implementation."""
     return sum(counts.get(verdict, 0) for verdict in VERIFIED)
 
 
 def not_verified(counts: dict[str, int]) -> int:
-    """How many questions were left open; `unsupported` is an answer, not an open question."""
+    """Return how many questions are open; `unsupported` is an answer."""
     return sum(counts.get(verdict, 0) for verdict in NOT_VERIFIED)

@@ -1,7 +1,7 @@
-"""The header of a record: the questions of a run, and whom they were put to.
+"""The header of a record: what was asked in a run, and of which implementations.
 
-It says everything that a report needs beside the findings, so that a record can be read years
-later, without the suite that made it, its adapters or any framework.
+It has everything that a report needs beside the findings, so that a record can be read years later,
+without the suite that made it, its adapters or any framework.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from conformance.records.card import Topic
+from conformance.records.findings import Topic
 
 SCHEMA = "mha-conformance/record/2"
 
@@ -236,7 +236,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that is known before the first finding.
+    """What is known before the first finding.
 
     Attributes:
         planned: how many items (implementation x case x dtype x device x mode) were to be examined.
@@ -262,11 +262,11 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     revisions: dict[str, str] = {}
 
     def requirement(self, name: str) -> RequirementInfo | None:
-        """The requirement of this id, or None if the record does not have it."""
+        """Return the requirement of this id, or None if the record does not have it."""
         return next((item for item in self.requirements if item.id == name), None)
 
     def question(self, case: str) -> str:
-        """What a case or an experiment asks, in words; "" if the record does not say."""
+        """Return in words what a case or an experiment asks; "" if the record does not say."""
         if case in self.cases:
             return self.cases[case].why
         return next((topic.question for topic in self.topics if topic.id == case), "")

@@ -31,7 +31,10 @@ ACCURACY = {
 
 
 def ratios(got: Array, want: Array, noise: Array, underflow: float) -> Array:
-    """(got - want) / σ, signed; 0 within the underflow; ±inf where an exact element is not."""
+    """Return (got - want) / σ: 0 within the underflow, ±inf where an exact element differs.
+
+    The arrays have one shape: `Float64[Array, "*axes"]`.
+    """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         error = got - want
         ratio = error / noise

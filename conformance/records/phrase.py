@@ -1,4 +1,4 @@
-"""What a finding says, as an id with arguments; `conformance.words` makes the text of it."""
+"""A statement as an id with arguments; `conformance.words` has the English of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True):
     """A statement that a program can compare, count and match; its wording may change.
 
     Attributes:
-        id: stable and dotted, such as "mask.inverted"; "" says nothing.
+        id: stable and dotted, such as "mask.inverted"; "" for the empty phrase.
         arguments: what the statement is about, by name; the order of names does not matter.
     """
 
@@ -23,28 +23,28 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True):
         return bool(self.id)
 
     def __str__(self) -> str:
-        """The id with its arguments, in the order of their names: the same for equal phrases."""
+        """Return the id with its arguments, sorted by name: equal for equal phrases."""
         if not self.arguments:
             return self.id
         listed = (f"{name}={_text(value)}" for name, value in sorted(self.arguments.items()))
         return f"{self.id}({', '.join(listed)})"
 
     def name(self, argument: str) -> str:
-        """An argument that is a name, or ""."""
+        """Return an argument that is a name, or ""."""
         value = self.arguments.get(argument, "")
         return value if isinstance(value, str) else ""
 
     def part(self, argument: str) -> Phrase:
-        """An argument that is a phrase, or one that says nothing."""
+        """Return an argument that is a phrase, or the empty phrase."""
         value = self.arguments.get(argument, "")
         return value if isinstance(value, Phrase) else NOTHING
 
     def having(self, **arguments: Argument) -> Phrase:
-        """The same statement with more arguments."""
+        """Return the same statement with more arguments."""
         return Phrase(self.id, self.arguments | arguments)
 
     def parts(self, argument: str) -> list[Part]:
-        """An argument that is a list, or []."""
+        """Return an argument that is a list, or []."""
         value = self.arguments.get(argument, [])
         return value if isinstance(value, list) else []
 
@@ -52,10 +52,10 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True):
 Part = Phrase | str | int | float
 
 Argument = Part | list[Part]
-"""A name, a number, what another phrase says, or several of them."""
+"""A name, a number, a phrase, or a list of them."""
 
 NOTHING = Phrase("")
-"""Says nothing."""
+"""The empty phrase."""
 
 
 def _text(value: Argument) -> str:

@@ -1,14 +1,16 @@
-"""A Record: everything that one run found, with provenance. One JSON document.
+"""A record: the header and all results of one run, in one JSON document.
 
-While a run goes on, its findings are appended to a journal beside the record, one line each, so
-that an interrupted run keeps what it measured. The arrays of the exchange cases, by which
-implementations are compared with each other, lie beside the record in safetensors.
+During a run its results are appended to a journal beside the record, one line each, so that an
+interrupted run keeps what it measured. The arrays of the exchange cases, by which implementations
+are compared with each other, are in a safetensors file beside the record.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -31,15 +33,19 @@ PICTURED = ("weights", "weights.want", "weights.noise", "weights.blocked")
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One run. `complete` is whether every planned item has an outcome of its own."""
+    """One run.
+
+    Attributes:
+        complete: whether every planned item has an outcome of its own.
+        exchange: name of the file of arrays beside the record, or "".
+        digest: SHA-256 of that file.
+    """
 
     header: Header
     complete: bool
     results: list[CaseResult]
     exchange: str = ""
-    """File name of the arrays, beside the record."""
     digest: str = ""
-    """SHA-256 of that file."""
 
 
 class Line(msgspec.Struct, omit_defaults=True):
@@ -50,53 +56,50 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 _UNREADABLE = (
-    msgspec.MsgspecError,
-    ValueError,
-    OverflowError,
-    RecursionError,
-    KeyError,
-    TypeError,
-    AttributeError,
+    *(msgspec.MsgspecError, ValueError, OverflowError, RecursionError),
+    *(KeyError, TypeError, AttributeError),
 )
-"""What decoding foreign bytes may raise; the last three, where schema 1 is converted."""
+"""What decoding a damaged file may raise; the second line, where schema 1 is converted."""
 
 _lines = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
 
 
 def encode_line(result: CaseResult, arrays: Mapping[str, Array]) -> bytes:
-    """One journal line, without the newline."""
-    packed = {
-        name: (
-            list(array.shape),
-            base64.b64encode(np.asarray(array, np.float64).tobytes()).decode(),
-        )
-        for name, array in arrays.items()
-    }
-    return _encoder.encode(Line(result, packed))
+    """Return one line of a journal, without the newline."""
+
+    def packed(array: Array) -> tuple[list[int], str]:
+        content = np.asarray(array, np.float64).tobytes()
+        return list(array.shape), base64.b64encode(content).decode()
+
+    return _encoder.encode(Line(result, {name: packed(a) for name, a in arrays.items()}))
 
 
 def decode_line(line: bytes | str, schema: str = SCHEMA) -> tuple[CaseResult, dict[str, Array]]:
-    """The inverse of `encode_line`, of any schema that can be read; raises `BrokenRecord`."""
+    """Return the result and the arrays of a line of a journal.
+
+    Raises:
+        BrokenRecord: the line is not one of this schema.
+    """
     try:
         if schema == schema1.SCHEMA_1:
             raw = msgspec.json.decode(line)
-            found = msgspec.convert(raw | {"result": schema1.upgrade_result(raw["result"])}, Line)
+            item = msgspec.convert(raw | {"result": schema1.upgrade_result(raw["result"])}, Line)
         else:
-            found = _lines.decode(line)
-        arrays = {}
-        for name, (shape, packed) in found.arrays.items():
-            arrays[name] = np.frombuffer(base64.b64decode(packed), np.float64).reshape(shape)
+            item = _lines.decode(line)
+        return item.result, {
+            name: np.frombuffer(base64.b64decode(packed), np.float64).reshape(shape)
+            for name, (shape, packed) in item.arrays.items()
+        }
     except _UNREADABLE as error:
         raise BrokenRecord(f"a journal line cannot be read: {error}") from error
-    return found.result, arrays
 
 
 class Journal:
-    """Appends findings to `<record>.journal` as they come.
+    """Appends results to `<record>.journal` as they come.
 
-    It begins with `lines` that are known already. A journal that was there is replaced by one that
-    has these, and never by an empty one.
+    An existing journal is replaced in one step by one that begins with `lines`, the results that
+    are known already.
     """
 
     def __init__(self, record: Path, header: Header, lines: Iterable[bytes] = ()) -> None:
@@ -108,17 +111,21 @@ class Journal:
         self._file: IO[bytes] = self.path.open("ab")
 
     def add(self, line: bytes) -> None:
-        """Append one encoded line; it is on its way to the disk when this returns."""
+        """Append one encoded line, and flush it."""
         self._file.write(line + b"\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Nothing more will be added."""
+        """Close the file."""
         self._file.close()
 
 
 def check_writable(record: Path) -> None:
-    """Raise `ConformanceError` unless a record can be written there; better before the run."""
+    """Check, before a run, that its record can be written.
+
+    Raises:
+        ConformanceError: it cannot.
+    """
     if record.suffix != ".json":
         raise ConformanceError(f"{record}: a record's name ends with .json")
     if record.is_dir():
@@ -132,7 +139,7 @@ def check_writable(record: Path) -> None:
 
 
 def journal_path(record: Path) -> Path:
-    """Where the journal of a record lies."""
+    """Return the path of the journal of a record."""
     return record.with_name(record.name + ".journal")
 
 
@@ -142,34 +149,38 @@ def finish(
     order: Sequence[str] = (),
     keep: Callable[[str], bool] = lambda name: True,
 ) -> Record:
-    """Make the record of its journal, with what has no outcome filled in, and drop the journal.
+    """Turn the journal of a record into the record, and remove the journal.
 
-    `order` is that of the ids: results arrive as workers finish, and records do not depend on that.
-    `keep` says of an array, by "item id|array", whether the record is to have it.
+    Args:
+        missing: results of the items without an outcome.
+        order: all ids in the order of the record, which must not depend on which worker was first.
+        keep: whether the record keeps an array, by "item id|array".
     """
     header, results, arrays = read_journal(journal_path(record))
     missing = list(missing)
     place = {name: index for index, name in enumerate(order)}
     results.sort(key=lambda result: place.get(result.id, len(place)))
     arrays = {name: array for name, array in sorted(arrays.items()) if keep(name)}
-    exchange, digest = "", ""
-    if arrays:
-        exchange, digest = _save_arrays(record, arrays)
-    found = Record(header, not missing, [*results, *missing], exchange, digest)
-    save(record, found)
+    exchange, digest = _save_arrays(record, arrays) if arrays else ("", "")
+    finished = Record(header, not missing, [*results, *missing], exchange, digest)
+    save(record, finished)
     journal_path(record).unlink()
-    return found
+    return finished
 
 
 def save(path: Path, record: Record) -> None:
-    """Write the document, whole or not at all; arrays beside it stay as they are."""
+    """Write the document in one step; the arrays beside it stay as they are."""
     temporary = path.with_name(path.name + ".new")
     temporary.write_bytes(msgspec.json.format(_encoder.encode(record), indent=0) + b"\n")
     temporary.replace(path)
 
 
 def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]]:
-    """Header, results and arrays; a last line that was cut off is left out."""
+    """Return header, results and arrays of a journal, without a last line that was cut off.
+
+    Raises:
+        BrokenRecord: it cannot be read, or any other line is damaged.
+    """
     content = _bounded(path)
     lines = content.splitlines()
     cut_off = not content.endswith(b"\n")
@@ -178,23 +189,27 @@ def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]
     arrays: dict[str, Array] = {}
     for number, line in enumerate(lines[1:], start=2):
         try:
-            result, own = decode_line(line, schema)
+            result, exchanged = decode_line(line, schema)
         except BrokenRecord as error:
             if cut_off and number == len(lines):
                 break
             raise BrokenRecord(f"{path}, line {number}: {error}") from error
         results.append(result)
-        arrays |= {f"{result.id}|{name}": array for name, array in own.items()}
+        arrays |= {f"{result.id}|{name}": array for name, array in exchanged.items()}
     return header, results, arrays
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a journal, header first, without one that was cut off."""
+    """Return the lines of a journal, header first, without one that was cut off."""
     return _bounded(path).split(b"\n")[:-1]
 
 
 def read_header(path: Path, line: bytes) -> Header:
-    """The first line of a journal that can be continued; raises `BrokenRecord`."""
+    """Return the header in the first line of a journal.
+
+    Raises:
+        BrokenRecord: it has another schema, so that the run cannot be resumed.
+    """
     header, schema = _any_header(path, line)
     if schema != SCHEMA:
         raise BrokenRecord(f"{path}: has schema {schema!r}, this suite writes {SCHEMA!r}")
@@ -202,7 +217,7 @@ def read_header(path: Path, line: bytes) -> Header:
 
 
 def _any_header(path: Path, line: bytes) -> tuple[Header, str]:
-    """The first line of a journal, and the schema in which it was written."""
+    """Return the header in the first line of a journal, and the schema in which it was written."""
     try:
         schema = msgspec.json.decode(line, type=_SchemaOnly).schema
         _check_schema(path, schema)
@@ -215,7 +230,11 @@ def _any_header(path: Path, line: bytes) -> tuple[Header, str]:
 
 
 def read(path: Path) -> Record:
-    """A record, or an unfinished one's journal; raises `BrokenRecord` with what to do."""
+    """Return a record, or what the journal of an unfinished one has.
+
+    Raises:
+        BrokenRecord: the file is missing, damaged or of an unknown schema.
+    """
     if path.suffix == ".journal":
         header, results, _ = read_journal(path)
         return Record(header, False, results)
@@ -234,9 +253,11 @@ def read(path: Path) -> Record:
 
 
 def read_arrays(path: Path, record: Record) -> dict[str, Array]:
-    """The exchange arrays of a record at `path`, by "item id|array"; {} if it has none."""
-    import hashlib
+    """Return the exchange arrays of the record at `path`, by "item id|array"; {} if it has none.
 
+    Raises:
+        BrokenRecord: their file is missing, damaged or of another record.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -279,13 +300,11 @@ def _bounded(path: Path) -> bytes:
 
 
 def _text(path: Path) -> bytes:
-    """The JSON of a record, which may be compressed."""
+    """Return the JSON of a record, which may be compressed."""
     content = _bounded(path)
     if path.suffix != ".gz":
         return content
-    import zlib
-
-    # A few bytes may stand for any number of them.
+    # A small compressed file may expand to any size.
     inflate = zlib.decompressobj(wbits=31)
     try:
         text = inflate.decompress(content, MOST_BYTES)
@@ -299,11 +318,9 @@ def _text(path: Path) -> bytes:
 
 
 def _save_arrays(record: Path, arrays: dict[str, Array]) -> tuple[str, str]:
-    import hashlib
+    from safetensors.numpy import save as packed
 
-    from safetensors.numpy import save
-
-    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    content = packed({name: np.ascontiguousarray(array) for name, array in arrays.items()})
     file = record.with_suffix(".safetensors")
     file.write_bytes(content)
     return file.name, hashlib.sha256(content).hexdigest()

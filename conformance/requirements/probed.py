@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from conformance.records.card import Entry
-from conformance.records.findings import Finding, Verdict
+from conformance.records.findings import Entry, Finding, Verdict
 from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import Requirement
 from conformance.words import say

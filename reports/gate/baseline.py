@@ -40,7 +40,7 @@ import msgspec
 from conformance.errors import BrokenBaseline
 from conformance.records.header import KnownDeviation
 from conformance.records.phrase import Argument, Phrase
-from conformance.records.schema1_causes import old_wording
+from conformance.records.schema1 import old_wording
 from conformance.reports.gate.condition import Condition, parse
 from conformance.words import causes, say
 
