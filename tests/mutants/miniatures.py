@@ -68,6 +68,14 @@ class Inverted(Correct):
         return attention(query, key, value, **turned, **options)
 
 
+class Ignored(Correct):
+    """Takes a mask, and attends to everything all the same."""
+
+    def attend(self, query, key, value, masks, **options):
+        masks.pop("mask", None)
+        return super().attend(query, key, value, masks, **options)
+
+
 class Observant(Correct):
     """Right, but for a characteristic that it declares wrongly."""
 
