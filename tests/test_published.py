@@ -165,6 +165,45 @@ def test_records_are_kept_and_rendered_again(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
 
 
+ADD = ["--add", "--output", "published", "--pages", "pages", "--baseline", "known.toml", "--quiet"]
+
+
+def test_one_record_is_added_to_those_that_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    kept = Path("published/records/env.json.gz").read_bytes()
+    other = implementation("other", title="another", versions={"torch": "2.9"})
+    new = of(result(good(), name="other"), name="new", ours=other)
+    Path("new.json").write_bytes(msgspec.json.encode(new))
+    assert main(["publish", "new.json", *ADD]) == ExitCode.OK
+    assert Path("published/records/env.json.gz").read_bytes() == kept
+    assert {file.name for file in Path("pages").iterdir()} == {"index.md", "ours.md", "other.md"}
+    assert keep.read_made(Path("published")).expected == ["new"]
+
+
+def test_a_record_that_is_added_replaces_what_it_measured_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(bad(), name="ours"))) == ExitCode.OK
+    again = of(result(good(), name="ours"), created="2026-12-01T00:00:00")
+    Path("env.json").write_bytes(msgspec.json.encode(again))
+    assert main(["publish", "env.json", *ADD]) == ExitCode.OK
+    (file,) = Path("published/records").iterdir()
+    assert read_record(file).results == again.results
+
+
+def test_a_record_of_another_catalogue_is_not_added(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert publish(tmp_path, of(result(good(), name="ours"))) == ExitCode.OK
+    kept = Path("published/records/env.json.gz").read_bytes()
+    other = implementation("other", title="another", versions={"torch": "2.9"})
+    new = of(result(good(), name="other"), name="new", ours=other, catalogue="another")
+    Path("new.json").write_bytes(msgspec.json.encode(new))
+    assert main(["publish", "new.json", *ADD]) != ExitCode.OK
+    assert "new.json: left out; catalogue hash is another" in capsys.readouterr().err
+    assert [file.name for file in Path("published/records").iterdir()] == ["env.json.gz"]
+    assert Path("published/records/env.json.gz").read_bytes() == kept
+
+
 def test_what_is_not_sorted_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert publish(tmp_path, of(result(bad(), name="ours"))) == ExitCode.OK

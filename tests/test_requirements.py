@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from mutants import miniatures, wrong_attentions
-from mutants.zoo import find_mutants
+from mutants.zoo import MUTANTS, find_mutants
 
 from conformance.adapters.ours import Ours
 from conformance.cases.catalogue import catalogue
@@ -55,6 +55,11 @@ KILLED_BY_EXPERIMENT = {
     "call.memory-layout-does-not-matter": ("strides-ignored", "repeatability"),
 }
 """Requirement to a mutant, and the experiment that kills it: no case says anything about it."""
+
+for _mutant in MUTANTS:
+    # A new requirement is killed by the first mutant that names it first.
+    if not {_mutant.killed_by[0]} & (KILLS.keys() | KILLED_BY_EXPERIMENT.keys()):
+        KILLS[_mutant.killed_by[0]] = _mutant.name
 
 ALONE = {
     "gradient.bias-equals-definition": "gradient-of-bias-scaled",

@@ -59,6 +59,11 @@ def add_parser(commands: Commands) -> None:
         metavar="FILE",
         help="known deviations, by file or folder (default: reports/baselines)",
     )
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="keep what is published beside these records, instead of replacing all of it",
+    )
     add_quiet(parser)
     parser.set_defaults(action=_publish)
 
@@ -76,6 +81,7 @@ def _publish(options: argparse.Namespace) -> int:
             output=options.output,
             pages=options.pages,
             baselines=options.baseline,
+            add=options.add,
         )
     )
 

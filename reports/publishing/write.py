@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from conformance.errors import ConformanceError
 from conformance.progress import progress
 from conformance.reports.columns import column_keys, declared
@@ -35,6 +37,8 @@ class Wanted:
         output: folder of the records and of the table.
         pages: folder of the pages.
         baselines: files or folders of known deviations.
+        add: keep what is in `output` beside these records, and replace only what they measured
+            again.
     """
 
     records: Sequence[Path]
@@ -45,17 +49,19 @@ class Wanted:
     output: Path
     pages: Path
     baselines: Sequence[Path]
+    add: bool = False
 
 
 def publish(wanted: Wanted) -> int:
     """Write the files; an exit code as that of a report.
 
     Raises:
-        ConformanceError: records are too large to keep, or something cannot be read or written.
+        ConformanceError: records are too large to keep, or something cannot be read or written;
+            or one to be added does not fit those that are there.
     """
     with progress("reading records") as advance:
         if wanted.records:
-            _keep(wanted)
+            (_add if wanted.add else _keep)(wanted)
         advance("rendering")
         published = read(wanted)
         files = render(published)
@@ -89,6 +95,18 @@ def _keep(wanted: Wanted) -> None:
     problems = [*found.problems, *refused, *absent]
     made = keep.made_here(_minutes(run) if run else 0, wanted.expected, problems)
     keep.write_made(made, wanted.output)
+
+
+def _add(wanted: Wanted) -> None:
+    new = find_records(wanted.records)
+    found = load([*find_records([wanted.output / keep.RECORDS]), *new])
+    if found.problems:
+        raise ConformanceError("; ".join(found.problems))
+    keep.keep(found.current, wanted.output / keep.RECORDS)
+    made = keep.read_made(wanted.output) or keep.made_here(0, [], [])
+    names = (record.header.name for path, record, _ in found.current if path in new)
+    expected = list(dict.fromkeys([*made.expected, *names]))
+    keep.write_made(msgspec.structs.replace(made, expected=expected), wanted.output)
 
 
 def _minutes(run: str) -> int:
