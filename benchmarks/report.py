@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 
 from conformance.cases.catalogue import catalogue, catalogue_hash
-from conformance.cases.told import told
+from conformance.cases.description import describe_all
 from conformance.experiments import TOPICS
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
@@ -114,7 +114,7 @@ def made_up(findings: int) -> Record:
         provenance,
         implementations,
         len(results),
-        cases=told(cases),
+        cases=describe_all(cases),
         requirements=requirements(),
         topics=list(TOPICS),
     )

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from conformance.cases import casefile
-from conformance.cases.casefile import KEY, Found, load_case, read, store
+from conformance.cases.casefile import KEY, Failure, load_case, read, store
 from conformance.cases.tensors import look
 from conformance.cli import main
 from conformance.errors import BrokenCase, ConformanceError, ExitCode
 from conformance.explore.recipe import Frame, Recipe
 
 HERE = Path(__file__).parent
-FOUND = Found("fake", "float32", "default", "output.equals-definition", "off", {"numpy": "2"})
+FOUND = Failure("fake", "float32", "default", "output.equals-definition", "off", {"numpy": "2"})
 RECIPE = Recipe(
     frame=Frame(sharing="memory"), query=2, mask="per-head", bias="per-head", scale=0.75
 )

@@ -15,9 +15,8 @@ import pytest
 from _pytest.mark.expression import Expression
 
 from conformance.cases import patterns
-from conformance.cases.case import Case
+from conformance.cases.case import FAMILIES, Case
 from conformance.cases.catalogue import catalogue, catalogue_hash, find_cases
-from conformance.cases.families import FAMILIES
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Problem

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from conformance.adapter.layer import Layer
 from conformance.adapter.loading import load, registered
+from conformance.cases.case import FAMILIES
 from conformance.cases.catalogue import find_cases
-from conformance.cases.families import FAMILIES
 from conformance.cases.tensors import EXPONENT, WIDTH, Tensor, look, write
 from conformance.cli import main
 from conformance.definition.comparison import compare

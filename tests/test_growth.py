@@ -13,7 +13,7 @@ from conformance.adapter.base import Mode
 from conformance.adapter.loading import load
 from conformance.cases.case import case_hash
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.cases.told import told
+from conformance.cases.description import describe_all
 from conformance.cli import main
 from conformance.errors import ConformanceError, ExitCode
 from conformance.experiments import experiment
@@ -42,7 +42,7 @@ def header_of(adapter, items, asked=(), selection=""):
         provenance=provenance([adapter], "cpu", "mha-conformance run", "", selection),
         implementations=describe([(adapter, "mine.py:Mine")], "cpu"),
         planned=len(items) + len(asked),
-        cases=told(item.case for item in items),
+        cases=describe_all(item.case for item in items),
         requirements=requirements(),
         topics=list(dict.fromkeys(item.experiment.topic for item in asked)),
         revisions=digests.revisions(),

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from conformance.adapter.layer import Layer
 from conformance.adapter.loading import load, registered
 from conformance.adapter.parameters import Parameter, ParameterTable
-from conformance.cases.case import draw
-from conformance.cases.families import FAMILIES
+from conformance.cases.case import FAMILIES, draw
 from conformance.definition.problem import Shape, Weights
 from conformance.errors import Unavailable, Unsupported, WrongDeclaration
 

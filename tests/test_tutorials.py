@@ -12,8 +12,8 @@ from conformance import Call, MaskArgument, Unsupported
 from conformance.adapter.code import lines
 from conformance.adapter.loading import load
 from conformance.adapters import tutorials
+from conformance.cases.case import FAMILIES
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.cases.families import FAMILIES
 from conformance.running.session import Session, plan
 from conformance.words import say
 

@@ -1,7 +1,7 @@
 """One problem in one file, which the gate can run again: `--case-file`.
 
-The file is one of safetensors: the numbers, as float64, and in its metadata a description in JSON.
-A file comes from somebody else, so it is bounded, and whatever is not as it must be is refused.
+The file has the safetensors format: the numbers as float64, and in its metadata a description in
+JSON. Files are not trusted: their size is bounded, and anything unexpected is refused.
 """
 
 from __future__ import annotations
@@ -16,17 +16,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from conformance.cases.stored import CHAPTER, StoredCase
+from conformance.cases.case import STORED, StoredCase, assembled
 from conformance.cases.tensors import Tensor, look, write
-from conformance.definition.problem import (
-    WEIGHT_NAMES,
-    Causal,
-    Problem,
-    Score,
-    Shape,
-    Sharing,
-    Weights,
-)
+from conformance.definition.problem import Causal, Problem, Score, Shape, Sharing
 from conformance.errors import BrokenCase, ConformanceError, WrongTensors
 
 SCHEMA = "mha-conformance/case/1"
@@ -36,15 +28,15 @@ KEY = "mha-conformance"
 MOST_BYTES = 64 * 2**20
 """A larger file is refused before it is read."""
 MOST_NUMBERS = 2**22
-"""Of any array, and of the logits, which the reference holds sixteen times and more."""
+"""Of any array, and of the logits, of which the reference holds sixteen copies and more."""
 LARGEST = 1e30
 """No magnitude beyond this: products of two must not overflow float64."""
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 
 
-class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who answered the problem wrongly, and how: for people, and for `reproduce`."""
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which implementation answered the problem wrongly, and how; `reproduce` reads it."""
 
     implementation: str
     dtype: str
@@ -85,11 +77,11 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: Sizes
     causal: Causal | None
     scale: float | None
-    found: Found | None
+    found: Failure | None
 
 
-def store(path: Path, name: str, problem: Problem, why: str, found: Found | None) -> StoredCase:
-    """Write a problem as a case file, whole or not at all, and return the case that it is.
+def store(path: Path, name: str, problem: Problem, why: str, found: Failure | None) -> StoredCase:
+    """Write a problem as a case file, in one step, and return its case.
 
     Raises:
         BrokenCase: the problem is beyond what a case file may hold.
@@ -108,16 +100,16 @@ def store(path: Path, name: str, problem: Problem, why: str, found: Found | None
 
 
 def load_case(path: Path) -> StoredCase:
-    """The case in this file.
+    """Return the case in this file.
 
     Raises:
-        BrokenCase: there is none: no such file, a foreign, damaged or oversized one.
+        BrokenCase: the file is missing, damaged, too large, or no case file.
     """
     return read(path)[0]
 
 
-def read(path: Path) -> tuple[StoredCase, Found | None]:
-    """The case in this file, and who answered it wrongly; raises as `load_case`."""
+def read(path: Path) -> tuple[StoredCase, Failure | None]:
+    """Return the case in this file, and the failure that it records; raises as `load_case`."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -151,20 +143,18 @@ def read(path: Path) -> tuple[StoredCase, Found | None]:
 
 
 def is_name(text: str) -> bool:
-    """Whether a case may be called so."""
+    """Return whether a case may have this name."""
     return _NAME.fullmatch(text) is not None
 
 
 def _arrays(problem: Problem) -> dict[str, np.ndarray]:
-    """Every array of a problem by its name in the file."""
-    found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
-    found |= {f"weights.{name}": array for name, array in problem.weights.named().items()}
-    found["cotangent"] = problem.cotangent
+    """Return every array of a problem by its name in the file."""
+    names = (*problem.shape.distinct_inputs(), "cotangent", "attn_bias")
+    arrays = {name: getattr(problem, name) for name in names}
+    arrays |= {f"weights.{name}": array for name, array in problem.weights.named().items()}
     if problem.mask is not None:
-        found["mask"] = problem.mask.astype(np.uint8)
-    if problem.attn_bias is not None:
-        found["attn_bias"] = problem.attn_bias
-    return found
+        arrays["mask"] = problem.mask.astype(np.uint8)
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _case(path: Path, described: Description, arrays: Mapping[str, np.ndarray]) -> StoredCase:
@@ -182,7 +172,7 @@ def _case(path: Path, described: Description, arrays: Mapping[str, np.ndarray]) 
     for name in sorted(arrays):
         digest.update(name.encode() + arrays[name].tobytes())
     return StoredCase(
-        name=f"{CHAPTER}/{described.name}",
+        name=f"{STORED}/{described.name}",
         family=digest.hexdigest()[:8],
         why=described.why,
         stored=problem,
@@ -193,7 +183,6 @@ def _case(path: Path, described: Description, arrays: Mapping[str, np.ndarray]) 
 def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Problem:
     shape = Shape(**{key: getattr(described.shape, key) for key in Sizes.__struct_fields__})
     _check_sizes(shape)
-    weights = {name: arrays.get(f"weights.{name}") for name in WEIGHT_NAMES}
     inputs = shape.distinct_inputs()
     wanted = {*inputs, "cotangent", *(f"weights.{name}" for name in shape.weight_shapes())}
     optional = {"mask", "attn_bias"}
@@ -209,17 +198,10 @@ def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Proble
     scale = described.scale
     if scale is not None and not 1 / LARGEST <= abs(scale) <= LARGEST:
         raise BrokenCase(f"scale is {scale}")
-    query = arrays["query"]
-    key = arrays["key"] if "key" in inputs else query
     mask = arrays.get("mask")
-    problem = Problem(
-        shape=shape,
-        dtype="float64",
-        weights=Weights(**weights),  # type: ignore[arg-type]
-        query=query,
-        key=key,
-        value=arrays["value"] if "value" in inputs else key,
-        cotangent=arrays["cotangent"],
+    problem = assembled(
+        shape,
+        arrays,
         mask=None if mask is None else mask.astype(np.bool_),
         attn_bias=arrays.get("attn_bias"),
         causal=described.causal,
@@ -231,7 +213,7 @@ def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Proble
 
 
 def _check_sizes(shape: Shape) -> None:
-    """Nothing empty, nothing that asks for more memory than a small problem needs."""
+    """Check that no array is empty, or larger than those of a small problem."""
     sizes = {
         "logits": shape.logits,
         **shape.input_shapes(),

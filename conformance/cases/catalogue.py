@@ -1,19 +1,19 @@
-"""The catalogue: which problems every implementation is given.
+"""The catalogue: the problems that every implementation is given.
 
-Cases are built family by family from the tables below; nothing registers itself. What a case
-proves about its own inputs is tested in `tests/test_cases_bind.py`.
+Its cases are those that `_build` lists. What a case is meant to catch is tested in
+`tests/test_cases_bind.py`.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 
 from conformance.cases import patterns, regimes
-from conformance.cases.case import Case
-from conformance.cases.families import FAMILIES
+from conformance.cases.case import FAMILIES, Case
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import UnknownName
 
@@ -48,17 +48,27 @@ def _cases(
     name: str,
     why: str,
     *serves: str,
+    also: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     core: str = "",
     exchanged: str = "",
     **fields: object,
 ) -> list[Case]:
-    """The same case in several families; `core` and `exchanged` are those that have the mark."""
+    """Return the same case in several families, which are given by names with blanks between.
+
+    Args:
+        serves: the requirements that the case serves in all families.
+        also: families to the requirements that it serves in these as well.
+        core, exchanged: the families in which the case has this mark.
+        fields: of `Case`.
+    """
     return [
         Case(
             name=name,
             family=family,
             why=why,
-            serves=frozenset(serves),
+            serves=frozenset(serves).union(
+                *(own for f, own in also.items() if family in f.split())
+            ),
             idle=_idle(family),
             core=family in core.split(),
             exchanged=family in exchanged.split(),
@@ -78,40 +88,18 @@ def _idle(family: str) -> dict[str, str]:
 def _build() -> list[Case]:
     make: Callable[..., list[Case]] = _cases
     most = "self cross separate narrow value-head gqa mqa one-query one-head long additive"
-    square = "self mqa"
-    oblong = "cross separate narrow gqa additive"
-    wide = "cross separate gqa long additive"
     return [
         # No mask: the arithmetic of every family.
         *make(
-            "self",
+            "self cross gqa additive one-query one-key long tiles size-one",
             "plain/no-mask",
             "Nothing is masked: projections, scores, softmax, output, and all their gradients.",
-            KEY_ORDER,
-            BATCH,
-            RETURNED,
-            *HYGIENE,
-            exchanged="self",
-            core="self",
-        ),
-        *make(
-            "cross gqa additive",
-            "plain/no-mask",
-            "Nothing is masked: projections, scores, softmax, output, and all their gradients.",
-            KEY_ORDER,
-            BATCH,
-            POLARITY,
-            ALIGNMENT,
-            RETURNED,
-            *HYGIENE,
-            exchanged="cross gqa additive",
-            core="cross gqa additive",
-        ),
-        *make(
-            "one-query one-key long tiles size-one",
-            "plain/no-mask",
-            "Nothing is masked: projections, scores, softmax, output, and all their gradients.",
-            core="one-query long tiles",
+            also={
+                "self cross gqa additive": (KEY_ORDER, BATCH, RETURNED, *HYGIENE),
+                "cross gqa additive": (POLARITY, ALIGNMENT),
+            },
+            exchanged="self cross gqa additive",
+            core="self cross gqa additive one-query long tiles",
         ),
         *make(
             "self cross gqa",
@@ -122,45 +110,17 @@ def _build() -> list[Case]:
         ),
         # Boolean masks.
         *make(
-            "cross",
+            f"{most} decoding",
             "mask/key-padding",
             "A ragged batch: every entry has its own number of keys.",
-            BLOCKED,
-            KEY_ORDER,
-            SPELLINGS,
-            *HYGIENE,
+            also={
+                "self cross gqa one-query long additive decoding": (BLOCKED,),
+                "cross": (KEY_ORDER, SPELLINGS, *HYGIENE),
+                "self separate": USAGE,
+            },
             mask=patterns.key_padding,
             exchanged="cross",
-            core="cross",
-        ),
-        *make(
-            "self",
-            "mask/key-padding",
-            "A ragged batch: every entry has its own number of keys.",
-            BLOCKED,
-            *USAGE,
-            mask=patterns.key_padding,
-            core="self",
-        ),
-        *make(
-            "gqa one-query long additive decoding",
-            "mask/key-padding",
-            "A ragged batch: every entry has its own number of keys.",
-            BLOCKED,
-            mask=patterns.key_padding,
-        ),
-        *make(
-            "separate",
-            "mask/key-padding",
-            "A ragged batch: every entry has its own number of keys.",
-            *USAGE,
-            mask=patterns.key_padding,
-        ),
-        *make(
-            "narrow value-head mqa one-head",
-            "mask/key-padding",
-            "A ragged batch: every entry has its own number of keys.",
-            mask=patterns.key_padding,
+            core="cross self",
         ),
         *make(
             "cross",
@@ -232,22 +192,14 @@ def _build() -> list[Case]:
         ),
         # The causal flag; alignment matters where lengths differ.
         *make(
-            square,
+            "self mqa tiles",
             "causal/square",
             "Each query sees itself and what came before.",
             BLOCKED,
-            SPELLINGS,
-            *HYGIENE,
+            also={"self mqa": (SPELLINGS, *HYGIENE)},
             causal="top-left",
             exchanged="self",
             core="self",
-        ),
-        *make(
-            "tiles",
-            "causal/square",
-            "Each query sees itself and what came before.",
-            BLOCKED,
-            causal="top-left",
         ),
         *make(
             "longer",
@@ -257,7 +209,7 @@ def _build() -> list[Case]:
             regime=regimes.next_key_attracts,
         ),
         *make(
-            oblong,
+            "cross separate narrow gqa additive",
             "causal/top-left",
             "Lengths differ; query i sees keys 0 to i.",
             SPELLINGS,
@@ -266,7 +218,7 @@ def _build() -> list[Case]:
             core="cross",
         ),
         *make(
-            wide,
+            "cross separate gqa long additive",
             "causal/bottom-right",
             "The last query sees everything, as when decoding with a cache.",
             SPELLINGS,
@@ -286,21 +238,13 @@ def _build() -> list[Case]:
         ),
         # Additive biases.
         *make(
-            "cross",
+            "cross self gqa one-query one-head long additive",
             "bias/in-full",
             "A bias for every logit; its gradient is one of the answers.",
             SHIFT,
-            UNCHANGED,
-            *USAGE,
+            also={"cross": (UNCHANGED, *USAGE)},
             bias=patterns.bias_in_full,
             core="cross",
-        ),
-        *make(
-            "self gqa one-query one-head long additive",
-            "bias/in-full",
-            "A bias for every logit; its gradient is one of the answers.",
-            SHIFT,
-            bias=patterns.bias_in_full,
         ),
         *make(
             "cross",
@@ -486,7 +430,7 @@ def _build() -> list[Case]:
 
 @lru_cache(maxsize=1)
 def catalogue() -> tuple[Case, ...]:
-    """Every case, ordered so that those of one family stand together (compile once)."""
+    """Return every case, those of one family together, so that each shape is compiled once."""
     order = list(FAMILIES)
     cases = sorted(_build(), key=lambda case: order.index(case.family))
     ids = [case.id for case in cases]
@@ -495,22 +439,26 @@ def catalogue() -> tuple[Case, ...]:
 
 
 def find_cases(pattern: str) -> tuple[Case, ...]:
-    """Cases whose id is, or contains, or matches the pattern; raises `UnknownName`."""
-    found = tuple(case for case in catalogue() if case.id == pattern)
-    found = found or tuple(case for case in catalogue() if matches(case.id, pattern))
-    if not found:
+    """Return the cases whose id is, or contains, or matches the pattern.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    cases = [case for case in catalogue() if case.id == pattern]
+    cases = cases or [case for case in catalogue() if matches(case.id, pattern)]
+    if not cases:
         raise UnknownName("case", pattern, (case.id for case in catalogue()))
-    return found
+    return tuple(cases)
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a case's id contains the pattern, or matches it."""
+    """Return whether a case's id contains the pattern, or matches it."""
     return pattern in name or fnmatch.fnmatchcase(name, pattern)
 
 
 @lru_cache(maxsize=1)
 def catalogue_hash() -> str:
-    """A hash of every number of every case: two records compare only if it is equal."""
+    """Return a hash of every number of every case."""
     digest = hashlib.sha256()
     for case in catalogue():
         for dtype in DTYPES:

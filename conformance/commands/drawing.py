@@ -14,7 +14,7 @@ from conformance.adapter.base import Adapter, Mode
 from conformance.adapter.loading import load
 from conformance.cases.case import Case
 from conformance.cases.catalogue import find_cases
-from conformance.cases.told import tell
+from conformance.cases.description import describe
 from conformance.definition.dtypes import dtype_of
 from conformance.errors import (
     ConformanceError,
@@ -98,7 +98,7 @@ def render(seen: Seen, question: Question, output: Path) -> bytes:
     if output.suffix == ".html":
         versions = package_versions(("mha-conformance", "numpy")) | seen.adapter.versions()
         command = again(seen.picture, question.implementation, output.name, question.entry)
-        return page(seen.picture, tell(seen.case), command, versions).encode()
+        return page(seen.picture, describe(seen.case), command, versions).encode()
     figure = svg(seen.picture)
     return png(figure) if output.suffix == ".png" else figure.encode()
 

@@ -208,13 +208,13 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _case(case: Case) -> ExplainedCase:
-    from conformance.cases.told import tell
+    from conformance.cases.description import describe
     from conformance.requirements import REQUIREMENTS
 
     problem = case.problem("float32")
     return ExplainedCase(
         id=case.id,
-        case=tell(case),
+        case=describe(case),
         defined=case.defined,
         derivation=_derivation(case, problem),
         idle=dict(case.idle),

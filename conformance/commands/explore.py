@@ -22,7 +22,7 @@ from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsuppor
 if TYPE_CHECKING:
     from conformance.adapter.base import Adapter
     from conformance.cases.case import Case
-    from conformance.cases.casefile import Found
+    from conformance.cases.casefile import Failure
     from conformance.explore.search import Options
     from conformance.explore.trial import Deviation, Trial
 
@@ -174,7 +174,7 @@ def _prepared(asked: argparse.Namespace) -> tuple[Adapter, Options]:
     return adapter, options
 
 
-def _one_case(pattern: str) -> tuple[Case, Found | None]:
+def _one_case(pattern: str) -> tuple[Case, Failure | None]:
     """The one case of the catalogue, or in the file, that this names."""
     from conformance.cases.casefile import read
     from conformance.cases.catalogue import find_cases
@@ -216,15 +216,15 @@ def _write(
     adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, folder: Path
 ) -> ExitCode:
     """Write the case file and the script, and print what is in them."""
-    from conformance.cases.casefile import Found, store
-    from conformance.cases.stored import CHAPTER
+    from conformance.cases.case import STORED
+    from conformance.cases.casefile import Failure, store
     from conformance.commands.drawing import replace
     from conformance.explore.script import TooLong, script
 
     kind = deviation.array or deviation.kind
     name = _word(f"{adapter.name}-{kind}-{trial.problem.dtype}")
-    why = f"Found by a search: {deviation.requirement or 'it raises'}: {deviation.told}"
-    found = Found(
+    why = f"Failure by a search: {deviation.requirement or 'it raises'}: {deviation.told}"
+    found = Failure(
         adapter.name,
         trial.problem.dtype,
         trial.mode.name,
@@ -235,7 +235,7 @@ def _write(
     path = folder / f"{name}{SUFFIX}"
     case = store(path, name, trial.problem, why, found)
     _print_deviation(trial, deviation)
-    print(f"case: {path}: mha-conformance run {spec} --case-file {path} --case {CHAPTER}/")
+    print(f"case: {path}: mha-conformance run {spec} --case-file {path} --case {STORED}/")
     try:
         text = script(adapter, spec, trial, deviation, case.id)
     except TooLong as error:

@@ -13,8 +13,7 @@ from typing import Literal
 import numpy as np
 
 from conformance.cases import patterns, regimes
-from conformance.cases.case import BiasPattern, Pattern, Regime, draw
-from conformance.cases.stored import rounded
+from conformance.cases.case import BiasPattern, Pattern, Regime, assembled, draw, rounded
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import (
     Causal,
@@ -22,7 +21,6 @@ from conformance.definition.problem import (
     Score,
     Shape,
     Sharing,
-    Weights,
     causal_mask,
 )
 
@@ -130,21 +128,10 @@ class Recipe:
             # Huge logits may not come about in a small problem; then it is no number, and left out.
             with np.errstate(all="ignore"):
                 regime(shape, drawn, random)
-        names = [name for name in drawn if name.startswith("weights.")]
-        weights = Weights(**{name.removeprefix("weights."): drawn.pop(name) for name in names})
-        drawn.setdefault("key", drawn["query"])
-        drawn.setdefault("value", drawn["key"])
-        raw = Problem(
-            shape=shape,
-            dtype="float64",
-            weights=weights,
-            mask=allowed,
-            attn_bias=added,
-            causal=self.causal,
-            scale=self.scale,
-            **drawn,
+        exact = assembled(
+            shape, drawn, mask=allowed, attn_bias=added, causal=self.causal, scale=self.scale
         )
-        return rounded(raw, dtype)
+        return rounded(exact, dtype)
 
 
 def _usable(mask: BoolArray, shape: Shape, causal: Causal | None) -> BoolArray:

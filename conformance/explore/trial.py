@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conformance.adapter.base import Adapter, Mode
-from conformance.cases.case import Case
-from conformance.cases.stored import CHAPTER, StoredCase, rounded
+from conformance.cases.case import STORED, Case, StoredCase, rounded
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.expectation import expect
@@ -60,7 +59,7 @@ class Trial:
     def case(self) -> StoredCase:
         """As a case, so that requirements can look at it."""
         return StoredCase(
-            name=f"{CHAPTER}/trial", family="drawn", why="drawn by a search", stored=self.problem
+            name=f"{STORED}/trial", family="drawn", why="drawn by a search", stored=self.problem
         )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from conformance.cases.catalogue import catalogue
-from conformance.cases.told import told
+from conformance.cases.description import describe_all
 from conformance.definition.dtypes import Array
 from conformance.errors import BrokenRecord
 from conformance.experiments import TOPICS
@@ -225,7 +225,7 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
     )
     if now != then or not all(map(_stands, header.implementations)):
         return None
-    asks = (told(catalogue()), revisions(), requirements(), [*TOPICS])
+    asks = (describe_all(catalogue()), revisions(), requirements(), [*TOPICS])
     if asks != (header.cases, header.revisions, header.requirements, header.topics):
         return None
     if len(found.results) != header.planned:

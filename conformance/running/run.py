@@ -22,7 +22,7 @@ from conformance.adapter.loading import load, registered
 from conformance.cases.case import Case
 from conformance.cases.casefile import load_case
 from conformance.cases.catalogue import catalogue, find_cases, matches
-from conformance.cases.told import told
+from conformance.cases.description import describe_all
 from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode, UnknownName
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
@@ -602,7 +602,7 @@ class Run:
             implementations=[self._described(adapter, spec) for adapter, spec in self.adapters],
             planned=len(self.chosen),
             deselected=len(self.planned) - len(self.chosen),
-            cases=told(item.case for item in self.items),
+            cases=describe_all(item.case for item in self.items),
             requirements=requirements(),
             topics=list(dict.fromkeys(item.experiment.topic for item in self.inquiries)),
             known=self._gated.known if self._gated is not None else [],

@@ -26,7 +26,6 @@ from records import (
 )
 
 from conformance.cases.catalogue import find_cases
-from conformance.cases.told import told
 from conformance.records.findings import CaseResult, Finding
 from conformance.records.header import CaseInfo, Plane
 from conformance.records.phrase import Phrase
@@ -40,7 +39,7 @@ CELL = f"#of=right&requirement={OUTPUT}"
 
 
 def with_cases(own: Record) -> Record:
-    cases = told(find_cases("mask/per-head") + find_cases("causal/square"))
+    cases = describe_all(find_cases("mask/per-head") + find_cases("causal/square"))
     return msgspec.structs.replace(own, header=msgspec.structs.replace(own.header, cases=cases))
 
 

@@ -1,4 +1,4 @@
-"""A case for people who have only the record: what it asks in words, and its mask as a picture."""
+"""Descriptions of cases for the record: what a case asks, in words, and its mask as a picture."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from conformance.records.header import CaseInfo, Plane
 
 MOST_PLANES = 4
 MOST_ELEMENTS = 2**17
-"""Larger planes are not drawn: nobody could see anything, and every record would carry them."""
+"""Larger planes are not drawn: they would show nothing, and make every record larger."""
 
 
-def told(cases: Iterable[Case]) -> dict[str, CaseInfo]:
-    """Each case once, by id."""
-    return {case.id: tell(case) for case in dict.fromkeys(cases)}
+def describe_all(cases: Iterable[Case]) -> dict[str, CaseInfo]:
+    """Return the descriptions of cases by id."""
+    return {case.id: describe(case) for case in dict.fromkeys(cases)}
 
 
-def tell(case: Case) -> CaseInfo:
-    """One case."""
+def describe(case: Case) -> CaseInfo:
+    """Return the description of one case."""
     problem = case.problem("float64")
     drawn = planes(problem)
     return CaseInfo(
@@ -36,7 +36,7 @@ def tell(case: Case) -> CaseInfo:
 
 
 def facts(problem: Problem) -> list[str]:
-    """Sizes, and whatever is not as usual."""
+    """Return the sizes of a problem, and everything else that is not as usual, a phrase each."""
     shape = problem.shape
     sharing = {
         "self": "query, key and value are one array",
@@ -74,44 +74,43 @@ def facts(problem: Problem) -> list[str]:
 
 
 def planes(problem: Problem) -> list[Plane]:
-    """What may be attended, each pattern once, with the batch entries and heads that have it."""
+    """Return each distinct mask `Bool[query key]`, with the entries and heads that have it."""
     if problem.allowed is None or problem.allowed.shape[-1] * problem.allowed.shape[-2] == 0:
         return []
     allowed = problem.allowed_in_full()
     batch, heads, queries, keys = allowed.shape
     if queries * keys > MOST_ELEMENTS:
-        # No plane at all would say that nothing is blocked.
+        # An empty list would mean that nothing is blocked.
         return [Plane("", queries, keys, [])]
     places: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
     for entry in range(batch):
         for head in range(heads):
             places[allowed[entry, head].tobytes()].append((entry, head))
     return [
-        Plane(_where(found, batch, heads), queries, keys, runs(allowed[found[0]]))
-        for found in places.values()
+        Plane(_where(same, batch, heads), queries, keys, runs(allowed[same[0]]))
+        for same in places.values()
     ]
 
 
 def runs(plane: BoolArray) -> list[int]:
-    """Lengths of runs, row by row; the first, perhaps of length 0, is blocked."""
+    """Return lengths of runs, row by row; the first run, perhaps of length 0, is blocked."""
     flat = plane.ravel()
     edges = np.flatnonzero(np.diff(flat)) + 1
     lengths = np.diff(np.concatenate(([0], edges, [flat.size])))
     return [*([0] if flat.size and flat[0] else []), *(int(length) for length in lengths)]
 
 
-def _where(found: Sequence[tuple[int, int]], batch: int, heads: int) -> str:
-    if len(found) == batch * heads:
+def _where(places: Sequence[tuple[int, int]], batch: int, heads: int) -> str:
+    if len(places) == batch * heads:
         return ""
-    entries = sorted({entry for entry, _ in found})
-    own = sorted({head for _, head in found})
-    if len(found) != len(entries) * len(own):
-        return ", ".join(f"entry {entry} head {head}" for entry, head in found[:3]) + (
-            f" and {len(found) - 3} more" if len(found) > 3 else ""
-        )
-    told = [] if len(entries) == batch else [_numbered("entry", "entries", entries)]
-    told += [] if len(own) == heads else [_numbered("head", "heads", own)]
-    return ", ".join(told)
+    entries = sorted({entry for entry, _ in places})
+    of_heads = sorted({head for _, head in places})
+    if len(places) != len(entries) * len(of_heads):
+        listed = ", ".join(f"entry {entry} head {head}" for entry, head in places[:3])
+        return listed + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+    parts = [] if len(entries) == batch else [_numbered("entry", "entries", entries)]
+    parts += [] if len(of_heads) == heads else [_numbered("head", "heads", of_heads)]
+    return ", ".join(parts)
 
 
 def _numbered(one: str, many: str, numbers: Sequence[int]) -> str:

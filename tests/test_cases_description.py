@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.cases.told import MOST_ELEMENTS, MOST_PLANES, planes, tell
+from conformance.cases.description import MOST_ELEMENTS, MOST_PLANES, describe, planes
 
 
 def unpacked(runs: list[int], queries: int, keys: int) -> np.ndarray:
@@ -27,31 +27,31 @@ def test_the_planes_are_the_mask(case):
     found = {unpacked(own.runs, own.queries, own.keys).tobytes() for own in drawn}
     assert found == patterns
     assert len(drawn) == len(patterns)
-    told = tell(case)
-    assert len(told.planes) == min(len(drawn), MOST_PLANES)
-    assert len(told.planes) + told.more == len(drawn)
+    info = describe(case)
+    assert len(info.planes) == min(len(drawn), MOST_PLANES)
+    assert len(info.planes) + info.more == len(drawn)
 
 
 def test_a_mask_that_is_too_large_to_draw_is_not_no_mask():
     (case,) = find_cases("mask/shared/self")
     (whole,) = planes(case.problem("float64"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("conformance.cases.told.MOST_ELEMENTS", 8)
+        patch.setattr("conformance.cases.description.MOST_ELEMENTS", 8)
         assert planes(case.problem("float64")) == [msgspec.structs.replace(whole, runs=[])]
 
 
 def test_where_a_plane_holds_is_said():
     (shared,) = find_cases("mask/shared/self")
-    assert [own.where for own in tell(shared).planes] == [""]
+    assert [own.where for own in describe(shared).planes] == [""]
     (batch,) = find_cases("mask/per-batch/cross")
-    assert [own.where for own in tell(batch).planes] == ["entry 0", "entry 1", "entry 2"]
+    assert [own.where for own in describe(batch).planes] == ["entry 0", "entry 1", "entry 2"]
     (head,) = find_cases("mask/per-head/cross")
-    assert tell(head).planes[0].where == "entry 0, head 0"
+    assert describe(head).planes[0].where == "entry 0, head 0"
 
 
 def test_what_is_not_as_usual_is_said():
     (case,) = find_cases("mask/per-head/gqa")
-    facts = tell(case).facts
+    facts = describe(case).facts
     assert "6 heads on 2 key/value heads of size 8" in facts
     assert "mask of shape 4×6×5×7" in facts
     assert "5 queries, 7 keys" in facts
