@@ -1,6 +1,6 @@
 """A conformance suite for multi-head attention.
 
-The names below are what an adapter or a script needs; they load when first used, so that
+The names below are what an adapter or a script needs. Each loads when it is first used, so that
 `import conformance` costs nothing.
 """
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from conformance.definition.problem import Answer, Problem, Shape, Weights
     from conformance.errors import Unavailable, Unsupported
     from conformance.running.checks import assert_conforms, parametrize_with_checks
+    from conformance.running.examine import Outcome, examine
 
 _PUBLIC = {
     "Adapter": "conformance.adapter.base",
@@ -30,6 +31,7 @@ _PUBLIC = {
     "Layer": "conformance.adapter.layer",
     "MaskArgument": "conformance.adapter.arguments",
     "Mode": "conformance.adapter.base",
+    "Outcome": "conformance.running.examine",
     "Parameter": "conformance.adapter.parameters",
     "Problem": "conformance.definition.problem",
     "Shape": "conformance.definition.problem",
@@ -38,6 +40,7 @@ _PUBLIC = {
     "Weights": "conformance.definition.problem",
     "assert_conforms": "conformance.running.checks",
     "attention_function": "conformance.adapter.function",
+    "examine": "conformance.running.examine",
     "parametrize_with_checks": "conformance.running.checks",
 }
 
@@ -51,6 +54,7 @@ __all__ = [
     "Layer",
     "MaskArgument",
     "Mode",
+    "Outcome",
     "Parameter",
     "Problem",
     "Shape",
@@ -59,6 +63,7 @@ __all__ = [
     "Weights",
     "assert_conforms",
     "attention_function",
+    "examine",
     "parametrize_with_checks",
 ]
 

@@ -22,7 +22,7 @@ from conformance.definition.dtypes import BFLOAT16
 from conformance.definition.expectation import expect, solve
 from conformance.errors import ExitCode
 from conformance.records.phrase import NOTHING, Phrase
-from conformance.running.message import failure
+from conformance.running.ending import failure
 from conformance.running.session import Item, Session
 from conformance.text import axes, element
 from conformance.words import say

@@ -226,7 +226,7 @@ def test_a_wrong_implementation_is_0_in_a_survey():
 def test_a_survey_ends_with_the_gravest_deviation_as_strict_tells_it():
     narrow = ("--dtype", "float32", "--case", "mask/shared/", "--no-isolate")
     told = mha("run", mini("Inverted"), mini("Correct"), *narrow).stdout
-    left, _, last = told.partition("\nInverted, the gravest of ")
+    left, _, last = told.partition("\nInverted, the worst of ")
     assert "measured" not in left
     message = last.partition("\n")[2].partition("\nall of them: the same with --strict; or ")[0]
     assert "likely cause: equals the answer with the mask inverted" in message

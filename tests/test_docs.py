@@ -21,7 +21,7 @@ from conformance import MaskArgument, Parameter, attention_function
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.requirements import REQUIREMENTS
-from conformance.running.message import failure
+from conformance.running.ending import failure
 from conformance.running.session import Item, Session
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

@@ -6,7 +6,7 @@ import pytest
 
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding
 from conformance.records.phrase import Phrase
-from conformance.running.ending import counted, everything, gravest
+from conformance.running.ending import counted, everything, worst
 
 OUTPUT = "output.equals-definition"
 DECLARED = "observed.fully-masked-row"
@@ -60,15 +60,15 @@ def test_reasons_are_counted():
     ],
     ids=["ratio", "cause", "level", "error"],
 )
-def test_the_gravest(found, index):
+def test_the_worst_item(found, index):
     results = [item(number, finding) for number, finding in enumerate(found)]
-    result, of = gravest(results)
+    result, of = worst(results)
     assert result is results[index]
     assert of == sum(finding.verdict != "conforms" for finding in found)
 
 
-def test_nothing_is_gravest_where_nothing_deviates():
-    assert gravest([item(0, Finding(OUTPUT, "conforms"))]) == (None, 0)
+def test_nothing_is_worst_where_nothing_deviates():
+    assert worst([item(0, Finding(OUTPUT, "conforms"))]) == (None, 0)
 
 
 def test_a_record_shows_everything():

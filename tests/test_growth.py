@@ -13,18 +13,26 @@ from conformance.adapter.base import Mode
 from conformance.adapter.loading import load
 from conformance.cases.case import case_hash
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.cases.description import describe_all
 from conformance.cli import main
 from conformance.errors import ConformanceError, ExitCode
 from conformance.experiments import experiment
-from conformance.records.header import SCHEMA, Header
-from conformance.records.record import Journal, decode_line, finish, read, read_arrays, save
+from conformance.records.header import Header
+from conformance.records.record import (
+    Journal,
+    decode_line,
+    encode_line,
+    finish,
+    read,
+    read_arrays,
+    save,
+)
 from conformance.requirements import REQUIREMENTS
 from conformance.running import digests
 from conformance.running.earlier import as_measured, earlier, unchanged
-from conformance.running.examiner import Examiner, Worst, kept, places
-from conformance.running.parts import Lock, join, parse_shard, part
-from conformance.running.provenance import describe, environment, provenance, requirements
+from conformance.running.examiner import Examiner, kept, places
+from conformance.running.joining import Lock, join
+from conformance.running.provenance import describe, environment, header_of
+from conformance.running.selection import parse_shard, part
 from conformance.running.session import inquiries, plan
 
 DTYPES = ["float32", "bfloat16"]
@@ -35,32 +43,24 @@ def planned(adapter, cases, dtypes=DTYPES):
     return items, list(inquiries([adapter], [experiment("weights")], "cpu"))
 
 
-def header_of(adapter, items, asked=(), selection=""):
-    return Header(
-        schema=SCHEMA,
-        name="r",
-        provenance=provenance([adapter], "cpu", "mha-conformance run", "", selection),
-        implementations=describe([(adapter, "mine.py:Mine")], "cpu"),
-        planned=len(items) + len(asked),
-        cases=describe_all(item.case for item in items),
-        requirements=requirements(),
-        topics=list(dict.fromkeys(item.experiment.topic for item in asked)),
-        revisions=digests.revisions(),
-    )
+def header(adapter, items, asked=(), selection=""):
+    described = describe([(adapter, "mine.py:Mine")], "cpu")
+    rows = [*items, *asked]
+    return header_of([adapter], described, rows, "cpu", selection, command="run", name="r")
 
 
 def record(path, adapter, items, asked=(), selection="", change=lambda header: header):
     """Examine the items as one process would, and write the record."""
     every = [*items, *asked]
-    placed = places(items)
-    examiner, worst = Examiner(placed), Worst(placed)
-    journal = Journal(path, change(header_of(adapter, items, asked, selection)))
+    placed = places(every)
+    examiner, results = Examiner(placed), []
+    journal = Journal(path, change(header(adapter, items, asked, selection)))
     for item in every:
-        result, line = examiner.examine(item)
-        worst.takes(result)
-        journal.add(line)
+        result, arrays = examiner.examine(item)
+        results.append(result)
+        journal.add(encode_line(result, arrays))
     journal.close()
-    return finish(path, (), [item.id for item in every], kept(worst.ids, placed))
+    return finish(path, (), [item.id for item in every], kept(results, placed))
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ class Made:
     def again(self, items=None, change=lambda header: header):
         """Ids of what a run would ask that plans these items."""
         items = self.items if items is None else items
-        header = change(header_of(self.adapter, items, self.asked))
+        after = change(header(self.adapter, items, self.asked))
         every = [*items, *self.asked]
-        found = earlier([self.path], header, every, places(items))
+        found = earlier([self.path], after, every, places(items))
         return {item.id for item in every} - found.lines.keys()
 
     @property
@@ -247,22 +247,21 @@ def test_arrays_come_along(tmp_path, known):
     items, asked = planned(adapter, find_cases("*/self"), ["float32"])
     whole = record(tmp_path / "whole.json", adapter, items, asked)
     record(tmp_path / "half.json", adapter, items[::2])
-    header = header_of(adapter, items, asked)
+    now = header(adapter, items, asked)
     placed = places(items)
-    found = earlier([tmp_path / "half.json"], header, [*items, *asked], placed)
+    found = earlier([tmp_path / "half.json"], now, [*items, *asked], placed)
     assert 0 < len(found.lines) <= len(items[::2])
-    examiner, worst = Examiner(placed), Worst(placed)
-    journal = Journal(tmp_path / "both.json", header, found.lines.values())
-    for line in found.lines.values():
-        worst.takes(decode_line(line)[0])
+    examiner = Examiner(placed)
+    journal = Journal(tmp_path / "both.json", now, found.lines.values())
+    results = [decode_line(line)[0] for line in found.lines.values()]
     for item in [*items, *asked]:
         if item.id not in found.lines:
-            result, line = examiner.examine(item)
-            worst.takes(result)
-            journal.add(line)
+            result, arrays = examiner.examine(item)
+            results.append(result)
+            journal.add(encode_line(result, arrays))
     journal.close()
     order = [item.id for item in [*items, *asked]]
-    both = finish(tmp_path / "both.json", (), order, kept(worst.ids, placed))
+    both = finish(tmp_path / "both.json", (), order, kept(results, placed))
     assert both.results == whole.results
     assert both.digest == whole.digest
 
@@ -277,25 +276,24 @@ def test_without_its_arrays_an_item_is_asked_again(made):
 
 def test_each_outcome_says_when_it_was_measured(made):
     change = edit(("provenance", "created"), "2030-01-02T00:00:00+00:00")
-    header = change(header_of(made.adapter, made.items, made.asked))
+    later = change(header(made.adapter, made.items, made.asked))
     every = [*made.items, *made.asked]
-    found = earlier([made.path], header, every, places(made.items))
+    found = earlier([made.path], later, every, places(made.items))
     day = made.record.header.provenance.created[:10]
     assert {decode_line(line)[0].measured for line in found.lines.values()} == {day}
     assert {*found.days.values()} == {day}
     # And keeps it when it is taken over once more.
     path = made.path.with_name("later.json")
-    journal = Journal(path, header, found.lines.values())
+    journal = Journal(path, later, found.lines.values())
     journal.close()
     finish(path)
-    later = earlier([path], header_of(made.adapter, made.items, made.asked), every, {})
-    assert {*later.days.values()} == {day}
+    again = earlier([path], header(made.adapter, made.items, made.asked), every, {})
+    assert {*again.days.values()} == {day}
 
 
 def test_what_cannot_be_read_is_named(made):
     made.path.write_text("{")
-    header = header_of(made.adapter, made.items)
-    found = earlier([made.path], header, made.items, {})
+    found = earlier([made.path], header(made.adapter, made.items), made.items, {})
     assert not found.lines
     assert "cut off" in found.problems[0]
 
@@ -520,7 +518,7 @@ def test_a_command_that_has_nothing_to_ask(whole, monkeypatch, capsys, verb):
     lines = capsys.readouterr().out.splitlines()
     assert "2 conforms" in lines[0]
     day = before.header.provenance.created[:10]
-    assert f"2 of 2 items as measured on {day}; --fresh asks all" in lines
+    assert f"2 of 2 items as measured on {day}; --fresh measures all again" in lines
     assert lines[-1] == f"record: {whole}"
     after = read(whole)
     assert after.header.provenance.run == begun
@@ -551,8 +549,8 @@ def test_a_gate_that_does_not_hold_shows_its_failures(whole, monkeypatch, capsys
 
 
 def test_shards_are_the_whole(made):
-    whole = [item.id for item in part(made.items, made.asked, 1, 1)]
-    shards = [part(made.items, made.asked, number, 3) for number in (1, 2, 3)]
+    whole = [item.id for item in part([*made.items, *made.asked], 1, 1)]
+    shards = [part([*made.items, *made.asked], number, 3) for number in (1, 2, 3)]
     ids = [[item.id for item in shard] for shard in shards]
     assert sorted(name for own in ids for name in own) == sorted(whole)
     sizes = [len(own) for own in ids]
@@ -566,11 +564,11 @@ def test_items_that_share_an_expectation_stay_together():
 
     items = list(plan([Moded()], find_cases("mask/*/self"), DTYPES, "cpu"))
     for number in (1, 2, 3, 4):
-        own = {(item.case.id, item.dtype) for item in part(items, [], number, 4)}
+        own = {(item.case.id, item.dtype) for item in part(items, number, 4)}
         others = {
             (item.case.id, item.dtype)
             for other in {1, 2, 3, 4} - {number}
-            for item in part(items, [], other, 4)
+            for item in part(items, other, 4)
         }
         assert not own & others
 
@@ -588,7 +586,7 @@ def shards(tmp_path, known):
     items, asked = planned(adapter, find_cases("*/self"))
     record(tmp_path / "whole.json", adapter, items, asked)
     for number in (1, 2):
-        own = part(items, asked, number, 2)
+        own = part([*items, *asked], number, 2)
         mine = [item for item in own if item in items], [item for item in own if item in asked]
         record(tmp_path / f"{number}.json", adapter, *mine, f"--shard {number}/2")
     return tmp_path

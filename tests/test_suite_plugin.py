@@ -21,7 +21,8 @@ from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
 from conformance.records.phrase import Phrase
 from conformance.records.record import journal_path, read, read_arrays, read_journal
-from conformance.running.message import again, failure
+from conformance.reports.wording import again
+from conformance.running.ending import failure
 from conformance.words import say
 
 MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"

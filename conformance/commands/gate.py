@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from conformance.commands.run import add_examination, examine, standing, tell_standing
+from conformance.commands.run import add_examination, examine, print_standing, standing
 from conformance.commands.shared import IMPLEMENTATION, Commands
 from conformance.errors import ConformanceError, ExitCode
 
@@ -81,7 +81,7 @@ def _gate(options: argparse.Namespace) -> int:
         if record is not None and judgement is not None and judgement.exit_code == ExitCode.OK:
             judged = ["--from-record", relative(options.record)]
             code = gate(judgement, judged, verbose=options.verbose)
-            tell_standing(options.record, record)
+            print_standing(options.record, record)
             return code
         more = ["--conformance-verbose"] if options.verbose else []
         return examine(options, *more, survey=True, baseline=options.baseline)

@@ -160,12 +160,20 @@ def finish(
     missing = list(missing)
     place = {name: index for index, name in enumerate(order)}
     results.sort(key=lambda result: place.get(result.id, len(place)))
-    arrays = {name: array for name, array in sorted(arrays.items()) if keep(name)}
-    exchange, digest = _save_arrays(record, arrays) if arrays else ("", "")
-    finished = Record(header, not missing, [*results, *missing], exchange, digest)
-    save(record, finished)
-    journal_path(record).unlink()
-    return finished
+    kept = {name: array for name, array in arrays.items() if keep(name)}
+    return write(record, Record(header, not missing, [*results, *missing]), kept)
+
+
+def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
+    """Write a record with its arrays, by "item id|array"; return it with their digest.
+
+    A journal that lies beside it is removed.
+    """
+    exchange, digest = _save_arrays(path, arrays) if arrays else ("", "")
+    record = msgspec.structs.replace(record, exchange=exchange, digest=digest)
+    save(path, record)
+    journal_path(path).unlink(missing_ok=True)
+    return record
 
 
 def save(path: Path, record: Record) -> None:
@@ -317,10 +325,10 @@ def _text(path: Path) -> bytes:
     return text
 
 
-def _save_arrays(record: Path, arrays: dict[str, Array]) -> tuple[str, str]:
+def _save_arrays(record: Path, arrays: Mapping[str, Array]) -> tuple[str, str]:
     from safetensors.numpy import save as packed
 
-    content = packed({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    content = packed({n: np.ascontiguousarray(arrays[n], np.float64) for n in sorted(arrays)})
     file = record.with_suffix(".safetensors")
     file.write_bytes(content)
     return file.name, hashlib.sha256(content).hexdigest()

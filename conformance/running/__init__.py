@@ -1,4 +1,16 @@
-"""The suite as pytest tests, and the plugin that gives pytest its options."""
+"""Runs: what is examined, the pytest session, `examine`, the checks in a project's own tests.
+
+This module imports nothing: the pytest plugin reads it in every pytest run of an environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+LEVELS = ("core", "full")
+"""How much a run asks: see `conformance.running.selection`."""
 
 LIMITS = {
     "item-timeout": (60.0, "seconds that an isolated implementation has for one item"),
@@ -7,5 +19,46 @@ LIMITS = {
 }
 """Option to default and meaning."""
 
-LEVELS = ("core", "full")
-"""How much a run asks: see `conformance.running.levels`."""
+
+def _repeatable(metavar: str, text: str) -> dict[str, Any]:
+    help_text = f"{text}; repeatable"
+    return {"action": "append", "default": [], "metavar": metavar, "help": help_text}
+
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "case": _repeatable("CASE", "only cases with this in their id, or matching it as a pattern"),
+    "dtype": _repeatable("DTYPE", "only this dtype"),
+    "mode": _repeatable("MODE", "only this mode"),
+    "case-file": _repeatable("FILE", "also the case in this file, as explore writes it"),
+    "level": {
+        "choices": LEVELS,
+        "help": "core: some seconds, one case for each thing that goes wrong often; full: "
+        "everything (default)",
+    },
+    "device": {
+        "choices": ("cpu", "gpu"),
+        "default": "cpu",
+        "help": "where to run (default: cpu)",
+    },
+    "record": {"metavar": "FILE", "help": "write what was found to this JSON file"},
+    "fresh": {
+        "action": "store_true",
+        "help": "measure everything again, also what still holds of the record that is there",
+    },
+    "shard": {
+        "default": "1/1",
+        "metavar": "K/N",
+        "help": "only the K-th of N equal parts; mha-conformance join makes one record of all",
+    },
+    "isolate": {
+        "action": argparse.BooleanOptionalAction,
+        "default": None,
+        "help": "give each implementation a process of its own (default: those given by path or "
+        "module)",
+    },
+    **{
+        name: {"type": float, "default": default, "metavar": "N", "help": text}
+        for name, (default, text) in LIMITS.items()
+    },
+}
+"""Options of a run, as `argparse` takes them, for pytest and for the command line."""

@@ -34,16 +34,14 @@ from conformance.records.record import (
     whole_lines,
 )
 from conformance.running.digests import CAUSES, adapter_digest, documentation, revisions
-from conformance.running.examiner import Worst, is_exchanged
+from conformance.running.examiner import is_exchanged, worst_of
 from conformance.running.provenance import (
     BASE_PACKAGES,
     requirements,
     setting,
     suite_version,
 )
-from conformance.running.session import Inquiry, Item
-
-Planned = Item | Inquiry
+from conformance.running.session import Item, Row
 
 SETTING = (
     "code",
@@ -75,7 +73,7 @@ class Earlier:
 def earlier(
     files: Iterable[Path],
     header: Header,
-    planned: Sequence[Planned],
+    planned: Sequence[Row],
     places: Mapping[str, int],
 ) -> Earlier:
     """What still holds of the records and journals in these files, the first of which counts most.
@@ -137,7 +135,7 @@ def _read(file: Path) -> Read:
     return record.header, {r.id: (r, arrays.get(r.id, {})) for r in record.results}
 
 
-def _holds(before: Header, now: Header) -> Callable[[CaseResult, Planned], bool]:
+def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
     """Whether an outcome holds that was found under another header."""
     same = _same_setting(before.provenance, now.provenance)
     told = {one.name: one for one in before.implementations}
@@ -147,7 +145,7 @@ def _holds(before: Header, now: Header) -> Callable[[CaseResult, Planned], bool]
         if one.digest and one.name in told and _same_declaration(told[one.name], one)
     }
 
-    def holds(result: CaseResult, item: Planned) -> bool:
+    def holds(result: CaseResult, item: Row) -> bool:
         if not same or result.implementation not in alike or result.verdict in NOT_VERIFIED:
             return False
         if result.case in now.cases:
@@ -182,7 +180,7 @@ def _same_declaration(one: Implementation, other: Implementation) -> bool:
 def _drop_without_arrays(
     results: dict[str, CaseResult],
     arrays: Mapping[str, Mapping[str, Array]],
-    items: Mapping[str, Planned],
+    items: Mapping[str, Row],
     places: Mapping[str, int],
 ) -> None:
     """Take out what must be asked again because a record would have arrays that are missing."""
@@ -190,10 +188,7 @@ def _drop_without_arrays(
         exchanged = is_exchanged(items[name]) and result.verdict in ("conforms", "deviates")
         if exchanged and not arrays[name].keys() - {*PICTURED}:
             del results[name]
-    worst = Worst(places)
-    for result in results.values():
-        worst.takes(result)
-    for name in worst.ids:
+    for name in worst_of(results.values(), places):
         if not arrays[name].keys() & {*PICTURED}:
             del results[name]
 

@@ -1,42 +1,84 @@
-"""What a run says at its end: for people, and as data."""
+"""What a run says: failures, the counts at its end and the worst deviation, as text and as data."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from conformance.records.findings import NOT_VERIFIED, CaseResult, Finding, count, gravity
+from conformance.errors import ExitCode, UnknownName
+from conformance.records.findings import NOT_VERIFIED, VERIFIED, CaseResult, Finding, count, gravity
+from conformance.records.header import RequirementInfo
+from conformance.reports import wording
+from conformance.reports.totals import WRONG
 from conformance.reports.totals import reasons as reasons_of
-from conformance.reports.wording import told
-from conformance.requirements import REQUIREMENTS
-from conformance.running.message import known
+from conformance.requirements import REQUIREMENTS, find_requirement
+from conformance.requirements.requirement import Requirement
 from conformance.text import plural
 from conformance.words import say
 
-WRONG = ("deviates", "error")
+if TYPE_CHECKING:
+    from conformance.running.examine import Outcome
+
+
+# A failure
+
+
+class _Suite:
+    """The requirements and cases of this version of the suite."""
+
+    def requirement(self, name: str) -> RequirementInfo | None:
+        item = _requirement(name)
+        if item is None:
+            return None
+        return RequirementInfo(item.id, item.level, item.sentence, item.why, item.revision)
+
+    def question(self, case: str) -> str:
+        from conformance.cases.catalogue import catalogue
+        from conformance.experiments import EXPERIMENTS
+
+        words = {item.id: item.why for item in catalogue()}
+        return (words | {item.id: item.topic.question for item in EXPERIMENTS}).get(case, "")
+
+
+def failure(
+    result: CaseResult, spec: str, file: str = "", *, alone: bool = False, command: str = ""
+) -> str:
+    """Return every discrepancy of an item as lines of text; see `wording.failure`."""
+    return wording.failure(result, spec, _Suite(), file, alone=alone, command=command)
+
+
+def is_must(finding: Finding) -> bool:
+    """Return whether the requirement is of level must; False if its process was lost."""
+    requirement = _requirement(finding.requirement)
+    return requirement is not None and requirement.level == "must"
+
+
+def _requirement(name: str) -> Requirement | None:
+    try:
+        return find_requirement(name)
+    except UnknownName:
+        return None
+
+
+# The end, as text
 
 
 def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Iterator[str]:
-    """Of one implementation: its counts, and what is not met, or was not found out.
+    """Yield lines about one implementation: counts, unmet requirements, what was not verified.
 
-    With `reasons`, also why something is unsupported.
+    With `reasons`, also why items are unsupported.
     """
     counts = count(result.verdict for result in results)
-    yield f"{name}: {told(counts) if counts else 'nothing run'}"
-    wrong: dict[str, list[Finding]] = {}
-    for result in results:
-        for finding in result.findings:
-            if finding.verdict in WRONG:
-                wrong.setdefault(finding.requirement, []).append(finding)
-    for requirement in REQUIREMENTS:
-        if found := wrong.get(requirement.id):
-            verdicts = told(count(finding.verdict for finding in found))
-            yield f"  {requirement.id}: {verdicts}{_cause(found)}"
+    yield f"{name}: {wording.told(counts) if counts else 'nothing run'}"
+    for requirement, findings in unmet(results):
+        cause, times = _cause(findings)
+        share = f"{times} of them: " if times < len(findings) else ""
+        verdicts = wording.told(count(finding.verdict for finding in findings))
+        yield f"  {requirement.id}: {verdicts}{f' ({share}{cause})' if cause else ''}"
     for reason, times in reasons_of(results, NOT_VERIFIED).items():
         yield f"  not verified, {plural(times, 'item')}: {reason}"
     if reasons:
@@ -44,17 +86,26 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
             yield f"  unsupported, {plural(times, 'item')}: {reason}"
 
 
-def _cause(found: Sequence[Finding]) -> str:
-    """The most frequent cause, with how many have it unless all do."""
-    causes = Counter(finding.cause for finding in found if finding.cause)
-    if not causes:
-        return ""
-    cause, times = causes.most_common(1)[0]
-    return f" ({f'{times} of them: ' if times < len(found) else ''}{say(cause)})"
+def unmet(results: Iterable[CaseResult]) -> list[tuple[Requirement, list[Finding]]]:
+    """Return the requirements that are not met, each with the findings that say so."""
+    wrong: dict[str, list[Finding]] = defaultdict(list)
+    for result in results:
+        for finding in result.findings:
+            if finding.verdict in WRONG:
+                wrong[finding.requirement].append(finding)
+    return [(item, wrong[item.id]) for item in REQUIREMENTS if item.id in wrong]
 
 
-def gravest(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
-    """The item to tell in full, and how many there are to choose from.
+def _cause(findings: Sequence[Finding]) -> tuple[str, int]:
+    """Return the most frequent cause, and how many findings have it; "" and 0 if none has one."""
+    causes = Counter(finding.cause for finding in findings if finding.cause)
+    for cause, times in causes.most_common(1):
+        return say(cause), times
+    return "", 0
+
+
+def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
+    """Return the deviating item to show in full, and the number of deviating items.
 
     What is required comes before what is only declared, an answer before a declaration, and what
     has a cause before what has none.
@@ -65,31 +116,34 @@ def gravest(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
 
 def _weight(result: CaseResult) -> tuple[bool, bool, bool, tuple[float, float]]:
     return max(
-        (_is_must(finding), not result.entries, bool(finding.cause), gravity(finding))
+        (is_must(finding), not result.entries, bool(finding.cause), gravity(finding))
         for finding in result.findings
         if finding.verdict in WRONG
     )
 
 
-def _is_must(finding: Finding) -> bool:
-    requirement = known(finding.requirement)
-    return requirement is not None and requirement.level == "must"
-
-
 def heading(name: str, of: int) -> str:
-    """Above the item that is told in full."""
-    return f"{name}, {f'the gravest of {of} items' if of > 1 else 'the item'} in full:"
+    """Return the line above the item that is shown in full."""
+    return f"{name}, {f'the worst of {of} items' if of > 1 else 'the item'} in full:"
 
 
 def everything(record: str) -> str:
-    """How to see the others; `record` is where the record is, or ""."""
+    """Return how to see the other items; `record` is the path of the record, or ""."""
     again = "the same with --strict"
     if record:
         return f"all of them: {shlex.join(['mha-conformance', 'report', record])}, or {again}"
     return f"all of them: {again}; or --record FILE.json, and mha-conformance report FILE.json"
 
 
-# As data
+def exit_code(results: Iterable[CaseResult], *, complete: bool) -> ExitCode:
+    """Return the exit code of a run in which deviations are findings, not failures."""
+    verdicts = {result.verdict for result in results}
+    if not verdicts & VERIFIED:
+        return ExitCode.NOTHING_VERIFIED
+    return ExitCode.OK if complete and not verdicts & NOT_VERIFIED else ExitCode.INCOMPLETE
+
+
+# The end, as data
 
 
 SCHEMA = "mha-conformance/summary/1"
@@ -122,24 +176,6 @@ class Examined(msgspec.Struct, frozen=True):
     not_verified: dict[str, int]
 
 
-class Outcome(NamedTuple):
-    """What is known when a run has ended.
-
-    Attributes:
-        implementations: name and spec of each.
-        results: those that there are, of all items that were to be examined.
-        planned: how many items those are.
-        selection: what narrowed the run, or "".
-        record: where the record is.
-    """
-
-    implementations: list[tuple[str, str]]
-    results: list[CaseResult]
-    planned: int
-    selection: str
-    record: Path | None
-
-
 class Summary(msgspec.Struct, frozen=True):
     """A run.
 
@@ -159,44 +195,27 @@ class Summary(msgspec.Struct, frozen=True):
     exit_code: int
 
 
-def summary(run: Outcome, exit_code: int) -> Summary:
-    """Of a run that has ended, or of a record that still holds."""
+def summary(outcome: Outcome, code: int) -> Summary:
+    """Return what `mha-conformance run --json` prints; `code` is its exit code."""
+    header, results = outcome.record.header, outcome.results
     return Summary(
         schema=SCHEMA,
         implementations=[
-            examined(name, spec, [own for own in run.results if own.implementation == name])
-            for name, spec in run.implementations
+            _examined(one.name, one.spec, outcome.results_of(one.name))
+            for one in header.implementations
         ],
-        planned=run.planned,
-        missing=run.planned - len(run.results),
-        selection=run.selection,
-        record=str(run.record or ""),
-        exit_code=exit_code,
+        planned=header.planned,
+        missing=header.planned - len(results),
+        selection=header.provenance.selection,
+        record=str(outcome.path or ""),
+        exit_code=code,
     )
 
 
-def examined(name: str, spec: str, results: Iterable[CaseResult]) -> Examined:
-    """Of one implementation."""
-    results = list(results)
-    wrong = defaultdict(list)
-    reasons: Counter[str] = Counter()
-    for result in results:
-        if result.verdict in NOT_VERIFIED:
-            reasons[result.findings[0].detail if result.findings else ""] += 1
-        for finding in result.findings:
-            if finding.verdict in ("deviates", "error"):
-                wrong[finding.requirement].append(finding)
-    missed = []
-    for requirement in REQUIREMENTS:
-        found = wrong.get(requirement.id, [])
-        causes = Counter(finding.cause for finding in found if finding.cause)
-        if found:
-            missed.append(
-                Missed(
-                    requirement.id,
-                    requirement.level,
-                    count(finding.verdict for finding in found),
-                    say(causes.most_common(1)[0][0]) if causes else "",
-                )
-            )
-    return Examined(name, spec, count(result.verdict for result in results), missed, dict(reasons))
+def _examined(name: str, spec: str, results: Sequence[CaseResult]) -> Examined:
+    missed = [
+        Missed(item.id, item.level, count(f.verdict for f in findings), _cause(findings)[0])
+        for item, findings in unmet(results)
+    ]
+    reasons = reasons_of(results, NOT_VERIFIED)
+    return Examined(name, spec, count(r.verdict for r in results), missed, dict(reasons))

@@ -1,11 +1,11 @@
-"""What one process does with an item: examine it, and pack what was found into a journal line."""
+"""Examine rows one after another; decide which of their arrays a record keeps."""
 
 from __future__ import annotations
 
 import bisect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,21 +13,21 @@ from conformance.adapter.base import Adapter
 from conformance.definition.dtypes import Array
 from conformance.records.findings import CaseResult, gravity, of_weights
 from conformance.records.phrase import Phrase
-from conformance.records.record import PICTURED, encode_line
-from conformance.running.session import Inquiry, Item, Session
+from conformance.records.record import PICTURED
+from conformance.running.session import Inquiry, Item, Row, Session
 
 
-def is_exchanged(item: Item | Inquiry) -> bool:
-    """Whether the output of an item goes into the record."""
-    return isinstance(item, Item) and item.case.exchanged and item.mode is item.adapter.modes[0]
+def is_exchanged(row: Row) -> bool:
+    """Return whether the output goes into the record, to be compared between implementations."""
+    return isinstance(row, Item) and row.case.exchanged and row.mode is row.adapter.modes[0]
 
 
 @dataclass
 class Examiner:
-    """Examines items one after another; remembers what they share.
+    """Examines the rows of one process; keeps what they share.
 
     Attributes:
-        places: item id to its place in the run, for those whose weights may go into the record.
+        places: item id to its place in the run, for items whose weights may go into the record.
     """
 
     places: Mapping[str, int]
@@ -36,22 +36,15 @@ class Examiner:
     def __post_init__(self) -> None:
         self._worst = Worst(self.places)
 
-    def examine(self, item: Item | Inquiry) -> tuple[CaseResult, bytes]:
-        """The result, and the same with its arrays as a journal line."""
-        if isinstance(item, Inquiry):
-            result, arrays = self.session.inquire(item)
-        else:
-            result = self.session.examine(item)
-            arrays = self._exchanged(item, result)
-        return result, encode_line(result, arrays)
-
-    def _exchanged(self, item: Item, result: CaseResult) -> dict[str, Array]:
-        found: dict[str, Array] = {}
-        if is_exchanged(item):
-            found |= self.session.examination(item).exchanged()
-        if self._worst.takes(result):
-            found |= self.session.examination(item).pictured()
-        return found
+    def examine(self, row: Row) -> tuple[CaseResult, dict[str, Array]]:
+        """Return the findings, and the arrays that a record may keep."""
+        result, arrays = self.session.ask(row)
+        if isinstance(row, Item):
+            if is_exchanged(row):
+                arrays |= self.session.examination(row).exchanged()
+            if self._worst.takes(result):
+                arrays |= self.session.examination(row).pictured()
+        return result, arrays
 
 
 # Attention weights
@@ -60,57 +53,66 @@ class Examiner:
 MOST = 2
 """Items of one implementation, requirement and cause."""
 MOST_ELEMENTS = 4096
-"""Weights of one item: more would make records large, and nobody sees more in a figure."""
+"""Weights of one item: more would make records large, and a figure could not show them."""
 
 
-def places(items: Iterable[Item]) -> dict[str, int]:
-    """Id to place of the items that are small enough."""
+def places(rows: Iterable[Row]) -> dict[str, int]:
+    """Return the place of each item that is small enough, by id."""
     return {
-        item.id: place
-        for place, item in enumerate(items)
-        if math.prod(item.case.shape.logits) <= MOST_ELEMENTS
+        row.id: place
+        for place, row in enumerate(rows)
+        if isinstance(row, Item) and math.prod(row.case.shape.logits) <= MOST_ELEMENTS
     }
 
 
 class Worst:
-    """Whose attention weights go into the record: the worst few, so that a record stays small.
+    """The items whose attention weights go into the record: few, so that a record stays small.
 
     For each implementation, requirement and cause these are the `MOST` worst items. Which they are
-    does not depend on the order of the run: whatever is among the worst of all was among the worst
-    of its process when it came. So each process hands on what is among the worst so far, and at the
-    end only the worst of all are kept.
+    does not depend on the order of the run: an item that is among the worst of all was among the
+    worst of its process when it was examined. So each process hands over what is among its worst so
+    far, and at the end only the worst of all are kept.
     """
 
     def __init__(self, places: Mapping[str, int]) -> None:
         self._places = places
-        self._found: dict[tuple[str, str, Phrase], list[tuple[float, float, int, str]]]
-        self._found = defaultdict(list)
+        self._entries: dict[tuple[str, str, Phrase], list[tuple[float, float, int, str]]]
+        self._entries = defaultdict(list)
 
     def takes(self, result: CaseResult) -> bool:
-        """Look at one more; whether it is among the worst now."""
-        place = self._places.get(result.id)
+        """Add a result; return whether it is among the worst now."""
+        if result.id not in self._places:
+            return False
         taken = False
-        for finding in result.findings if place is not None else ():
+        for finding in result.findings:
             if finding.verdict != "deviates" or not of_weights(finding.figures, finding.worst):
                 continue
-            assert place is not None
-            own = self._found[result.implementation, finding.requirement, finding.cause]
+            entries = self._entries[result.implementation, finding.requirement, finding.cause]
             ratio, rms = gravity(finding)
             # Of equals the first in the run's order, which is the one that a report shows.
-            entry = (-ratio, -rms, place, result.id)
-            bisect.insort(own, entry)
-            del own[MOST:]
-            taken = taken or entry in own
+            entry = (-ratio, -rms, self._places[result.id], result.id)
+            bisect.insort(entries, entry)
+            del entries[MOST:]
+            taken = taken or entry in entries
         return taken
 
     @property
     def ids(self) -> set[str]:
-        """Items that are among the worst of all that were looked at."""
-        return {entry[-1] for own in self._found.values() for entry in own}
+        """Return the items that are among the worst of all results."""
+        return {entry[-1] for entries in self._entries.values() for entry in entries}
 
 
-def kept(worst: Collection[str], places: Collection[str]) -> Callable[[str], bool]:
-    """Whether the record has an array, by "item id|array": all but weights of other items."""
+def worst_of(results: Iterable[CaseResult], places: Mapping[str, int]) -> set[str]:
+    """Return the ids of the items whose attention weights go into a record of these results."""
+    worst = Worst(places)
+    for result in results:
+        worst.takes(result)
+    return worst.ids
+
+
+def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[str], bool]:
+    """Return whether a record keeps an array, by "item id|array": all but weights of most items."""
+    worst = worst_of(results, places)
 
     def keep(name: str) -> bool:
         item, _, part = name.rpartition("|")
@@ -119,13 +121,14 @@ def kept(worst: Collection[str], places: Collection[str]) -> Callable[[str], boo
     return keep
 
 
-# After other calls
+# State between calls
 
 
-def conforms_alone(row: Item | Inquiry) -> bool:
-    """Whether a fresh instance of the implementation conforms at this item.
+def conforms_alone(row: Row) -> bool:
+    """Return whether a fresh instance of the implementation conforms to this item.
 
-    What compiles would compile again, for each item that deviates: that costs more than it tells.
+    Returns False for implementations that compile: compiling again for each deviating item costs
+    more than the answer is worth.
     """
     if row.adapter.compiles:
         return False
@@ -135,17 +138,16 @@ def conforms_alone(row: Item | Inquiry) -> bool:
     mode = next((mode for mode in again.modes if mode.name == row.mode.name), None)
     if mode is None:
         return False
-    session = Session(explains=False)
+    alone: Row
     if isinstance(row, Inquiry):
-        inquiry = Inquiry(again, row.experiment, row.dtype, row.device, mode)
-        result, _ = session.inquire(inquiry)
+        alone = Inquiry(again, row.experiment, row.dtype, row.device, mode)
     else:
-        result = session.examine(Item(again, row.case, row.dtype, row.device, mode))
-    return result.verdict in ("conforms", "observed")
+        alone = Item(again, row.case, row.dtype, row.device, mode)
+    return Session(explains=False).ask(alone)[0].verdict in ("conforms", "observed")
 
 
 def fresh(adapter: Adapter) -> Adapter | None:
-    """Another instance, without what the first one keeps; None where there is no way to make it."""
+    """Return another instance, without the state of the first; None if it cannot be made."""
     kind: Any = type(adapter)
     function = getattr(adapter, "_function", None)
     try:

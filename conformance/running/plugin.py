@@ -1,7 +1,7 @@
 """The pytest plugin: options, and nothing else until they are used.
 
 It is loaded into every pytest run of an environment in which the suite is installed, so it imports
-nothing of the suite before somebody asks for it.
+nothing of the suite before `--implementation` is given.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.running import LEVELS, LIMITS
+from conformance.running import OPTIONS
 
 if TYPE_CHECKING:
     from conformance.running.run import Run
@@ -23,7 +23,7 @@ GROUP, TITLE = "conformance", "conformance of multi-head attention"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option that makes a pytest run a conformance run."""
+    """Add the option that makes a pytest run a conformance run."""
     parser.getgroup(GROUP, TITLE).addoption(
         "--implementation",
         action="append",
@@ -37,9 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser
 ) -> Generator[None, None, None]:
-    """The other options of a conformance run, in such a run only.
+    """Add the other options, in a conformance run only.
 
-    Projects that have nothing to do with it may call options of their own --device or --record.
+    Other projects may have options of their own that are called --device or --record.
     """
     yield
     known = early_config.known_args_namespace
@@ -56,62 +56,8 @@ def pytest_load_initial_conftests(
 
 def _add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup(GROUP, TITLE)
-    group.addoption(
-        "--case",
-        action="append",
-        default=[],
-        metavar="CASE",
-        help="only cases with this in their id (or matching it as a pattern); repeatable",
-    )
-    group.addoption(
-        "--case-file",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="also the case in this file, as mha-conformance explore writes it; repeatable",
-    )
-    group.addoption(
-        "--dtype", action="append", default=[], metavar="DTYPE", help="only this dtype; repeatable"
-    )
-    group.addoption(
-        "--mode", action="append", default=[], metavar="MODE", help="only this mode; repeatable"
-    )
-    group.addoption(
-        "--level",
-        default=None,
-        choices=LEVELS,
-        help="core: some seconds, one case for each thing that goes wrong often; full: everything "
-        "(default)",
-    )
-    group.addoption(
-        "--device", default="cpu", choices=("cpu", "gpu"), help="where to run (default: cpu)"
-    )
-    group.addoption(
-        "--record", default=None, metavar="FILE", help="write what was found to this JSON file"
-    )
-    group.addoption(
-        "--fresh",
-        action="store_true",
-        help="ask everything, also what still holds of the record that is there",
-    )
-    group.addoption(
-        "--shard",
-        default="1/1",
-        metavar="K/N",
-        help="only the K-th of N equal parts; mha-conformance join makes one record of all",
-    )
-    group.addoption(
-        "--isolate",
-        action="store_true",
-        default=None,
-        help="give each implementation a process of its own (default: those given by path or "
-        "module)",
-    )
-    group.addoption(
-        "--no-isolate", dest="isolate", action="store_false", help="run them in this process"
-    )
-    for name, (default, told) in LIMITS.items():
-        group.addoption(f"--{name}", type=float, default=default, metavar="N", help=told)
+    for name, attributes in OPTIONS.items():
+        group.addoption(f"--{name}", **attributes)
     group.addoption(
         "--survey",
         action="store_true",
@@ -121,40 +67,40 @@ def _add_options(parser: pytest.Parser) -> None:
         "--conformance-baseline",
         default=None,
         metavar="FILE",
-        help="pass exactly if what deviates is what this file knows of",
+        help="pass if exactly the deviations in this file are found",
     )
     group.addoption(
         "--conformance-verbose",
         action="store_true",
-        help="tell all that the gate found, not the first of each kind",
+        help="print all deviations that the gate found, not the first of each kind",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the run early where it is asked for: under xdist the controller collects nothing."""
+    """Start the run early: under xdist the controller collects nothing."""
     if config.getoption("--implementation") and not config.option.help:
         start(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per item."""
+    """Make one test of each item."""
     if "conformance_item" in metafunc.fixturenames:
         try:
             items = start(metafunc.config).planned
         except pytest.UsageError as error:
-            # An error while collecting: anything else here is shown as a traceback.
+            # pytest shows any other exception here as a traceback.
             raise pytest.Collector.CollectError(str(error)) from error
         metafunc.parametrize("conformance_item", items, ids=[item.id for item in items])
 
 
 @pytest.fixture(scope="session")
 def conformance_run(request: pytest.FixtureRequest) -> Any:
-    """The run that this pytest session is."""
+    """Return the run of this pytest session."""
     return start(request.config)
 
 
 def start(config: pytest.Config) -> Run:
-    """The run of this session, made when first asked for."""
+    """Return the run of this session, made at the first call."""
     if RUN not in config.stash:
         from conformance.errors import ConformanceError
         from conformance.running.provenance import environment

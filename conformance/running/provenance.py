@@ -20,10 +20,13 @@ from conformance.adapter.code import lines
 from conformance.adapter.function import Function
 from conformance.adapter.layer import Layer
 from conformance.cases.catalogue import catalogue_hash, find_cases
+from conformance.cases.description import describe_all
 from conformance.errors import Unavailable
 from conformance.frameworks.base import package_versions
 from conformance.records.header import (
+    SCHEMA,
     CausalInfo,
+    Header,
     Implementation,
     MaskInfo,
     ParameterInfo,
@@ -32,7 +35,8 @@ from conformance.records.header import (
     WeightsInfo,
 )
 from conformance.requirements import REQUIREMENTS
-from conformance.running.digests import adapter_digest, suite_code
+from conformance.running.digests import adapter_digest, revisions, suite_code
+from conformance.running.session import Inquiry, Item, Row
 
 RUN_FILE = "run"
 """Beside the records of a run of several environments lies this file with the run's id."""
@@ -72,6 +76,44 @@ def new_run_id() -> str:
     """An id for a run: the time, and a few random digits against collisions."""
     now = datetime.datetime.now(datetime.UTC)
     return f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+
+
+def header_of(
+    adapters: Sequence[Adapter],
+    described: Sequence[Implementation],
+    rows: Sequence[Row],
+    device: str,
+    selection: str,
+    *,
+    command: str,
+    name: str = "",
+    folder: Path | None = None,
+) -> Header:
+    """Return the header of a record.
+
+    Args:
+        adapters: the implementations, and
+        described: their declarations.
+        rows: what is examined.
+        device: "cpu" or "gpu".
+        selection: what narrows the run, or "".
+        command: the command line.
+        name: the record's name.
+        folder: the folder of the record, which may belong to a run of several environments.
+    """
+    run = new_run_id() if folder is None else run_id(folder)
+    topics = [row.experiment.topic for row in rows if isinstance(row, Inquiry)]
+    return Header(
+        schema=SCHEMA,
+        name=name,
+        provenance=provenance(adapters, device, command, run, selection),
+        implementations=list(described),
+        planned=len(rows),
+        cases=describe_all(row.case for row in rows if isinstance(row, Item)),
+        requirements=requirements(),
+        topics=list(dict.fromkeys(topics)),
+        revisions=revisions(),
+    )
 
 
 def provenance(

@@ -1,7 +1,8 @@
-"""One run: which items there are, and what the requirements say about each.
+"""The rows of a run, and what the requirements say about each.
 
-An item is implementation x case x dtype x device x mode. Its requirements are decided together,
-because one evaluation serves them all.
+A row is an item (implementation x case x dtype x device x mode) or an inquiry, which has an
+experiment in place of a case. The requirements of an item are decided together, because one
+evaluation serves them all.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from conformance.running import kept
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One row of the run: what is asked of whom, and how."""
+    """One case, put to one implementation in one dtype, device and mode."""
 
     adapter: Adapter
     case: Case
@@ -44,19 +45,24 @@ class Item:
     mode: Mode
 
     @property
+    def case_id(self) -> str:
+        """Return the case's id."""
+        return self.case.id
+
+    @property
     def id(self) -> str:
-        """Readable, stable, safe in pytest's -k."""
-        return item_id(self.adapter.name, self.case.id, self.dtype, self.device, self.mode.name)
+        """Return the id: readable, stable, safe in pytest's -k."""
+        return item_id(self.adapter.name, self.case_id, self.dtype, self.device, self.mode.name)
 
     @property
     def requirements(self) -> list[Requirement]:
-        """What this item says something about."""
+        """Return the requirements that this item decides."""
         return [item for item in REQUIREMENTS if item.serves(self.case)]
 
 
 @dataclass(frozen=True, eq=False)
 class Inquiry:
-    """An experiment with an implementation, in one mode: a row of the run beside the items."""
+    """An experiment with one implementation, in one dtype, device and mode."""
 
     adapter: Adapter
     experiment: Experiment
@@ -65,16 +71,23 @@ class Inquiry:
     mode: Mode
 
     @property
+    def case_id(self) -> str:
+        """Return the experiment's id, which stands for a case's."""
+        return self.experiment.id
+
+    @property
     def id(self) -> str:
-        """As an item's, with the experiment for a case."""
-        case = self.experiment.id
-        return item_id(self.adapter.name, case, self.dtype, self.device, self.mode.name)
+        """Return the id, formed as an item's."""
+        return item_id(self.adapter.name, self.case_id, self.dtype, self.device, self.mode.name)
+
+
+Row = Item | Inquiry
 
 
 def inquiries(
     adapters: Sequence[Adapter], experiments: Sequence[Experiment], device: str
 ) -> Iterator[Inquiry]:
-    """Every experiment, in float32 where there is one; some look at other dtypes beside it."""
+    """Yield every experiment, in float32 if the adapter has it; some use further dtypes inside."""
     for adapter in adapters:
         dtype = "float32" if "float32" in adapter.dtypes else adapter.dtypes[0]
         for experiment in experiments:
@@ -89,7 +102,7 @@ def plan(
     device: str,
     modes: Callable[[Adapter, Case, str], Sequence[Mode]] | None = None,
 ) -> Iterator[Item]:
-    """Every item, so ordered that those which share an expectation stand together."""
+    """Yield every item; those that share an expectation are neighbours."""
     for case in cases:
         for dtype in dtypes:
             for adapter in adapters:
@@ -98,11 +111,11 @@ def plan(
 
 
 def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
-    """The modes worth examining: one is enough to say that none of them can express the case."""
+    """Return the modes to examine: only the first if the adapter cannot express the case."""
     try:
         adapter.check(case.problem(dtype))
     except Exception:
-        # Unsupported, or a mistake in the adapter's own check: the item's findings will say which.
+        # Unsupported, or an error in the adapter's own check: the item's findings will say which.
         return adapter.modes[:1]
     return tuple(
         mode
@@ -114,21 +127,28 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
 
 @dataclass
 class Session:
-    """Examines items; remembers what they share."""
+    """Examines items and keeps what they share.
+
+    Attributes:
+        only: mask arguments that experiments look at; all if empty.
+        explains: whether to look for the cause of a deviation, which costs more than finding it.
+    """
 
     bench: Workbench = field(default_factory=lambda: Workbench(expect=kept.expectation))
     only: tuple[str, ...] = ()
-    """Mask arguments that experiments look at; all if empty."""
     laboratories: dict[tuple[str, ...], Laboratory] = field(default_factory=dict)
     explains: bool = True
-    """Whether to look for the cause of a deviation, which costs more than to find it."""
 
     def examination(self, item: Item) -> Examination:
-        """The item with what this session remembers."""
+        """Return the item's examination, which uses what this session keeps."""
         return Examination(item.adapter, item.case, item.dtype, item.device, item.mode, self.bench)
 
+    def ask(self, row: Row) -> tuple[CaseResult, dict[str, Array]]:
+        """Return the findings of a row, and the arrays of an experiment."""
+        return self.inquire(row) if isinstance(row, Inquiry) else (self.examine(row), {})
+
     def examine(self, item: Item) -> CaseResult:
-        """All findings of one item. Nothing that an implementation raises gets out of here."""
+        """Return all findings of one item; whatever an implementation raises is one of them."""
         findings = []
         with _unchanged(item.adapter) as put_back:
             examination = dataclasses.replace(self.examination(item), put_back=put_back)
@@ -141,84 +161,76 @@ class Session:
         )
 
     def inquire(self, inquiry: Inquiry) -> tuple[CaseResult, dict[str, Array]]:
-        """The entries of one experiment, what they say about the declaration, and its arrays."""
+        """Return an experiment's entries, what they say about the declaration, and its arrays."""
         adapter, experiment = inquiry.adapter, inquiry.experiment
-        key = (adapter.name, inquiry.dtype, inquiry.device, inquiry.mode.name)
-        if key not in self.laboratories:
+        place = (adapter.name, inquiry.dtype, inquiry.device, inquiry.mode.name)
+        if place not in self.laboratories:
             lab = Laboratory(adapter, inquiry.dtype, inquiry.device, inquiry.mode, only=self.only)
-            self.laboratories[key] = lab
-        found, verdict = Findings(), Finding(DECLARED.id, "observed")
+            self.laboratories[place] = lab
+        shown = Findings()
         try:
             with _unchanged(adapter):
-                found = experiment.run(self.laboratories[key])
-            verdict = compared(found.entries)
-        except Unsupported as reason:
-            verdict = Finding(DECLARED.id, "unsupported", detail=str(reason))
-        except Unavailable as reason:
-            verdict = Finding(DECLARED.id, "unavailable", detail=str(reason))
-        except NoAnswer as error:
-            verdict = Finding(DECLARED.id, "error", detail=str(error))
-        own = [
-            msgspec.structs.replace(finding, cause=of_entries(finding, found.entries))
+                shown = experiment.run(self.laboratories[place])
+            finding = compared(shown.entries)
+        except (Unsupported, Unavailable, NoAnswer) as error:
+            finding = _without_answer(DECLARED, error)
+        findings = [
+            msgspec.structs.replace(finding, cause=of_entries(finding, shown.entries))
             if finding.verdict == "deviates"
             else finding
-            for finding in (verdict, *decided(experiment.name, found.entries))
+            for finding in (finding, *decided(experiment.name, shown.entries))
         ]
-        result = CaseResult(
-            adapter.name,
-            experiment.id,
-            inquiry.dtype,
-            inquiry.device,
-            inquiry.mode.name,
-            own,
-            found.entries,
-        )
-        return result, found.arrays
-
-    def _find(self, requirement: Requirement, examination: Examination) -> Finding | None:
-        if not requirement.of_answer:
-            return requirement.check(examination)
-        key = (requirement.id, examination.answer_identity)
-        return self.bench.decided.get(key, lambda: requirement.check(examination))
+        key = (adapter.name, experiment.id, inquiry.dtype, inquiry.device, inquiry.mode.name)
+        return CaseResult(*key, findings, shown.entries), shown.arrays
 
     def _decide(self, requirement: Requirement, examination: Examination) -> Finding | None:
+        def check() -> Finding | None:
+            return requirement.check(examination)
+
         try:
-            finding = self._find(requirement, examination)
-        except Unsupported as reason:
-            return Finding(requirement.id, "unsupported", detail=str(reason))
-        except Unavailable as reason:
-            return Finding(requirement.id, "unavailable", detail=str(reason))
-        except ConformanceError as error:
-            return Finding(requirement.id, "error", detail=str(error))
-        except Raised as error:
-            return Finding(requirement.id, "error", detail=_told(error.original))
+            if requirement.of_answer:
+                key = (requirement.id, examination.answer_identity)
+                finding = self.bench.decided.get(key, check)
+            else:
+                finding = check()
+        except (Unsupported, ConformanceError, Raised) as error:
+            return _without_answer(requirement, error)
         deviates = finding is not None and finding.verdict == "deviates"
         if finding is not None and deviates and self.explains and not finding.cause:
             return explain(finding, examination)
         return finding
 
 
+def _without_answer(requirement: Requirement, error: Exception) -> Finding:
+    """Return the finding where an exception stands in place of an answer."""
+    if isinstance(error, Unsupported):
+        return Finding(requirement.id, "unsupported", detail=str(error))
+    if isinstance(error, Unavailable):
+        return Finding(requirement.id, "unavailable", detail=str(error))
+    detail = _one_line(error.original) if isinstance(error, Raised) else str(error)
+    return Finding(requirement.id, "error", detail=detail)
+
+
 @contextmanager
 def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
-    """Whatever belongs to everybody in this process is afterwards as it was; or when called."""
+    """Restore what all implementations of this process share, at the end or when called."""
     try:
         settings = adapter.settings()
     except Unavailable:
         # Nothing of it will run.
         settings = ()
-    before = look(settings)
-    restore = partial(put_back, settings, before)
+    restore = partial(put_back, settings, look(settings))
     try:
         yield restore
     finally:
         restore()
 
 
-def _told(error: BaseException) -> str:
-    """The error in one line, with the innermost place that is not ours."""
+def _one_line(error: BaseException) -> str:
+    """Return the error in one line, with the innermost place outside this suite."""
     message = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
-    here = str(Path(__file__).parent.parent)
-    theirs = [frame for frame in frames if not frame.filename.startswith(here)]
-    place = f" (at {Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+    suite = str(Path(__file__).parent.parent)
+    outside = [frame for frame in frames if not frame.filename.startswith(suite)]
+    place = f" (at {Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
     return f"{type(error).__name__}: {message[:300]}{place}"

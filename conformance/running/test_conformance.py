@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from conformance.running.run import Run
-from conformance.running.session import Inquiry, Item
+from conformance.running.session import Row
 
 
-def test_conforms(conformance_item: Item | Inquiry, conformance_run: Run) -> None:
-    """All requirements that the case serves, decided together; or what an experiment shows."""
+def test_conforms(conformance_item: Row, conformance_run: Run) -> None:
+    """Decide all requirements that the case serves, or run the experiment."""
     conformance_run.examine(conformance_item)

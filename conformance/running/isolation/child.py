@@ -28,6 +28,7 @@ from conformance.records.findings import item_id, without_outcome
 from conformance.records.record import encode_line
 from conformance.running.examiner import Examiner
 from conformance.running.isolation.messages import (
+    STACK_SIGNAL,
     Declare,
     Declared,
     DeclaredMode,
@@ -40,9 +41,8 @@ from conformance.running.isolation.messages import (
     encode,
     plan_key,
 )
-from conformance.running.isolation.output import STACK_SIGNAL
 from conformance.running.provenance import describe
-from conformance.running.session import Inquiry, Item, plan
+from conformance.running.session import Inquiry, Item, Row, plan
 
 try:
     import fcntl
@@ -117,7 +117,7 @@ class Desk:
 
     def _examine(self, request: Examine) -> Examined:
         mode = self._modes[request.mode]
-        item: Item | Inquiry
+        item: Row
         if request.case in self._experiments:
             experiment = self._experiments[request.case]
             item = Inquiry(self._adapter, experiment, request.dtype, self._device, mode)
@@ -128,7 +128,8 @@ class Desk:
             item = Item(self._adapter, case, request.dtype, self._device, mode)
         if request.place >= 0:
             self._places[item.id] = request.place
-        result, line = self._examiner.examine(item)
+        result, arrays = self._examiner.examine(item)
+        line = encode_line(result, arrays)
         details = [finding.detail for finding in result.findings if finding.verdict == "error"]
         return Examined(line, any(sign in detail for detail in details for sign in FATAL))
 

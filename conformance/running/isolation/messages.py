@@ -5,6 +5,7 @@ Unpickling what an implementation's process sends could run the implementation's
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,9 @@ from conformance.cases.case import Case
 from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unavailable
 from conformance.records.header import Implementation
+
+STACK_SIGNAL = getattr(signal, "SIGUSR1", None)
+"""Asks a process for its stack; C code answers, so it works while Python hangs."""
 
 
 @dataclass(frozen=True)

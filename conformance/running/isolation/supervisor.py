@@ -9,16 +9,19 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -31,6 +34,7 @@ from conformance.records.findings import Verdict, without_outcome
 from conformance.records.header import Implementation
 from conformance.records.record import encode_line
 from conformance.running.isolation.messages import (
+    STACK_SIGNAL,
     Declare,
     Declared,
     DeclaredMode,
@@ -42,14 +46,6 @@ from conformance.running.isolation.messages import (
     Refused,
     decode,
     encode,
-)
-from conformance.running.isolation.output import (
-    STACK_SIGNAL,
-    Fate,
-    Printed,
-    died,
-    has_stack,
-    last_words,
 )
 from conformance.running.session import Inquiry, Item
 
@@ -338,3 +334,99 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+# What a process printed, and how it ended
+
+KEPT = 64 * 2**10
+"""Bytes at the end, enough for the stack of a crash and the line before it."""
+AT_ONCE = 2**20
+"""Bytes read before somebody else gets a turn, of a process that prints without end."""
+
+
+class Printed:
+    """The reading end of the pipe that a process has for stdout and stderr.
+
+    A file would be simpler, and fill the disk when a process prints for a minute.
+    """
+
+    def __init__(self, channel: Connection) -> None:
+        self.channel = channel
+        self._end = b""
+        os.set_blocking(channel.fileno(), False)
+
+    def read(self) -> bool:
+        """Take what is there; False when nothing can come any more."""
+        taken = 0
+        while taken < AT_ONCE:
+            try:
+                some = os.read(self.channel.fileno(), KEPT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not some:
+                return False
+            taken += len(some)
+            self._end = (self._end + some)[-KEPT:]
+        return True
+
+    def forget(self) -> None:
+        """What was printed so far tells nothing about what comes next."""
+        self.read()
+        self._end = b""
+
+    @property
+    def text(self) -> str:
+        """The end of what was printed."""
+        self.read()
+        return self._end.decode(errors="replace")
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        with contextlib.suppress(OSError):
+            self.channel.close()
+
+
+_DUMP = re.compile(r"^(Fatal Python error: |Current thread |Thread 0x|Stack \(most recent)", re.M)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fate:
+    """No answer: the verdict, and why."""
+
+    verdict: Literal["crashed", "timed-out"]
+    told: str
+
+
+def died(code: int | None) -> str:
+    """How a process ended by itself."""
+    if code is not None and code < 0:
+        try:
+            return f"the process died with {signal.Signals(-code).name}"
+        except ValueError:
+            return f"the process died with signal {-code}"
+    return f"the process ended with exit code {'unknown' if code is None else code}"
+
+
+def has_stack(text: str) -> bool:
+    """Whether the process printed where it was."""
+    return bool(_FRAME.search(text))
+
+
+def last_words(text: str, spec: str) -> str:
+    """Where it was, and the last line that it printed, as far as known: "" or " (at ...)"."""
+    dump = _DUMP.search(text)
+    own, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")
+    lines = [line.strip() for line in own.splitlines() if line.strip()]
+    place, words = _place(stack, spec), lines[-1][:200] if lines else ""
+    return (f" (at {place})" if place else "") + (f"; it printed last: {words}" if words else "")
+
+
+def _place(stack: str, spec: str) -> str:
+    """The innermost line in the implementation's file, or else the innermost of all."""
+    frames = _FRAME.findall(stack)
+    file = Path(spec.partition(":")[0]).name
+    theirs = [frame for frame in frames if Path(frame[0]).name == file] or frames
+    return f"{Path(theirs[0][0]).name}:{theirs[0][1]}" if theirs else ""

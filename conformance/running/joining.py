@@ -1,7 +1,7 @@
-"""A record that is made in parts: a shard of the items each, joined into one at the end.
+"""Join records that were made in parts, and let one process at a time write a record.
 
-Parts of one implementation may differ in what they asked (a shard, a dtype, some cases) and in the
-machine that answered. Where two of them answered the same item, they have to agree.
+Parts of one implementation may differ in their items (a shard, a dtype, some cases) and in the
+machine. If two of them measured the same item, they have to agree.
 """
 
 from __future__ import annotations
@@ -25,18 +25,9 @@ from conformance.errors import ConformanceError
 from conformance.experiments import EXPERIMENTS
 from conformance.records.findings import NOT_VERIFIED, CaseResult
 from conformance.records.header import Header, Implementation
-from conformance.records.record import (
-    PICTURED,
-    Journal,
-    Record,
-    check_writable,
-    encode_line,
-    finish,
-    read,
-    read_arrays,
-)
-from conformance.running.examiner import Worst, kept
-from conformance.running.session import Inquiry, Item
+from conformance.records.phrase import Phrase
+from conformance.records.record import PICTURED, Record, check_writable, read, read_arrays, write
+from conformance.running.examiner import kept
 
 try:
     import fcntl
@@ -50,10 +41,10 @@ _SHARD = re.compile(r"(?:^| )--shard (\d+)/(\d+)$")
 
 
 class Lock:
-    """Holds a record while a run writes it.
+    """Lets one process write a record, until `release`.
 
-    The lock is the kernel's, so it ends with the process, however that ends. On a platform without
-    such locks nothing is held.
+    The kernel holds the lock, so it ends with the process, however that ends. On a platform without
+    such locks nothing is locked.
 
     Raises:
         ConformanceError: another run writes this record; the message says which.
@@ -66,7 +57,7 @@ class Lock:
             self._file = self._attempt(record)
 
     def _attempt(self, record: Path) -> IO[str] | None:
-        """The locked file; None if the one that held it has just taken it away."""
+        """Return the locked file; None if the process that held the lock has just removed it."""
         file = self._path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,52 +77,11 @@ class Lock:
         return None
 
     def release(self) -> None:
-        """Let others write."""
+        """Let other processes write."""
         if self._file is not None:
             self._path.unlink(missing_ok=True)
             self._file.close()
             self._file = None
-
-
-# Shards
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """ "2/8" as (2, 8); raises `ConformanceError`."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    number, of = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= number <= of:
-        raise ConformanceError(f"--shard is {text!r}; say which of how many, such as 2/8")
-    return number, of
-
-
-def part(
-    items: Sequence[Item], asked: Sequence[Inquiry], number: int, of: int
-) -> list[Item | Inquiry]:
-    """One of so many equal parts of a plan, in the plan's order.
-
-    Items that share an expectation stay together. Nothing but the plan decides, so that machines
-    which plan the same need not talk to each other.
-    """
-    planned: list[Item | Inquiry] = [*items, *asked]
-    if of == 1:
-        return planned
-    groups: dict[tuple[str, str], list[Item | Inquiry]] = defaultdict(list)
-    for item in planned:
-        if isinstance(item, Item):
-            groups[item.dtype, item.case.id].append(item)
-        else:
-            groups[item.adapter.name, item.experiment.id].append(item)
-    # By dtype before by case: an implementation that lacks a dtype answers at once there.
-    ordered = sorted(groups.items(), key=lambda each: (-len(each[1]), each[0][0]))
-    sizes = [0] * of
-    chosen: set[str] = set()
-    for _, group in ordered:
-        smallest = sizes.index(min(sizes))
-        sizes[smallest] += len(group)
-        if smallest == number - 1:
-            chosen |= {item.id for item in group}
-    return [item for item in planned if item.id in chosen]
 
 
 # Joining
@@ -141,8 +91,8 @@ class Joined(NamedTuple):
     """A record made of parts.
 
     Attributes:
-        record: it has what the first part says that verified an item.
-        contradictions: a line about each item of which two parts say something else.
+        record: of each item it has the outcome in the first part that verified it.
+        contradictions: a line about each item on which two parts disagree.
     """
 
     record: Record
@@ -154,73 +104,60 @@ def join(files: Sequence[Path], output: Path) -> Joined:
 
     Raises:
         BrokenRecord: a part cannot be read.
-        ConformanceError: parts are of other code, versions or devices, so they are none of one run;
-            or the output cannot be written.
+        ConformanceError: parts differ in the suite's code, versions or device, so they are not of
+            one run; or the output cannot be written.
     """
     parts = [(file, read(file)) for file in files]
     header = _joined_header([(file.name, record.header) for file, record in parts], output.stem)
     results: dict[str, CaseResult] = {}
-    arrays: dict[str, dict[str, Array]] = defaultdict(dict)
+    arrays: dict[str, Array] = {}
     source: dict[str, Path] = {}
     contradictions: list[str] = []
     for file, record in parts:
-        measured = record.header.provenance.created[:10]
-        own = read_arrays(file, record)
-        taken: set[str] = set()
+        created = record.header.provenance.created[:10]
         for result in record.results:
-            name, known = result.id, results.get(result.id)
-            if known is not None and known.verdict not in NOT_VERIFIED:
-                if result.verdict not in NOT_VERIFIED and not _agree(known, result):
+            name, before = result.id, results.get(result.id)
+            if before is not None and before.verdict not in NOT_VERIFIED:
+                if result.verdict not in NOT_VERIFIED and _judged(before) != _judged(result):
                     contradictions.append(
-                        f"{name}: {known.verdict} in {source[name].name}, "
-                        f"{result.verdict} in {file.name}{_difference(known, result)}"
+                        f"{name}: {before.verdict} in {source[name].name}, "
+                        f"{result.verdict} in {file.name}{_difference(before, result)}"
                     )
                 continue
-            day = result.measured or measured
+            day = result.measured or created
             day = "" if day == header.provenance.created[:10] else day
             results[name] = msgspec.structs.replace(result, measured=day)
             source[name] = file
-            taken.add(name)
-        for name, array in own.items():
-            item, _, kind = name.rpartition("|")
-            if item in taken:
-                arrays[item][kind] = array
-    order = sorted(results, key=lambda name: _place(results[name], header))
-    open_items = [name for name in order if results[name].verdict == "not-run"]
-    order = [name for name in order if name not in open_items]
+        for name, array in read_arrays(file, record).items():
+            item = name.rpartition("|")[0]
+            if source.get(item) == file:
+                arrays[name] = array
+    ordered = sorted(results.values(), key=lambda result: _place(result, header))
+    ordered.sort(key=lambda result: result.verdict == "not-run")
+    complete = not any(result.verdict == "not-run" for result in ordered)
+    pictured = {item for item, _, kind in (n.rpartition("|") for n in arrays) if kind in PICTURED}
+    keep = kept(ordered, {r.id: place for place, r in enumerate(ordered) if r.id in pictured})
     header = msgspec.structs.replace(header, planned=len(results))
     check_writable(output)
     lock = Lock(output)
     try:
-        lines = (encode_line(results[name], arrays[name]) for name in order)
-        Journal(output, header, lines).close()
-        drawn = {name: i for i, name in enumerate(order) if {*PICTURED} & arrays[name].keys()}
-        worst = Worst(drawn)
-        for name in order:
-            worst.takes(results[name])
-        missing = [results[name] for name in open_items]
-        record = finish(output, missing, order, kept(worst.ids, drawn))
+        chosen = {name: array for name, array in arrays.items() if keep(name)}
+        return Joined(write(output, Record(header, complete, ordered), chosen), contradictions)
     finally:
         lock.release()
-    return Joined(record, contradictions)
 
 
-def _agree(one: CaseResult, other: CaseResult) -> bool:
-    """Whether two measurements say the same; a figure may differ by rounding between machines."""
-    said = [
-        (r.verdict, [(f.requirement, f.verdict, f.value) for f in r.findings]) for r in (one, other)
-    ]
-    return said[0] == said[1]
+def _judged(result: CaseResult) -> list[tuple[str, str, Phrase]]:
+    """Return what two measurements must agree in; a figure may differ between machines."""
+    return [(f.requirement, f.verdict, f.value) for f in result.findings]
 
 
 def _difference(one: CaseResult, other: CaseResult) -> str:
-    """Which requirements they judge otherwise, where the verdicts are the same."""
+    """Return the requirements that they judge differently, if the verdicts are the same."""
     if one.verdict != other.verdict:
         return ""
-    first = {finding.requirement: (finding.verdict, finding.value) for finding in one.findings}
-    second = {finding.requirement: (finding.verdict, finding.value) for finding in other.findings}
-    names = sorted(n for n in first.keys() | second.keys() if first.get(n) != second.get(n))
-    return f", but otherwise for {', '.join(names)}"
+    names = {name for name, *_ in {*_judged(one)} ^ {*_judged(other)}}
+    return f", but otherwise for {', '.join(sorted(names))}"
 
 
 def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
@@ -236,9 +173,9 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
                     f"{values[1]!r} there, and {values[0]!r} here"
                 )
         for one in other.implementations:
-            known = implementations.setdefault(one.name, one)
-            if (known.digest, known.versions) != (one.digest, one.versions):
-                what = "versions" if known.versions != one.versions else "code"
+            before = implementations.setdefault(one.name, one)
+            if (before.digest, before.versions) != (one.digest, one.versions):
+                what = "versions" if before.versions != one.versions else "code"
                 raise ConformanceError(
                     f"{other_name} is no part of what {first_name} is of: {one.name} has other "
                     f"{what} there"
@@ -275,31 +212,31 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
 
 
 def _joined_selection(selections: Sequence[str]) -> str:
-    """What still narrows the whole: nothing, if one part was whole or all shards are there."""
+    """Return what narrows the whole: nothing if a part was whole or all shards are there."""
     shards: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     left: dict[str, None] = {}
     for selection in selections:
-        found = _SHARD.search(selection)
-        if found is None:
+        match = _SHARD.search(selection)
+        if match is None:
             left[selection] = None
         else:
-            shards[selection[: found.start()]][int(found[2])].add(int(found[1]))
+            shards[selection[: match.start()]][int(match[2])].add(int(match[1]))
     for before, counts in shards.items():
         for of, numbers in counts.items():
             missing = sorted({*range(1, of + 1)} - numbers)
             if not missing:
                 left[before] = None
                 continue
-            told = ", ".join(f"{number}/{of}" for number in sorted(numbers))
-            left[f"{before} --shard {told}".strip()] = None
+            names = ", ".join(f"{number}/{of}" for number in sorted(numbers))
+            left[f"{before} --shard {names}".strip()] = None
     return "" if "" in left else "; ".join(left)
 
 
 def _place(result: CaseResult, header: Header) -> tuple[int, ...]:
-    """Where an item stands in the plan of one run: see `plan` and `inquiries`."""
+    """Return the place of an item in the plan of one run: see `plan` and `inquiries`."""
     names = [one.name for one in header.implementations]
-    own = header.implementations[names.index(result.implementation)]
-    implementation, mode = names.index(result.implementation), _index(own.modes, result.mode)
+    implementation = names.index(result.implementation)
+    mode = _index(header.implementations[implementation].modes, result.mode)
     if result.case in header.cases:
         case = list(header.cases).index(result.case)
         return 0, case, _index(list(DTYPES), result.dtype), implementation, mode
@@ -307,5 +244,5 @@ def _place(result: CaseResult, header: Header) -> tuple[int, ...]:
     return 1, implementation, experiment, mode, 0
 
 
-def _index(known: Sequence[object], one: object) -> int:
-    return known.index(one) if one in known else len(known)
+def _index(order: Sequence[object], one: object) -> int:
+    return order.index(one) if one in order else len(order)

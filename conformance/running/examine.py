@@ -1,0 +1,293 @@
+"""`examine`: an implementation is examined by a function call, and the outcome is an object."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from conformance.adapter.base import Adapter
+from conformance.adapter.loading import adapted, load, registered
+from conformance.definition.dtypes import Array
+from conformance.errors import ConformanceError
+from conformance.progress import progress
+from conformance.records.findings import INFINITE, CaseResult, Finding, count, gravity
+from conformance.records.record import Record, check_writable, write
+from conformance.reports.totals import WRONG
+from conformance.running import ending
+from conformance.running.examiner import Examiner, kept, places
+from conformance.running.joining import Lock
+from conformance.running.provenance import describe, environment, header_of
+from conformance.running.selection import Selection
+from conformance.text import printable, relative
+from conformance.words import say
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+Implementation: TypeAlias = Adapter | type[Adapter] | str
+"""An adapter class, its instance, a decorated function, or what the command line takes."""
+
+
+def examine(
+    attention: Implementation,
+    *,
+    cases: str | Iterable[str] = (),
+    dtypes: str | Iterable[str] = (),
+    modes: str | Iterable[str] = (),
+    level: str = "full",
+    device: str = "cpu",
+) -> Outcome:
+    """Examine an implementation in this process, as `mha-conformance run --no-isolate` does.
+
+        outcome = examine("torch-mha", cases="mask", dtypes="float32")
+        outcome.counts    # {'conforms': 31, 'unsupported': 5}
+
+    A deviation is a finding, not an exception; `assert_conforms` raises.
+
+    Args:
+        attention: an adapter class, an instance of one, a function decorated with
+            `attention_function`, or what `mha-conformance run` takes: a name, file or module.
+        cases: parts of ids, or patterns, of cases and experiments; all if empty.
+        dtypes: only these dtypes.
+        modes: only these modes.
+        level: "full", or "core" for the cases marked `core` in float32 and bfloat16.
+        device: "cpu" or "gpu".
+
+    Returns:
+        Counts, findings and conventions as plain data; it can be saved as a record.
+
+    Raises:
+        NotAnAdapter: `attention` is not an implementation.
+        UnknownName: an implementation, case, dtype, mode, level or device that does not exist.
+        ConformanceError: the selection is empty.
+    """
+    environment()
+    selection = Selection(several(cases), several(dtypes), several(modes), level)
+    adapter, spec = resolve(attention)
+    rows = selection.rows([adapter], device)
+    if not rows:
+        raise ConformanceError(f"{adapter.name}: nothing to examine: no item matches {selection}")
+    header = header_of(
+        [adapter],
+        describe([(adapter, spec)], device),
+        rows,
+        device,
+        str(selection),
+        command=f"conformance.examine({spec or adapter.name!r})",
+    )
+    placed = places(rows)
+    examiner = Examiner(placed)
+    results: list[CaseResult] = []
+    arrays: dict[str, Array] = {}
+    with progress(adapter.name, len(rows)) as advance:
+        for row in rows:
+            advance(row.id, 0)
+            result, measured = examiner.examine(row)
+            results.append(result)
+            arrays |= {f"{row.id}|{name}": array for name, array in measured.items()}
+            advance()
+    keep = kept(results, placed)
+    arrays = {name: array for name, array in arrays.items() if keep(name)}
+    return Outcome(Record(header, True, results), arrays)
+
+
+def several(given: str | Iterable[str]) -> list[str]:
+    """Return one string or several as a list."""
+    return [given] if isinstance(given, str) else list(given)
+
+
+# From what a user has to an adapter
+
+
+def resolve(given: Implementation) -> tuple[Adapter, str]:
+    """Return the adapter, and what the command line would take for it, or ""."""
+    if isinstance(given, str):
+        return load(given), given
+    module, name = _global_name(given)
+    adapter = adapted(given, getattr(given, "__name__", "") or name or type(given).__name__)
+    file = getattr(module, "__file__", None)
+    if not name or file is None:
+        return adapter, ""
+    for entry in registered().values():
+        if entry.value == f"{module.__name__}:{name}":
+            return adapter, entry.name
+    return adapter, f"{relative(Path(file))}:{name}"
+
+
+def _global_name(given: Any) -> tuple[Any, str]:
+    """Return the module in which an object is a global variable, and its name there, or ""."""
+    inner = getattr(given, "_function", given)
+    module = sys.modules.get(getattr(inner, "__module__", ""))
+    for name, value in vars(module).items() if module is not None else ():
+        if value is given:
+            return module, name
+    return None, ""
+
+
+# The outcome
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Outcome:
+    """What a run found.
+
+    Attributes:
+        record: the findings with their provenance.
+        arrays: the arrays that the record keeps, by "item id|array".
+        path: the file of the record, or None if it is not saved.
+    """
+
+    record: Record
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    path: Path | None = None
+
+    @property
+    def results(self) -> Sequence[CaseResult]:
+        """All findings of each item."""
+        return self.record.results
+
+    def results_of(self, implementation: str) -> list[CaseResult]:
+        """Return the results of the implementation of this name."""
+        return [result for result in self.results if result.implementation == implementation]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of items of each verdict that occurs, such as `{"conforms": 12}`."""
+        return count(result.verdict for result in self.results)
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """A dictionary for each finding, that is, what one requirement says about one item.
+
+        `max_ratio` is the largest error of `array` in units of its rounding noise σ, and `limit`
+        what it may be; they are None if nothing was measured.
+        """
+        return [_row(result, finding) for result in self.results for finding in result.findings]
+
+    @property
+    def worst(self) -> dict[str, Any] | None:
+        """The finding that deviates most, of the item that is shown in full; None if none does."""
+        result, _ = ending.worst(self.results)
+        if result is None:
+            return None
+        wrong = [finding for finding in result.findings if finding.verdict in WRONG]
+        return _row(result, max(wrong, key=lambda f: (ending.is_must(f), gravity(f))))
+
+    @property
+    def card(self) -> list[dict[str, Any]]:
+        """A dictionary for each convention that an experiment showed; [] without experiments."""
+        return [
+            {
+                **_item(result),
+                "experiment": result.case,
+                "subject": say(entry.subject),
+                "value_id": entry.value.id,
+                "value": say(entry.value),
+                "declared": say(entry.declared) if entry.declared else None,
+                "agrees": entry.agrees,
+            }
+            for result in self.results
+            for entry in result.entries
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data: the summary, `findings` and `card`."""
+        code = ending.exit_code(self.results, complete=self.record.complete)
+        data: dict[str, Any] = msgspec.to_builtins(ending.summary(self, code))
+        return data | {"counts": self.counts, "findings": self.findings, "card": self.card}
+
+    def to_pandas(self) -> Any:
+        """Return `findings` as a `pandas.DataFrame`, one row each.
+
+        Raises:
+            ConformanceError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ConformanceError(
+                "to_pandas() needs pandas; install it, or use .findings"
+            ) from error
+        return pandas.DataFrame(self.findings)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a record, which `mha-conformance report`, `gate`, `compare` and others read.
+
+        Args:
+            path: a file that ends with .json; it is replaced. Arrays go into a file beside it.
+
+        Raises:
+            ConformanceError: it cannot be written, or a run writes it now.
+        """
+        path = Path(path).absolute()
+        check_writable(path)
+        lock = Lock(path)
+        try:
+            header = msgspec.structs.replace(self.record.header, name=path.stem)
+            write(path, msgspec.structs.replace(self.record, header=header), self.arrays)
+        finally:
+            lock.release()
+        return path
+
+    def __str__(self) -> str:
+        """Counts and unmet requirements, as `mha-conformance run` prints them."""
+        lines = [
+            line
+            for one in self.record.header.implementations
+            for line in ending.counted(one.name, self.results_of(one.name), reasons=False)
+        ]
+        return printable("\n".join(lines))
+
+    def __repr__(self) -> str:
+        names = ", ".join(one.name for one in self.record.header.implementations)
+        counts = ", ".join(f"{times} {verdict}" for verdict, times in self.counts.items())
+        return f"<Outcome of {names}: {counts or 'nothing run'}>"
+
+    def __rich__(self) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        parts = [Text(str(self))]
+        for one in self.record.header.implementations:
+            result, of = ending.worst(self.results_of(one.name))
+            if result is not None:
+                head = printable(ending.heading(one.name, of))
+                parts += [Text(f"\n{head}", style="bold"), Text(ending.failure(result, one.spec))]
+        return Group(*parts)
+
+    def _repr_html_(self) -> str:
+        from rich.console import Console
+
+        console = Console(record=True, file=io.StringIO(), width=100)
+        console.print(self)
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def _item(result: CaseResult) -> dict[str, Any]:
+    names = ("implementation", "case", "dtype", "device", "mode")
+    return {name: getattr(result, name) for name in names}
+
+
+def _row(result: CaseResult, finding: Finding) -> dict[str, Any]:
+    figures = finding.figures
+    ratio = figures.max_ratio if figures else None
+    return {
+        **_item(result),
+        "requirement": finding.requirement,
+        "verdict": finding.verdict,
+        "array": figures.array if figures else None,
+        "max_ratio": math.inf if ratio is not None and ratio >= INFINITE else ratio,
+        "limit": figures.limit if figures else None,
+        "value": say(finding.value) or None,
+        "cause_id": finding.cause.id or None,
+        "cause": say(finding.cause) or None,
+        "detail": finding.detail,
+    }
