@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from conformance.adapter.base import Adapter, Mode
-from conformance.cases.case import Case
+from conformance.cases.case import Case, StoredCase
 from conformance.cases.catalogue import catalogue, find_cases, matches
-from conformance.cases.stored import StoredCase
 from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, UnknownName, Unsupported
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
