@@ -52,8 +52,8 @@ was only observed: the requirement `dropout.is-unbiased` |
 `call.memory-layout-does-not-matter` |
 
 Eighteen further defects were written from the adapter guide alone, by an author who had not seen
-the checks. Five were noticed at once. Twelve were noticed after the following was added, and are now
-among the mutants:
+the checks. Five were noticed at once. Twelve were noticed after the following was added, and are
+now among the mutants:
 
 | mutant | what was missing |
 | --- | --- |
@@ -65,7 +65,8 @@ among the mutants:
 | stops-at-blocked-tile | a tile that is blocked for all queries: `mask/blocked-start/tiles` |
 | positions-in-bfloat16 | more than 256 positions, and keys that attract the query before them: \
 `causal/next-key-attracts/longer` |
-| products-in-float16 | products that exceed float16, with a small scale: `logits/from-large-heads` |
+| products-in-float16 | products that exceed float16, with a small scale: \
+`logits/from-large-heads` |
 | key-gradient-with-query-only, bias-forgotten-in-inference | frozen arguments: the requirement \
 `gradient.does-not-depend-on-what-is-frozen` |
 | weights-overwritten-by-backward | a second backward pass: the requirement \
@@ -83,8 +84,8 @@ of the *returned weights* conforms.
 tile. `logits/rising` shows the overflow itself, in logits that grow along the keys.
 
 Two were restated, because they are not defects by the definition or within unavoidable rounding.
-Weights of float16 that are rounded to bfloat16 are as accurate as a kernel that rounds everything to
-float16 has to be. And −10,000 or the smallest float in place of −∞ makes a difference only in a
+Weights of float16 that are rounded to bfloat16 are as accurate as a kernel that rounds everything
+to float16 has to be. And −10,000 or the smallest float in place of −∞ makes a difference only in a
 fully masked row, so these mutants have to be noticed there. The bias of the key does not change a
 dot-product attention, so its mutants are noticed with the additive score.
 
