@@ -1,10 +1,10 @@
-"""An adapter that implements `run` itself: NumPy in, NumPy out, and anything between.
+"""An adapter that implements `run` itself: NumPy in, NumPy out, and anything in between.
 
     mha-conformance run docs/examples/anything.py:Loop
 
-Here it is the definition as loops over single numbers. It could as well write the arrays to a file
-and start a program in another language. Nothing is translated for such an adapter: it reads the
-problem's mask, causal flag, bias and weights in their canonical form.
+This one computes the definition in loops over single numbers. It could just as well write the
+arrays to a file and start a program in another language. Nothing is translated for such an adapter:
+it reads the problem's mask, causal flag, bias and weights in their canonical form.
 """
 
 import math
@@ -23,7 +23,7 @@ class Loop(Adapter):
     fully_masked_row = "output bias"
 
     def run(self, problem, call):
-        """The answer: output and weights, but no gradients."""
+        """Return output and weights, but no gradients."""
         if problem.shape.score != "scaled-dot":
             raise Unsupported("no additive score")
         if problem.shape.group > 1:

@@ -1,9 +1,9 @@
-"""A kernel-like JAX function: blocks of keys, running maximum and running sum, never all logits.
+"""A kernel-like JAX function with blocks of keys, a running maximum and sum, and never all logits.
 
     mha-conformance run docs/examples/jax_function.py:blockwise_attention
 
 It takes the layout `[batch length heads head]`, fewer key/value heads than query heads, a boolean
-mask, and a causal flag that is aligned bottom-right. Its gradients come from JAX.
+mask, and a causal flag with bottom-right alignment. JAX computes its gradients.
 """
 
 import jax
@@ -33,7 +33,7 @@ def blockwise_attention(query, key, value, mask=None, causal=False, scale=None):
         allowed = allowed & jnp.tri(queries, keys, keys - queries, dtype=bool)
     allowed = jnp.broadcast_to(allowed, (batch, heads, queries, keys))
 
-    # Whole blocks only: what fills the last one may not be attended.
+    # The keys are padded to whole blocks; the padding is masked.
     padding = (0, -keys % BLOCK)
     key, value = (jnp.pad(x, ((0, 0), padding, (0, 0), (0, 0))) for x in (key, value))
     allowed = jnp.pad(allowed, ((0, 0), (0, 0), (0, 0), padding))
@@ -50,7 +50,7 @@ def blockwise_attention(query, key, value, mask=None, causal=False, scale=None):
         logits = jnp.where(seen, scale * logits, -jnp.inf)
         # The maximum cancels in the answer; differentiating through it would only add rounding.
         higher = jax.lax.stop_gradient(jnp.maximum(peak, logits.max(axis=-1)))
-        # A row that has seen no key yet has the maximum -inf; -inf - -inf would be NaN.
+        # The maximum of a row that has seen no key yet is -inf, and -inf - -inf would be NaN.
         finite = jnp.where(jnp.isfinite(higher), higher, 0.0)
         powers = jnp.exp(logits - finite[..., None])
         shrink = jnp.exp(peak - finite)
@@ -66,5 +66,5 @@ def blockwise_attention(query, key, value, mask=None, causal=False, scale=None):
     )
     blocks = (per_block(key, 1), per_block(value, 1), per_block(allowed, 3))
     (_, total, context), _ = jax.lax.scan(step, start, blocks)
-    total = jnp.where(total > 0, total, 1.0)  # no key at all: the empty sum, 0
+    total = jnp.where(total > 0, total, 1.0)  # without any key: the empty sum, 0
     return jnp.swapaxes(context / total[..., None], 1, 2).astype(query.dtype)

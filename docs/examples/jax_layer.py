@@ -2,8 +2,8 @@
 
     mha-conformance run docs/examples/jax_layer.py:SelfAttention
 
-What is worth declaring: query, key and value stand side by side for each head, the mask says what
-is *blocked*, and parameters are arguments of the call: `bind` nests them as the library has them.
+It declares that query, key and value lie side by side for each head, and that True in the mask
+*blocks*. Parameters are arguments of the call, so `bind` nests them as the library expects them.
 """
 
 import jax
@@ -24,7 +24,7 @@ def attention(params, x, blocked=None):
 
 
 class SelfAttention(Layer):
-    """Everything above that a caller has to know, as data."""
+    """The adapter: everything that a caller has to know about the function above, as data."""
 
     title = "attention"
     framework = "jax"
@@ -37,7 +37,7 @@ class SelfAttention(Layer):
     )
 
     def check_shape(self, shape):
-        """Say what it cannot be."""
+        """Refuse shapes that it cannot have."""
         if shape.sharing != "self":
             raise Unsupported("self-attention only")
         if shape.kv_heads != shape.heads:
@@ -46,16 +46,16 @@ class SelfAttention(Layer):
             raise Unsupported("projections always have a bias")
 
     def build(self, shape, dtype, scale, mode):
-        """Nothing: the layer is its parameters."""
+        """Return nothing, because the layer consists of its parameters."""
         return None
 
     def bind(self, layer, parameters):
-        """Parameters as the library nests them."""
+        """Nest the parameters as the library expects them."""
         return {
             place: {name: parameters[f"{place}/{name}"] for name in ("w", "b")}
             for place in ("in", "out")
         }
 
     def call(self, layer, query, key, value, masks, mode):
-        """`layer` is what `bind` returned."""
+        """Call the function; `layer` is what `bind` returned."""
         return attention(layer, query, **masks)

@@ -1,8 +1,8 @@
-"""Wrong on purpose, so that you can see what a failure looks like before you meet one.
+"""Deliberate mistakes, so that you can see what a failure looks like before you meet one.
 
     mha-conformance run docs/examples/mistakes.py:flipped_mask --case key-padding --strict
 
-Each is the smallest adapter, numpy_function.py, with one common mistake in it.
+Each is the smallest adapter, numpy_function.py, with one common mistake.
 """
 
 import math
@@ -16,7 +16,7 @@ BLOCKS = MaskArgument("mask", "batch heads query key", true="blocks")
 
 
 def attention(query, key, value, mask=True):
-    """What the mistakes below depart from."""
+    """The correct function that the mistakes below change."""
     logits = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
     logits = np.where(mask, logits, -np.inf)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -25,13 +25,13 @@ def attention(query, key, value, mask=True):
 
 @attention_function("numpy", BLOCKS)
 def flipped_mask(query, key, value, mask=True):
-    """The declaration says that True blocks; in the code True attends."""
+    """The declaration says that True blocks, but in the code True attends."""
     return attention(query, key, value, mask)
 
 
 @attention_function("numpy", ATTENDS)
 def forgotten_scale(query, key, value, mask=True):
-    """No division by the root of the head size."""
+    """The logits are not divided by the root of the head size."""
     return attention(query * math.sqrt(query.shape[-1]), key, value, mask)
 
 
@@ -47,7 +47,7 @@ def finite_mask(query, key, value, mask=True):
 
 @attention_function("numpy", ATTENDS)
 def float64_scale(query, key, value, mask=True):
-    """np.sqrt gives a NumPy float64, and NumPy promotes the arrays to it."""
+    """np.sqrt returns a NumPy float64, and NumPy promotes the arrays to it."""
     logits = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
     logits = np.where(mask, logits, -np.inf)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))

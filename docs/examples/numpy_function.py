@@ -3,7 +3,7 @@
     mha-conformance run docs/examples/numpy_function.py:attention
 
 The suite projects the inputs to `[batch heads length head]`, calls the function, and projects the
-result back. NumPy has no derivative and no bfloat16, so both are `unsupported`, not passed.
+result back. NumPy has no derivatives and no bfloat16, so both are `unsupported`; this is no pass.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from conformance import MaskArgument, attention_function
 
 @attention_function("numpy", MaskArgument("mask", "batch heads query key", true="attends"))
 def attention(query, key, value, mask=True):
-    """Softmax attention over the keys that `mask` lets a query attend."""
+    """Softmax attention over the keys that `mask` allows."""
     logits = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
     logits = np.where(mask, logits, -np.inf)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))

@@ -10,5 +10,5 @@ from conformance import parametrize_with_checks
 
 @parametrize_with_checks([attention], level="core")
 def test_conforms(check):
-    """Each case of the level, in each dtype and mode."""
+    """Check one case of the level in one dtype and mode."""
     check()

@@ -2,8 +2,8 @@
 
     mha-conformance run docs/examples/torch_module.py:CrossAttention
 
-What is worth declaring: key and value are projected by one matrix, first all keys, then all
-values; the output projection is one matrix per head; and two mask arguments have opposite polarity.
+It declares that one matrix projects key and value, first all keys and then all values, that the
+output projection has one matrix per head, and that two mask arguments have opposite polarity.
 """
 
 import torch
@@ -24,7 +24,7 @@ class CrossAttentionModule(nn.Module):
         self.output_bias = nn.Parameter(torch.empty(output_width, dtype=dtype))
 
     def forward(self, x, memory, padding=None, visible=None, need_weights=False):
-        """`padding` `[batch key]`: True is padding. `visible` `[batch query key]`: True is seen."""
+        """`padding` `[batch key]`: True is padding. `visible` `[batch query key]`: True attends."""
         q = self.query(x).unflatten(-1, (self.heads, self.head)).transpose(1, 2)
         both = self.key_value(memory).unflatten(-1, (2, self.heads, self.head))
         k, v = both.permute(2, 0, 3, 1, 4)
@@ -66,7 +66,7 @@ class CrossAttention(Layer):
     )
 
     def check_shape(self, shape):
-        """What the module cannot be is `unsupported`, with the reason."""
+        """Refuse shapes that the module cannot have, with the reason."""
         if shape.sharing == "separate":
             raise Unsupported("key and value are one memory")
         if not shape.bias:
@@ -75,7 +75,7 @@ class CrossAttention(Layer):
             raise Unsupported("keys and values have the heads of the queries")
 
     def build(self, shape, dtype, scale, mode):
-        """One module per shape, dtype and mode."""
+        """Build one module per shape, dtype and mode."""
         return CrossAttentionModule(
             shape.query_width,
             shape.key_width,
