@@ -12,6 +12,8 @@ from typing import Any
 LEVELS = ("core", "full")
 """How much a run asks: see `conformance.running.selection`."""
 
+DEVICES = ("cpu", "gpu")
+
 LIMITS = {
     "item-timeout": (60.0, "seconds that an isolated implementation has for one item"),
     "start-timeout": (120.0, "seconds that it has to import itself and its framework"),
@@ -36,7 +38,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "everything (default)",
     },
     "device": {
-        "choices": ("cpu", "gpu"),
+        "choices": DEVICES,
         "default": "cpu",
         "help": "where to run (default: cpu)",
     },

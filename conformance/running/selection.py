@@ -13,7 +13,7 @@ from conformance.cases.catalogue import catalogue, find_cases, matches
 from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, UnknownName, Unsupported
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
-from conformance.running import LEVELS
+from conformance.running import DEVICES, LEVELS
 from conformance.running.session import Item, Row, inquiries, modes_of, plan
 
 SINGLE = ("float32", "float64")
@@ -106,8 +106,10 @@ class Selection:
             modes: returns the modes in which an adapter is asked a case in a dtype.
 
         Raises:
-            UnknownName: for a case, experiment or mode that does not exist.
+            UnknownName: for a case, experiment, mode or device that does not exist.
         """
+        if device not in DEVICES:
+            raise UnknownName("device", device, DEVICES)
         known = [mode.name for adapter in adapters for mode in adapter.modes]
         for name in self.modes:
             if name not in known:
