@@ -23,7 +23,7 @@ from conformance.cases.tensors import EXPONENT, WIDTH, Tensor, look, write
 from conformance.cli import main
 from conformance.definition.comparison import compare
 from conformance.definition.expectation import expect
-from conformance.definition.problem import Weights
+from conformance.definition.problem import WEIGHT_AXES, Weights
 from conformance.errors import (
     ConformanceError,
     ExitCode,
@@ -35,7 +35,7 @@ from conformance.errors import (
     WrongTensors,
 )
 from conformance.porting import conversion
-from conformance.porting.conversion import AXES_OF, NOTE, convert, convert_file, native_shape
+from conformance.porting.conversion import NOTE, convert, convert_file, native_shape
 
 BITS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -169,7 +169,7 @@ def test_sizes_are_read_or_asked_for_and_never_guessed(name):
 def test_axes_are_those_of_the_definition(family):
     shape = FAMILIES[family]
     for name, wanted in shape.weight_shapes().items():
-        assert tuple(getattr(shape, field) for field in AXES_OF[name]) == wanted
+        assert tuple(getattr(shape, field) for field in WEIGHT_AXES[name]) == wanted
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -258,7 +258,7 @@ def test_an_honest_layer_passes_its_script(array, tmp_path):
     expected = expect(problem)
     index = tuple(size - 1 for size in expected.arrays[array].shape)
     allowed = LIMIT * float(expected.loosest[array][index])
-    deviation = Deviation("x", "off", array, index, allowed=allowed, told="nothing")
+    deviation = Deviation("x", "off", array, index, allowed=allowed, text="nothing")
     text = script(adapter, "torch-mha", Trial(problem, adapter.modes[0]), deviation, "a test")
     path = tmp_path / "script.py"
     path.write_text(text)
@@ -269,6 +269,6 @@ def test_an_honest_layer_passes_its_script(array, tmp_path):
 def test_a_script_is_never_longer_than_forty_lines():
     problem = find_cases("plain/no-mask/self")[0].problem("float64")
     adapter = load("torch-mha")
-    deviation = Deviation("x", "off", "output", (0, 0, 0), told="off")
+    deviation = Deviation("x", "off", "output", (0, 0, 0), text="off")
     with pytest.raises(TooLong, match="40"):
         script(adapter, "torch-mha", Trial(problem, adapter.modes[0]), deviation, "a test")

@@ -223,13 +223,13 @@ def _write(
 
     kind = deviation.array or deviation.kind
     name = _word(f"{adapter.name}-{kind}-{trial.problem.dtype}")
-    why = f"Failure by a search: {deviation.requirement or 'it raises'}: {deviation.told}"
+    why = f"Found by a search: {deviation.requirement or 'it raises'}: {deviation.text}"
     found = Failure(
         adapter.name,
         trial.problem.dtype,
         trial.mode.name,
         deviation.requirement,
-        deviation.told,
+        deviation.text,
         adapter.versions(),
     )
     path = folder / f"{name}{SUFFIX}"
@@ -255,7 +255,7 @@ def _print_deviation(trial: Trial, deviation: Deviation) -> None:
     shape = trial.problem.shape
     # The text of what was raised begins with its type, which is the kind.
     kind = deviation.requirement or deviation.kind
-    text = printable(deviation.told.removeprefix(f"{kind}: "))
+    text = printable(deviation.text.removeprefix(f"{kind}: "))
     print(
         f"{kind}: {text}, {trial.problem.dtype}, mode {trial.mode.name}"
         + (f": {sigmas(deviation.ratio)}σ, allowed {LIMIT:g}σ" if deviation.index else "")

@@ -42,6 +42,27 @@ Sharing = Literal["separate", "memory", "self"]
 Causal = Literal["top-left", "bottom-right"]
 
 
+INPUT_AXES: Mapping[str, tuple[str, ...]] = {
+    "query": ("batch", "query_length", "query_width"),
+    "key": ("batch", "key_length", "key_width"),
+    "value": ("batch", "key_length", "value_width"),
+}
+"""The field of a `Shape` that is the size of each axis of an input."""
+
+WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
+    "query": ("query_width", "heads", "head_size"),
+    "key": ("key_width", "kv_heads", "head_size"),
+    "value": ("value_width", "kv_heads", "value_head_size"),
+    "output": ("heads", "value_head_size", "output_width"),
+    "query_bias": ("heads", "head_size"),
+    "key_bias": ("kv_heads", "head_size"),
+    "value_bias": ("kv_heads", "value_head_size"),
+    "output_bias": ("output_width",),
+    "score": ("heads", "head_size"),
+}
+"""The same for the canonical weights."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """The sizes of an attention, and what it is made of.
@@ -97,29 +118,17 @@ class Shape:
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every canonical weight that this attention has, by its name in `Weights`."""
-        shapes: dict[str, tuple[int, ...]] = {
-            "query": (self.query_width, self.heads, self.head_size),
-            "key": (self.key_width, self.kv_heads, self.head_size),
-            "value": (self.value_width, self.kv_heads, self.value_head_size),
-            "output": (self.heads, self.value_head_size, self.output_width),
+        return {
+            name: tuple(getattr(self, axis) for axis in axes)
+            for name, axes in WEIGHT_AXES.items()
+            if (self.bias or not name.endswith("_bias"))
+            if (self.score == "additive" or name != "score")
         }
-        if self.bias:
-            shapes |= {
-                "query_bias": (self.heads, self.head_size),
-                "key_bias": (self.kv_heads, self.head_size),
-                "value_bias": (self.kv_heads, self.value_head_size),
-                "output_bias": (self.output_width,),
-            }
-        if self.score == "additive":
-            shapes["score"] = (self.heads, self.head_size)
-        return shapes
 
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of query, key and value."""
         return {
-            "query": (self.batch, self.query_length, self.query_width),
-            "key": (self.batch, self.key_length, self.key_width),
-            "value": (self.batch, self.key_length, self.value_width),
+            name: tuple(getattr(self, axis) for axis in axes) for name, axes in INPUT_AXES.items()
         }
 
     def distinct_inputs(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Search for problems that an implementation answers wrongly, and make the smallest of them.
 
-A search draws recipes (`recipe`, `search`), puts them to the implementation (`trial`), and
-makes a failure smaller, array by array (`shrinking`). What it found is kept as a case that the gate
-can run again (`casefile`), and as a program that shows it without this suite (`script`).
+A search draws recipes (`recipe`, `search`), puts them to the implementation (`trial`), and makes a
+failing problem smaller (`shrinking`). It is kept as a case file, which the gate can run again, and
+as a program that shows the failure without this suite (`script`).
 """

@@ -30,12 +30,12 @@ NAMES = {
 
 
 def called(name: str) -> str:
-    """An array's name in a script."""
+    """Return an array's name in a script."""
     return NAMES.get(name, name)
 
 
 def numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
-    """Every array that a script needs, by its name there."""
+    """Return every array that a script needs, by its name there."""
     found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
     found |= {called(f"weights.{k}"): array for k, array in problem.weights.named().items()}
     if problem.allowed is not None:
@@ -48,7 +48,7 @@ def numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
 
 
 def literal(array: np.ndarray) -> str:
-    """An array as nested lists; its numbers as short as they can be told."""
+    """Return code for an array: nested lists, with numbers as short as exactness allows."""
     if not array.any() and array.size > 3:
         return f"np.zeros({tuple(array.shape)})"
     return _nested(array.astype(int).tolist() if array.dtype == np.bool_ else array.tolist())
@@ -66,7 +66,7 @@ def _nested(value: object) -> str:
 
 
 def written(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Lines that make the dictionary `n` of arrays, and `mask`."""
+    """Return lines that assign the dictionary of arrays to `n`, and the mask to `mask`."""
     entries = [f"{name}={literal(array)}," for name, array in arrays.items() if name != "mask"]
     lines = enclosed("n = dict(", entries, ")")
     lines.append("n = {name: np.array(numbers, float) for name, numbers in n.items()}")
@@ -76,7 +76,7 @@ def written(arrays: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def enclosed(before: str, entries: Iterable[str], after: str) -> list[str]:
-    """Entries between brackets, in one line if there is room."""
+    """Return entries between brackets, in one line if there is room."""
     every = list(entries)
     whole = before + " ".join(every).rstrip(",") + after
     if len(whole) <= WIDTH:
@@ -85,7 +85,7 @@ def enclosed(before: str, entries: Iterable[str], after: str) -> list[str]:
 
 
 def packed(entries: Iterable[str], indent: str) -> list[str]:
-    """Entries side by side while there is room; one that is too long, over several lines."""
+    """Return entries side by side; one that is too long goes over several lines."""
     lines: list[str] = []
     for entry in entries:
         for place, piece in enumerate(_pieces(entry, WIDTH - len(indent))):
@@ -110,10 +110,10 @@ def _pieces(entry: str, room: int) -> list[str]:
 
 
 def definition(problem: Problem, returned: str) -> list[str]:
-    """A function `attention(n)` that computes what the definition says, in plain NumPy.
+    """Return a function `attention(n)` that computes the definition in plain NumPy.
 
-    `returned` is "output", "weights" or "averaged". It takes complex numbers too, so that a
-    derivative can be had from it by one small imaginary step.
+    `returned` is "output", "weights" or "averaged". It takes complex numbers too, for
+    derivatives by one small imaginary step.
     """
     shape = problem.shape
     key = "query" if shape.sharing == "self" else "key"
@@ -157,7 +157,7 @@ def definition(problem: Problem, returned: str) -> list[str]:
 
 
 def parameter(row: Parameter, shape: Shape) -> str:
-    """A native parameter made of canonical weights, as an expression over `n`."""
+    """Return an expression over `n` for a native parameter."""
     canonical, native = layouts.sides(row.pattern)
     left, right = layouts.axes(canonical), layouts.axes(native)
     parts = []
@@ -181,7 +181,7 @@ def parameter(row: Parameter, shape: Shape) -> str:
 
 
 def laid_out(array: np.ndarray, problem: Problem) -> str:
-    """An array for a mask argument, told by the canonical one where it is the same."""
+    """Return code for the array of a mask argument, by the name of an equal canonical array."""
     known: list[tuple[str, np.ndarray]] = []
     if problem.allowed is not None:
         known = [("mask", problem.allowed), ("~mask", ~problem.allowed)]

@@ -1,8 +1,8 @@
-"""A recipe: a problem in a few words, from which its numbers follow.
+"""A recipe: names and sizes from which all numbers of a problem follow.
 
 A search draws recipes instead of arrays, so that it can change one thing at a time. Numbers,
-masks, biases and regimes are those of the catalogue, where the noise is known to be honest; what is
-new is every combination of them, in any size.
+masks, biases and regimes are those of the catalogue, whose noise is known to be realistic; their
+combinations and sizes are new.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SCALES = (None, 0.75, 0.125, 2.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What an implementation may insist on, before any size."""
+    """Properties on which an implementation may insist, whatever the sizes."""
 
     score: Score = "scaled-dot"
     sharing: Sharing = "self"
@@ -67,7 +67,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One problem, in words and small numbers. Names are keys of the tables above.
+    """One problem in names and small numbers. Names are keys of the tables above.
 
     `widths` "equal" are heads x head size; "memory" those of key and value are others; "free" all
     differ. `size` and `value_size` are those of a head; `extra` is added to widths that differ.
@@ -92,7 +92,7 @@ class Recipe:
 
     @property
     def shape(self) -> Shape:
-        """The shape that it describes; raises `WrongShape` where there is none."""
+        """The shape of the problem; raises `WrongShape` if there is none of these sizes."""
         frame, heads = self.frame, self.kv_heads * self.group
         width = heads * self.size
         free = frame.widths == "free"
@@ -117,7 +117,7 @@ class Recipe:
         )
 
     def problem(self, dtype: str) -> Problem:
-        """The problem, with every number rounded to the dtype."""
+        """Return the problem, with every number rounded to the dtype."""
         shape = self.shape
         random = np.random.Generator(np.random.PCG64(self.seed))
         drawn = draw(shape, random)
@@ -125,7 +125,7 @@ class Recipe:
         allowed = None if mask is None else _usable(mask(shape, random), shape, self.causal)
         added = None if bias is None else bias(shape, random)
         if regime is not None:
-            # Huge logits may not come about in a small problem; then it is no number, and left out.
+            # A small problem may have no huge logits; then it becomes NaN, and is left out.
             with np.errstate(all="ignore"):
                 regime(shape, drawn, random)
         exact = assembled(
@@ -135,7 +135,7 @@ class Recipe:
 
 
 def _usable(mask: BoolArray, shape: Shape, causal: Causal | None) -> BoolArray:
-    """Every query keeps a key, the causal flag included: the last one that it may see."""
+    """Let every query attend to a key: the last that the causal flag allows."""
     allowed = mask if causal is None else mask & causal_mask(shape, causal)
     empty = ~allowed.any(axis=-1, keepdims=True)
     if not empty.any():

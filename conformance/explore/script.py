@@ -1,8 +1,8 @@
 """A stand-alone reproduction: one short program with the numbers in it.
 
-It computes one element twice, by the definition in float64 and by the library's own call, and fails
-while the two are further apart than rounding can explain. It is short enough to be read by whoever
-maintains that library, and needs nothing but it and NumPy.
+It computes one element by the definition in float64 and by the library's own call, and fails while
+the two are further apart than rounding explains. It is short enough for an issue of that library,
+and needs nothing but the library and NumPy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TooLong(ConformanceError):
 
 
 def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case: str) -> str:
-    """The program.
+    """Return the program.
 
     Raises:
         TooLong: it would have more than `MOST_LINES` lines.
@@ -86,7 +86,7 @@ def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case
 def _header(
     adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case: str, standalone: bool
 ) -> list[str]:
-    found = " ".join(printable(deviation.told).split()).replace("{array}", deviation.array)
+    found = " ".join(printable(deviation.text).split()).replace("{array}", deviation.array)
     text = [f"{adapter.title}, {trial.problem.dtype}: {found}."]
     if deviation.kind in ("off", "not finite"):
         ratio = "infinitely many" if deviation.ratio >= INFINITE else f"{deviation.ratio:.2g}"
@@ -117,7 +117,7 @@ def _want(deviation: Deviation) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """A long statement over several lines, broken after commas, which stand within brackets."""
+    """Break a long statement into several lines after commas, which stand within brackets."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     found = []
     while len(line) > WIDTH:
@@ -130,13 +130,13 @@ def _wrapped(line: str) -> list[str]:
 
 
 def _tight(text: list[str]) -> list[str]:
-    """Without empty lines where there are too many of the others."""
+    """Remove empty lines if there are too many of the others."""
     return text if len(text) <= MOST_LINES else [line for line in text if line]
 
 
 @dataclass(frozen=True)
 class _Call:
-    """Lines that leave what the implementation answered in `got`, and those that come before.
+    """Lines that assign the implementation's answer to `got`, and the imports that they need.
 
     `standalone` is False if they need this suite, because the implementation does.
     """
@@ -147,7 +147,7 @@ class _Call:
 
 
 def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """The library's own call if its adapter says what users type, else one through the adapter."""
+    """Return the library's own call if its adapter has an example, else one through the adapter."""
     if isinstance(adapter, Layer) and adapter.framework in FRAMEWORKS:
         problem = trial.problem
         example = adapter.example_for(problem.shape, problem.dtype, problem.scale, trial.mode)
@@ -217,7 +217,7 @@ def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviati
 
 
 def _shared(trial: Trial) -> list[tuple[str, ...]]:
-    """Inputs that are one array, together."""
+    """Return the names of the inputs, those that are one array together."""
     groups: dict[str, list[tuple[str, ...]]] = {
         "self": [("query", "key", "value")],
         "memory": [("query",), ("key", "value")],
@@ -229,7 +229,7 @@ def _shared(trial: Trial) -> list[tuple[str, ...]]:
 def _gradient(
     adapter: Layer, example: Example, trial: Trial, deviation: Deviation, result: str
 ) -> list[str]:
-    """Lines that leave one element of a gradient in `got`."""
+    """Return lines that assign one element of a gradient to `got`."""
     framework, problem = adapter.framework, trial.problem
     words = FRAMEWORKS[framework]
     name = deviation.array.removeprefix("gradient.")
@@ -280,7 +280,7 @@ def _gradient(
 def _native_index(
     adapter: Layer, trial: Trial, weight: str, index: tuple[int, ...]
 ) -> tuple[str, tuple[int, ...]]:
-    """Where an element of a canonical weight lies among the native parameters."""
+    """Return the native parameter and the index there of an element of a canonical weight."""
     marked = {name: np.zeros_like(array) for name, array in trial.problem.weights.named().items()}
     marked[weight][index] = 1.0
     for name, array in adapter.table(trial.problem.shape).load(Weights(**marked)).items():
@@ -290,7 +290,7 @@ def _native_index(
 
 
 def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """A call as the suite makes it: for adapters that do not say what their users type."""
+    """Return a call as the suite makes it, for adapters without an example."""
     problem, shape = trial.problem, trial.problem.shape
     sizes = [f"{name}={getattr(shape, name)!r}," for name in type(shape).__dataclass_fields__]
     weights = [f'{name}=n["{called(f"weights.{name}")}"],' for name in problem.weights.named()]

@@ -1,10 +1,9 @@
 """Draw problems until one is answered wrongly or the time is up.
 
-What an implementation can express is found out first, by asking its adapter about one small problem
-for each feature, so that few of the problems that are drawn have to be thrown away. Hypothesis
-draws recipes within these limits, and shrinks what it drew: sizes, features, the seed. It knows no
-time limit, so the function that it calls ends the search from within, by an exception that it lets
-pass.
+First the adapter is asked about one small problem for each feature, so that few of the problems
+that are drawn are unsupported. Hypothesis draws recipes within these limits, and shrinks sizes,
+features and the seed. It has no time limit, so the function that it calls ends the search by an
+exception that Hypothesis does not catch.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
 
 @dataclass(frozen=True)
 class Options:
-    """What a search looks at, and how long; empty names are everything."""
+    """What a search covers, and how long it takes; without names, all dtypes and modes."""
 
     dtypes: Sequence[str] = ()
     modes: Sequence[str] = ()
@@ -50,7 +49,7 @@ class Options:
 
 @dataclass
 class Search:
-    """What a search has seen so far; filled in as it goes."""
+    """The state of a search, updated as it goes."""
 
     drawn: int = 0
     answered: int = 0
@@ -62,17 +61,21 @@ class Search:
 
 
 class _Enough(BaseException):
-    """The time is up. No `Exception`, which hypothesis would take for a failure."""
+    """The time is up. Not an `Exception`, which hypothesis would take for a failure."""
 
 
 class _Wrong(Exception):
-    """An answer is wrong; hypothesis makes the problem smaller."""
+    """An answer is wrong; raised so that hypothesis makes the problem smaller."""
 
 
 def search(
     adapter: Adapter, options: Options, until: float, shrink_until: Callable[[], float]
 ) -> Search:
-    """Draw problems until `until` (of `time.monotonic`); what fails is made smaller for longer.
+    """Draw problems until one fails or the time is up.
+
+    Args:
+        until: the end, on the clock of `time.monotonic`.
+        shrink_until: returns the end of the time for making a failure smaller.
 
     Raises:
         ConformanceError: hypothesis is not installed, or nothing is left to be searched.
@@ -136,7 +139,7 @@ def search(
     given: Any = hypothesis.given(drawings)
     run = hypothesis.seed(options.seed)(configured(given(look)))
     with tempfile.TemporaryDirectory() as folder:
-        # Hypothesis notes what it knows about the code in a folder; it must not be the user's.
+        # Hypothesis writes into a folder, which must not be the user's.
         set_hypothesis_home_dir(folder)
         try:
             run()
@@ -152,7 +155,7 @@ def search(
 
 
 def _ways(adapter: Adapter, options: Options) -> list[tuple[str, str]]:
-    """Dtypes and modes to search in, the simplest first."""
+    """Return the dtypes and modes to search in, the simplest first."""
     lacking = LACKS.get(adapter.framework, ())
     ways = [
         (dtype, mode.name)
@@ -170,8 +173,10 @@ def _ways(adapter: Adapter, options: Options) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an implementation can express; `masks` are those that go together: mask, additive bias
-    and causal flag."""
+    """What an implementation can express.
+
+    `masks` has the combinations of mask, additive bias and causal flag.
+    """
 
     frames: tuple[Frame, ...]
     grouped: bool
@@ -181,7 +186,7 @@ class Limits:
 
 
 def learn(adapter: Adapter, dtype: str) -> Limits:
-    """What the adapter can express, asked with one small problem for each feature.
+    """Ask the adapter about one small problem for each feature.
 
     Raises:
         Unsupported: not even the plainest problem.
@@ -220,9 +225,10 @@ def learn(adapter: Adapter, dtype: str) -> Limits:
 
 
 def _drawings(limits: Limits, ways: Sequence[tuple[str, str]], *, few_shapes: bool) -> Any:
-    """A strategy for recipes with dtype and mode; `few_shapes` where each new one is compiled.
+    """Return a strategy for recipes with dtype and mode.
 
-    Simple things come first in every choice, because that is where hypothesis shrinks to.
+    Simple values come first in every choice, because hypothesis shrinks towards the first.
+    `few_shapes` is for implementations that compile each new shape.
     """
     from hypothesis import strategies as st
 

@@ -1,15 +1,15 @@
 """Make a failing problem smaller, step by step, as long as it fails in the same way.
 
-A step changes the problem: fewer entries, queries, keys, heads; no mask, no biases; rounder
-numbers. It is kept if the implementation is then wrong about the same array, as clearly as before.
-Steps that fail are as good as free, so none needs to know what the implementation can express.
+A step removes batch entries, queries, keys, heads, the mask or the biases, or rounds numbers. It is
+kept if the same array is then wrong, as clearly as before. A step that the implementation cannot
+express costs almost nothing, so no step asks what the implementation can.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from conformance.adapter.base import Adapter
+from conformance.cases.case import assembled
 from conformance.definition.dtypes import Array
-from conformance.definition.problem import Problem, Shape, Sharing, Weights
+from conformance.definition.problem import INPUT_AXES, WEIGHT_AXES, Problem, Shape, Sharing
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations, in_dtype
 
@@ -29,13 +30,34 @@ MOST_ELEMENTS = 64
 MOST_TRIED = 8
 """Positions of an axis that are tried alone, or left out alone."""
 
+_WIDTHS = ("query_width", "key_width", "value_width", "output_width")
+
+_AXES: Mapping[str, tuple[str, ...]] = {
+    **INPUT_AXES,
+    **{f"weights.{name}": axes for name, axes in WEIGHT_AXES.items()},
+    "cotangent": ("batch", "query_length", "output_width"),
+    "mask": ("batch", "heads", "query_length", "key_length"),
+    "attn_bias": ("batch", "heads", "query_length", "key_length"),
+}
+"""The field of the shape that is the size of each axis; of masks and biases, it may also be 1."""
+
+_TOGETHER: Mapping[str, tuple[str, ...]] = {
+    "lengths": ("query_length", "key_length"),
+    "inputs": _WIDTHS[:3],
+    "widths": _WIDTHS,
+}
+"""Fields of the shape that are cut at once."""
+
+_MOVE_WIDTHS = frozenset({"kv_heads", "group", "head_size", "value_head_size"})
+"""Axes on which an implementation may insist that the widths follow."""
+
 Move = Callable[[Adapter, Trial], Iterator[Trial]]
-"""Candidates in place of a trial, the smallest first."""
+"""Yields candidates in place of a trial, the smallest first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Small:
-    """What is left, how it fails, and whether anything more was to be tried."""
+    """The smallest problem, how it fails, and whether all steps were tried."""
 
     trial: Trial
     deviation: Deviation
@@ -49,9 +71,11 @@ def shrink(
     until: float,
     watch: Callable[[Trial, Deviation], None] = lambda trial, deviation: None,
 ) -> Small:
-    """The smallest problem found before `until` (of `time.monotonic`) that fails in the same way.
+    """Return the smallest problem found before `until` that fails in the same way.
 
-    `watch` is told of every success, so that nothing is lost if the search is interrupted.
+    Args:
+        until: the end, on the clock of `time.monotonic`.
+        watch: called with every smaller problem, so that an interruption loses nothing.
     """
     first = deviation
 
@@ -59,15 +83,15 @@ def shrink(
         try:
             if not askable(candidate.problem):
                 return None
-            found = deviations(adapter, candidate)
+            wrong = deviations(adapter, candidate)
         except (Unsupported, ConformanceError, ValueError):
             return None
-        return next((item for item in found if item.as_clear_as(first)), None)
+        return next((item for item in wrong if item.as_clear_as(first)), None)
 
     improved = True
     while improved:
         improved = False
-        for moves in (_structure_moves, _number_moves):
+        for moves in (lambda _: _STRUCTURE, _number_moves):
             for move in moves(trial):
                 helped = True
                 while helped:
@@ -75,9 +99,9 @@ def shrink(
                     for candidate in move(adapter, trial):
                         if time.monotonic() > until:
                             return Small(trial, deviation, False)
-                        found = failing(candidate)
-                        if found is not None:
-                            trial, deviation = candidate, found
+                        still = failing(candidate)
+                        if still is not None:
+                            trial, deviation = candidate, still
                             watch(trial, deviation)
                             helped = improved = True
                             break
@@ -114,18 +138,18 @@ def _causal_as_mask(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
 
 def _biases(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     if trial.problem.shape.bias:
-        yield _with(trial, _without_biases(trial.problem))
+        yield _with(trial, _rebuilt(trial.problem, _arrays(trial.problem), bias=False))
 
 
 def _sharing(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     sharings: tuple[Sharing, ...] = ("self", "memory", "separate")
     for sharing in sharings[: sharings.index(trial.problem.shape.sharing)]:
         with suppress(ConformanceError):
-            yield _with(trial, _shared(trial.problem, sharing))
+            yield _with(trial, _rebuilt(trial.problem, _arrays(trial.problem), sharing=sharing))
 
 
 def _same_for_all(name: str) -> Move:
-    """One row of a mask or bias for a whole axis."""
+    """Use the first row of a mask or bias for a whole axis."""
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         array = getattr(trial.problem, name)
@@ -137,7 +161,7 @@ def _same_for_all(name: str) -> Move:
 
 
 def _less(axis: str) -> Move:
-    """Only one of an axis, half of it, all but one; as often as it helps."""
+    """Keep one position of an axis, half of them, or all but one."""
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         problem = trial.problem
@@ -150,19 +174,15 @@ def _less(axis: str) -> Move:
 
 
 def _fewer_queries(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    """Self-attention as attention to a memory, if that needs fewer queries."""
+    """Turn self-attention into attention to a memory with fewer queries."""
     problem = trial.problem
     if problem.shape.sharing == "self":
-        apart = dataclasses.replace(problem.shape, sharing="memory")
+        arrays = _arrays(problem) | {"key": problem.key}
+        apart = _rebuilt(problem, arrays, sharing="memory")
         for kept in _kept(problem.shape.query_length):
             with suppress(ConformanceError):
-                yield _with(trial, _cut(problem.replace(shape=apart), "query", kept))
+                yield _with(trial, _cut(apart, "query_length", kept))
 
-
-_LESS: tuple[str, ...] = (
-    *("batch", "query", "key", "length", "heads", "group", "head", "head_value"),
-    *("widths", "inputs", "query_width", "key_width", "value_width", "output_width"),
-)
 
 _STRUCTURE: tuple[Move, ...] = (
     _dtype,
@@ -170,23 +190,20 @@ _STRUCTURE: tuple[Move, ...] = (
     *map(_without, ("mask", "attn_bias", "causal", "scale")),
     _causal_as_mask,
     _biases,
-    *map(_less, _LESS),
+    *map(_less, ("batch", "query_length", "key_length", "lengths", "kv_heads", "group")),
+    *map(_less, ("head_size", "value_head_size", "widths", "inputs", *_WIDTHS)),
     _fewer_queries,
     _sharing,
     *map(_same_for_all, ("mask", "attn_bias")),
 )
 
 
-def _structure_moves(trial: Trial) -> Iterable[Move]:
-    return _STRUCTURE
-
-
 def _number_moves(trial: Trial) -> Iterator[Move]:
-    """Zeros, ones, whole numbers, halves; first whole arrays, then single elements."""
-    names = list(_arrays(trial.problem))
-    for name in names:
+    """Simplify numbers: first whole arrays, then single elements, then the mask."""
+    arrays = _arrays(trial.problem)
+    for name in arrays:
         yield partial(_simpler, name)
-    for name, array in _arrays(trial.problem).items():
+    for name, array in arrays.items():
         for at in np.ndindex(array.shape) if array.size <= MOST_ELEMENTS else ():
             yield partial(_simpler_element, name, at)
     yield _fewer_blocked
@@ -197,7 +214,7 @@ def _simpler(name: str, adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     if array is not None:
         for simple in _simpler_arrays(array):
             if not np.array_equal(simple, array):
-                yield _with(trial, _set(trial.problem, name, simple))
+                yield _with(trial, _rebuilt(trial.problem, _arrays(trial.problem) | {name: simple}))
 
 
 def _fewer_blocked(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
@@ -213,7 +230,10 @@ def _simpler_element(
     array = _arrays(trial.problem).get(name)
     if array is not None:
         for simple in _simpler_numbers(float(array[at])):
-            yield _with(trial, _set(trial.problem, name, _put(array, at, simple)))
+            yield _with(
+                trial,
+                _rebuilt(trial.problem, _arrays(trial.problem) | {name: _put(array, at, simple)}),
+            )
 
 
 def _simpler_arrays(array: Array) -> Iterator[Array]:
@@ -266,26 +286,33 @@ def _with(trial: Trial, problem: Problem) -> Trial:
 
 
 def _arrays(problem: Problem) -> dict[str, Array]:
-    found = {"cotangent": problem.cotangent}
-    for name in ("output_bias", "value_bias", "key_bias", "query_bias", "score"):
-        array = getattr(problem.weights, name)
-        if array is not None:
-            found[f"weights.{name}"] = array
+    """Return all arrays but the mask, in the order in which they are simplified."""
+    weights = {f"weights.{name}": array for name, array in problem.weights.named().items()}
+    biases = [*reversed([name for name in weights if name.endswith("_bias")]), "weights.score"]
+    arrays = {"cotangent": problem.cotangent}
+    arrays |= {name: weights.pop(name) for name in biases if name in weights}
     if problem.attn_bias is not None:
-        found["attn_bias"] = problem.attn_bias
-    for name in ("output", "value", "key", "query"):
-        found[f"weights.{name}"] = getattr(problem.weights, name)
-    for name in reversed(problem.shape.distinct_inputs()):
-        found[name] = getattr(problem, name)
-    return found
+        arrays["attn_bias"] = problem.attn_bias
+    arrays |= dict(reversed(weights.items()))
+    return arrays | {n: getattr(problem, n) for n in reversed(problem.shape.distinct_inputs())}
 
 
-def _set(problem: Problem, name: str, array: Array) -> Problem:
-    if name.startswith("weights."):
-        return problem.with_weights(**{name.removeprefix("weights."): array})
-    if name in ("cotangent", "attn_bias"):
-        return problem.replace(**{name: array})
-    return problem.with_inputs(**{name: array})
+def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Problem:
+    """Return the problem with other arrays and other fields of its shape.
+
+    Arrays that such a shape does not have are left out.
+    """
+    shape = dataclasses.replace(problem.shape, **fields)
+    names = {*shape.distinct_inputs(), "cotangent"}
+    names |= {f"weights.{name}" for name in shape.weight_shapes()}
+    return assembled(
+        shape,
+        {name: array for name, array in arrays.items() if name in names},
+        mask=arrays.get("mask", problem.mask),
+        attn_bias=arrays.get("attn_bias"),
+        causal=problem.causal,
+        scale=problem.scale,
+    ).replace(dtype=problem.dtype)
 
 
 def _put(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarray:
@@ -294,43 +321,14 @@ def _put(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarray:
     return changed
 
 
-def _without_biases(problem: Problem) -> Problem:
-    kept = {n: a for n, a in problem.weights.named().items() if not n.endswith("_bias")}
-    shape = dataclasses.replace(problem.shape, bias=False)
-    return problem.replace(shape=shape, weights=Weights(**kept))
-
-
-def _shared(problem: Problem, sharing: Sharing) -> Problem:
-    shape = dataclasses.replace(problem.shape, sharing=sharing)
-    key = problem.query if sharing == "self" else problem.key
-    return problem.replace(shape=shape, key=key, value=key)
-
-
-_MOVE_WIDTHS = frozenset({"heads", "group", "head", "head_value"})
-"""Axes on which an implementation may insist that the widths follow."""
-
-_FIELDS = {
-    "batch": ("batch",),
-    "query": ("query_length",),
-    "key": ("key_length",),
-    "length": ("query_length", "key_length"),
-    "heads": ("kv_heads",),
-    "group": ("heads",),
-    "head": ("head_size",),
-    "head_value": ("value_head_size",),
-    "inputs": ("query_width", "key_width", "value_width"),
-    "widths": ("query_width", "key_width", "value_width", "output_width"),
-}
-
-
 def _size(shape: Shape, axis: str) -> int:
     if axis == "group":
         return shape.group
-    return min(getattr(shape, field) for field in _FIELDS.get(axis, (axis,)))
+    return min(getattr(shape, field) for field in _TOGETHER.get(axis, (axis,)))
 
 
 def _kept(size: int) -> Iterator[list[int]]:
-    """Which positions stay: the first, the last, any one, either half, all but one."""
+    """Yield the positions that stay: the first, the last, any one, either half, all but one."""
     if size < 2:
         return
     for single in (0, size - 1, *range(1, min(size - 1, MOST_TRIED))):
@@ -344,86 +342,39 @@ def _kept(size: int) -> Iterator[list[int]]:
 
 
 def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
-    """The problem with these positions of an axis only."""
-    shape, own = problem.shape, problem.weights
-    sizes: dict[str, Any] = {field: len(kept) for field in _FIELDS.get(axis, (axis,))}
-    heads = kv = None
-    if axis == "heads":
-        kv = kept
-        heads = [h for h in range(shape.heads) if h // shape.group in kept]
-        sizes = {"kv_heads": len(kv), "heads": len(heads)}
+    """Return the problem with these positions of an axis only."""
+    shape = problem.shape
+    positions = dict.fromkeys(_TOGETHER.get(axis, (axis,)), kept)
+    if axis == "kv_heads":
+        positions["heads"] = [head for head in range(shape.heads) if head // shape.group in kept]
     elif axis == "group":
-        heads = [h for h in range(shape.heads) if h % shape.group in kept]
-        sizes = {"heads": len(heads)}
-    if axis == "head" and shape.value_head_size == shape.head_size:
-        sizes["value_head_size"] = len(kept)
-    if shape.sharing != "separate" and axis in ("key_width", "value_width"):
-        sizes |= {"key_width": len(kept), "value_width": len(kept)}
-    smaller = dataclasses.replace(shape, **sizes)
-
-    on = {
-        "batch": kept if axis == "batch" else None,
-        "query": kept if axis in ("query", "length") else None,
-        "key": kept if axis in ("key", "length") else None,
-        "heads": heads,
-        "kv": kv,
-        "head": kept if axis == "head" else None,
-        "value_head": kept if "value_head_size" in sizes else None,
-        **{
-            field: kept if field in sizes else None
-            for field in ("query_width", "key_width", "value_width", "output_width")
-        },
-    }
-
-    def take(array: np.ndarray | None, *names: str) -> np.ndarray | None:
-        if array is None:
-            return None
-        for place, name in enumerate(names):
-            which = on[name]
-            if which is not None and not (array.shape[place] == 1 and len(names) == 4):
-                array = array.take(which, axis=place)
-        return array
-
-    weights = Weights(
-        query=_array(take(own.query, "query_width", "heads", "head")),
-        key=_array(take(own.key, "key_width", "kv", "head")),
-        value=_array(take(own.value, "value_width", "kv", "value_head")),
-        output=_array(take(own.output, "heads", "value_head", "output_width")),
-        query_bias=take(own.query_bias, "heads", "head"),
-        key_bias=take(own.key_bias, "kv", "head"),
-        value_bias=take(own.value_bias, "kv", "value_head"),
-        output_bias=take(own.output_bias, "output_width"),
-        score=take(own.score, "heads", "head"),
-    )
-    query = take(problem.query, "batch", "query", "query_width")
-    key = query
-    if shape.sharing != "self":
-        key = take(problem.key, "batch", "key", "key_width")
-    shared = shape.sharing != "separate"
-    return problem.replace(
-        shape=smaller,
-        weights=weights,
-        query=query,
-        key=key,
-        value=key if shared else take(problem.value, "batch", "key", "value_width"),
-        cotangent=take(problem.cotangent, "batch", "query", "output_width"),
-        mask=take(problem.mask, "batch", "heads", "query", "key"),
-        attn_bias=take(problem.attn_bias, "batch", "heads", "query", "key"),
-    )
-
-
-def _array(array: np.ndarray | None) -> np.ndarray:
-    assert array is not None
-    return array
+        positions = {"heads": [head for head in range(shape.heads) if head % shape.group in kept]}
+    elif axis == "head_size" and shape.value_head_size == shape.head_size:
+        positions["value_head_size"] = kept
+    elif axis in ("key_width", "value_width") and shape.sharing != "separate":
+        positions = {"key_width": kept, "value_width": kept}
+    arrays: dict[str, Any] = _arrays(problem)
+    if problem.mask is not None:
+        arrays["mask"] = problem.mask
+    for name, array in arrays.items():
+        for place, field in enumerate(_AXES[name]):
+            if field in positions and (array.shape[place] > 1 or name not in ("mask", "attn_bias")):
+                array = array.take(positions[field], axis=place)
+        arrays[name] = array
+    return _rebuilt(problem, arrays, **{name: len(at) for name, at in positions.items()})
 
 
 def _narrowed(problem: Problem, before: Problem, narrow: bool) -> Problem:
-    """Widths that were heads times head size still are, if asked for."""
+    """Return the problem with widths that still are heads × head size, if asked for.
+
+    Raises:
+        ConformanceError: no width was that.
+    """
     if not narrow:
         return problem
     shape = problem.shape
     whole = before.shape.heads * before.shape.head_size
-    widths = [f for f in _FIELDS["widths"] if getattr(before.shape, f) == whole]
+    widths = [f for f in _WIDTHS if getattr(before.shape, f) == whole]
     width = shape.heads * shape.head_size
     if not widths or width >= whole:
         raise ConformanceError("no width follows")

@@ -1,8 +1,8 @@
-"""Put one problem to an implementation, and say where the answer is not the definition's.
+"""Put one problem to an implementation, and list where the answer is not the definition's.
 
-The rule is the gate's own: the requirements that look at one answer. But who looks at millions of
-elements meets the honest one that lies beyond 8σ because σ itself was estimated from few samples;
-so what deviates is measured again, against a σ from eight times as many.
+The rule is that of the gate: the requirements that look at one answer. But across millions of
+elements, a correct one occasionally exceeds 8σ, because σ is estimated from few samples; so what
+deviates is measured again, against a σ from eight times as many.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import Examination, Raised
 
 MADE_OF_OTHERS = frozenset({"weights.rows-sum-to-one", "weights.made-the-output"})
-"""Requirements that compare an answer with itself: where they fail, others do, at an element."""
+"""Requirements that compare an answer with itself: if they fail, others fail at some element."""
 
 LOOKED_AT = tuple(
     item
     for item in REQUIREMENTS
     if item.every_case and item.of_answer and item.id not in MADE_OF_OTHERS
 )
-"""What a search looks at: everything that one answer decides."""
+"""The requirements that a search checks: those that one answer decides."""
 
 ORDER = ("float32", "float64", "bfloat16", "float16")
-"""Dtypes in the order in which a reader would rather have them."""
+"""Dtypes in the order in which a reader prefers a reproduction."""
 
 CAREFUL = 8
-"""How many times as many samples σ is made of before a deviation is believed."""
+"""How many times more samples σ is estimated from before a deviation is reported."""
 
 LARGEST_LOGIT = 130.0
-"""Beyond this the noise of an honest implementation has no useful size; see docs/noise.md."""
+"""Beyond this the rounding noise is too large to find anything; see docs/noise.md."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Trial:
     device: str = "cpu"
 
     def case(self) -> StoredCase:
-        """As a case, so that requirements can look at it."""
+        """Return the problem as a case, which requirements can check."""
         return StoredCase(
             name=f"{STORED}/trial", family="drawn", why="drawn by a search", stored=self.problem
         )
@@ -74,7 +74,7 @@ class Deviation:
         index: the element that is furthest off.
         ratio: its error in units of σ.
         got, want, allowed: that element, the definition's, and how far they may lie apart.
-        told: one sentence.
+        text: one sentence.
     """
 
     requirement: str
@@ -85,32 +85,32 @@ class Deviation:
     got: float = np.nan
     want: float = np.nan
     allowed: float = 0.0
-    told: str = ""
+    text: str = ""
 
     @property
     def nature(self) -> tuple[str, str, str]:
-        """Equal for two deviations that are the same in kind."""
+        """Equal for two deviations of the same kind."""
         return (self.requirement, self.kind, self.array)
 
     def as_clear_as(self, other: Deviation) -> bool:
-        """The same in kind, and not a marginal rest of it."""
+        """Return whether this is of the same kind as another, and not a marginal rest of it."""
         return self.nature == other.nature and self.ratio >= min(other.ratio, 100 * LIMIT)
 
 
 def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
-    """Everything that is wrong with the answer, the most telling first.
+    """Return everything that is wrong with the answer, in the order of the requirements.
 
     Raises:
         Unsupported: the implementation cannot express the problem.
         Unavailable: its framework or the device is missing.
     """
-    found = _asked(adapter, trial, trial.mode)
-    if found and adapter.compiles and not trial.mode.optimised:
+    wrong = _asked(adapter, trial, trial.mode)
+    if wrong and adapter.compiles and not trial.mode.optimised:
         # The suite compiles quickly; only what is wrong as users compile is the library's doing.
         again = _asked(adapter, trial, dataclasses.replace(trial.mode, optimised=True))
         natures = {item.nature for item in again}
-        return tuple(item for item in found if item.nature in natures)
-    return found
+        return tuple(item for item in wrong if item.nature in natures)
+    return wrong
 
 
 def _asked(adapter: Adapter, trial: Trial, mode: Mode) -> tuple[Deviation, ...]:
@@ -119,7 +119,7 @@ def _asked(adapter: Adapter, trial: Trial, mode: Mode) -> tuple[Deviation, ...]:
 
 
 def examined(examination: Examination) -> tuple[Deviation, ...]:
-    """As `deviations`, of any case."""
+    """Return everything that is wrong with the answer to any case; raises as `deviations`."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -152,7 +152,7 @@ def examined(examination: Examination) -> tuple[Deviation, ...]:
 def worst(
     adapter: Adapter, case: Case, dtypes: Sequence[str], modes: Sequence[str], device: str
 ) -> tuple[tuple[Trial, Deviation] | None, int]:
-    """The deviation that is furthest off, whatever the dtype and mode; how many answers came."""
+    """Return the worst deviation over dtypes and modes, and how many answers there were."""
     best: tuple[Trial, Deviation] | None = None
     answered = 0
     for dtype in [d for d in ORDER if d in adapter.dtypes and (not dtypes or d in dtypes)]:
@@ -170,7 +170,7 @@ def worst(
 
 
 def askable(problem: Problem) -> bool:
-    """Whether the definition settles the problem, and its noise has a useful size."""
+    """Return whether the definition settles the problem, and its noise has a useful size."""
     if not problem.allowed_in_full().any(axis=-1).all():
         return False
     arrays = (problem.query, problem.key, problem.value, *problem.weights.named().values())
@@ -181,23 +181,23 @@ def askable(problem: Problem) -> bool:
 
 
 def in_dtype(trial: Trial, dtype: str) -> Trial:
-    """The same numbers in another dtype."""
+    """Return the trial with its numbers rounded to another dtype."""
     return Trial(rounded(trial.problem, dtype), trial.mode, trial.device)
 
 
-def _raised(error: BaseException, told: str) -> Deviation:
+def _raised(error: BaseException, text: str) -> Deviation:
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].name}" if frames else ""
-    return Deviation("", type(error).__name__, place, told=told[:300])
+    return Deviation("", type(error).__name__, place, text=text[:300])
 
 
 def _deviation(finding: Finding, examination: Examination) -> Deviation | None:
-    """What a finding says, measured again; None for an honest element beyond a lucky σ."""
+    """Return the deviation of a finding, measured again; None if the careful σ allows it."""
     if finding.requirement == "dtype.in-is-out":
-        return Deviation(finding.requirement, "dtype", told=finding.detail)
+        return Deviation(finding.requirement, "dtype", text=finding.detail)
     expectation = examination.suited_expectation
     if finding.worst is None:
-        # Not there at all: the element that should be largest stands for the array.
+        # The whole array is missing: the element that should be largest represents it.
         array = finding.detail.removeprefix("there is no ").split(",")[0]
         if array not in expectation.arrays:
             return None
@@ -217,13 +217,14 @@ def _deviation(finding: Finding, examination: Examination) -> Deviation | None:
     if error <= allowed:
         return None
     ratio = error / noise if noise > 0 and math.isfinite(error) else INFINITE
-    told = finding.detail
     ratio = min(ratio, INFINITE)
-    return Deviation(finding.requirement, kind, array, index, ratio, got, want, allowed, told)
+    return Deviation(
+        finding.requirement, kind, array, index, ratio, got, want, allowed, finding.detail
+    )
 
 
 def _careful(examination: Examination, array: str, index: tuple[int, ...]) -> float:
-    """σ of one element from more samples; never less than what the gate takes."""
+    """Return σ of one element from more samples; never less than what the gate takes."""
     noise = expect(examination.problem, CAREFUL).loosest[array]
     known = examination.suited_expectation.loosest[array]
     if noise.ndim > known.ndim:

@@ -28,7 +28,7 @@ from conformance.adapter.layer import Layer
 from conformance.adapter.loading import find
 from conformance.adapter.parameters import Parameter, ParameterTable
 from conformance.cases.tensors import File, Tensor, look, write
-from conformance.definition.problem import Shape, Sharing
+from conformance.definition.problem import WEIGHT_AXES, Shape, Sharing
 from conformance.errors import (
     ConformanceError,
     Unsupported,
@@ -252,19 +252,6 @@ def _widths(shape: Shape) -> str:
 
 # What the tensors say
 
-AXES_OF: Mapping[str, tuple[str, ...]] = {
-    "query": ("query_width", "heads", "head_size"),
-    "key": ("key_width", "kv_heads", "head_size"),
-    "value": ("value_width", "kv_heads", "value_head_size"),
-    "output": ("heads", "value_head_size", "output_width"),
-    "query_bias": ("heads", "head_size"),
-    "key_bias": ("kv_heads", "head_size"),
-    "value_bias": ("kv_heads", "value_head_size"),
-    "output_bias": ("output_width",),
-    "score": ("heads", "head_size"),
-}
-"""Canonical weights: which size of a `Shape` each axis has."""
-
 WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 SIZES = ("heads", "kv_heads", "head_size", "value_head_size", *WIDTHS)
 SHARINGS: tuple[Sharing, ...] = ("separate", "memory", "self")
@@ -365,11 +352,11 @@ def _axes(row: Parameter) -> list[list[Sum]]:
     """
     canonical, native = layouts.sides(row.pattern)
     left = layouts.axes(canonical)
-    if any(len(left) != len(AXES_OF[name]) for name in row.names):
+    if any(len(left) != len(WEIGHT_AXES[name]) for name in row.names):
         raise WrongDeclaration(
             f"parameter {row.native!r}: {row.pattern!r} does not name the axes of {row.sources}"
         )
-    named = [dict(zip(left, AXES_OF[name], strict=True)) for name in row.names]
+    named = [dict(zip(left, WEIGHT_AXES[name], strict=True)) for name in row.names]
     axes: list[list[Sum]] = []
     for at, joined in enumerate(layouts.parse(native)):
         products = tuple(tuple(sizes[axis] for axis in joined) for sizes in named)
