@@ -1,8 +1,8 @@
 """Records from files: what cannot be used, or does not belong, is named and left out.
 
-A report that mixes records of different catalogues would compare answers to different questions,
-so such records are refused; none of it stops the report. Earlier records of the same
-implementations are no part of the tables: they make the trend.
+A report that mixes records in which one case asks different questions would compare answers to
+different questions, so such records are refused; none of it stops the report. Earlier records of
+the same implementations are no part of the tables: they make the trend.
 """
 
 from __future__ import annotations
@@ -149,11 +149,19 @@ def _contestants(record: Record) -> set[tuple[str, str]]:
 
 
 def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
-    """The suite version and catalogue that most records have; the first one's, if in doubt."""
+    """The suite version and catalogue that most records have; the first one's, if in doubt.
+
+    A record of another catalogue belongs to them if the cases that it shares with them are the
+    same, as after a case was added.
+    """
     kinds = Counter(_kind(record) for _, record, _ in loaded)
     if len(kinds) < 2:
         return list(loaded), []
     suite, catalogue = kinds.most_common(1)[0][0]
+    asked: dict[str, str] = {}
+    for _, record, _ in loaded:
+        if _kind(record) == (suite, catalogue):
+            asked |= _hashes(record)
     kept, refused = [], []
     for item in loaded:
         path, record, _ = item
@@ -161,13 +169,25 @@ def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
         told = []
         if own_suite != suite:
             told.append(f"suite version is {own_suite}, the other records have {suite}")
-        if own_catalogue != catalogue:
+        if own_catalogue != catalogue and not _same_questions(asked, _hashes(record)):
             told.append(f"catalogue hash is {own_catalogue}, the other records have {catalogue}")
         if told:
             refused.append(_refused(path, record, "; ".join(told)))
         else:
             kept.append(item)
+            asked |= _hashes(record)
     return kept, refused
+
+
+def _hashes(record: Record) -> dict[str, str]:
+    """The hash of each case, "" where the record does not have it."""
+    return {name: case.hash for name, case in record.header.cases.items()}
+
+
+def _same_questions(one: dict[str, str], other: dict[str, str]) -> bool:
+    """Whether they share cases, and every one of these is known to be the same."""
+    shared = one.keys() & other.keys()
+    return bool(shared) and all(one[name] and one[name] == other[name] for name in shared)
 
 
 def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:

@@ -41,7 +41,7 @@ from conformance.records.findings import (
     Finding,
     item_id,
 )
-from conformance.records.header import MaskInfo
+from conformance.records.header import CaseInfo, MaskInfo
 from conformance.records.phrase import Phrase
 from conformance.records.record import Journal, encode_line, finish, journal_path
 from conformance.reports import (
@@ -249,6 +249,32 @@ def test_what_differs_from_the_majority_is_refused_by_name(tmp_path, field, told
     assert [own.header.name for _, own, _ in kept] == ["one", "two"]
     assert problems[0].startswith(f"odd.json: left out; {told}, the other records have ")
     assert problems[0].endswith("run tox -e odd again")
+
+
+def of_catalogue(name, catalogue, **hashes):
+    """A record that knows the hashes of its cases."""
+    own = record(result(good(), name=name), name=name, catalogue=catalogue)
+    cases = {case: CaseInfo("why", [], hash=digest) for case, digest in hashes.items()}
+    return msgspec.structs.replace(own, header=msgspec.structs.replace(own.header, cases=cases))
+
+
+@pytest.mark.parametrize(
+    ("odd", "fits"),
+    [
+        ({"old": "1"}, True),
+        ({"old": "1", "added": "2"}, True),
+        ({"old": "2"}, False),
+        ({"old": "1", "other": "9"}, False),
+        ({"old": ""}, False),
+        ({"added": "2"}, False),
+    ],
+)
+def test_a_record_of_a_grown_catalogue_belongs_if_shared_cases_are_the_same(tmp_path, odd, fits):
+    own = [of_catalogue(name, "1", old="1", other="3") for name in ("one", "two")]
+    own.append(of_catalogue("odd", "2", **odd))
+    kept, problems = load_records([save(tmp_path, each) for each in own])
+    assert [each.header.name for _, each, _ in kept] == ["one", "two", *(["odd"] if fits else [])]
+    assert bool(problems) != fits
 
 
 def test_records_of_another_run_are_refused_only_if_a_run_is_given(tmp_path):
