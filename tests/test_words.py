@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -83,3 +86,31 @@ def test_an_id_of_a_newer_suite_stands_for_itself():
     phrase = Phrase("newer.finding", {"size": 2, "of": Phrase("other")})
     assert say(phrase) == str(phrase) == "newer.finding(of=other, size=2)"
     assert say(Phrase("mask.meaning", {"unknown": 1})) == "mask.meaning(unknown=1)"
+
+
+def test_help_reads_no_wording():
+    code = """
+import conformance
+from conformance import cli, words
+from conformance.records import record, schema1
+try:
+    cli.main(["--help"])
+except SystemExit:
+    pass
+assert not words.tables.cache_info().currsize
+assert not schema1._frozen.cache_info().currsize
+assert words.tables()["entries"]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_data_files_are_in_the_wheel():
+    """What is read beside a module is declared as data of its package."""
+    root = Path(__file__).parent.parent
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for package, folder in (("conformance", "."), ("conformance.records", "records")):
+        patterns = settings["package-data"][package]
+        data = [*(root / "conformance" / folder).glob("*.toml")]
+        data += (root / "conformance" / folder).glob("*.json")
+        assert data
+        assert all(any(file.match(pattern) for pattern in patterns) for file in data)

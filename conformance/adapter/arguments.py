@@ -1,9 +1,9 @@
-"""Mask arguments: what an implementation's arguments mean, and how to say a problem with them.
+"""Mask arguments: what they mean, and how a problem is expressed by them.
 
 An adapter declares its mask arguments. From the declarations the suite derives every *spelling* of
-a problem: assignments of its mask, causal flag and bias to arguments. The first spelling is how the
-problem is put to the implementation; all of them mean the same, so all must give the same answer.
-No adapter turns a polarity around by hand.
+a problem: an assignment of its mask, causal flag and bias to arguments. The first spelling is used
+to ask the problem; all of them mean the same, so all must give the same answer. No adapter inverts
+a mask by hand.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class MaskArgument:
         return (self.axes,) if isinstance(self.axes, str) else self.axes
 
     def layout_over(self, *axes: str) -> str | None:
-        """The first layout that has these axes, or None."""
+        """Return the first layout that has these axes, or None."""
         return next((it for it in self.layouts if set(axes) <= set(layouts.axes(it))), None)
 
     @property
@@ -104,7 +104,10 @@ class MaskArgument:
         return one_means(self.number)
 
     def attending(self, numbers: np.ndarray) -> BoolArray | None:
-        """Who attends by these numbers; None if they are added, refused, or not all defined."""
+        """Return True where a query may attend, in the shape of the numbers.
+
+        None if the numbers are added, refused, or not all defined.
+        """
         if self.number is None or self.one is None:
             return None
         if self.number.endswith("0 or 1 only") and not ((numbers == 0) | (numbers == 1)).all():
@@ -114,7 +117,7 @@ class MaskArgument:
 
 
 def one_means(number: str | None) -> TrueMeans | None:
-    """What 1 means where numbers mean this."""
+    """Return what 1 means if numbers have this meaning; None if they are added or refused."""
     if number is None or number == "added":
         return None
     return "attends" if number.startswith("attends") else "blocks"
@@ -147,14 +150,14 @@ class CausalFlag:
             raise WrongDeclaration(f"{self.name}: it cannot both stand alone and need {self.needs}")
 
     def expresses(self, problem: Problem) -> bool:
-        """Whether the flag alone means the problem's causal."""
+        """Return whether the flag alone expresses the causal mask of the problem."""
         square = problem.shape.query_length == problem.shape.key_length
         return problem.causal is not None and (square or self.alignment == problem.causal)
 
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """One way to say a problem's mask, causal flag and bias.
+    """One way to express a problem's mask, causal flag and bias.
 
     Attributes:
         label: for people, such as "attn_mask=float[query key], is_causal".
@@ -167,7 +170,7 @@ class Spelling:
     bias: tuple[str, str] | None = None
 
     def bias_gradient(self, gradient: Array, problem: Problem) -> Array:
-        """The gradient of the native argument as that of `problem.attn_bias`, in its shape."""
+        """Return the gradient of the native argument in the shape of `problem.attn_bias`."""
         assert self.bias is not None
         assert problem.attn_bias is not None
         sizes = dict(zip(AXES, problem.shape.logits, strict=True))
@@ -183,7 +186,7 @@ NO_MASK = Spelling("no mask", MappingProxyType({}))
 def to_layout(
     array: np.ndarray, layout: str, shape: Shape, *, broadcast: bool
 ) -> np.ndarray | None:
-    """A canonical array `[batch heads query key]` in a layout, or None if it does not fit.
+    """Return a canonical array `[batch heads query key]` in a layout; None if it does not fit.
 
     Axes that the layout lacks must have size 1. Those that it has are expanded, or with
     `broadcast` left at 1 where they stand alone.
@@ -203,7 +206,7 @@ def to_layout(
 
 
 def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """The inverse of `to_layout`: four axes, 1 where the layout has none."""
+    """Return the inverse of `to_layout`: `[batch heads query key]`, 1 for axes that are missing."""
     named = layouts.axes(layout)
     right = " ".join(axis if axis in named else "()" for axis in AXES)
     known = {axis: sizes[axis] for axis in layouts.joined(layout)}
@@ -240,14 +243,14 @@ class MaskTable:
             )
 
     def spell(self, problem: Problem) -> Spelling:
-        """The preferred spelling; raises `Unsupported` if there is none."""
+        """Return the preferred spelling; raises `Unsupported` if there is none."""
         spelling = _preferred(self, problem)
         if spelling is None:
             raise Unsupported(self._why_not(problem))
         return spelling
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
-        """Every spelling of the problem, preferred first, without repetition."""
+        """Yield every spelling of the problem once, the preferred one first."""
         parts = _Parts.of(problem)
         if not parts.kinds:
             yield NO_MASK
@@ -270,7 +273,7 @@ class MaskTable:
         return (True, False) if self.causal.needs is None else (False, True)
 
     def _assignments(self, kinds: Sequence[str]) -> list[tuple[tuple[str, MaskArgument], ...]]:
-        """Each part to an argument: separate arguments first, in the order declared."""
+        """Return assignments of parts to arguments, those to separate arguments first."""
         every = [
             tuple(zip(kinds, chosen, strict=True))
             for chosen in itertools.product(self.arguments, repeat=len(kinds))
@@ -285,7 +288,7 @@ class MaskTable:
         numbers: bool,
         broadcast: bool,
     ) -> Spelling | None:
-        """One spelling, or None where a part does not fit its argument."""
+        """Return one spelling, or None if a part does not fit its argument."""
         if flagged and targets and self.causal and self.causal.alone:
             return None
         several = len({argument.name for _, argument in targets}) > 1
@@ -331,13 +334,13 @@ class MaskTable:
 
 @lru_cache(maxsize=256)
 def _preferred(table: MaskTable, problem: Problem) -> Spelling | None:
-    """The first spelling; the same problem is spelled for every mode and every check."""
+    """Return the first spelling; cached, because every mode and every check needs it."""
     return next(table.spellings(problem), None)
 
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """What a problem asks of its mask arguments: mask, causal, bias; each with four axes."""
+    """The mask, causal mask and bias of a problem, as far as it has them; each with four axes."""
 
     problem: Problem
     arrays: Mapping[str, np.ndarray]
@@ -365,9 +368,9 @@ class _Parts:
 def _say(
     parts: _Parts, kinds: Sequence[str], argument: MaskArgument, numbers: bool, broadcast: bool
 ) -> tuple[Native, str, str] | None:
-    """The parts as one array of this argument: (array, layout, label).
+    """Return the parts as one array of this argument: (array, layout, label).
 
-    In the label, "~" tells that an axis of the layout was left at size 1.
+    In the label, "~" marks a layout of which an axis was left at size 1.
     """
     allowed: BoolArray | None = None
     for kind in kinds:

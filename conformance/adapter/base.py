@@ -36,7 +36,7 @@ class Mode:
 
     Args:
         name: short, such as "eval".
-        options: what `call` needs to know; the suite only hands it on.
+        options: for the adapter's `call`; the suite passes them on.
         gradients: whether this mode has a derivative (torch's fast path has none).
         weights: whether it returns attention weights.
         every_case: False where a mode is expensive to compile: then it is compared on the
@@ -48,7 +48,7 @@ class Mode:
             dropout itself is looked at, in a mode that the adapter names in `dropout_modes`.
         draw: seed of that dropout; equal draws drop the same weights. A layer is built anew for
             each.
-        about: for people, what it is: how the implementation is called.
+        about: for people, how the implementation is called in this mode.
         compiled: False where the implementation cannot be compiled as a whole, though its framework
             compiles: then it is called operation by operation.
     """
@@ -74,7 +74,7 @@ DEFAULT_MODE = Mode("default")
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """How to put a problem to an implementation; only experiments depart from most defaults.
+    """How to ask an implementation; only experiments depart from most defaults.
 
     Attributes:
         mode, device: in which mode, and on which kind of device.
@@ -170,7 +170,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def run(self, problem: Problem, call: Call) -> Answer:
-        """Answer the problem; raises `Unsupported` where the implementation cannot express it."""
+        """Return the answer; raises `Unsupported` if the problem cannot be expressed."""
 
     @property
     def compiles(self) -> bool:
@@ -182,14 +182,13 @@ class Adapter(ABC):
 
     @cached_property
     def masks(self) -> MaskTable:
-        """The mask arguments as a table; raises `WrongDeclaration` where they are inconsistent."""
+        """The mask arguments as a table; raises `WrongDeclaration` if they are inconsistent."""
         return MaskTable(tuple(self.mask_arguments), self.causal_flag)
 
     def example_for(
         self, shape: Shape, dtype: str, scale: float | None, mode: Mode
     ) -> Example | None:
-        """What a user types to get this implementation, called as in this mode; None if nobody
-        wrote it down.
+        """Return what a user types to call this implementation in this mode; None if unknown.
 
         By default it is `example`, with the shape's sizes, in the modes that it knows.
         """
@@ -215,18 +214,18 @@ class Adapter(ABC):
         return declared.get(mode.name) if isinstance(declared, Mapping) else declared
 
     def versions(self) -> dict[str, str]:
-        """Versions of what is behind this adapter."""
+        """Return the versions of the packages behind this adapter, by name."""
         return {}
 
     def device_model(self, device: str) -> str:
-        """The device's own name; raises `Unavailable` where there is none."""
+        """Return the device's own name; raises `Unavailable` if there is no such device."""
         return device
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Import what is needed; raises `Unavailable` where it is not there."""
+        """Import what is needed; raises `Unavailable` if it is not installed."""
 
     def settings(self) -> tuple[Setting, ...]:
-        """What belongs to everybody in the process, and is looked at around calls."""
+        """Return the settings of the whole process that no call may change."""
         return PROCESS
 
     def check(self, problem: Problem) -> None:

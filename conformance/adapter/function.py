@@ -69,9 +69,9 @@ class Function(NativeAdapter):
         raise NotImplementedError
 
     def attend_for(self, problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
-        """`attend` for this problem, and what it depends on beside shape, dtype, scale and mode.
+        """Return `attend` for this problem, and what it depends on but shape, dtype, scale, mode.
 
-        Overridden to make outside of a compiled program what cannot be made inside.
+        Overridden to prepare what cannot be made inside a compiled program.
         """
         if takes_mode(self.attend):
             return partial(self.attend, mode=call.mode), None
@@ -179,7 +179,7 @@ class _Decorated(Function):
         self._takes_mode = takes_mode(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function itself, so that decorating it takes nothing away."""
+        """Call the function itself, which decorating leaves usable."""
         return self._function(*args, **kwargs)
 
     def attend(
@@ -190,7 +190,7 @@ class _Decorated(Function):
 
 
 def takes_mode(function: Callable[..., Any]) -> bool:
-    """Whether a function has a parameter `mode`, and cannot be called without it."""
+    """Return whether a function has a parameter `mode` without a default."""
     parameter = inspect.signature(function).parameters.get("mode")
     return parameter is not None and parameter.default is parameter.empty
 

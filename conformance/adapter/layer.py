@@ -31,12 +31,12 @@ class Layer(NativeAdapter):
         self._loaded: tuple[Weights, Shape, Mapping[str, np.ndarray]] | None = None
 
     def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
-        """The parameter table for this shape."""
+        """Return the parameter table for this shape."""
         return self.parameters
 
     @abstractmethod
     def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
-        """The layer, in its framework's dtype; raises `Unsupported` for a shape it cannot have.
+        """Return the layer, in its framework's dtype; raises `Unsupported` for an impossible shape.
 
         `scale` is None unless the adapter declares `custom_scale` and the problem has one.
         """
@@ -52,13 +52,13 @@ class Layer(NativeAdapter):
         """
 
     def bind(self, layer: Any, parameters: Natives) -> Any:
-        """The layer with these parameters; the identity where they are loaded in place."""
+        """Return the layer with these parameters; itself if they are loaded in place."""
         return layer
 
     def own_parameters(
         self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
     ) -> Natives:
-        """The native parameters to differentiate by, by name, with these numbers.
+        """Return the native parameters to differentiate by, by name, with these numbers.
 
         Overridden where a layer keeps them in variables of its own that its framework's bridge does
         not know; then there is no `bind`.
@@ -66,7 +66,7 @@ class Layer(NativeAdapter):
         return self.bridge.load(layer, parameters, dtype, device)
 
     def table(self, shape: Shape) -> ParameterTable:
-        """The parameter table, checked against the shape."""
+        """Return the parameter table, checked against the shape."""
         if shape not in self._tables:
             self._tables[shape] = ParameterTable(self.parameters_for(shape), shape)
         return self._tables[shape]
@@ -94,7 +94,7 @@ class Layer(NativeAdapter):
         return natives, invoke, key
 
     def _parameters_of(self, problem: Problem) -> Mapping[str, np.ndarray]:
-        """The native parameters in NumPy, remembered from one mode to the next."""
+        """Return the native parameters in NumPy; the last ones are kept for the next mode."""
         weights, shape, parameters = self._loaded or (None, None, {})
         if weights is not problem.weights or shape != problem.shape:
             parameters = self.table(problem.shape).load(problem.weights)

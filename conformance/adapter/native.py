@@ -1,4 +1,4 @@
-"""What layers and functions share: the way from a Problem to native arrays and back."""
+"""The way from a problem to native arrays and back, for layers and functions alike."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Prepared:
     program: Hashable
 
     def arguments(self) -> Natives:
-        """What a call is given beside its parameters."""
+        """Return the native arrays of a call, without the parameters."""
         given = self.variables | self.constants
         return {name: array for name, array in given.items() if not name.startswith(_WEIGHT)}
 
     def split(self, wanted: frozenset[str] | None) -> tuple[Natives, Natives]:
-        """What is differentiated by, and what is not."""
+        """Return the arrays to differentiate by, and the others."""
         if wanted is None:
             return self.variables, self.constants
         variables = {n: a for n, a in self.variables.items() if _kind(n) in wanted}
@@ -179,7 +179,7 @@ class NativeAdapter(Adapter):
 
     @contextmanager
     def _session(self, problem: Problem, call: Call) -> Iterator[None]:
-        """Both sessions; what is not there is `Unavailable`, not an error."""
+        """Enter the sessions of bridge and adapter; raises `Unavailable` for a missing module."""
         if not self._prepared:
             self.prepare()
             self._prepared = True
@@ -230,7 +230,7 @@ class NativeAdapter(Adapter):
         return Prepared(function, variables, constants, cotangent, spelling, signature)
 
     def _input(self, name: str, problem: Problem, call: Call) -> Any:
-        """Query, key, value or cotangent as the call wants it."""
+        """Return query, key, value or cotangent as a native array, as the call asks for it."""
         values: Array = getattr(problem, name)
         native = self.bridge.array(
             values[0] if call.unbatched else values, problem.dtype, call.device
@@ -238,14 +238,14 @@ class NativeAdapter(Adapter):
         return self._lying(native, call)
 
     def _lying(self, native: Any, call: Call) -> Any:
-        """The array, laid out in memory as the call wants it."""
+        """Return the array, laid out in memory as the call asks for it."""
         if not call.strided:
             return native
         return self.bridge.strided(native, call.strided, call.device)
 
     @abstractmethod
     def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        """Native parameters, how to call with them, and what identifies the program.
+        """Return native parameters, how to call with them, and what identifies the program.
 
         The callable takes (parameters, query, key, value, masks) and returns output or
         (output, weights).
@@ -253,7 +253,7 @@ class NativeAdapter(Adapter):
 
     @abstractmethod
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
-        """Gradients of native parameters, as NumPy, to canonical ones."""
+        """Return gradients of canonical weights for those of native parameters."""
 
     def _answer(self, problem: Problem, ready: Prepared, result: Evaluated) -> Answer:
         bridge, output, weights = self.bridge, result.output, result.weights
@@ -283,14 +283,14 @@ class NativeAdapter(Adapter):
 
 
 def _kind(name: str) -> str:
-    """The name of a variable, as in `Call.wanted`."""
+    """Return the name of a variable, as in `Call.wanted`."""
     if name.startswith(_WEIGHT):
         return "weights"
     return "attn_bias" if name.startswith(_MASK) else name
 
 
 def _batched(answer: Answer, problem: Problem) -> Answer:
-    """With the batch axis that the call went without."""
+    """Return the answer with the batch axis that the call did without."""
     inputs = problem.shape.distinct_inputs()
     return Answer(
         answer.output[None],

@@ -72,7 +72,7 @@ class Parameter:
         return tuple(self.sources.split())
 
     def to_native(self, weights: Mapping[str, Array], shape: Shape) -> Array:
-        """Canonical weights to this native parameter."""
+        """Return this native parameter for canonical weights, given by name."""
         order = self.order(shape)
         own = [self._ordered(name, weights[name], order) for name in self.names]
         parts = [self._rearrange(self.pattern, array, {}) for array in own]
@@ -88,7 +88,7 @@ class Parameter:
             ) from error
 
     def to_canonical(self, native: Array, shape: Shape) -> dict[str, Array]:
-        """The native parameter, or its gradient, back to canonical weights."""
+        """Return the canonical weights, or gradients, that the native parameter holds, by name."""
         left, right = layouts.sides(self.pattern)
         wanted = shape.weight_shapes()
         parts = [native]
@@ -112,7 +112,7 @@ class Parameter:
         return found
 
     def order(self, shape: Shape) -> Positions:
-        """The canonical query heads in the order in which they stand here."""
+        """Return the canonical query heads, `[heads]`, in the order of this parameter."""
         heads = np.arange(shape.heads, dtype=np.intp)
         return heads.reshape(shape.kv_heads, -1).T.ravel() if self.interleaved else heads
 
@@ -157,7 +157,7 @@ class ParameterTable:
             )
 
     def load(self, weights: Weights) -> Parameters:
-        """Canonical weights to native parameters."""
+        """Return the native parameters for canonical weights, by name."""
         named = weights.named()
         found: Parameters = {}
         for row in self.rows:
@@ -171,7 +171,7 @@ class ParameterTable:
         return found
 
     def export(self, native: Mapping[str, Array]) -> dict[str, Array]:
-        """Native parameters (or their gradients) to canonical weights, by name."""
+        """Return the canonical weights, or gradients, that native parameters hold, by name."""
         found: dict[str, Array] = {}
         for row in self.rows:
             if row.native not in native:
@@ -183,7 +183,7 @@ class ParameterTable:
         return found
 
     def _positions(self, row: Parameter, native: tuple[int, ...]) -> dict[str, Positions]:
-        """Where in the flat native parameter each element of each canonical weight lies.
+        """Return the position in the flat native parameter of each element of each weight, by name.
 
         A row of the table is a permutation of elements; its pattern is read once per shape.
         """

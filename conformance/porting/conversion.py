@@ -1,8 +1,8 @@
 """Weights between implementations, through the parameter tables of their adapters.
 
 A row of a table only moves elements, so a conversion changes no bit, in any dtype, and no framework
-is imported. What the tensors do not tell (torch's stacked matrix is the same for 2 and for 4 heads)
-has to be said; what they tell is checked, and everything that is wrong is told at once.
+is imported. Sizes that the tensors do not determine have to be given: torch's stacked matrix is the
+same for 2 and for 4 heads. All others are checked, and one error lists everything that is wrong.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def convert(
     heads: int | None = None,
     kv_heads: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Native parameters of one implementation as those of another, bit for bit.
+    """Return native parameters of one implementation as those of another, bit for bit.
 
     Args:
         tensors: arrays that NumPy reads, by the native names of the source's parameter table, such
             as "in_proj_weight" `[3·width width]`. All of the table and nothing else.
-        source: whose they are: an adapter's name ("torch-mha"), its title with or without what
-            stands in brackets, or path/to/file.py:NAME.
-        target: whose they shall be, likewise.
-        heads: the number of heads, needed where the tensors do not tell it.
+        source: the implementation that they are from: an adapter's name ("torch-mha"), its title
+            with or without the part in brackets, or path/to/file.py:NAME.
+        target: the implementation that they are for, likewise.
+        heads: the number of heads, needed if the tensors do not determine it.
         kv_heads: the number of key/value heads, likewise.
 
     Returns:
@@ -67,7 +67,7 @@ def convert(
 
     Raises:
         UnknownName: no such implementation; the message has the nearest names.
-        WrongTensors: tensors are missing, too many, misshapen or not finite; all are told.
+        WrongTensors: tensors are missing, too many, misshapen or not finite; all are listed.
         Untranslatable: the sizes cannot be read, or the target cannot have these weights; the
             message has the reason.
     """
@@ -152,8 +152,10 @@ def convert_file(
 
 
 def built_without_biases(target: str, shape: Shape) -> str:
-    """What to build the target with for such weights without biases, such as "use_bias=False"; ""
-    if they have biases, or if its adapter does not say."""
+    """Return the argument that builds the target without biases, such as "use_bias=False".
+
+    "" if the weights have biases, or if the adapter has no example.
+    """
     becomes = layer(target)
     if shape.bias:
         return ""
@@ -163,7 +165,7 @@ def built_without_biases(target: str, shape: Shape) -> str:
 
 
 def layer(spelled: str) -> Layer:
-    """The layer of this name, title or path; raises `Untranslatable` for what has no table."""
+    """Return the layer of this name, title or path; raises `Untranslatable` if it has no table."""
     found = find(spelled)
     layers = [adapter for adapter in found if isinstance(adapter, Layer)]
     if len(layers) < len(found):
@@ -198,7 +200,7 @@ def _converted(
 def _written(
     tensors: Mapping[str, Tensor], source: ParameterTable, target: ParameterTable
 ) -> dict[str, Tensor]:
-    """Elements to their places, by way of the canonical layout."""
+    """Return the target's tensors, by way of the canonical layout."""
     canonical: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
     for row in source.rows:
@@ -218,7 +220,7 @@ def _written(
 
 
 def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> ParameterTable:
-    """The target's table for one of the shapes; raises `Untranslatable` where it can have none."""
+    """Return the target's table for the first shape that it can have; raises `Untranslatable`."""
     told = f"{target.name} cannot have these weights of {source.name}"
     reason = f"no {shapes[0].score} score"
     for shape in shapes if shapes[0].score in target.scores else ():
@@ -250,7 +252,7 @@ def _widths(shape: Shape) -> str:
     )
 
 
-# What the tensors say
+# Sizes from tensors
 
 WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 SIZES = ("heads", "kv_heads", "head_size", "value_head_size", *WIDTHS)
@@ -260,9 +262,9 @@ Rows = tuple[Parameter, ...]
 
 
 def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Shape]:
-    """Shapes with these sizes and these canonical weights, one for each kind of shared inputs.
+    """Yield shapes with these sizes and canonical weights, one for each kind of shared inputs.
 
-    Nothing in the weights tells lengths, which are 1 here, or which inputs are one array, on which
+    Weights determine neither lengths, which are 1 here, nor which inputs are one array, on which
     some implementations insist.
     """
     for sharing in SHARINGS:
@@ -280,7 +282,7 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
 
 @lru_cache(maxsize=64)
 def tables(layer: Layer) -> tuple[Rows, ...]:
-    """Every table that the layer declares for some shape, each once.
+    """Return every table that the layer declares for some shape, each once.
 
     A table may depend on which widths are equal, on fewer key/value heads, on another size of value
     heads, on biases, the score and shared inputs; so shapes that differ in these are put to it.
@@ -306,7 +308,7 @@ def _small_shapes(layer: Layer) -> Iterator[Shape]:
 
 @lru_cache(maxsize=64)
 def _always_equal(layer: Layer) -> dict[str, str]:
-    """Sizes that are another one's in every shape that the layer can have."""
+    """Return sizes that equal another one in every shape that the layer can have."""
     possible = []
     for shape in _small_shapes(layer):
         with suppress(Unsupported):
@@ -325,7 +327,7 @@ def _is_bias(name: str) -> bool:
 
 
 def _asked(table: Rows, there: Collection[str]) -> Rows:
-    """Without rows that the tensors do not need, such as those of biases if none is there."""
+    """Return the table without the rows of biases, or of the score, if no tensor has any."""
     held = {name for row in table if row.native in there for name in row.names}
     biases = {name for row in table for name in row.names if _is_bias(name)}
     dropped = (set() if held & biases else biases) | ({"score"} - held)
@@ -333,7 +335,7 @@ def _asked(table: Rows, there: Collection[str]) -> Rows:
 
 
 def native_shape(row: Parameter, sizes: Mapping[str, int]) -> list[int]:
-    """The shape of a native parameter for these sizes."""
+    """Return the shape of a native parameter for these sizes."""
     return [
         sum(math.prod(sizes[name] for name in product) for product in sums[0])
         for sums in _axes(row)
@@ -345,7 +347,7 @@ Sum = tuple[tuple[str, ...], ...]
 
 
 def _axes(row: Parameter) -> list[list[Sum]]:
-    """For each native axis, all that its size is: of each weight, or of all that are stacked.
+    """Return for each native axis the sums that its size is, of each weight or of all stacked.
 
     Raises:
         WrongDeclaration: the pattern does not name the axes of its weights.
@@ -388,9 +390,9 @@ class _Reading:
         return sorted(set(self.tensors) - {row.native for row in self.rows})
 
     def sizes(self, without: Collection[Parameter] = ()) -> dict[str, int] | None:
-        """Sizes as the tensors tell them, or None if they contradict each other.
+        """Return the sizes that the tensors determine, or None if they contradict each other.
 
-        Each axis of a tensor that has one unknown size tells it, until none tells any more.
+        An axis of a tensor with one unknown size determines it; repeated until none does.
         """
         sizes = dict(self.given)
         for name, other in self.equal.items():
@@ -413,7 +415,7 @@ class _Reading:
         return None if sizes.get("heads", 0) % sizes.get("kv_heads", 1) else sizes
 
     def _tell(self, size: int, products: Sum, sizes: dict[str, int]) -> bool:
-        """Note what an axis tells of the sizes; False if it contradicts them."""
+        """Add the size that an axis determines; return False if it contradicts the others."""
         factors: Counter[tuple[str, ...]] = Counter()
         for product in products:
             names = [self.equal.get(name, name) for name in product]
@@ -431,7 +433,7 @@ class _Reading:
         return False
 
     def shape(self, sizes: Mapping[str, int]) -> Shape | None:
-        """The first shape of these sizes that the source can have and that has these rows."""
+        """Return the first shape of these sizes that the source can have, with these rows."""
         weights = [name for row in self.rows for name in row.names]
         for shape in shapes_of(sizes, weights):
             with suppress(Unsupported, WrongDeclaration):
@@ -441,7 +443,7 @@ class _Reading:
         return None
 
     def unknown(self, sizes: Mapping[str, int]) -> ConformanceError:
-        """Say which size has to be given."""
+        """Return the error that names the size to be given."""
         field = "kv_heads" if "heads" in sizes else "heads"
         divides = f", which divides {self.joined}" if field == "heads" and self.joined else ""
         return Untranslatable(
@@ -460,7 +462,7 @@ class _Reading:
         return 0
 
     def misshapen(self) -> list[str]:
-        """The fewest tensors without which the others fit, with what was wanted of them."""
+        """Return the fewest tensors without which the others fit, with their expected shapes."""
         present = [row for row in self.rows if row.native in self.tensors]
         for count in range(min(len(present), 4)):
             for left in itertools.combinations(present, count):
@@ -480,11 +482,11 @@ class _Reading:
 
 
 def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]) -> ParameterTable:
-    """The source's table for the shape that the tensors have.
+    """Return the source's table for the shape that the tensors have.
 
     Raises:
-        WrongTensors: they are not what any of the source's tables asks for; all is told at once.
-        Untranslatable: they do not tell the shape.
+        WrongTensors: they are not what any of the source's tables asks for; everything is listed.
+        Untranslatable: they do not determine the shape.
     """
     equal = _always_equal(source)
     readings = [
@@ -523,7 +525,7 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 
 
 def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
-    """A hint at the prefixes under which such tensors lie."""
+    """Return a hint at the prefixes under which the file has such tensors, or ""."""
     first = {row.native for table in tables(whose) for row in table}
     found = sorted(
         {
@@ -540,7 +542,7 @@ def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
 
 
 def _noted(before: Mapping[str, str], note: Mapping[str, Any]) -> dict[str, str]:
-    """The metadata with one more conversion in it."""
+    """Return the metadata with one more conversion in it."""
     try:
         notes = json.loads(before.get(NOTE, "[]"))
     except json.JSONDecodeError:

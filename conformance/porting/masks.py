@@ -1,9 +1,9 @@
-"""Masks between conventions: what one argument says, in the words of another.
+"""Masks between conventions: a mask for one argument, rewritten for another.
 
 Both conventions are read from the adapters' declarations, so no framework is imported. A mask is
-read in three steps: which declared layout its axes have, what its elements mean (who attends, or
-what is added to the logits), and how the target says that. A mask that can be read in two ways, or
-that the target has no way to say, is refused: a mask that is silently wrong trains silently wrong.
+read in three steps: which declared layout its axes have, what its elements mean (where a query may
+attend, or what is added to the logits), and how the target expresses that. An ambiguous mask, or one
+that the target cannot express, is refused: training does not show that a mask is wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def translate(
     query: int | None = None,
     key: int | None = None,
 ) -> np.ndarray:
-    """A mask for one argument as the mask with the same meaning for another.
+    """Return, for a mask of one argument, the mask with the same meaning for another.
 
     Args:
         mask: an array in one of the layouts that the source declares; anything that NumPy reads.
@@ -51,14 +51,14 @@ def translate(
 
     Returns:
         The mask in the first of the target's layouts that holds it. Boolean where the target takes
-        booleans and the mask only says who attends; otherwise floating, in the dtype in which the
-        mask came, or float32 if it came as booleans or integers. Axes of size 1 keep it where the
-        target broadcasts, and are expanded where it does not.
+        booleans and the mask only says where a query may attend; otherwise floating, in the dtype
+        of the mask, or float32 for a mask of booleans or integers. Axes of size 1 keep it if the
+        target broadcasts, and are expanded if it does not.
 
     Raises:
         UnknownName: no such implementation or argument; the message has the nearest names.
         WrongShape: the mask has none of the source's layouts, or contradicts a size given.
-        Untranslatable: it may be read in two ways, a size is missing, or the target cannot say it;
+        Untranslatable: it is ambiguous, a size is missing, or the target cannot express it;
             the message has the reason.
     """
     said, says = _argument(source), _argument(target)
@@ -76,15 +76,15 @@ def translate(
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What a mask says: who attends (booleans), or what is added to the logits (numbers)."""
+    """The meaning of a mask: True where a query may attend, or numbers added to the logits."""
 
     array: np.ndarray
     dtype: np.dtype
-    """Of the numbers that stand for it where booleans are not accepted."""
+    """The dtype of numbers, if the target does not accept booleans."""
 
 
 def _argument(spelled: str) -> MaskArgument:
-    """The declaration that IMPLEMENTATION:ARGUMENT names."""
+    """Return the declaration that IMPLEMENTATION:ARGUMENT names."""
     implementation, colon, name = spelled.rpartition(":")
     if not colon:
         offered = [f"{spelled}:{name}" for it in find(spelled) for name in it.masks.by_name]
@@ -122,7 +122,7 @@ def _array(mask: Any) -> np.ndarray:
 def _with_all_axes(
     array: np.ndarray, argument: MaskArgument, name: str, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
-    """The array with four axes, and all sizes that are known then."""
+    """Return the array as `[batch heads query key]`, and all sizes that are known then."""
     reasons, readings = [], []
     for layout in argument.layouts:
         try:
@@ -150,7 +150,7 @@ def _with_all_axes(
 def _read(
     array: np.ndarray, layout: str, broadcasts: bool, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
-    """The array in one layout; raises `WrongShape` where it does not fit."""
+    """Return the array read in one layout, and sizes; raises `WrongShape` if it does not fit."""
     parts = layouts.parse(layout)
     if array.ndim != len(parts):
         raise WrongShape(f"{len(parts)} axes, the mask has {array.ndim}")
@@ -163,7 +163,7 @@ def _read(
 
 
 def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
-    """Note the sizes of axes that are joined in one of this size."""
+    """Add the sizes of axes that are joined in one of this size."""
     unknown = [axis for axis in axes if axis not in sizes]
     product = math.prod(sizes[axis] for axis in axes if axis in sizes)
     told = " x ".join(axes)
@@ -185,7 +185,7 @@ def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
 
 
 def _laid(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Sizes) -> np.ndarray:
-    """Four axes in the target's first layout that holds them."""
+    """Return the elements in the target's first layout that holds them."""
     layout, held = next(_layouts(elements, argument), (None, elements))
     if layout is None:
         raise Untranslatable(_why_not(elements, argument, name))
@@ -210,7 +210,7 @@ def _laid(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Sizes)
 
 
 def _layouts(elements: np.ndarray, argument: MaskArgument) -> Iterator[tuple[str, np.ndarray]]:
-    """Layouts that hold the array: first those that do by shape, then those that do by content."""
+    """Yield layouts that hold the array: first those of its shape, then those of its content."""
     for collapse in (False, True):
         for layout in argument.layouts:
             held = elements
@@ -240,7 +240,7 @@ def _constant(array: np.ndarray, axis: int) -> bool:
 
 
 def _shape(sizes: Mapping[str, int]) -> Shape:
-    """A shape of these sizes; a layout looks at nothing else."""
+    """Return a shape of these sizes, which are all that a layout depends on."""
     return Shape(
         batch=sizes["batch"],
         query_length=sizes["query"],
@@ -260,7 +260,7 @@ def _shape(sizes: Mapping[str, int]) -> Shape:
 
 
 def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> _Meaning:
-    """What the elements say in the source's convention."""
+    """Return what the elements mean in the source's convention."""
     floating = array.dtype.kind in "fV"
     dtype = array.dtype if floating else np.dtype(np.float32)
     if array.dtype == np.bool_:
@@ -304,7 +304,7 @@ def _added(array: np.ndarray, name: str, floating: bool, dtype: np.dtype) -> _Me
 
 
 def _said(meaning: _Meaning, argument: MaskArgument, name: str) -> np.ndarray:
-    """Elements with this meaning in the target's convention."""
+    """Return elements with this meaning in the target's convention."""
     array, dtype = meaning.array, meaning.dtype
     if array.dtype != np.bool_:
         if argument.number != "added":
