@@ -149,7 +149,10 @@ def test_the_page_is_made_of_outcomes():
     outcome = Outcome(mutant, "output.equals-definition", "somewhere")
     outcome.noticed["output.equals-definition"] = 7
     text = page([outcome])
-    assert "| `keys-beyond-128` | has room for 128 keys | **output.equals-definition** 7 |" in text
+    assert (
+        "| `keys-beyond-128` | has room for only 128 keys | **output.equals-definition** 7 |"
+        in text
+    )
     assert "| [forward](#forward) | 1 | 1 |" in text
 
 

@@ -82,7 +82,7 @@ for _name, _requirement, _case, _turns in _GRADIENTS:
     if _requirement != INPUTS and not _turns and _name != "mask.bias":
         _add(
             f"gradient-of-{_what}-averaged",
-            f"takes the mean over the batch for the gradient of the {_said}",
+            f"averages over the batch instead of summing for the gradient of the {_said}",
             _requirement,
             gradient=lambda a, name, array, wanted=_name: a.stored(
                 array / a.wide(a.batch) if name == wanted else array
@@ -113,37 +113,37 @@ _add(
 )
 _add(
     "softmax-detached",
-    "takes the weights for constants",
+    "treats the weights as constants",
     INPUTS,
     d_softmax=lambda a, weights, d_weights: 0 * d_weights,
 )
 _add(
     "softmax-without-row-term",
-    "forgets the sum in the softmax's derivative",
+    "omits the sum in the derivative of the softmax",
     INPUTS,
     row=lambda a, weights, d_weights: a.wide(0),
 )
 _add(
     "row-term-of-first-query",
-    "takes the row term of the first query for all",
+    "uses the row term of the first query for all",
     INPUTS,
     row=lambda a, w, d: Attention.row(a, w, d)[:, :, :1],
 )
 _add(
     "row-term-of-weights-squared",
-    "takes Σ P² for the row term's Σ P dP",
+    "uses Σ P² instead of Σ P dP as the row term",
     INPUTS,
     row=lambda a, weights, d_weights: (weights * weights).sum(axis=-1, keepdims=True),
 )
 _add(
     "softmax-straight-through",
-    "takes the identity for the softmax's derivative",
+    "uses the identity as the derivative of the softmax",
     INPUTS,
     d_softmax=lambda a, weights, d_weights: d_weights - a.row(weights, d_weights),
 )
 _add(
     "gradient-leaks-through-mask",
-    "makes the weights again without the mask",
+    "recomputes the weights without the mask",
     INPUTS,
     PARAMETERS,
     weights_again=lambda a: Attention.softmax(a, a.biased(a.scaled(a.scores))),
@@ -151,7 +151,7 @@ _add(
 )
 _add(
     "gradient-without-bias",
-    "makes the weights again without the bias",
+    "recomputes the weights without the bias",
     INPUTS,
     weights_again=lambda a: Attention.softmax(a, a.hide(a.scaled(a.scores))),
     case=BIASED,
@@ -165,7 +165,7 @@ _add(
 )
 _add(
     "gradient-of-bias-not-summed",
-    "takes the first batch entry's gradient of a bias that all share",
+    "uses the gradient of the first batch entry for a bias that all entries share",
     BIAS,
     d_added=lambda a, d, shape: (
         np.broadcast_to(d[:1], d.shape) if shape[0] == a.batch else d[:1].sum(axis=1, keepdims=True)
@@ -181,7 +181,7 @@ _add(
 )
 _add(
     "gradient-of-infinite-bias-is-nan",
-    "takes 0 · ∞ where the bias is −∞",
+    "computes 0 · ∞ where the bias is −∞",
     BIAS,
     SPELLINGS,
     d_added=lambda a, d, shape: Attention.d_added(
@@ -194,14 +194,14 @@ _add(
 
 _add(
     "grouped-gradient-of-first-head",
-    "takes the key gradient of the first query head of each group",
+    "uses the key gradient of the first query head of each group",
     INPUTS,
     gather=lambda a, g: g[:, :: a.group],
     case=GQA,
 )
 _add(
     "grouped-gradient-averaged",
-    "takes the mean over a group for the sum",
+    "computes the mean over a group instead of the sum",
     INPUTS,
     gather=lambda a, g: Attention.gather(a, g) / a.wide(a.group),
     case=GQA,
@@ -239,14 +239,14 @@ _add(
 )
 _add(
     "self-gradient-without-keys",
-    "forgets that the query's input is the keys' as well",
+    "ignores that the input of the query is also that of the keys",
     INPUTS,
     joined=_joined("key", "query"),
     case="plain/no-mask/self",
 )
 _add(
     "key-gradient-from-keys",
-    "multiplies the gradient of the logits with the keys for the keys' gradient",
+    "multiplies the gradient of the logits by the keys to get the gradient of the keys",
     INPUTS,
     d_score=lambda a, d, found: (
         (Attention.d_score(a, d, found)[0], np.matmul(d.swapaxes(-1, -2), d @ a.all_k))
@@ -256,7 +256,7 @@ _add(
 )
 _add(
     "tanh-slope",
-    "takes 1 − tanh for the slope of tanh",
+    "uses 1 − tanh as the derivative of tanh",
     INPUTS,
     d_tanh=lambda a, hidden: 1 - hidden,
     case=ADDITIVE,
@@ -266,7 +266,7 @@ _add(
 
 _add(
     "cotangent-ignored",
-    "derives the sum of the output, whatever comes from above",
+    "differentiates the sum of the output and ignores the incoming gradient",
     INPUTS,
     received=lambda a, cotangent: np.ones_like(a.read(cotangent)),
 )
@@ -290,7 +290,7 @@ _add(
 )
 _add(
     "gradient-of-last-query-dropped",
-    "sums over one query too few for the keys' gradient",
+    "omits one query in the sum for the gradient of the keys",
     INPUTS,
     d_score=lambda a, d, found: (
         Attention.d_score(a, d, found)[0],
@@ -310,7 +310,7 @@ _add(
 )
 _add(
     "fused-gradient-of-first-tile",
-    "goes over the first tile only in the backward pass",
+    "processes only the first tile in the backward pass",
     INPUTS,
     MODES,
     d_scaled=lambda a, d: Attention.d_scaled(a, d * (np.arange(a.keys) < a.tile)),
@@ -318,7 +318,7 @@ _add(
 )
 _add(
     "fused-row-term-of-output",
-    "takes the row term from the context before it was divided by the normaliser",
+    "computes the row term from the context before its division by the normaliser",
     INPUTS,
     MODES,
     row=lambda a, weights, d: (

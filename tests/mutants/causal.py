@@ -28,14 +28,14 @@ def _unless(condition: Any) -> Any:
 
 _add(
     "causal-ignored",
-    "never looks at the flag",
+    "ignores the flag",
     OUTPUT,
     triangle=_unless(lambda a: True),
     case=SQUARE,
 )
 _add(
     "causal-sees-the-next",
-    "lets a query see the key behind its own",
+    "lets a query see the key after its own",
     OUTPUT,
     diagonal=1,
     case=SQUARE,
@@ -50,7 +50,7 @@ _add(
 )
 _add(
     "causal-top-left",
-    "counts from the first key where lengths differ",
+    "aligns at the first key if lengths differ",
     OUTPUT,
     ALIGNMENT,
     offset=lambda a: 0,
@@ -58,7 +58,7 @@ _add(
 )
 _add(
     "causal-bottom-right-one-off",
-    "counts the offset one too small where lengths differ",
+    "uses an offset that is one too small if lengths differ",
     OUTPUT,
     ALIGNMENT,
     offset=lambda a: a.keys - a.queries - (a.keys != a.queries),
@@ -66,7 +66,7 @@ _add(
 )
 _add(
     "causal-offset-negated",
-    "takes the length of the queries minus that of the keys",
+    "uses the length of the queries minus that of the keys",
     OUTPUT,
     ALIGNMENT,
     offset=lambda a: a.queries - a.keys,
@@ -74,7 +74,7 @@ _add(
 )
 _add(
     "causal-ignored-with-padding",
-    "forgets the flag where padding is given",
+    "ignores the flag if padding is given",
     OUTPUT,
     SPELLINGS,
     triangle=_unless(lambda a: "padding" in a.given.masks),
@@ -82,7 +82,7 @@ _add(
 )
 _add(
     "causal-ignored-with-mask",
-    "forgets the flag where a mask is given",
+    "ignores the flag if a mask is given",
     SPELLINGS,
     OUTPUT,
     triangle=_unless(lambda a: "mask" in a.given.masks),
@@ -90,14 +90,14 @@ _add(
 )
 _add(
     "causal-ignored-with-bias",
-    "forgets the flag where a bias is given",
+    "ignores the flag if a bias is given",
     OUTPUT,
     triangle=_unless(lambda a: "bias" in a.given.masks),
     case="bias/with-causal/self",
 )
 _add(
     "causal-instead-of-padding",
-    "forgets the padding where the flag is given",
+    "ignores the padding if the flag is given",
     OUTPUT,
     padding=lambda a, mask: Attention.padding(a, mask | a.given.causal),
     case="causal/with-left-aligned-padding/self",
@@ -112,7 +112,7 @@ _add(
 )
 _add(
     "causal-ignored-when-long",
-    "forgets the flag above 128 keys",
+    "ignores the flag above 128 keys",
     OUTPUT,
     triangle=_unless(lambda a: a.keys > 128),
     case="causal/bottom-right/long",
@@ -158,7 +158,7 @@ def _half_positions(a: Attention) -> Array:
 
 _add(
     "positions-in-bfloat16",
-    "compares positions in the dtype of the tensors, which has no 257",
+    "compares positions in the dtype of the tensors, which cannot represent 257",
     OUTPUT,
     triangle=_half_positions,
     case="causal/next-key-attracts/longer",

@@ -35,7 +35,7 @@ _add(
 )
 _add(
     "scale-by-value-head-size",
-    "takes the size of the value heads for d",
+    "uses the size of the value heads as d",
     OUTPUT,
     default_factor=lambda a: a.shape.value_head_size**-0.5,
     case="mask/key-padding/value-head",
@@ -49,13 +49,13 @@ _add(
 )
 _add(
     "scale-one-percent-off",
-    "takes a table's rounded 1/√d",
+    "uses a rounded 1/√d from a table",
     OUTPUT,
     default_factor=lambda a: 1.01 * a.shape.head_size**-0.5,
 )
 _add(
     "custom-scale-ignored",
-    "always takes 1/√d",
+    "always uses 1/√d",
     OUTPUT,
     factor=lambda a: 1.0 if "score" in a.own else a.default_factor(),
     case="plain/custom-scale/cross",
@@ -131,7 +131,7 @@ _add(
 )
 _add(
     "sigmoid",
-    "takes a sigmoid of each logit for the softmax",
+    "applies a sigmoid to each logit instead of a softmax",
     OUTPUT,
     softmax=lambda a, logits: 1 / (1 + np.exp(-logits)),
 )
@@ -149,7 +149,12 @@ def _untransposed(a: Attention, projected: Array, name: str) -> Array:
     return projected.reshape(batch, heads, length, size)
 
 
-_add("heads-interleaved", "splits `(head heads)` for `(heads head)`", OUTPUT, split=_interleaved)
+_add(
+    "heads-interleaved",
+    "splits as `(head heads)` instead of `(heads head)`",
+    OUTPUT,
+    split=_interleaved,
+)
 _add(
     "heads-split-by-view",
     "reshapes to `[batch heads length head]` instead of transposing",
@@ -158,7 +163,7 @@ _add(
 )
 _add(
     "key-heads-interleaved",
-    "splits the key alone as `(head heads)`",
+    "splits only the key as `(head heads)`",
     OUTPUT,
     split=lambda a, x, name: (_interleaved if name == "key" else Attention.split)(a, x, name),
 )
@@ -184,7 +189,7 @@ _add(
 )
 _add(
     "first-head-for-all",
-    "takes the keys of the first head for every head",
+    "uses the keys of the first head for every head",
     OUTPUT,
     score=lambda a, q, k: Attention.score(a, q, np.broadcast_to(k[:, :1], k.shape)),
 )
@@ -242,7 +247,7 @@ _add(
 )
 _add(
     "value-reads-key-input",
-    "projects the value from the key's input",
+    "projects the value from the input of the key",
     OUTPUT,
     input=lambda a, name: a.read(
         a.given.inputs["key"]
@@ -389,7 +394,7 @@ _add(
 )
 _add(
     "score-weight-of-first-head",
-    "takes the first head's score weight for all",
+    "uses the score weight of the first head for all heads",
     OUTPUT,
     score=_additive(_first_score),
     case="plain/no-mask/additive",
@@ -413,13 +418,13 @@ def _only_keys(a: Attention, logits: Array, wanted: Array) -> Array:
 
 _add(
     "odd-head-size",
-    "goes over the head by two, and leaves out the last of an odd size",
+    "processes components in pairs, and omits the last one of an odd head size",
     OUTPUT,
     score=_vectorised,
 )
 _add(
     "odd-number-of-keys",
-    "goes over the keys by two, and leaves out the last of an odd number",
+    "processes keys in pairs, and omits the last one of an odd number",
     OUTPUT,
     hide=lambda a, logits: _only_keys(a, logits, np.arange(a.keys) < max(a.keys // 2 * 2, 1)),
     case="plain/no-mask/self",
@@ -432,7 +437,7 @@ _add(
 )
 _add(
     "keys-beyond-128",
-    "has room for 128 keys",
+    "has room for only 128 keys",
     OUTPUT,
     hide=lambda a, logits: _only_keys(a, logits, np.arange(a.keys) < 128),
     case="plain/no-mask/long",
@@ -446,7 +451,7 @@ _add(
 )
 _add(
     "one-query-path",
-    "has a path of its own for one query, without the scale",
+    "has a separate path for a single query, without the scale",
     OUTPUT,
     default_factor=lambda a: 1.0 if a.queries == 1 else Attention.default_factor(a),
     case="plain/no-mask/one-query",
@@ -462,7 +467,7 @@ def _bias_over_tokens(a: Attention, name: str, projected: Array) -> Array:
 
 _add(
     "bias-over-tokens-for-heads-of-1",
-    "squeezes the bias of heads of size 1, so that it is added along as many tokens",
+    "squeezes the bias of heads of size 1, so that it can be added along the tokens",
     OUTPUT,
     shifted=_bias_over_tokens,
     case="plain/no-mask/size-one",

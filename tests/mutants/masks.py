@@ -50,7 +50,7 @@ def _booleans(instead: Any) -> Any:
 
 _add(
     "padding-ignored",
-    "never looks at the padding",
+    "ignores the padding",
     OUTPUT,
     POLARITY,
     padding=lambda a, mask: Attention.padding(a, _true(mask)),
@@ -66,7 +66,7 @@ _add(
 )
 _add(
     "mask-ignored",
-    "never looks at the mask",
+    "ignores the mask",
     OUTPUT,
     POLARITY,
     mask=lambda a, mask: _true(mask),
@@ -95,14 +95,14 @@ _add(
 )
 _add(
     "mask-ignored-with-bias",
-    "takes the bias for the mask where both are given",
+    "uses the bias instead of the mask if both are given",
     OUTPUT,
     mask=lambda a, mask: _true(mask) if "bias" in a.given.masks else mask,
     case="bias/with-mask/cross",
 )
 _add(
     "padding-ignored-with-mask",
-    "takes the mask instead of the padding where both are given",
+    "uses the mask instead of the padding if both are given",
     SPELLINGS,
     OUTPUT,
     padding=lambda a, mask: Attention.padding(a, _true(mask) if len(a.given.masks) > 1 else mask),
@@ -110,7 +110,7 @@ _add(
 )
 _add(
     "mask-ignored-when-long",
-    "takes a path without masks above 128 keys",
+    "uses a path without masks above 128 keys",
     OUTPUT,
     hide=lambda a, logits: logits if a.keys > 128 else Attention.hide(a, logits),
     case="mask/per-batch/long",
@@ -120,7 +120,7 @@ _add(
 
 _add(
     "padding-inverted",
-    "takes True for padding",
+    "treats True as padding",
     OUTPUT,
     POLARITY,
     padding=_booleans(lambda a, mask: ~Attention.padding(a, mask)),
@@ -128,13 +128,13 @@ _add(
 )
 _add(
     "padding-of-numbers-inverted",
-    "takes 1 for padding",
+    "treats 1 as padding",
     POLARITY,
     SPELLINGS,
     padding=_numbers(lambda a, mask: ~Attention.padding(a, mask)),
     case=SPELLED,
 )
-_add("mask-inverted", "takes True for blocked", OUTPUT, mask=lambda a, mask: ~mask, case=SHARED)
+_add("mask-inverted", "treats True as blocked", OUTPUT, mask=lambda a, mask: ~mask, case=SHARED)
 _add(
     "number-mask-negated",
     "subtracts the mask of numbers",
@@ -159,7 +159,7 @@ _add(
 )
 _add(
     "padding-reversed",
-    "pads on the left what is padded on the right",
+    "treats padding on the right as padding on the left",
     OUTPUT,
     padding=lambda a, mask: Attention.padding(a, mask[:, ::-1]),
     case=PADDING,
@@ -191,7 +191,7 @@ _add(
 )
 _add(
     "mask-after-softmax",
-    "zeroes weights after the softmax, and does not divide again",
+    "sets weights to zero after the softmax, and does not normalise again",
     OUTPUT,
     total=_total_over_all,
     case=SHARED,
@@ -246,7 +246,7 @@ _add(
 )
 _add(
     "fully-masked-row-is-nan",
-    "divides by the sum of a row that is empty",
+    "divides by the sum of an empty row",
     FULLY_MASKED,
     normalised=lambda a, powers, total: powers / total,
     case="edge/fully-masked-row/cross",
@@ -261,7 +261,7 @@ _add(
 )
 _add(
     "number-mask-as-boolean",
-    "takes a mask of numbers for a boolean one, where 0 blocks",
+    "treats a mask of numbers as a boolean one, in which 0 blocks",
     POLARITY,
     SPELLINGS,
     additive=lambda a, mask: np.where(mask != 0, a.wide(0), a.wide(-np.inf)),
@@ -295,28 +295,28 @@ _add(
 
 _add(
     "padding-of-first-entry",
-    "takes the padding of the first batch entry for all",
+    "uses the padding of the first batch entry for all",
     OUTPUT,
     padding=lambda a, mask: Attention.padding(a, mask[:1]),
     case=PADDING,
 )
 _add(
     "mask-of-first-entry",
-    "takes the mask of the first batch entry for all",
+    "uses the mask of the first batch entry for all",
     OUTPUT,
     mask=lambda a, mask: mask[:1],
     case="mask/per-batch/cross",
 )
 _add(
     "mask-of-first-head",
-    "takes the mask of the first head for all",
+    "uses the mask of the first head for all",
     OUTPUT,
     mask=lambda a, mask: mask[:, :1],
     case=PER_HEAD,
 )
 _add(
     "mask-of-first-query",
-    "takes the mask of the first query for all",
+    "uses the mask of the first query for all",
     OUTPUT,
     mask=lambda a, mask: mask[:, :, :1],
     case=SHARED,
@@ -337,7 +337,7 @@ def _heads_tiled(a: Attention, mask: Array) -> Array:
 
 _add(
     "mask-heads-first",
-    "reads `(heads batch)` where `(batch heads)` is written",
+    "reads `(batch heads)` as `(heads batch)`",
     OUTPUT,
     mask=_heads_first,
     case=PER_HEAD,
@@ -351,14 +351,14 @@ _add(
 )
 _add(
     "attention-bias-of-first-head",
-    "takes the bias of the first head for all",
+    "uses the bias of the first head for all",
     OUTPUT,
     bias=lambda a, bias: bias[:, :1],
     case="bias/per-head/self",
 )
 _add(
     "bias-of-first-entry",
-    "takes the bias of the first batch entry for all",
+    "uses the bias of the first batch entry for all",
     OUTPUT,
     bias=lambda a, bias: bias[:1],
     case=BIASED,
@@ -420,8 +420,20 @@ def _lengthened(a: Attention, mask: Array) -> Array:
     return found
 
 
-_add("padding-one-short", "takes a length one too small", OUTPUT, padding=_shortened, case=PADDING)
-_add("padding-one-long", "takes a length one too large", OUTPUT, padding=_lengthened, case=PADDING)
+_add(
+    "padding-one-short",
+    "uses a length that is one too small",
+    OUTPUT,
+    padding=_shortened,
+    case=PADDING,
+)
+_add(
+    "padding-one-long",
+    "uses a length that is one too large",
+    OUTPUT,
+    padding=_lengthened,
+    case=PADDING,
+)
 
 
 def _without_edge(last: bool) -> Any:
@@ -465,7 +477,7 @@ def _either(a: Attention) -> Iterator[Array]:
 
 _add(
     "masks-joined-by-or",
-    "lets a query attend what any of two masks allows",
+    "lets a query attend to what either of two masks allows",
     OUTPUT,
     SPELLINGS,
     visible=_either,
@@ -479,7 +491,7 @@ def _spares_unpadded(a: Attention, mask: Array) -> Array:
 
 _add(
     "padding-dropped-if-first-entry-has-none",
-    "skips the padding where the first batch entry has none",
+    "skips the padding if the first batch entry has none",
     OUTPUT,
     padding=_spares_unpadded,
     case="mask/first-entry-unpadded/cross",
@@ -495,7 +507,7 @@ def _stops_at_blocked_tile(a: Attention) -> Iterator[tuple[int, int]]:
 
 _add(
     "stops-at-blocked-tile",
-    "ends the loop over tiles at one that is wholly blocked, instead of going on with the next",
+    "ends the loop over tiles at a fully blocked one, instead of continuing with the next",
     OUTPUT,
     MODES,
     tiles=_stops_at_blocked_tile,
@@ -512,7 +524,7 @@ def _split_for_one_query(a: Attention, mask: Array) -> Array:
 
 _add(
     "mask-split-otherwise-for-one-query",
-    "splits a mask's heads into groups the other way where there is a single query",
+    "splits the heads of a mask into groups in the other order if there is a single query",
     OUTPUT,
     mask=_split_for_one_query,
     case="mask/per-head/decoding",

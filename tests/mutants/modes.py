@@ -125,7 +125,7 @@ _add(
 )
 _add(
     "fused-ignores-padding",
-    "does not hand the padding to the fused kernel",
+    "does not pass the padding to the fused kernel",
     MODES,
     OUTPUT,
     padding=lambda a, mask: Attention.padding(a, mask) | np.bool_(_fuses(a)),
@@ -133,7 +133,7 @@ _add(
 )
 _add(
     "fused-ignores-bias",
-    "does not hand the bias to the fused kernel",
+    "does not pass the bias to the fused kernel",
     MODES,
     OUTPUT,
     bias=lambda a, bias: 0 * np.nan_to_num(bias) if _fuses(a) else bias,
@@ -141,7 +141,7 @@ _add(
 )
 _add(
     "fused-ignores-custom-scale",
-    "does not hand a custom scale to the fused kernel",
+    "does not pass a custom scale to the fused kernel",
     MODES,
     OUTPUT,
     factor=lambda a: (
@@ -187,7 +187,7 @@ def _seeded(a: Attention, merged: Array) -> Array:
 
 _add(
     "generator-seeded",
-    "seeds the random generator that everybody shares, in every call",
+    "seeds the global random generator in every call",
     SURROUNDINGS,
     finish=_seeded,
 )
@@ -227,7 +227,7 @@ def _mask_by_identity(a: Attention, mask: Array) -> Array:
 
 _add(
     "mask-cached-by-identity",
-    "converts a mask once, and finds it again by identity",
+    "converts a mask once, and caches it by identity",
     REWRITTEN,
     mask=_mask_by_identity,
     padding=lambda a, mask: Attention.padding(a, _mask_by_identity(a, mask)),
@@ -288,7 +288,7 @@ def _overwritten(a: Attention, weights: Array, d_weights: Array) -> Array:
 
 _add(
     "key-gradient-with-query-only",
-    "computes the key's gradient only if the query needs one too",
+    "computes the gradient of the key only if the query needs one too",
     FROZEN,
     gradient=lambda a, name, array: a.stored(
         0 * array if name == "key" and "query" not in a.given.wanted else array
@@ -297,14 +297,14 @@ _add(
 )
 _add(
     "bias-forgotten-in-inference",
-    "has a fast path for calls without any gradient, which forgets the bias",
+    "has a fast path for calls without gradients, which forgets the bias",
     FROZEN,
     bias=lambda a, bias: bias if a.given.wanted or not a.given.mode.gradients else 0 * bias,
     case=BIASED,
 )
 _add(
     "weights-overwritten-by-backward",
-    "makes the gradient of the logits in place of the weights that it kept",
+    "overwrites the stored weights with the gradient of the logits",
     TWICE,
     d_softmax=_overwritten,
     case=FROZEN_CASE,
@@ -321,20 +321,20 @@ _add(
 )
 _add(
     "neighbour-leaks",
-    "reads a thousandth of the next batch entry's keys",
+    "adds a thousandth of the neighbouring batch entry's keys",
     BATCH,
     OUTPUT,
     score=lambda a, q, k: Attention.score(a, q, k + a.wide(1e-3) * np.roll(k, 1, axis=0)),
 )
 _add(
     "batch-of-1-only",
-    "skips the scale unless the batch is of one",
+    "skips the scale unless the batch size is 1",
     OUTPUT,
     default_factor=lambda a: Attention.default_factor(a) if a.batch == 1 else 1.0,
 )
 _add(
     "scaled-for-batch-of-1",
-    "skips the scale if the batch is of one",
+    "skips the scale if the batch size is 1",
     OUTPUT,
     default_factor=lambda a: 1.0 if a.batch == 1 else Attention.default_factor(a),
     case="plain/no-mask/long",
@@ -370,7 +370,7 @@ def _rows_only(a: Attention, name: str) -> Array:
 
 _add(
     "batch-stride-assumed",
-    "takes the stride of the batch for length times that of a row",
+    "assumes that the stride of the batch is the length times that of a row",
     LAYOUT,
     input=_rows_only,
     case="probe/repeatability",

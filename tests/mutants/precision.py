@@ -50,7 +50,7 @@ def _tf32(values: Array) -> Array:
 
 _add(
     "no-maximum",
-    "takes exp of the logits as they are",
+    "computes exp of the logits without subtracting the maximum",
     OUTPUT,
     SHIFT,
     peak=lambda a, logits: a.wide(0),
@@ -132,12 +132,12 @@ def _limit(a: Attention, x: Array) -> Array:
     return np.maximum(1 + x / a.wide(4096), a.wide(0)) ** 4096
 
 
-_add("exp-by-cubic", "takes exp by a cubic polynomial", OUTPUT, powers=_polynomial)
-_add("exp-by-power", "takes (1 + x/4096)⁴⁰⁹⁶ for exp", OUTPUT, powers=_limit)
-_add("exp-of-2", "takes 2ˣ for eˣ", OUTPUT, powers=lambda a, x: np.exp2(x))
+_add("exp-by-cubic", "approximates exp by a cubic polynomial", OUTPUT, powers=_polynomial)
+_add("exp-by-power", "uses (1 + x/4096)⁴⁰⁹⁶ as exp", OUTPUT, powers=_limit)
+_add("exp-of-2", "uses 2ˣ instead of eˣ", OUTPUT, powers=lambda a, x: np.exp2(x))
 _add(
     "squares-for-exp",
-    "takes 1/(1 + x²) for exp, a softmax-free attention's kernel",
+    "uses 1/(1 + x²) instead of exp, as a softmax-free attention does",
     OUTPUT,
     powers=lambda a, x: 1 / (1 + np.square(x)),
 )
@@ -159,7 +159,7 @@ _WIDE = ("float32", "float64")
 
 _add(
     "softmax-in-bfloat16",
-    "takes the softmax in bfloat16",
+    "computes the softmax in bfloat16",
     OUTPUT,
     WEIGHTS,
     softmax=_when(_WIDE, _bfloat16, "softmax"),
@@ -172,7 +172,7 @@ def _scaled_late(a: Attention, scores: Array) -> Array:
 
 _add(
     "products-in-float16",
-    "keeps the products of query and key in the tensors' dtype, and scales them after that",
+    "keeps the products of query and key in the dtype of the tensors, and scales them afterwards",
     OUTPUT,
     scaled=_scaled_late,
     case="logits/from-large-heads/cross",
@@ -180,14 +180,14 @@ _add(
 )
 _add(
     "softmax-in-float16",
-    "takes the softmax in float16",
+    "computes the softmax in float16",
     OUTPUT,
     WEIGHTS,
     softmax=_when(_WIDE, _float16, "softmax"),
 )
 _add(
     "weights-in-fp8",
-    "rounds the weights of half precision to 8 bits, as kernels for inference do",
+    "rounds weights in half precision to 8 bits, as kernels for inference do",
     OUTPUT,
     WEIGHTS,
     softmax=_when(("float16", "bfloat16"), _fp8, "softmax"),
@@ -211,7 +211,7 @@ _add(
 )
 _add(
     "projections-in-bfloat16",
-    "projects under an autocast that nobody asked for",
+    "projects under an unrequested autocast",
     OUTPUT,
     project=_when(_WIDE, _bfloat16, "project"),
 )
@@ -309,7 +309,7 @@ def _gapped(tiles: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 _add(
     "last-tile-dropped",
-    "counts tiles by whole division",
+    "counts tiles by integer division",
     OUTPUT,
     MODES,
     tiles=_tiles(_short),
@@ -373,7 +373,7 @@ _add(
 )
 _add(
     "maximum-starts-at-0",
-    "starts the running maximum at 0, and rows of small logits underflow",
+    "starts the running maximum at 0, so that rows of small logits underflow",
     OUTPUT,
     MODES,
     highest=lambda a, part: np.maximum(Attention.highest(a, part), a.wide(0)),
@@ -397,7 +397,7 @@ _add(
 
 _add(
     "single-key-tile-dropped",
-    "counts the tiles so that a last one of a single key is left out",
+    "counts tiles so that a last tile of a single key is omitted",
     OUTPUT,
     MODES,
     tiles=_tiles(lambda tiles: [tile for tile in tiles if tile[1] - tile[0] > 1] or tiles),

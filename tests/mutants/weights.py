@@ -46,16 +46,16 @@ _add(
     MADE,
     returned=_instead(lambda a, w: np.broadcast_to(w.mean(axis=1, keepdims=True), w.shape)),
 )
-_add("weights-not-returned", "returns none", RETURNED, returned=lambda a: None)
+_add("weights-not-returned", "returns no weights", RETURNED, returned=lambda a: None)
 _add(
     "weights-of-first-head",
-    "returns the first head's weights for all",
+    "returns the weights of the first head for all",
     WEIGHTS,
     returned=_instead(lambda a, w: np.broadcast_to(w[:, :1], w.shape)),
 )
 _add(
     "weights-of-first-entry",
-    "returns the first batch entry's weights for all",
+    "returns the weights of the first batch entry for all",
     WEIGHTS,
     returned=_instead(lambda a, w: np.broadcast_to(w[:1], w.shape)),
 )
@@ -103,14 +103,14 @@ _add(
 )
 _add(
     "weights-transposed",
-    "returns `[key query]`, where that is not seen",
+    "returns `[key query]` if the lengths are equal",
     WEIGHTS,
     returned=_instead(lambda a, w: w.swapaxes(-1, -2) if a.queries == a.keys else w),
     case="plain/no-mask/self",
 )
 _add(
     "weights-after-dropout",
-    "returns the weights times 0.9, what dropout leaves in the mean",
+    "returns the weights times 0.9, which is their mean after dropout",
     SUMS,
     WEIGHTS,
     returned=_instead(lambda a, w: w * 0.9),
@@ -138,13 +138,13 @@ _add(
 )
 _add(
     "weights-one-hot",
-    "returns which key is attended most",
+    "returns a one-hot vector of the key with the largest weight",
     WEIGHTS,
     returned=_instead(lambda a, w: w == w.max(axis=-1, keepdims=True)),
 )
 _add(
     "weights-of-last-call",
-    "returns the weights of the call before",
+    "returns the weights of the previous call",
     WEIGHTS,
     MODES,
     SPELLINGS,
