@@ -24,10 +24,10 @@ BRIDGES = {
 """Framework name to module, class and the import that it needs."""
 
 LACKS = {"numpy": ("bfloat16",)}
-"""Dtypes that a framework does not have, known without importing it."""
+"""Dtypes that a framework lacks, known without importing it."""
 
 DISTRIBUTIONS = {"mlx.core": "mlx", "paddle": "paddlepaddle"}
-"""What to install for an import of another name."""
+"""The distribution to install for an import of another name."""
 
 ENVIRONMENT = {"tinygrad": ("DEV", "PYTHON")}
 """A variable to set before a framework is imported, unless it is set: tinygrad's other devices need
@@ -36,7 +36,7 @@ a compiler or a GPU."""
 
 @cache
 def framework(name: str) -> Framework:
-    """The bridge; raises `Unavailable` where the framework is not installed or does not import."""
+    """Return the bridge; raises `Unavailable` if the framework cannot be imported."""
     if name not in BRIDGES:
         raise UnknownName("framework", name, BRIDGES)
     module, bridge, needed = BRIDGES[name]
@@ -63,7 +63,7 @@ def framework(name: str) -> Framework:
 
 
 def require(module: str) -> None:
-    """Import what an adapter needs beside its framework; raises `Unavailable` where that fails."""
+    """Import what an adapter needs beside its framework; raises `Unavailable` on failure."""
     reason = _why_not(module)
     if reason:
         raise Unavailable(reason)
@@ -71,7 +71,7 @@ def require(module: str) -> None:
 
 @cache
 def _why_not(module: str) -> str:
-    """Why a module does not import, or ""; once, since a second attempt may begin half-way."""
+    """Return why a module does not import, or ""; cached, as a second attempt may differ."""
     try:
         importlib.import_module(module)
     except Exception as error:

@@ -26,19 +26,19 @@ Natives = dict[str, Any]
 """Native arrays by name."""
 
 Strides = Literal["", "gaps", "window"]
-"""In one piece; with gaps between the numbers; cut out of a larger array, rows in one piece."""
+"""Contiguous; with gaps between the numbers; or cut out of a larger array, rows contiguous."""
 
 Function = Callable[[Natives, Natives], tuple[Any, Any]]
 """(variables, constants) to (output, weights or None)."""
 
 
 class WrongAnswer(ConformanceError):
-    """An implementation returned something that is no array of its framework."""
+    """An implementation returned something that is not an array of its framework."""
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What a bridge is asked to evaluate.
+    """What a bridge evaluates.
 
     Attributes:
         function: pure in its two arguments, the variables and the constants.
@@ -78,7 +78,7 @@ class Framework(ABC):
 
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
-    """Distributions whose versions belong into the record."""
+    """Distributions whose versions the record has."""
     array_type: ClassVar[type]
     differentiable: ClassVar[bool] = True
     records_graphs: ClassVar[bool] = False
@@ -86,27 +86,27 @@ class Framework(ABC):
     compiles: ClassVar[bool] = False
     """Whether a program is compiled for each new set of arguments."""
     loads_in_place: ClassVar[bool] = False
-    """Whether `load` writes into a layer's own parameters; else `Layer.bind` hands them on."""
+    """Whether `load` writes into a layer's own parameters; else `Layer.bind` passes them."""
     has_strides: ClassVar[bool] = False
     """Whether arrays can be views of others, and be written to by index."""
     takes_other_paths: ClassVar[bool] = False
-    """Whether an implementation may compute otherwise where no gradient is asked for."""
+    """Whether an implementation may compute differently without gradients."""
 
     @abstractmethod
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        """NumPy to native: float64, the suite's own numbers, as `dtype`; the rest as it is."""
+        """Return a native array: float64, the suite's own numbers, as `dtype`; else unchanged."""
 
     @abstractmethod
     def numpy(self, native: Any) -> np.ndarray:
-        """Native to NumPy: float64 or bool."""
+        """Return a native array as NumPy's, of float64 or bool."""
 
     @abstractmethod
     def einsum(self, axes: str, *operands: Any) -> Any:
-        """The framework's own einsum, for projections around function adapters."""
+        """Return the framework's own einsum, for projections around function adapters."""
 
     @abstractmethod
     def devices(self) -> dict[str, str]:
-        """The kinds of device there are, "cpu" and maybe "gpu", with their models."""
+        """Return the kinds of device on this machine, "cpu" and maybe "gpu", with their models."""
 
     def evaluate(self, request: Request) -> Evaluated:
         """Call the function and, if asked, its vector-Jacobian product by the variables.
@@ -128,33 +128,33 @@ class Framework(ABC):
         raise Unsupported(f"{self.name} has no derivatives")
 
     def without_gradients(self) -> AbstractContextManager[Any]:
-        """Whatever users put around a call of which they want no gradient."""
+        """Return the context in which users call without gradients."""
         return nullcontext()
 
     def fits(self, output: Any, cotangent: Any) -> bool:
-        """Whether the output is an array that this cotangent can belong to."""
+        """Return whether the output is an array that this cotangent can belong to."""
         return self.is_array(output) and output.shape == cotangent.shape
 
     def is_array(self, value: Any) -> bool:
-        """Whether this is an array of the framework."""
+        """Return whether this is an array of the framework."""
         return isinstance(value, self.array_type)
 
     def dtype(self, native: Any) -> str:
-        """The array's dtype by NumPy's name, such as "bfloat16"."""
+        """Return the array's dtype by NumPy's name, such as "bfloat16"."""
         return str(native.dtype).rpartition(".")[2]
 
     def cast(self, native: Any, dtype: str) -> Any:
-        """The array in another dtype, given by NumPy's name."""
+        """Return the array in another dtype, given by NumPy's name."""
         return native.astype(dtype)
 
     def settings(self) -> tuple[Setting, ...]:
-        """What of the framework belongs to everybody in the process, and can be put back."""
+        """Return the settings of the framework that the whole process shares."""
         return ()
 
     def load(
         self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
     ) -> Natives:
-        """Native parameters as variables to differentiate by.
+        """Return native parameters as variables to differentiate by.
 
         Raises `WrongDeclaration` where they are loaded in place and are not the layer's own.
         """
@@ -168,16 +168,16 @@ class Framework(ABC):
         return own
 
     def place(self, layer: Any, device: str) -> Any:
-        """Move a newly built layer to a device; nothing to do where parameters are arguments."""
+        """Move a newly built layer to a device; nothing to do if parameters are arguments."""
         return layer
 
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
-        """Whatever must be switched on around building and calling in this dtype."""
+        """Enter what building and calling in this dtype need."""
         yield
 
     def check_device(self, device: str) -> None:
-        """Raise `Unavailable` unless there is such a device."""
+        """Raise `Unavailable` unless this machine has such a device."""
         devices = self.devices()
         if device not in devices:
             raise Unavailable(
@@ -185,11 +185,11 @@ class Framework(ABC):
             )
 
     def versions(self) -> dict[str, str]:
-        """Versions of the packages behind this bridge."""
+        """Return the versions of the packages behind this bridge."""
         return package_versions(self.packages)
 
     def strided(self, native: Any, how: Strides, device: str) -> Any:
-        """The same numbers with other strides, as a view of a larger array.
+        """Return the same numbers with other strides, as a view of a larger array.
 
         With "gaps" each number lies there twice. A "window" lies in one of the axes between the
         batch and the last one, so that rows are whole, and NaN around it. Raises `Unsupported`
@@ -219,18 +219,18 @@ class Framework(ABC):
         return self.array(values, dtype, device)
 
     def overwrite(self, native: Any, by: Any) -> None:
-        """Write the numbers of one array into another; raises `Unsupported` if that cannot be."""
+        """Write the numbers of one array into another; raises `Unsupported` if it cannot."""
         raise Unsupported(f"arrays of {self.name} cannot be written to")
 
     def attached(self, native: Any) -> dict[str, str]:
-        """What hangs on an array besides its numbers: attributes, such as a mask."""
+        """Return the names of attributes attached to an array, such as a mask."""
         return {
             name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()
         }
 
 
 def by_name(variables: Natives, gradients: Iterable[Any]) -> Natives:
-    """Gradients by the names of the variables, without those that are None."""
+    """Return gradients by the names of the variables, without those that are None."""
     named = zip(variables, gradients, strict=True)
     return {name: gradient for name, gradient in named if gradient is not None}
 
@@ -253,7 +253,7 @@ def _check_parameters(layer: Any, own: Natives, table: Natives) -> None:
 
 
 def package_versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Installed versions; a package that is not installed is left out."""
+    """Return installed versions by package; one that is not installed is left out."""
     versions = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -263,7 +263,7 @@ def package_versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 @cache
 def since(package: str, version: str) -> bool:
-    """Whether the installed package has this version or a later one, without importing it.
+    """Return whether the installed package has this version or a later one, without an import.
 
     True also if it is not installed: what nobody can run is declared as it is today.
     """

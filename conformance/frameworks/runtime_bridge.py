@@ -1,8 +1,8 @@
-"""What ONNX, onnxruntime and OpenVINO share: NumPy goes in, a graph is run, NumPy comes out.
+"""The base of ONNX, onnxruntime and OpenVINO: NumPy arrays go into a graph and come out of it.
 
 Such a runtime has operators, not arrays. So arrays are NumPy's, with ml_dtypes for bfloat16, and
-every product is a graph of one operator that the runtime runs. What is left to NumPy is to move
-axes, which rounds nothing, and to add a projection's bias, which rounds once whoever does it.
+every product is a graph of one operator that the runtime runs. NumPy only moves axes, which rounds
+nothing, and adds the bias of a projection, which rounds once in any framework.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conformance.frameworks.numpy_bridge import NumPy
 
 
 class Runtime(NumPy):
-    """NumPy arrays in and out of something that runs graphs."""
+    """A bridge to a runtime of graphs, with arrays of NumPy."""
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         if dtype == "bfloat16" and values.dtype == np.float64:
@@ -51,7 +51,7 @@ class Runtime(NumPy):
 
     @abstractmethod
     def matmul(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """The product of two matrices, as the runtime computes it in their dtype."""
+        """Return the product of two matrices, computed by the runtime in their dtype."""
 
     def devices(self) -> dict[str, str]:
         return {"cpu": f"{self.name} on the CPU"}

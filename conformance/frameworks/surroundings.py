@@ -1,8 +1,7 @@
-"""What belongs to everybody in a process: generators, settings of NumPy and the framework, the
-environment and the current directory.
+"""State of the whole process: random generators, settings, environment and current directory.
 
-An implementation that changes them changes the answers of whoever comes next. So they are looked at
-around its calls, and put back.
+An implementation that changes it changes the answers of later calls, so the state is compared
+before and after calls, and restored.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ Values = list[Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """Something that everybody shares.
+    """One piece of state that the whole process shares.
 
     Attributes:
         name: for people.
-        get: what it is now.
-        put: back to what it was.
+        get: returns the value.
+        put: restores a value.
         shown: whether its values are short enough for a message.
     """
 
@@ -38,19 +37,19 @@ class Setting:
 
 
 def look(settings: Sequence[Setting]) -> Values:
-    """What they are now."""
+    """Return the values of all settings."""
     return [setting.get() for setting in settings]
 
 
 def put_back(settings: Sequence[Setting], values: Values) -> None:
-    """What has changed since is as it was."""
+    """Restore the settings that have another value now."""
     for setting, value in zip(settings, values, strict=True):
         if setting.get() != value:
             setting.put(value)
 
 
 def changes(settings: Sequence[Setting], before: Values, after: Values) -> list[str]:
-    """What has changed, a line each."""
+    """Return one line for each setting whose value differs."""
     return [
         f"{setting.name}: {one} became {other}" if setting.shown else f"{setting.name} changed"
         for setting, one, other in zip(settings, before, after, strict=True)
@@ -70,7 +69,7 @@ def _put_numpy_generator(state: tuple[Any, ...]) -> None:
 
 
 def _environment() -> dict[Any, Any]:
-    """The environment as the process holds it; decoding a copy takes twenty times as long."""
+    """Return the undecoded environment; decoding a copy takes twenty times as long."""
     held: dict[Any, Any] | None = getattr(os.environ, "_data", None)
     return dict(os.environ if held is None else held)
 
@@ -93,4 +92,4 @@ PROCESS = (
     Setting("the environment", _environment, _put_environment, shown=False),
     Setting("the current directory", _directory, os.chdir),
 )
-"""What every process has."""
+"""The settings that every process has."""

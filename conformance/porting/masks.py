@@ -2,8 +2,8 @@
 
 Both conventions are read from the adapters' declarations, so no framework is imported. A mask is
 read in three steps: which declared layout its axes have, what its elements mean (where a query may
-attend, or what is added to the logits), and how the target expresses that. An ambiguous mask, or one
-that the target cannot express, is refused: training does not show that a mask is wrong.
+attend, or what is added to the logits), and how the target expresses that. A mask that is ambiguous
+or cannot be expressed is refused, because training does not show that a mask is wrong.
 """
 
 from __future__ import annotations
