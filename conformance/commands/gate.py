@@ -13,7 +13,7 @@ BASELINE = Path("conformance.toml")
 
 
 def add_parser(commands: Commands) -> None:
-    """How they are called."""
+    """Add the parsers of `gate` and `baseline`."""
     gate = commands.add_parser(
         "gate",
         help="fail if anything deviates but what a baseline file knows of",
@@ -24,7 +24,10 @@ def add_parser(commands: Commands) -> None:
     )
     _add_options(gate)
     gate.add_argument(
-        "-v", "--verbose", action="store_true", help="tell all of it, and the reasons that hold"
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print all deviations, and the reasons of known ones",
     )
     gate.set_defaults(action=_gate, passes_on=True)
 
@@ -71,13 +74,13 @@ def _gate(options: argparse.Namespace) -> int:
     from conformance.text import relative
 
     _check(options)
-    # A mistake in it is told before anything is run.
+    # An error in it is reported before anything is run.
     baseline = read_baseline(options.baseline)
 
     if options.from_record is None:
         record = standing(options)
         judgement = judge(baseline, record) if record is not None else None
-        # If it does not hold, the failures are to be seen.
+        # If the gate fails, a run shows the failures.
         if record is not None and judgement is not None and judgement.exit_code == ExitCode.OK:
             judged = ["--from-record", relative(options.record)]
             code = gate(judgement, judged, verbose=options.verbose)
@@ -106,7 +109,7 @@ def _update(options: argparse.Namespace) -> int:
     kept = options.record is not None
     with tempfile.TemporaryDirectory() as folder:
         options.record = options.record or Path(folder) / "record.json"
-        # What it found is told below.
+        # `update` prints the summary.
         code = examine(options, "--no-summary", survey=True)
         if options.written is None or code == ExitCode.INTERRUPTED:
             return code
@@ -118,7 +121,7 @@ def _update(options: argparse.Namespace) -> int:
 
 
 def _judged(options: argparse.Namespace) -> list[str]:
-    """The arguments that named the record."""
+    """Return the arguments that name the record."""
     return [*options.implementation, "--from-record", str(options.from_record)]
 
 

@@ -1,4 +1,4 @@
-"""`mha-conformance publish`: records of everybody, kept with pages that are made of them."""
+"""`mha-conformance publish`: keep records of all implementations, and pages made from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conformance.commands.shared import Commands, add_quiet
 
 
 def add_parser(commands: Commands) -> None:
-    """How it is called."""
+    """Add the parser of `publish`."""
     parser = commands.add_parser(
         "publish",
         help="keep records, compressed, with a table of them and a page for each implementation",

@@ -1,4 +1,4 @@
-"""`mha-conformance report`, `join` and `begin`: what is made of records."""
+"""`mha-conformance report`, `join` and `begin`: records become reports, parts become records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conformance.errors import ConformanceError, ExitCode
 
 
 def add_parser(commands: Commands) -> None:
-    """How they are called."""
+    """Add the parsers of `report`, `join` and `begin`."""
     report = commands.add_parser(
         "report", help="join records into a report: JSON, Markdown and HTML"
     )
@@ -99,8 +99,8 @@ def _report(options: argparse.Namespace) -> int:
     wished = [name for name in asked if getattr(options, name) not in (None, False)]
     for name, users in (("previous", ("summary", "annotations")), ("baseline", asked)):
         if getattr(options, name) is not None and not set(users) & set(wished):
-            told = " or ".join(f"--{user}" for user in users)
-            raise ConformanceError(f"--{name} changes nothing that is written; add {told}")
+            needed = " or ".join(f"--{user}" for user in users)
+            raise ConformanceError(f"--{name} changes nothing that is written; add {needed}")
     if wished:
         from conformance.reports.ci.outputs import Outputs, write_outputs
 

@@ -1,4 +1,4 @@
-"""What several commands say in the same words."""
+"""Options and settings that several commands share."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ IMPLEMENTATION = "a built-in name, path/to/file.py:NAME or package.module:NAME"
 
 
 def add_implementation(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Which implementation, or implementations."""
+    """Add the argument that names one implementation, or several."""
     nargs = {"nargs": "+"} if several else {}
     parser.add_argument("implementation", help=IMPLEMENTATION, **nargs)  # type: ignore[arg-type]
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Where to run."""
+    """Add --device."""
     parser.add_argument(
         "--device", choices=("cpu", "gpu"), default="cpu", help="where to run (default: cpu)"
     )
 
 
-def add_repeatable(parser: argparse.ArgumentParser, **told: str) -> None:
-    """Options that narrow, each of which may be given several times."""
-    for option, meaning in told.items():
+def add_repeatable(parser: argparse.ArgumentParser, **helps: str) -> None:
+    """Add options that may be repeated, by name and help."""
+    for option, meaning in helps.items():
         parser.add_argument(
             f"--{option}",
             action="append",
@@ -37,23 +37,24 @@ def add_repeatable(parser: argparse.ArgumentParser, **told: str) -> None:
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:
-    """--quiet."""
+    """Add --quiet."""
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="no progress, only what was found"
     )
 
 
 def be_quiet_and_single_threaded() -> None:
-    """Before a framework is imported.
+    """Set variables of the environment; call it before a framework is imported.
 
-    Arrays are tiny: more threads only wait for each other, seven times as long on a busy machine.
+    Arrays are tiny: several threads wait for each other, and take seven times as long on a busy
+    machine.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 class _Schema(argparse.Action):
-    """Print the schema and end, whatever else is missing on the command line, as --help does."""
+    """Print the schema and exit, even if required arguments are missing, as --help does."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, *_: object, option_string: str | None = None
@@ -66,7 +67,7 @@ class _Schema(argparse.Action):
 
 
 def add_format(parser: argparse.ArgumentParser, output: str) -> None:
-    """--format and --schema; `output` is a name in `conformance.commands.formats.OUTPUTS`."""
+    """Add --format and --schema; `output` is a key of `conformance.commands.formats.OUTPUTS`."""
     parser.add_argument(
         "--format",
         choices=("text", "json"),

@@ -1,4 +1,4 @@
-"""What the command line adds to a pytest session: a bar, one-line errors, a summary as data."""
+"""What the command line adds to a pytest session: a progress bar and one-line errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """A progress bar in place of pytest's letters; with `shown` False, nothing in their place."""
+    """Replaces pytest's letters by a progress bar, or by nothing if `shown` is False."""
 
     def __init__(self, *, shown: bool) -> None:
         self._stack = ExitStack()
@@ -30,19 +30,19 @@ class Bar:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> Iterator[None]:
-        """No letter."""
-        found = yield
-        return (found[0], "", found[2]) if found else found
+        """Remove the letter."""
+        status = yield
+        return (status[0], "", status[2]) if status else status
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One more; reports of setup and teardown are of the same item."""
+        """Advance by one item; reports of setup and teardown do not count."""
         if self._shown and (report.when == "call" or report.skipped):
             if self._advance is None:
                 self._advance = self._stack.enter_context(progress("", self._total))
             self._advance(report.nodeid.partition("[")[2].rstrip("]"))
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Remember where the number of items can be asked."""
+        """Keep the configuration, from which the number of items follows."""
         self._config = config
 
     @property
@@ -51,12 +51,12 @@ class Bar:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """The bar vanishes before the summary."""
+        """Remove the bar before the summary."""
         self._stack.close()
 
 
 class Refusals:
-    """Collects what pytest says about a command line that it refuses; afterwards has the run."""
+    """Collects what pytest prints about arguments that it refuses; keeps the run."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -65,35 +65,35 @@ class Refusals:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """From the beginning until pytest knows what to do."""
+        """Collect stderr until pytest has accepted the arguments."""
         before = sys.stderr
         self._stack.enter_context(redirect_stderr(self._heard))
         try:
             yield
         finally:
             self._stack.close()
-            # Where pytest captures, it puts back what it found, which was this.
+            # pytest restores what it captured, which was our buffer.
             sys.stderr = before
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
-        """Accepted: what was said until now goes where it was meant to."""
+        """The arguments are accepted: print what was collected."""
         self._stack.close()
         self.echo()
 
     def echo(self) -> None:
-        """Say what was heard."""
+        """Print what was collected."""
         sys.stderr.write(self._heard.getvalue())
         self._heard.seek(0)
         self._heard.truncate()
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Keep what the session was."""
+        """Keep the run."""
         self.run = session.config.stash.get(RUN, None)
 
     def error(self, known: list[str]) -> ConformanceError:
-        """All of it in one line; `known` are the options that there are."""
+        """Return the refusal as a one-line error; `known` are all options."""
         heard = self._heard.getvalue()
         refused = re.search(r"unrecognized arguments: (.*)", heard)
         if refused is None:

@@ -1,11 +1,11 @@
 """Digests of the code on which an outcome depends.
 
-An item need not be asked again as long as nothing has changed on which its outcome depends. Of code
-that is: the adapter with the project's own modules that it imports, the check of each requirement
-that the case serves, and what all of them stand on. Everything is read from source files; nothing
-is imported, so that a run in which nothing changed does not wait for a framework.
+An item need not be measured again while nothing changes on which its outcome depends. The code on
+which it depends is the adapter with the modules of its project that it imports, the check of each
+requirement that the case serves, and what all of these share. Source files are read, not imported,
+so that a run in which nothing changed does not wait for a framework.
 
-Comments, docstrings and layout are no part of a digest. Wording that reaches a record is.
+Comments, docstrings and layout are not part of a digest. Text that reaches a record is.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from conformance.requirements import REQUIREMENTS
 
 SUITE = "conformance"
 ROOMS = ("definition", "adapter")
-"""Rooms of which every module counts for every outcome."""
+"""Packages on which every outcome depends."""
 JUDGING = ("requirements", "experiments")
-"""Rooms of which a module counts where it is imported."""
+"""Packages of which only the modules that are imported count."""
 BASE = (
     "conformance.frameworks",
     "conformance.frameworks.base",
@@ -39,7 +39,7 @@ BASE = (
     "conformance.cases.case",
 )
 CAUSES = "causes"
-"""Key of `revisions` for the room that says why something deviates."""
+"""Key of `revisions` for the package that explains deviations."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class Source(msgspec.Struct, frozen=True):
 
 @cache
 def suite_code() -> str:
-    """Digest of what every outcome depends on: definition, adapter interface, examination."""
+    """Return the digest of what every outcome depends on: definition, interface, examination."""
     modules = [*BASE, *(name for room in ROOMS for name in _modules(room))]
     modules += _closure([f"{SUITE}.running.session"], _judges)
     return _digest(sorted(modules))
@@ -63,10 +63,10 @@ def suite_code() -> str:
 
 @cache
 def revisions() -> dict[str, str]:
-    """Requirement or experiment id to the digest of its module and of those that it imports.
+    """Return the digest of each requirement's or experiment's module and its imports, by id.
 
-    A requirement's own revision is a part of it. Under "causes" stands the digest of the whole
-    room: what deviates is asked again if it changes.
+    It includes a requirement's revision. The digest of the whole package `causes` stands under
+    "causes": what deviates is measured again if it changes.
     """
     of_module: dict[str, str] = {}
 
@@ -83,7 +83,7 @@ def revisions() -> dict[str, str]:
 
 def _judges(module: str) -> bool:
     room, _, name = module.removeprefix(f"{SUITE}.").partition(".")
-    # The packages themselves list everything, and nothing would be apart from anything.
+    # The packages themselves import everything: no module would be independent of another.
     return module.startswith(SUITE) and room in JUDGING and name not in ("", "experiment")
 
 
@@ -96,7 +96,7 @@ def _modules(room: str) -> list[str]:
 
 
 def _closure(modules: Iterable[str], follow: Callable[[str], bool]) -> list[str]:
-    """These modules, and whatever they import that `follow` takes."""
+    """Return these modules, and their imports for which `follow` is true, transitively."""
     known: dict[str, None] = {}
     todo = list(modules)
     while todo:
@@ -123,10 +123,10 @@ def _joined(lines: Iterable[str]) -> str:
 
 @cache
 def adapter_digest(spec: str, framework: str) -> str:
-    """Digest of an adapter, of what it imports of its own project, and of its framework's bridge.
+    """Return the digest of an adapter, its project's modules, and its framework's bridge.
 
-    Of an imported package that is installed, the version counts. The digest is "" if there is no
-    source file, so that nobody can know what has changed: then everything is asked.
+    Of an installed package that it imports, the version counts. The digest is "" if there is no
+    source file; then changes cannot be detected, and everything is measured.
 
     Args:
         spec: as given to `--implementation`.
@@ -154,13 +154,13 @@ def adapter_digest(spec: str, framework: str) -> str:
 
 
 def documentation(spec: str) -> str:
-    """The docstring of the module in which an adapter is, or ""."""
+    """Return the docstring of an adapter's module, or ""."""
     start = _start(spec)[1]
     return source(start).documentation if start is not None else ""
 
 
 def _start(spec: str) -> tuple[str, Path | None]:
-    """The module or path that a name stands for, and its file if there is one."""
+    """Return the module or path of a name, and its file if there is one."""
     known = registered()
     place = (known[spec].value if spec in known else spec).partition(":")[0]
     file = Path(place) if place.endswith(".py") else _file(place)
@@ -174,7 +174,7 @@ def _is_bridge(module: str) -> bool:
 def _project(
     imported: str, path: Path, importer: str, packages: dict[str, str]
 ) -> Iterator[tuple[Path, str]]:
-    """Files of the project that this import runs; notes the version of an installed package."""
+    """Yield files of the project that this import runs; add installed packages to `packages`."""
     dots = len(imported) - len(imported.lstrip("."))
     if dots:
         package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
@@ -197,7 +197,7 @@ def _project(
 
 
 def _beside(path: Path, name: str) -> Path | None:
-    """The module in the folder of the one that imports it, as scripts find each other."""
+    """Return the module's file in the folder of its importer, where a script would find it."""
     stem = path.parent.joinpath(*name.split("."))
     candidates = (stem.with_name(stem.name + ".py"), stem / "__init__.py")
     return next((file for file in candidates if file.is_file()), None)
@@ -208,7 +208,7 @@ def _is_installed(file: Path) -> bool:
 
 
 def _version(package: str) -> str:
-    """The version of the distribution that brings this package, or "unknown"."""
+    """Return the version of the distribution that contains this package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -226,7 +226,7 @@ def _distributions() -> dict[str, list[str]]:
 
 @cache
 def _spec(module: str) -> ModuleSpec | None:
-    """Where a module is, without importing its parents as `importlib.util.find_spec` does."""
+    """Find a module without importing its parents, as `importlib.util.find_spec` would."""
     parent = module.rpartition(".")[0]
     path = None
     if parent:
@@ -246,7 +246,7 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _file(module: str) -> Path | None:
-    """The file of a module: its source, or the library of one that is compiled."""
+    """Return the file of a module: its source, or a compiled library."""
     spec = _spec(module)
     if spec is None or spec.origin is None or not spec.has_location:
         return None
@@ -255,7 +255,7 @@ def _file(module: str) -> Path | None:
 
 @cache
 def source(path: Path) -> Source:
-    """The digest and imports of one file; of what is no Python, the digest of its bytes."""
+    """Return the digest and imports of a file; the digest of its bytes if it is not Python."""
     content = path.read_bytes()
     key = hashlib.sha256(content).hexdigest()
     if key not in _cache():
@@ -304,7 +304,7 @@ def _cache_file() -> Path:
 
 @cache
 def _cache() -> dict[str, Source]:
-    """By hash of the content: parsing the suite's source takes half a second."""
+    """Return sources by hash of their content: parsing the suite takes half a second."""
     try:
         return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, Source])
     except (OSError, RuntimeError, msgspec.MsgspecError):
@@ -312,7 +312,7 @@ def _cache() -> dict[str, Source]:
 
 
 def remember() -> None:
-    """Keep for other processes what was parsed in this one; it is no error if that cannot be."""
+    """Save what this process parsed, for other processes; failing to is not an error."""
     if not _changed:
         return
     _changed.clear()

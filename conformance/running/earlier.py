@@ -2,8 +2,8 @@
 
 An outcome holds as long as nothing changed on which it depends: the case, the requirements that it
 serves, the adapter, the packages, the machine. All of that is in the header of a record, so two
-headers say which items have to be asked again. An item that was lost, or was not run, always is.
-The journal of a run that was killed is an earlier run like any other.
+headers say which items must be measured again. An item that crashed, or was not run, always is.
+The journal of a run that was killed counts as an earlier run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SETTING = (
     "device",
     "device_model",
 )
-"""Fields of the provenance in which every outcome must agree."""
+"""Fields of the provenance that must be equal for any outcome to hold."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ def earlier(
     planned: Sequence[Row],
     places: Mapping[str, int],
 ) -> Earlier:
-    """What still holds of the records and journals in these files, the first of which counts most.
+    """Return what still holds of these records and journals; earlier files take precedence.
 
     Args:
-        files: those that do not exist are passed over.
+        files: records and journals.
         header: that of the run that begins.
         planned: its items.
         places: item id to its place, for those whose attention weights may go into the record.
@@ -90,12 +90,12 @@ def earlier(
     arrays: dict[str, dict[str, Array]] = {}
     for file in files:
         try:
-            before, own = _read(file)
+            before, measured = _read(file)
         except BrokenRecord as error:
             problems.append(f"{error}; not used")
             continue
         holds = _holds(before, header)
-        for name, (result, exchanged) in own.items():
+        for name, (result, exchanged) in measured.items():
             if name in items and name not in results and holds(result, items[name]):
                 day = result.measured or before.provenance.created[:10]
                 results[name] = msgspec.structs.replace(result, measured=day)
@@ -110,23 +110,23 @@ def earlier(
 
 
 def as_measured(days: Sequence[str], total: int) -> str:
-    """ "1,803 of 1,848 items as measured on 2026-11-22"; `days` are those of the items."""
+    """Return "1,803 of 1,848 items as measured on 2026-11-22"; `days` has one for each item."""
     each = sorted({*days})
-    told = f"between {each[0]} and {each[-1]}" if len(each) > 3 else f"on {' and '.join(each)}"
-    return f"{len(days):,} of {total:,} items as measured {told}"
+    when = f"between {each[0]} and {each[-1]}" if len(each) > 3 else f"on {' and '.join(each)}"
+    return f"{len(days):,} of {total:,} items as measured {when}"
 
 
 Read = tuple[Header, dict[str, tuple[CaseResult, dict[str, Array]]]]
 
 
 def _read(file: Path) -> Read:
-    """The header, and results with their arrays by item id; raises `BrokenRecord`."""
+    """Return the header, and results with their arrays by item id; raise `BrokenRecord`."""
     if file.suffix == ".journal":
         lines = whole_lines(file)
         if len(lines) < 2:
             raise BrokenRecord(f"{file.name}: nothing was measured")
         decoded = [decode_line(line) for line in lines[1:]]
-        return read_header(file, lines[0]), {result.id: (result, own) for result, own in decoded}
+        return read_header(file, lines[0]), {result.id: (result, part) for result, part in decoded}
     record = read(file)
     arrays: dict[str, dict[str, Array]] = defaultdict(dict)
     for name, array in read_arrays(file, record).items():
@@ -136,13 +136,13 @@ def _read(file: Path) -> Read:
 
 
 def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
-    """Whether an outcome holds that was found under another header."""
+    """Return a function that says whether an outcome of the run before holds now."""
     same = _same_setting(before.provenance, now.provenance)
-    told = {one.name: one for one in before.implementations}
+    declared = {one.name: one for one in before.implementations}
     alike = {
         one.name
         for one in now.implementations
-        if one.digest and one.name in told and _same_declaration(told[one.name], one)
+        if one.digest and one.name in declared and _same_declaration(declared[one.name], one)
     }
 
     def holds(result: CaseResult, item: Row) -> bool:
@@ -171,7 +171,7 @@ def _same_setting(one: Provenance, other: Provenance) -> bool:
 
 
 def _same_declaration(one: Implementation, other: Implementation) -> bool:
-    """Whether the code is the same, on the same versions, and gave the same declaration."""
+    """Return whether code, versions and declaration are the same."""
     words = {"spec": "", "title": "", "documentation": "", "about": "", "example": ""}
     pair = [msgspec.structs.replace(each, mode_notes={}, **words) for each in (one, other)]
     return pair[0] == pair[1]
@@ -183,7 +183,7 @@ def _drop_without_arrays(
     items: Mapping[str, Row],
     places: Mapping[str, int],
 ) -> None:
-    """Take out what must be asked again because a record would have arrays that are missing."""
+    """Remove items of which the arrays that a record keeps are missing."""
     for name, result in list(results.items()):
         exchanged = is_exchanged(items[name]) and result.verdict in ("conforms", "deviates")
         if exchanged and not arrays[name].keys() - {*PICTURED}:
@@ -197,17 +197,17 @@ def _drop_without_arrays(
 
 
 def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
-    """The record, if a run of these implementations would ask nothing: it holds as a whole.
+    """Return the record if all of it still holds for a run of these implementations, else None.
 
-    No adapter is loaded for that, and no framework. On another device than the CPU the framework
-    has to be asked which one it is, so nobody knows without a run.
+    No adapter or framework is loaded for that. On a GPU only the framework knows which one it is,
+    so the answer is None.
     """
     try:
-        found = read(record)
+        previous = read(record)
     except BrokenRecord:
         return None
-    header, then = found.header, found.header.provenance
-    whole = found.complete and not then.selection and not header.deselected
+    header, then = previous.header, previous.header.provenance
+    whole = previous.complete and not then.selection and not header.deselected
     if not whole or device != "cpu" or then.device != device:
         return None
     if [one.spec for one in header.implementations] != list(specs):
@@ -223,14 +223,14 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
     asks = (describe_all(catalogue()), revisions(), requirements(), [*TOPICS])
     if asks != (header.cases, header.revisions, header.requirements, header.topics):
         return None
-    if len(found.results) != header.planned:
+    if len(previous.results) != header.planned:
         return None
-    verdicts = {result.verdict for result in found.results}
-    return found if verdicts & VERIFIED and not verdicts & NOT_VERIFIED else None
+    verdicts = {result.verdict for result in previous.results}
+    return previous if verdicts & VERIFIED and not verdicts & NOT_VERIFIED else None
 
 
 def _stands(one: Implementation) -> bool:
-    """Whether the adapter would declare the same again, from the same code."""
+    """Return whether the adapter would declare the same again, from the same code."""
     if not one.digest or package_versions(tuple(one.versions)) != one.versions:
         return False
     words = documentation(one.spec)

@@ -1,4 +1,4 @@
-"""A run held against a baseline: which deviations are known, and what is told at the end."""
+"""A run compared with a baseline: which deviations are known, and the judgement at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KNOWN = "known: "
 
 
 def is_known(report: pytest.TestReport) -> bool:
-    """Whether an item was excused."""
+    """Return whether the baseline knows the deviations of an item."""
     return getattr(report, "wasxfail", "").removeprefix("reason: ").startswith(KNOWN)
 
 
@@ -33,11 +33,11 @@ class Gated:
     """The baseline of this run.
 
     Raises:
-        BrokenBaseline: it cannot be read, or asks for what the run does not know.
+        BrokenBaseline: it cannot be read, or names what the run does not have.
     """
 
     def __init__(self, path: Path, folder: Path, header: Header, *, verbose: bool) -> None:
-        # Told as it was given.
+        # Messages name it as it was given.
         self.baseline = dataclasses.replace(read_baseline(folder / path), path=path)
         self.verbose = verbose
         self._claims = Claims(self.baseline, Record(header, True, []))
@@ -45,11 +45,11 @@ class Gated:
 
     @property
     def known(self) -> list[KnownDeviation]:
-        """The entries that speak of this run, as its record carries them."""
+        """Return the entries that apply to this run, for its record."""
         return [to_record(entry) for entry in self._claims.active]
 
     def unknown(self, result: CaseResult) -> CaseResult:
-        """The result without the deviations that are known."""
+        """Return the result without the deviations that are known."""
         left = [
             finding
             for finding in result.findings
@@ -58,18 +58,18 @@ class Gated:
         return msgspec.structs.replace(result, findings=left)
 
     def excuse(self, result: CaseResult) -> str:
-        """Why the deviations of an item are known; "" if one of them is not."""
+        """Return the reasons for known deviations of an item; "" if one of them is not known."""
         wrong = [finding for finding in result.findings if finding.verdict in VERDICTS]
-        found = [self._claims.knows(result, finding) for finding in wrong]
-        reasons = {entry.reason.strip() for entry in found if entry is not None}
-        if None in found or result.verdict not in VERDICTS:
+        entries = [self._claims.knows(result, finding) for finding in wrong]
+        reasons = {entry.reason.strip() for entry in entries if entry is not None}
+        if None in entries or result.verdict not in VERDICTS:
             return ""
         return printable(f"{KNOWN}{'; '.join(sorted(reasons))}")
 
     def judge(
         self, header: Header, results: Sequence[CaseResult], missing: Sequence[CaseResult]
     ) -> int:
-        """Judge what was found; the exit code of pytest."""
+        """Judge the results; return the exit code for pytest."""
         self.judgement = judge(self.baseline, Record(header, not missing, [*results, *missing]))
         return PYTEST_CODES[self.judgement.exit_code]
 
@@ -87,6 +87,5 @@ class Gated:
             width=writer.fullwidth,
         )
         judged = ["--from-record", relative(record)] if record is not None else []
-        told = tell(self.judgement, verbose=self.verbose, judged=judged)
-        console.print(told, soft_wrap=True)
+        console.print(tell(self.judgement, verbose=self.verbose, judged=judged), soft_wrap=True)
         terminal.write(file.getvalue(), flush=True)

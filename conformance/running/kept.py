@@ -36,7 +36,7 @@ MOST_BYTES = 400 * 2**20
 
 
 def expectation(problem: Problem) -> Expectation:
-    """What `expect(problem)` returns, from the disk if it was computed before."""
+    """Return what `expect(problem)` returns, from the disk if it was computed before."""
     folder = cache_folder()
     if folder is None:
         return expect(problem)
@@ -49,7 +49,7 @@ def expectation(problem: Problem) -> Expectation:
 
 
 def cache_folder() -> Path | None:
-    """Where expectations are kept; None if they are not."""
+    """Return the folder of expectations; None if they are not kept."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return None if chosen == "off" else Path(chosen)
@@ -77,7 +77,7 @@ def _code() -> str:
 
 
 def _read(path: Path, problem: Problem) -> Expectation | None:
-    """The expectation in this file, or None if there is none that can be used."""
+    """Return the expectation in this file; None if it is missing or damaged."""
     try:
         tensors = safetensors.numpy.load(path.read_bytes())
         if int(tensors.pop("checksum")[0]) != _checksum(tensors):
@@ -93,9 +93,9 @@ def _read(path: Path, problem: Problem) -> Expectation | None:
 
 
 def _write(path: Path, found: Expectation) -> None:
-    """Keep an expectation, in one piece or not at all."""
+    """Write an expectation, whole or not at all."""
     rows = [found.arrays, *found.noise.values()]
-    # Files of tensors have an order of their own, so that of the arrays is in their names.
+    # safetensors sorts by name, so the names begin with the place of the array.
     tensors = {
         f"{place:02}|{name}": np.stack([row[name] for row in rows])
         for place, name in enumerate(found.arrays)

@@ -1,4 +1,4 @@
-"""Where and how a run was made: enough to run it again, and to refuse to mix what differs."""
+"""Where and how a run was made: enough to repeat it, and to refuse to join what differs."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ from conformance.running.digests import adapter_digest, revisions, suite_code
 from conformance.running.session import Inquiry, Item, Row
 
 RUN_FILE = "run"
-"""Beside the records of a run of several environments lies this file with the run's id."""
+"""The file with the run's id, beside the records of a run of several environments."""
 
 BASE_PACKAGES = ("numpy", "einops")
-"""Beside those of the implementations, whose versions may change an answer."""
+"""Packages that may change an answer, besides those of the implementations."""
 
 NUMERIC = ("OMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TF_", "KERAS_", "NVIDIA_TF32_", "TORCH_")
-"""Beginnings of variables that frameworks and libraries read."""
+"""Prefixes of environment variables that frameworks and libraries read."""
 HARMLESS = ("_DIR", "_FILE", "_LOG_LEVEL", "_PATH", "_SECS", "_BYTES")
-"""Ends of such variables that change no number."""
+"""Suffixes of such variables that change no number."""
 
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
-"""Another file of that name, such as somebody's script, holds none."""
+"""A file named `run` may be something else, such as a script."""
 
 
 def suite_version() -> str:
-    """Version of this suite."""
+    """Return the version of this suite."""
     return metadata.version("mha-conformance")
 
 
 def run_id(folder: Path) -> str:
-    """The run that a record in this folder belongs to: the one begun there, or a new one."""
+    """Return the run of a record in this folder: the one begun there, or a new one."""
     return begun(folder) or new_run_id()
 
 
 def begun(folder: Path) -> str:
-    """The run that was begun in this folder, or ""."""
+    """Return the id of the run that was begun in this folder, or ""."""
     try:
         found = (folder / RUN_FILE).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError):
@@ -73,7 +73,7 @@ def begun(folder: Path) -> str:
 
 
 def new_run_id() -> str:
-    """An id for a run: the time, and a few random digits against collisions."""
+    """Return an id for a run: the time, and a few random digits against collisions."""
     now = datetime.datetime.now(datetime.UTC)
     return f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
 
@@ -119,14 +119,14 @@ def header_of(
 def provenance(
     adapters: Sequence[Adapter], device: str, command: str, run: str, selection: str
 ) -> Provenance:
-    """What is known before the run."""
+    """Return what is known before the run."""
     packages = package_versions(("mha-conformance", *BASE_PACKAGES, "pytest"))
     model = ""
     for adapter in adapters:
         try:
             packages |= adapter.versions()
             model = model or adapter.device_model(device)
-        except Exception:  # whatever it is, `describe` tells
+        except Exception:  # `describe` records the reason
             continue
     return Provenance(
         suite=suite_version(),
@@ -143,7 +143,7 @@ def provenance(
 
 
 def setting() -> dict[str, Any]:
-    """Fields of the provenance that say what runs here, known without any framework."""
+    """Return the fields of the provenance that need no framework."""
     return {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -155,9 +155,9 @@ def setting() -> dict[str, Any]:
 
 @cache
 def environment() -> dict[str, str]:
-    """Variables that may change numbers, as they were when this was first called.
+    """Return variables that may change numbers, as they were when this was first called.
 
-    That should be before an adapter is loaded, since some set variables for their framework.
+    Call it before an adapter is loaded, since some set variables for their framework.
     """
     return {
         name: value
@@ -176,7 +176,7 @@ def _processor() -> str:
 
 
 def describe(adapters: Iterable[tuple[Adapter, str]], device: str) -> list[Implementation]:
-    """The adapters' declarations, and why one cannot be run."""
+    """Return the adapters' declarations, each with the reason if it cannot be run."""
     return [_describe(adapter, spec, device) for adapter, spec in adapters]
 
 
@@ -238,18 +238,18 @@ def _kind(adapter: Adapter) -> Literal["layer", "function", "other"]:
 
 
 def _about(adapter: Adapter) -> str:
-    """What the adapter's file says of the library."""
+    """Return what the adapter's file says about the library."""
     name = type(adapter).__module__
-    # What `attention_function` makes has no file of its own.
+    # An adapter made by `attention_function` has no module of its own.
     module = None if name.startswith("conformance.adapter.") else sys.modules.get(name)
     return inspect.cleandoc((module.__doc__ if module else "") or type(adapter).__doc__ or "")
 
 
 def _example(adapter: Adapter) -> str:
-    """Lines that build and call the implementation, at sizes that are easy to read."""
+    """Return lines that build and call the implementation, at sizes that are easy to read."""
     try:
         example = adapter.small_example(adapter.modes[0])
-    except Exception:  # mistakes of an adapter are for the checks to tell
+    except Exception:  # the checks report errors of an adapter
         return ""
     if example is None:
         return ""
@@ -259,7 +259,7 @@ def _example(adapter: Adapter) -> str:
 
 
 def _parameters(adapter: Adapter) -> list[ParameterInfo]:
-    """The parameter table of a layer, of the first of the simplest shapes that it can have."""
+    """Return the parameter table of a layer, for the first of the simplest shapes that it takes."""
     if not isinstance(adapter, Layer):
         return []
     for name in ("plain/no-mask/self", "plain/no-mask/cross"):
@@ -268,14 +268,14 @@ def _parameters(adapter: Adapter) -> list[ParameterInfo]:
         try:
             adapter.check_shape(shape)
             rows = adapter.parameters_for(shape)
-        except Exception:  # mistakes of an adapter are for the checks to tell
+        except Exception:  # the checks report errors of an adapter
             continue
         return [ParameterInfo(row.native, row.sources, row.pattern, row.stack) for row in rows]
     return []
 
 
 def requirements() -> list[RequirementInfo]:
-    """Every requirement of this suite, in the order of a report."""
+    """Return every requirement of this suite, in the order of a report."""
     return [
         RequirementInfo(item.id, item.level, item.sentence, item.why, item.revision)
         for item in REQUIREMENTS
