@@ -117,7 +117,7 @@ class Shape:
         return (self.batch, self.heads, self.query_length, self.key_length)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every canonical weight that this attention has, by its name in `Weights`."""
+        """Return the shape of every canonical weight that this attention has, by name."""
         return {
             name: tuple(getattr(self, axis) for axis in axes)
             for name, axes in WEIGHT_AXES.items()
@@ -126,13 +126,13 @@ class Shape:
         }
 
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of query, key and value."""
+        """Return the shapes of query, key and value, by name."""
         return {
             name: tuple(getattr(self, axis) for axis in axes) for name, axes in INPUT_AXES.items()
         }
 
     def distinct_inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that are arrays of their own; gradients go by these names."""
+        """Return the names of the inputs that are separate arrays; gradients have these names."""
         return {"self": ("query",), "memory": ("query", "key")}.get(
             self.sharing, ("query", "key", "value")
         )
@@ -158,7 +158,7 @@ class Weights:
     score: Array | None = None
 
     def named(self) -> dict[str, Array]:
-        """The weights that are there, by name."""
+        """Return the weights that are not None, by name."""
         pairs = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))
         return {name: value for name, value in pairs if value is not None}
 
@@ -180,7 +180,7 @@ class Problem:
         key: `[batch key key_width]`; the same object as `query` for sharing "self".
         value: `[batch key value_width]`; the same object as `key` for sharing "memory", "self".
         cotangent: gradient of the loss with respect to the output, `[batch query output_width]`.
-        mask: True = may attend; 4 axes, each that of `[batch heads query key]` or 1.
+        mask: True where a query may attend; 4 axes, each that of `[batch heads query key]` or 1.
         attn_bias: added to the logits; 4 axes likewise.
         causal: key j is visible to query i iff j <= i ("top-left") or
             j <= i + key_length - query_length ("bottom-right").
@@ -234,12 +234,12 @@ class Problem:
         return triangle if self.mask is None else self.mask & triangle
 
     def allowed_in_full(self) -> BoolArray:
-        """`allowed`, expanded to `[batch heads query key]`."""
+        """Return `allowed`, expanded to `[batch heads query key]`."""
         allowed = self.allowed
         return np.broadcast_to(True if allowed is None else allowed, self.shape.logits)
 
     def blocked_for(self, weights: Array) -> BoolArray:
-        """True where a query may not attend a key, in the shape of these weights.
+        """Return True where a query may not attend to a key, in the shape of these weights.
 
         For weights averaged over heads, `[batch query key]`, that is where no head may.
         """
@@ -247,7 +247,7 @@ class Problem:
         return ~(np.any(allowed, axis=1) if weights.ndim == 3 else allowed)
 
     def with_inputs(self, **inputs: Array) -> Problem:
-        """Replace distinct inputs; those that share an array follow."""
+        """Return the problem with other distinct inputs; those that share an array follow."""
         unknown = set(inputs) - set(self.shape.distinct_inputs())
         if unknown:
             raise WrongShape(f"{sorted(unknown)} share another array here")
@@ -259,23 +259,23 @@ class Problem:
         return dataclasses.replace(self, query=query, key=key, value=value)
 
     def with_weights(self, **weights: Any) -> Problem:
-        """Replace some weights."""
+        """Return the problem with other weights."""
         return dataclasses.replace(self, weights=dataclasses.replace(self.weights, **weights))
 
     def digest(self) -> str:
-        """A hash of every number and flag: equal for equal problems, in every process."""
+        """Return a hash of every number and flag: equal for equal problems, in every process."""
         flags = (self.shape, self.dtype, self.causal, self.scale)
-        found = hashlib.blake2b(repr(flags).encode(), digest_size=16)
+        hashed = hashlib.blake2b(repr(flags).encode(), digest_size=16)
         arrays = {name: getattr(self, name) for name in ARRAY_NAMES}
         arrays |= {f"weights.{name}": array for name, array in self.weights.named().items()}
         for name, array in arrays.items():
             if array is not None:
-                found.update(f"{name} {array.shape} {array.dtype}".encode())
-                found.update(array.tobytes())
-        return found.hexdigest()
+                hashed.update(f"{name} {array.shape} {array.dtype}".encode())
+                hashed.update(array.tobytes())
+        return hashed.hexdigest()
 
     def replace(self, **changes: Any) -> Problem:
-        """A copy with other fields."""
+        """Return a copy with other fields."""
         return dataclasses.replace(self, **changes)
 
 
