@@ -1,7 +1,7 @@
 """Implementations in processes of their own, with limits of time and memory.
 
-Whoever dies, hangs or eats memory there takes one item along, and the next item gets a fresh
-process. Nothing of this is imported where nobody is isolated.
+A process that dies, hangs or uses too much memory costs one item, and the next item gets a fresh
+process. Nothing of this is imported if no implementation is isolated.
 
 Three pools were tried before this was written. Pebble notices neither the end of a process that
 exits with 0 (it waits until the time is up) nor its memory. With loky, and with the standard

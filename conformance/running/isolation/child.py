@@ -1,7 +1,7 @@
-"""The process of one implementation: it is told an item, examines it, and hands back a line.
+"""The process of one implementation: it receives an item, examines it, and returns a line.
 
-Imported by the server from which such processes are forked, so it imports what they all need, and
-no framework.
+The server from which such processes are forked imports this module, so it imports what they all
+need, and no framework.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 FATAL = ("CUDA error", "device-side assert", "CUDNN_STATUS_", "CUBLAS_STATUS_EXECUTION_FAILED")
-"""In a message: the device's state is lost, and every later call of this process would fail."""
+"""Parts of messages after which every later call of this process would fail."""
 
 
 def serve(channel: Connection, printed: Connection, spec: str, device: str) -> None:
@@ -67,7 +67,7 @@ def serve(channel: Connection, printed: Connection, spec: str, device: str) -> N
         try:
             request = decode(channel.recv_bytes(), Declare | Examine)
         except (EOFError, OSError):
-            # Not the interpreter's way out: a framework may hang or die on that.
+            # Not sys.exit: a framework may hang or crash while the interpreter shuts down.
             os._exit(0)
         channel.send_bytes(encode(desk.answer(request)))
 
@@ -84,7 +84,7 @@ class Desk:
         self._examiner = Examiner(self._places)
 
     def answer(self, request: Declare | Examine) -> Declared | Examined | Mistaken | Refused:
-        """Whatever happens, there is an answer."""
+        """Return an answer, whatever happens."""
         try:
             if isinstance(request, Declare):
                 return self._declare(request)
@@ -92,7 +92,7 @@ class Desk:
         except Exception:
             return Mistaken(traceback.format_exc())
         except BaseException as error:
-            # Raised by the implementation: here nobody else asks for the end of the program.
+            # The implementation raised it: nothing else here ends the program.
             if isinstance(request, Declare):
                 return _refused(error)
             return Examined(self._ended(request, error))
@@ -138,9 +138,9 @@ class Desk:
         self._cases[case.id] = case
 
     def _ended(self, request: Examine, error: BaseException) -> bytes:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": ")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": ")
         name = item_id(self._adapter.name, request.case, request.dtype, self._device, request.mode)
-        return encode_line(without_outcome(name, "error", told), {})
+        return encode_line(without_outcome(name, "error", reason), {})
 
 
 def _refused(error: BaseException) -> Refused:
@@ -148,8 +148,8 @@ def _refused(error: BaseException) -> Refused:
         return Refused(str(error), failed=True)
     if isinstance(error, ConformanceError):
         return Refused(str(error), failed=False)
-    told = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
-    return Refused(f"does not import: {told}", failed=True)
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+    return Refused(f"does not import: {reason}", failed=True)
 
 
 # Before anything of the implementation is imported
@@ -158,7 +158,7 @@ def _refused(error: BaseException) -> Refused:
 def settle(printed: Connection) -> None:
     """Detach from the terminal, print into the pipe, end with the parent."""
     if hasattr(os, "setsid"):
-        # Ctrl-C is for the run, and what the implementation starts is to be killed with it.
+        # Ctrl-C is for the run; what the implementation starts is killed with its process group.
         os.setsid()
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -175,14 +175,14 @@ def settle(printed: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """A run that is killed leaves nobody behind, nor what they started."""
+    """End this process and the processes that it started when the run is killed."""
     parent = parent_process()
     if parent is None:
         return
     try:
         _ask_kernel(parent.sentinel)
     except (AttributeError, OSError):
-        # Elsewhere a thread watches; who hangs in C code and lets no thread run goes on there.
+        # Elsewhere a thread watches; C code that lets no thread run is not interrupted there.
         threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
 
 

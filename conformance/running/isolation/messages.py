@@ -1,4 +1,4 @@
-"""What a supervisor and its process say to each other: bytes of plain data, never pickled objects.
+"""Messages between a supervisor and its process: bytes of plain data, never pickled objects.
 
 Unpickling what an implementation's process sends could run the implementation's code here.
 """
@@ -45,19 +45,19 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """There is no implementation: a name is wrong, or (`failed`) what it names does not import."""
+    """There is no implementation: the name is wrong, or (`failed`) the import fails."""
 
-    told: str
+    reason: str
     failed: bool
 
 
 class Declare(msgspec.Struct, frozen=True, tag=True):
-    """Which of these cases and dtypes are worth asking, and what does the adapter declare?"""
+    """Asks which modes to examine for these cases and dtypes, and what the adapter declares."""
 
     cases: list[str]
     dtypes: list[str]
     files: list[str] = []
-    """Case files, of cases that are not in the catalogue."""
+    """Files of the cases that are not in the catalogue."""
 
 
 class DeclaredMode(msgspec.Struct, frozen=True):
@@ -75,13 +75,13 @@ class Declared(msgspec.Struct, frozen=True, tag=True):
     device_model: str = ""
     compiles: bool = False
     plan: dict[str, list[str]] = {}
-    """`plan_key` of case and dtype to the modes in which it is asked."""
+    """`plan_key` of case and dtype to the modes in which it is examined."""
     ended: tuple[str, str] | None = None
     """Verdict of every item, and the reason, where the implementation could not be imported."""
 
 
 class Examine(msgspec.Struct, frozen=True, tag=True):
-    """Examine one item; `place` is that in the run, or -1 if its weights are not to be drawn."""
+    """Asks for one item; `place` is that in the run, or -1 if the record has no weights of it."""
 
     case: str
     dtype: str
@@ -92,25 +92,25 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
 
 
 class Examined(msgspec.Struct, frozen=True, tag=True):
-    """A journal line; `spent` if the process cannot be asked anything more."""
+    """A journal line; `spent` if the process cannot be used again."""
 
     line: bytes
     spent: bool = False
 
 
 class Mistaken(msgspec.Struct, frozen=True, tag=True):
-    """A mistake of the suite, not of the implementation: its traceback."""
+    """An error of the suite, not of the implementation, with its traceback."""
 
     traceback: str
 
 
 def plan_key(case: str, dtype: str) -> str:
-    """Key of `Declared.plan`."""
+    """Return the key of `Declared.plan`."""
     return f"{case} {dtype}"
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """A message as bytes."""
+    """Return a message as bytes."""
     return msgspec.msgpack.encode(message)
 
 
@@ -120,7 +120,7 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 class StandIn(Adapter):
-    """In place of an implementation that lives in another process: its declaration, and no code."""
+    """Stands for an implementation in another process: it has its declaration, and no code."""
 
     def __init__(self, declared: Declared) -> None:
         self.declared = declared
@@ -135,7 +135,7 @@ class StandIn(Adapter):
         return self.declared.compiles
 
     def modes_of(self, case: Case, dtype: str) -> tuple[Mode, ...]:
-        """The modes in which the case is asked, as the adapter's own process planned it."""
+        """Return the modes in which the case is examined, as the adapter's process planned it."""
         if self.declared.ended is not None:
             return self.modes[:1]
         names = self.declared.plan.get(plan_key(case.id, dtype), [])
@@ -150,4 +150,4 @@ class StandIn(Adapter):
         return self.declared.device_model
 
     def run(self, problem: Problem, call: Call) -> Answer:
-        raise AssertionError("an isolated implementation is asked by its supervisor")
+        raise AssertionError("an isolated implementation is run by its supervisor")

@@ -1,6 +1,6 @@
-"""Keeps one implementation in a process of its own: asks, waits, measures, and ends it if need be.
+"""Runs one implementation in a process of its own: sends requests, measures, and ends the process.
 
-What comes back is a journal line, whatever happens there.
+Whatever happens there, the answer to a request is a journal line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 import psutil
 
 from conformance.adapter.base import DEFAULT_MODE
-from conformance.cases.case import Case
+from conformance.cases.case import Case, StoredCase
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import NotAnAdapter
 from conformance.records.findings import Verdict, without_outcome
@@ -47,12 +47,12 @@ from conformance.running.isolation.messages import (
     decode,
     encode,
 )
-from conformance.running.session import Inquiry, Item
+from conformance.running.session import Item, Row
 
 TICK = 0.05
 """Seconds between two looks at the memory of a process that is busy."""
 TREE = 20
-"""Every so many looks, its own children count too: finding them costs milliseconds."""
+"""Every so many looks include its child processes: finding them costs milliseconds."""
 
 _SUPERVISORS: dict[str, Supervisor] = {}
 
@@ -72,24 +72,22 @@ class Supervisor:
         atexit.register(self.close)
 
     def start(self) -> None:
-        """Import the implementation, if that was not done.
+        """Import the implementation, unless that was done.
 
         Raises:
-            NotAnAdapter: the name is wrong. What goes wrong in the importing is `declare`'s to say.
+            NotAnAdapter: the name is wrong. `declare` reports an error of the import.
         """
         if self._process is None and self._ended is None:
             self._ended = self._begin()
         if isinstance(self._ended, Refused) and not self._ended.failed:
-            raise NotAnAdapter(self._ended.told)
+            raise NotAnAdapter(self._ended.reason)
 
     def declare(self, cases: Sequence[Case], dtypes: Sequence[str]) -> Declared:
-        """What a run needs to know before it asks."""
+        """Return what a run needs to know for its plan."""
         self.start()
         if self._ended is None:
-            names, files = (
-                [case.id for case in cases],
-                [file for case in cases if (file := _file(case))],
-            )
+            names = [case.id for case in cases]
+            files = [case.path for case in cases if isinstance(case, StoredCase) and case.path]
             found = self._ask(Declare(names, list(dtypes), files), self.limits.start)
             if isinstance(found, Declared):
                 self.name = found.implementation.name
@@ -99,18 +97,18 @@ class Supervisor:
         return self._unreachable()
 
     def adopt(self, declared: Declared) -> None:
-        """Take a declaration from another process of this run; nothing is imported yet."""
+        """Take over a declaration from another process of this run, without an import."""
         self.name = declared.implementation.name
         if declared.ended is not None:
-            verdict, told = declared.ended
+            verdict, reason = declared.ended
             lost = verdict in ("crashed", "timed-out")
-            self._ended = Fate(verdict, told) if lost else Refused(told, failed=True)  # type: ignore[arg-type]
+            self._ended = Fate(verdict, reason) if lost else Refused(reason, failed=True)  # type: ignore[arg-type]
 
     def _unreachable(self) -> Declared:
-        """Nothing is known but the reason, which every item will have as its verdict."""
+        """Return a declaration without content, with the reason and verdict of every item."""
         ended = self._ended
         assert ended is not None
-        verdict = ended.verdict if isinstance(ended, Fate) else "unavailable"
+        verdict = _verdict(ended)
         name = self.spec.rpartition(":")[2]
         described = Implementation(
             name=name,
@@ -122,41 +120,36 @@ class Supervisor:
             modes=[DEFAULT_MODE.name],
             dtypes=list(DTYPES),
             masks=[],
-            unavailable=ended.told,
+            unavailable=ended.reason,
         )
         self.name = name
-        return Declared(described, [DeclaredMode(DEFAULT_MODE.name)], ended=(verdict, ended.told))
+        return Declared(described, [DeclaredMode(DEFAULT_MODE.name)], ended=(verdict, ended.reason))
 
-    def examine(self, item: Item | Inquiry, place: int) -> bytes:
-        """A journal line about one item."""
-        name = item.id
-        if self._ended is None and self._deaths >= self.limits.deaths:
-            told = f"not asked: its process was lost at {self._deaths} items in a row"
-            return _line(name, "not-run", told)
-        if self._ended is None and self._process is None:
-            # Its import went well before; whatever happens now belongs to this item.
+    def examine(self, item: Row, place: int) -> bytes:
+        """Return the journal line of one item."""
+        lost, name = self._ended, item.id
+        if lost is None and self._deaths >= self.limits.deaths:
+            reason = f"not asked: its process was lost at {self._deaths} items in a row"
+            return _line(name, "not-run", reason)
+        if lost is None and self._process is None:
+            # The import succeeded before, so a failure now belongs to this item.
             lost = self._begin()
-            if lost is not None:
-                self._deaths += 1
-                verdict = lost.verdict if isinstance(lost, Fate) else "unavailable"
-                return _line(name, verdict, lost.told)
-        if self._ended is not None:
-            verdict = self._ended.verdict if isinstance(self._ended, Fate) else "unavailable"
-            return _line(name, verdict, self._ended.told)
-        asked = item.case if isinstance(item, Item) else item.experiment
-        request = Examine(asked.id, item.dtype, item.mode.name, place, _file(asked))
-        found = self._ask(request, self.limits.item)
-        if isinstance(found, Fate):
+            self._deaths += lost is not None
+        if lost is not None:
+            return _line(name, _verdict(lost), lost.reason)
+        request = Examine(item.case_id, item.dtype, item.mode.name, place, _file(item))
+        answer = self._ask(request, self.limits.item)
+        if isinstance(answer, Fate):
             self._deaths += 1
-            return _line(name, found.verdict, found.told)
-        assert isinstance(found, Examined), found
+            return _line(name, answer.verdict, answer.reason)
+        assert isinstance(answer, Examined), answer
         self._deaths = 0
-        if found.spent:
+        if answer.spent:
             self._clear()
-        return found.line
+        return answer.line
 
     def close(self) -> None:
-        """End the process, and whatever it started."""
+        """End the process, and the processes that it started."""
         self._clear()
         atexit.unregister(self.close)
         _SUPERVISORS.pop(self.spec, None)
@@ -164,7 +157,7 @@ class Supervisor:
     # The process
 
     def _begin(self) -> Fate | Refused | None:
-        """A fresh process with the implementation in it; or why there is none."""
+        """Start a process and import the implementation; return the reason if that fails."""
         context = _context()
         ours, theirs = context.Pipe()
         printed, stdout = context.Pipe(duplex=False)
@@ -200,7 +193,7 @@ class Supervisor:
         return found
 
     def _receive(self, seconds: float, kinds: Any, to: str = "") -> Any:
-        """The answer, or the fate of a process that gives none within its limits."""
+        """Return the answer, or the fate of a process that gives none within its limits."""
         assert self._process is not None
         assert self._channel is not None
         assert self._printed is not None
@@ -224,16 +217,16 @@ class Supervisor:
             if now >= look:
                 look, looks = now + TICK, looks + 1
                 if self._used(looks % TREE == 0) > self.limits.memory:
-                    told = f"used more than {self.limits.memory:g} MiB; the process was killed"
-                    return self._kill("crashed", told)
+                    reason = f"used more than {self.limits.memory:g} MiB; the process was killed"
+                    return self._kill("crashed", reason)
             if now >= deadline:
                 answer = f"no answer {to}".rstrip()
-                told = f"{answer} within {seconds:g} s; the process was killed"
+                reason = f"{answer} within {seconds:g} s; the process was killed"
                 self._ask_where()
-                return self._kill("timed-out", told)
+                return self._kill("timed-out", reason)
 
     def _used(self, tree: bool) -> float:
-        """MiB of resident memory."""
+        """Return the resident memory in MiB; `tree` includes child processes."""
         if self._measured is None:
             return 0.0
         try:
@@ -245,7 +238,7 @@ class Supervisor:
         return used / 2**20
 
     def _ask_where(self) -> None:
-        """Let the process print its stack."""
+        """Make the process print its stack."""
         process, printed = self._process, self._printed
         assert process is not None
         assert printed is not None
@@ -263,18 +256,18 @@ class Supervisor:
         assert process is not None
         process.join(5)
         assert self._printed is not None
-        told = died(process.exitcode) + last_words(self._printed.text, self.spec)
+        reason = died(process.exitcode) + last_words(self._printed.text, self.spec)
         self._clear()
-        return Fate("crashed", told)
+        return Fate("crashed", reason)
 
-    def _kill(self, verdict: Any, told: str) -> Fate:
+    def _kill(self, verdict: Any, reason: str) -> Fate:
         assert self._printed is not None
-        told += last_words(self._printed.text, self.spec)
+        reason += last_words(self._printed.text, self.spec)
         self._clear()
-        return Fate(verdict, told)
+        return Fate(verdict, reason)
 
     def _clear(self) -> None:
-        """Nothing is left of the process, nor of what it started."""
+        """Kill the process, and the processes that it started."""
         process, channel = self._process, self._channel
         self._process = self._channel = self._measured = None
         if channel is not None:
@@ -292,7 +285,7 @@ class Supervisor:
 
 
 def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
-    """The supervisor of this implementation: who asks twice gets the same."""
+    """Return the supervisor of this implementation: the same one for the same arguments."""
     supervisor = _SUPERVISORS.get(spec)
     if supervisor is None or (supervisor.device, supervisor.limits) != (device, limits):
         if supervisor is not None:
@@ -301,19 +294,23 @@ def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
     return supervisor
 
 
-def _file(case: object) -> str:
-    """The file that a case was read from, or ""."""
-    return getattr(case, "path", "")
+def _file(row: Row) -> str:
+    """Return the file that a case was read from, or ""."""
+    return row.case.path if isinstance(row, Item) and isinstance(row.case, StoredCase) else ""
 
 
-def _line(name: str, verdict: Verdict, told: str) -> bytes:
-    return encode_line(without_outcome(name, verdict, told), {})
+def _verdict(lost: Fate | Refused) -> Verdict:
+    return lost.verdict if isinstance(lost, Fate) else "unavailable"
+
+
+def _line(name: str, verdict: Verdict, reason: str) -> bytes:
+    return encode_line(without_outcome(name, verdict, reason), {})
 
 
 def _context() -> BaseContext:
-    """Processes are forked from a server that has imported the suite, and no framework.
+    """Return a context that forks processes from a server, which has imported only the suite.
 
-    So that a fresh one costs 20 ms and not a second, and inherits no threads.
+    A fresh process then costs 20 ms instead of a second, and inherits no threads.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -324,9 +321,9 @@ def _context() -> BaseContext:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """A new process needs nothing of the program that runs this one.
+    """Hide the main module, which a new process would import again.
 
-    Else it would import that program again: pytest, or a script that was not written for it.
+    That is pytest, or a script that was not written for it.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -339,15 +336,15 @@ def _without_main() -> Iterator[None]:
 # What a process printed, and how it ended
 
 KEPT = 64 * 2**10
-"""Bytes at the end, enough for the stack of a crash and the line before it."""
+"""Bytes at the end of the output that are kept: a stack and the line before it."""
 AT_ONCE = 2**20
-"""Bytes read before somebody else gets a turn, of a process that prints without end."""
+"""Bytes that `Printed.read` reads at most, because a process may print without end."""
 
 
 class Printed:
-    """The reading end of the pipe that a process has for stdout and stderr.
+    """The reading end of a process's stdout and stderr.
 
-    A file would be simpler, and fill the disk when a process prints for a minute.
+    A file would be simpler, but would fill the disk if a process prints for a minute.
     """
 
     def __init__(self, channel: Connection) -> None:
@@ -356,7 +353,7 @@ class Printed:
         os.set_blocking(channel.fileno(), False)
 
     def read(self) -> bool:
-        """Take what is there; False when nothing can come any more."""
+        """Read what is there; return False if the pipe is closed."""
         taken = 0
         while taken < AT_ONCE:
             try:
@@ -372,18 +369,18 @@ class Printed:
         return True
 
     def forget(self) -> None:
-        """What was printed so far tells nothing about what comes next."""
+        """Drop what was printed so far."""
         self.read()
         self._end = b""
 
     @property
     def text(self) -> str:
-        """The end of what was printed."""
+        """Return the end of what was printed."""
         self.read()
         return self._end.decode(errors="replace")
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Close the pipe."""
         with contextlib.suppress(OSError):
             self.channel.close()
 
@@ -394,14 +391,14 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Fate:
-    """No answer: the verdict, and why."""
+    """The verdict and the reason, if a process gave no answer."""
 
     verdict: Literal["crashed", "timed-out"]
-    told: str
+    reason: str
 
 
 def died(code: int | None) -> str:
-    """How a process ended by itself."""
+    """Return how a process ended by itself."""
     if code is not None and code < 0:
         try:
             return f"the process died with {signal.Signals(-code).name}"
@@ -411,21 +408,21 @@ def died(code: int | None) -> str:
 
 
 def has_stack(text: str) -> bool:
-    """Whether the process printed where it was."""
+    """Return whether the process printed its stack."""
     return bool(_FRAME.search(text))
 
 
 def last_words(text: str, spec: str) -> str:
-    """Where it was, and the last line that it printed, as far as known: "" or " (at ...)"."""
+    """Return its innermost line and the last line that it printed, as far as known, or ""."""
     dump = _DUMP.search(text)
-    own, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")
-    lines = [line.strip() for line in own.splitlines() if line.strip()]
+    printed, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
     place, words = _place(stack, spec), lines[-1][:200] if lines else ""
     return (f" (at {place})" if place else "") + (f"; it printed last: {words}" if words else "")
 
 
 def _place(stack: str, spec: str) -> str:
-    """The innermost line in the implementation's file, or else the innermost of all."""
+    """Return the innermost line in the implementation's file, or else the innermost of all."""
     frames = _FRAME.findall(stack)
     file = Path(spec.partition(":")[0]).name
     theirs = [frame for frame in frames if Path(frame[0]).name == file] or frames
