@@ -1,6 +1,6 @@
 """Runs: what is examined, the pytest session, `examine`, the checks in a project's own tests.
 
-This module imports nothing: the pytest plugin reads it in every pytest run of an environment.
+It imports nothing of the suite: the pytest plugin reads it in every pytest run of an environment.
 """
 
 from __future__ import annotations
