@@ -1,12 +1,15 @@
-"""How long the suite takes, as ratios and wall times measured in one run.
+"""The figures that this repository holds itself to: its size, and how long things take.
 
-    python benchmarks/speed.py            everything below
-    python benchmarks/speed.py torch      suite time / time in the implementation's own calls
-    python benchmarks/speed.py flax       wall time of each Flax implementation, with compilation
-    python benchmarks/speed.py probe      mha-conformance probe, with everything that it imports
+    python benchmarks/speed.py            all of the following but `tox`
+    python benchmarks/speed.py house      lines, modules and packages of conformance/ and reports/
     python benchmarks/speed.py help       mha-conformance --help
+    python benchmarks/speed.py torch      suite time / time in the implementation's own calls
+    python benchmarks/speed.py flax       CPU time of each Flax implementation, with compilation
+    python benchmarks/speed.py probe      mha-conformance probe, with everything that it imports
+    python benchmarks/speed.py tox        both commands of the README, in a fresh clone
 
-Each measurement runs in a process of its own. `tox` is timed with the shell: `time tox`.
+Each measurement runs in a process of its own. Times are wall-clock times, unless they are said to
+be those of the CPU.
 """
 
 from __future__ import annotations
@@ -17,8 +20,50 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
+ROOMS = ("conformance", "reports")
+LIMITS = {"lines": 27_500, "modules": 165, "packages": 25}
 INNER = "--inside"
+
+
+def house() -> None:
+    """Lines, modules and packages of what a wheel holds, without the adapters."""
+    modules = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    sizes = {
+        "lines": sum(path.read_text(encoding="utf-8").count("\n") for path in modules),
+        "modules": len(modules),
+        "packages": len({path.parent for path in modules}),
+    }
+    for name, size in sizes.items():
+        print(f"{name}: {size:,d} (limit {LIMITS[name]:,d})")
+
+
+def help_() -> None:
+    """The claim: at most 0.2 s."""
+    command = [sys.executable, "-m", "conformance", "--help"]
+    times = [seconds(command) for _ in range(9)]
+    print(f"mha-conformance --help: median {statistics.median(times):.2f} s (limit 0.2)")
+
+
+def tox() -> None:
+    """The claims: 300 s from nothing but a warm cache of packages, 30 s where nothing changed, and
+    360 s for the tests."""
+    command = [sys.executable, "-m", "tox"]
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "clone"
+        seconds(["git", "clone", "--quiet", str(ROOT), str(clone)])
+        print(f"tox, from nothing: {seconds(command, clone):.0f} s (limit 300)")
+        print(f"tox, unchanged: {seconds(command, clone):.0f} s (limit 30)")
+        print(f"tox -e tests: {seconds([*command, '-e', 'tests'], clone):.0f} s (limit 360)")
+
+
+def seconds(command: list[str], folder: Path = ROOT) -> float:
+    """How long a command takes; raises `CalledProcessError` if it fails."""
+    started = time.perf_counter()
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
 
 
 def suite(implementation: str, cache: str = "") -> tuple[float, float, str]:
@@ -75,18 +120,18 @@ def torch() -> None:
     ratios = []
     with tempfile.TemporaryDirectory() as cache:
         for run in ("first", "second", "third", "fourth"):
-            whole, own, told = suite("torch-mha", cache)
+            whole, own, last_line = suite("torch-mha", cache)
             ratios.append(whole / own)
             figures = f"suite {whole:.1f} s, own calls {own:.1f} s, ratio {whole / own:.2f}"
             print(f"torch-mha, {run} run: {figures}")
-    print(f"torch-mha: median ratio {statistics.median(ratios[1:]):.2f} (limit 2.5); {told}")
+    print(f"torch-mha: median ratio {statistics.median(ratios[1:]):.2f} (limit 2.5); {last_line}")
 
 
 def flax() -> None:
     """The claim: at most 30 s each."""
     for name in ("flax-linen", "flax-nnx"):
-        whole, own, told = suite(name)
-        print(f"{name}: {whole:.1f} s (limit 30), {own:.1f} s of it compiling and calling; {told}")
+        whole, own, last_line = suite(name)
+        print(f"{name}: {whole:.1f} s (limit 30), {own:.1f} s compiling and calling; {last_line}")
 
 
 def probe() -> None:
@@ -99,28 +144,18 @@ def probe() -> None:
         if done.returncode:
             sys.exit(f"{name}: {done.stderr.decode()[-2000:]}")
         entries = done.stdout.count(b'"subject"')
-        told = f"{time.perf_counter() - started:.1f} s (limit {limit}), {entries} entries"
-        print(f"mha-conformance probe {name}: {told}")
+        taken = time.perf_counter() - started
+        print(f"mha-conformance probe {name}: {taken:.1f} s (limit {limit}), {entries} entries")
 
 
-def help_() -> None:
-    """The claim: under 0.4 s."""
-    times = []
-    for _ in range(7):
-        started = time.perf_counter()
-        command = [sys.executable, "-m", "conformance", "--help"]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-        times.append(time.perf_counter() - started)
-    print(f"mha-conformance --help: median {statistics.median(times):.2f} s (limit 0.4)")
-
-
-def main(wanted: list[str]) -> None:
-    """Run what is asked for, or everything."""
-    known = {"torch": torch, "flax": flax, "probe": probe, "help": help_}
-    for name in wanted or list(known):
-        if name not in known:
-            sys.exit(f"unknown benchmark {name!r}; known: {', '.join(known)}")
-        known[name]()
+def main(names: list[str]) -> None:
+    """Run the named benchmarks; without a name, all but `tox`."""
+    benchmarks = {"house": house, "help": help_, "torch": torch, "flax": flax, "probe": probe}
+    every = benchmarks | {"tox": tox}
+    for name in names or list(benchmarks):
+        if name not in every:
+            sys.exit(f"unknown benchmark {name!r}; known: {', '.join(every)}")
+        every[name]()
 
 
 if __name__ == "__main__":
