@@ -3,6 +3,8 @@
 Eagerly each new shape costs two seconds, because every operation is compiled on its own; as one
 program 0.5 s; and with `QUICK` 0.14 s, at most 4 ulp away from the optimised program. So most
 of the suite compiles quickly, and a mode that says `optimised` compares with what users run.
+Operations that experiments call eagerly are compiled quickly too, at half the cost; a third if
+`XLA_FLAGS` says `--xla_cpu_use_fusion_emitters=false`, which only the environment can set for them.
 
 From JAX 0.4.31 on. What it lacked then is asked for by name, never by version.
 """
@@ -23,6 +25,9 @@ from conformance.frameworks.surroundings import Setting
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 """Options for small programs that run a few times each: less optimisation, six times as quick."""
+
+OPTIMISED = {"xla_cpu_use_fusion_emitters": True}
+"""XLA's default, for programs that are optimised although `XLA_FLAGS` says otherwise."""
 
 MOST_MAPPED = 40_000
 """Mappings of memory after which compiled programs are dropped: Linux allows a process 65,530, each
@@ -58,7 +63,11 @@ class Jax(Framework):
             self._programs.clear()
             jax.clear_caches()
         # 64 bits only for float64: elsewhere the library runs as its users run it.
-        with _enable_x64(dtype == "float64"), jax.default_device(jax.devices(device)[0]):
+        with (
+            _enable_x64(dtype == "float64"),
+            jax.default_device(jax.devices(device)[0]),
+            _optimising(device != "cpu"),
+        ):
             yield
 
     def call(self, request: Request) -> Evaluated:
@@ -76,27 +85,32 @@ class Jax(Framework):
                     run, **({"compiler_options": options} if options else {})
                 )
             run = self._programs[key]
-        return Evaluated(*run(request.variables, request.constants, request.cotangent))
+        with _optimising(request.optimised or not _on_cpu()):
+            return Evaluated(*run(request.variables, request.constants, request.cotangent))
 
     def _options(self, optimised: bool) -> dict[str, Any]:
-        on_cpu = jax.config.jax_default_device is None or (
-            jax.config.jax_default_device.platform == "cpu"
-        )
-        return self._quick_options() if on_cpu and not optimised else {}
+        if not _on_cpu():
+            return {}
+        known = self._known_options()
+        return {
+            name: value
+            for name, value in (OPTIMISED if optimised else QUICK).items()
+            if name in known
+        }
 
     @lru_cache(maxsize=1)  # noqa: B019 - the bridge lives as long as the process
-    def _quick_options(self) -> dict[str, Any]:
-        """Those of `QUICK` that are known.
+    def _known_options(self) -> frozenset[str]:
+        """The names in `QUICK` and `OPTIMISED` that this version of XLA knows.
 
         Options come and go with XLA's versions; an unknown one is refused when compiling. Before
         JAX 0.4.36 there are none for `jit`.
         """
-        known = {}
-        for name, value in QUICK.items():
+        known = set()
+        for name, value in (QUICK | OPTIMISED).items():
             with suppress(Exception):
                 jax.jit(lambda x: x, compiler_options={name: value})(jnp.zeros(()))
-                known[name] = value
-        return known
+                known.add(name)
+        return frozenset(known)
 
     def settings(self) -> tuple[Setting, ...]:
         return tuple(
@@ -123,6 +137,24 @@ class Jax(Framework):
         with suppress(RuntimeError):
             models["gpu"] = jax.devices("gpu")[0].device_kind
         return models
+
+
+def _on_cpu() -> bool:
+    """Whether arrays without a device of their own are on the CPU, in a session."""
+    device = jax.config.jax_default_device
+    return device is None or device.platform == "cpu"
+
+
+@contextmanager
+def _optimising(on: bool) -> Iterator[None]:
+    """Whether XLA optimises what it compiles, also for operations that are called eagerly."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, not on)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _mapped() -> int:
