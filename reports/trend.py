@@ -122,8 +122,8 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
         if was != is_now:
             (worse if is_now else better)[pair.requirement] += 1
         elif (one.value or one.verdict) != (two.value or two.verdict):
-            values = (say(item.value) or item.verdict for item in (one, two))
-            other[pair.requirement, *values] += 1
+            texts = [say(item.value) or item.verdict for item in (one, two)]
+            other[pair.requirement, texts[0], texts[1]] += 1
     for key, subject, was_there, is_there in entries_apart(before, after):
         # What is not taken any more is refused now, and that is the same told again.
         if was_there and is_there and subject.id != "shapes.refused":
