@@ -9,7 +9,6 @@ import numpy as np
 from conformance.adapter.arguments import Native
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Causal, Shape, causal_mask
-from conformance.experiments.blocking import Blocking, blocking
 from conformance.experiments.code import hiding
 from conformance.experiments.combinations import (
     UNEXPLAINED,
@@ -19,11 +18,10 @@ from conformance.experiments.combinations import (
     visible_of,
 )
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen
-from conformance.experiments.masks import numbers
+from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen, Sizes
+from conformance.experiments.masks import Blocking, blocking, numbers
 from conformance.experiments.meaning import among_shown
-from conformance.experiments.readout import Sizes
-from conformance.records.findings import Entry, Topic
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import NOTHING, Argument, Phrase
 
 LENGTHS = (

@@ -10,14 +10,11 @@ import numpy as np
 from conformance.adapter.arguments import AXES, Native
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Shape
-from conformance.experiments.blocking import Blocking, blocking
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.forms import arrange
-from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen
-from conformance.experiments.masks import numbers
-from conformance.experiments.meaning import among_shown, rows_changed
-from conformance.experiments.readout import Sizes
-from conformance.records.findings import Entry, Topic
+from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen, Sizes
+from conformance.experiments.masks import Blocking, blocking, numbers
+from conformance.experiments.meaning import among_shown, arrange, rows_changed
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import NOTHING, Phrase
 
 UNEXPLAINED = Phrase("combined.unexplained")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.experiments.blocking import Blocking, blockings
 from conformance.experiments.experiment import Experiment
 from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen
-from conformance.records.findings import Entry, Topic
+from conformance.experiments.masks import Blocking, blockings
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import Phrase
 
 HIDDEN = 1

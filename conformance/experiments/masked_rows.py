@@ -7,14 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.experiments.blocking import Blocking, blockings
 from conformance.experiments.code import mask, output
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.forms import INFINITE, LARGE
 from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused, Seen
-from conformance.experiments.masks import examined, numbers
-from conformance.experiments.meaning import ADDED
-from conformance.records.findings import Entry, Topic
+from conformance.experiments.masks import Blocking, blockings, examined, numbers
+from conformance.experiments.meaning import ADDED, INFINITE, LARGE
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.requirements.declared import declared_row
 from conformance.words import say

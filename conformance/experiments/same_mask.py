@@ -13,12 +13,27 @@ import numpy as np
 from conformance.adapter.arguments import MaskArgument, to_layout
 from conformance.definition.dtypes import Array
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form
-from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused, Seen
+from conformance.experiments.laboratory import (
+    REFUSED,
+    SOMETHING_ELSE,
+    Laboratory,
+    Refused,
+    Seen,
+    Sizes,
+)
 from conformance.experiments.masks import examined
-from conformance.experiments.meaning import BLOCKS_EVERYTHING, IGNORED, REJECTED, among
-from conformance.experiments.readout import Sizes
-from conformance.records.findings import Entry, Topic
+from conformance.experiments.meaning import (
+    BLOCKS_EVERYTHING,
+    BOOL,
+    IGNORED,
+    INFINITE,
+    REJECTED,
+    ZERO_INFINITE,
+    ZERO_ONE,
+    Form,
+    among,
+)
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import Argument, Phrase
 
 LENGTH = 5

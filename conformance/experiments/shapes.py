@@ -15,12 +15,21 @@ import numpy as np
 from conformance.adapter import layouts
 from conformance.adapter.arguments import MaskArgument
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.forms import BOOL, INFINITE, ZERO_INFINITE, ZERO_ONE, Form, arrange
-from conformance.experiments.laboratory import Laboratory, Refused, Seen
+from conformance.experiments.laboratory import Laboratory, Refused, Seen, Sizes
 from conformance.experiments.masks import examined
-from conformance.experiments.meaning import ADDED, ATTENDING, BLOCKING, read_as
-from conformance.experiments.readout import Sizes
-from conformance.records.findings import Entry, Topic
+from conformance.experiments.meaning import (
+    ADDED,
+    ATTENDING,
+    BLOCKING,
+    BOOL,
+    INFINITE,
+    ZERO_INFINITE,
+    ZERO_ONE,
+    Form,
+    arrange,
+    read_as,
+)
+from conformance.records.card import Entry, Topic
 from conformance.records.phrase import NOTHING, Argument, Part, Phrase
 from conformance.words import say
 
