@@ -259,7 +259,7 @@ MISTAKES = {
     "numbers": (
         lambda: module(mask_arguments=padding(true="blocks", number="added")),
         "plain/no-mask/cross",
-        "declared padding[0/-inf] attends, observed rejected: RuntimeError: masked_fill_ only "
+        "declared padding[0/-inf] added, observed rejected: RuntimeError: masked_fill_ only "
         "supports boolean masks",
     ),
     "missing row": (

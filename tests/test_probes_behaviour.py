@@ -9,8 +9,8 @@ from mutants.miniatures import MASK, Correct
 
 from conformance import Answer, CausalFlag, MaskArgument, attention_function
 from conformance.experiments import experiment
-from conformance.experiments.laboratory import Seen
 from conformance.experiments.masked_rows import nan_places
+from conformance.requirements.laboratory import Seen
 from conformance.words import say
 
 # Shapes

@@ -13,13 +13,13 @@ import pytest
 from conformance.adapter import layouts
 from conformance.adapters import torch_mha
 from conformance.experiments import code, experiment
-from conformance.experiments.laboratory import Laboratory
+from conformance.requirements.laboratory import Laboratory
 
 RUNNER = """
 import contextlib, io, json, re, sys
 from conformance.adapter.loading import load
 from conformance.experiments import experiment
-from conformance.experiments.laboratory import Laboratory
+from conformance.requirements.laboratory import Laboratory
 from conformance.words import say
 
 def printed(lines):

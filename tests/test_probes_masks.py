@@ -13,16 +13,16 @@ from mutants.miniatures import MASK, Correct, Inverted, Raises
 from conformance import Answer, MaskArgument, Unsupported
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
-from conformance.experiments.laboratory import (
+from conformance.requirements.laboratory import (
     OUTPUT_BIAS,
     NoAnswer,
     Refused,
     Sizes,
+    numbers,
     pattern,
     readout,
     readout_shape,
 )
-from conformance.experiments.masks import numbers
 from conformance.words import say
 
 # The readout

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from conformance.records.findings import Entry, Finding
 from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.examination import Examination
+from conformance.requirements.meaning import ADDED, ATTENDS, BLOCKS, IGNORED
 from conformance.requirements.polarity import observations
 
-_FORMS = {"bool": "handed.as-boolean", "0/1": "handed.as-ones", "0/-inf": "handed.as-infinite"}
+_FORMS = {
+    "form.bool": "handed.as-boolean",
+    "form.zero-one": "handed.as-ones",
+    "form.zero-infinite": "handed.as-infinite",
+}
 """How a mask was handed over."""
 
 _MASKED_ROW = {
@@ -45,19 +50,20 @@ def cause(finding: Finding, ex: Examination) -> Phrase:
 
 def _polarity(ex: Examination) -> Phrase:
     causes = []
-    for trial, observed, _ in observations(ex):
-        form = Phrase(_FORMS[trial.form])
-        about: dict[str, Argument] = {"argument": trial.argument, "form": form}
-        if observed == trial.declared:
+    for argument, form, entry in observations(ex):
+        handed = Phrase(_FORMS[form.phrase.id])
+        about: dict[str, Argument] = {"argument": argument.name, "form": handed}
+        meant = entry.value.id.removeprefix("mask.")
+        if entry.agrees:
             continue
-        if observed == "ignored":
+        if entry.value == IGNORED:
             causes.append(Phrase("argument.not-applied", about))
-        elif {trial.declared, observed} == {"attends", "blocks"}:
-            causes.append(Phrase("argument.inverted", {**about, "true": observed}))
-        elif observed == "added":
+        elif {entry.declared, entry.value} == {ATTENDS, BLOCKS}:
+            causes.append(Phrase("argument.inverted", {**about, "true": meant}))
+        elif entry.value == ADDED:
             causes.append(Phrase("argument.added", about))
-        elif trial.declared == "added" and observed in ("attends", "blocks"):
-            causes.append(Phrase("argument.as-boolean", {**about, "nonzero": observed}))
+        elif entry.declared == ADDED and entry.value in (ATTENDS, BLOCKS):
+            causes.append(Phrase("argument.as-boolean", {**about, "nonzero": meant}))
     if len(causes) > 1:
         return Phrase("argument.several", {"causes": [*causes]})
     return causes[0] if causes else NOTHING

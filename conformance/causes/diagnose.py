@@ -36,7 +36,9 @@ from conformance.errors import ConformanceError, Unsupported
 from conformance.records.findings import Finding
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.requirements.examination import Examination, Raised
-from conformance.requirements.polarity import observations, trials
+from conformance.requirements.meaning import ADDED, READINGS, telling
+from conformance.requirements.polarity import observations
+from conformance.words import say
 
 OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "modes.")
 """Chapters of requirements for which an answer is searched for a cause."""
@@ -140,23 +142,24 @@ def _of_spellings(
 
 def _of_arguments(ex: Examination) -> Phrase:
     """Return what becomes of a mask in an argument that does not mean what it is declared to."""
-    misdeclared = {trial.argument for trial, seen, _ in observations(ex) if seen != trial.declared}
-    for argument in ex.adapter.mask_arguments:
+    tried = observations(ex)
+    misdeclared = {argument.name for argument, _, entry in tried if not entry.agrees}
+    for argument, form, entry in tried:
         if argument.name not in misdeclared:
             continue
-        for trial in trials(ex.problem, argument, ex.case.random("polarity")):
-            said = Spelling(f"{argument.name} [{trial.form}]", {argument.name: trial.native})
-            if trial.declared == "added":
-                bias = trial.marked[:, None].astype(np.float64)
-                problem = ex.problem.replace(attn_bias=bias)
-            elif trial.marked.shape[-1] == 1:
-                continue
-            else:
-                seen = trial.marked if trial.declared == "attends" else ~trial.marked
-                problem = ex.problem.replace(mask=seen[:, None])
-            cause = _of_spellings(ex, problem, expect(problem), lambda _, one=said: [one])  # type: ignore[misc]
-            if cause:
-                return cause
+        values, native = telling(form, argument, ex.problem.shape)
+        if entry.declared == ADDED:
+            blocked = np.isneginf(values)
+            mask = ~blocked if blocked.any() else None
+            problem = ex.problem.replace(mask=mask, attn_bias=np.where(blocked, 0.0, values))
+        elif values.shape[-1] == 1:
+            continue
+        else:
+            problem = ex.problem.replace(mask=READINGS[entry.declared](values))
+        said = Spelling(say(entry.subject), {argument.name: form.array(native)})
+        cause = _of_spellings(ex, problem, expect(problem), lambda _, one=said: [one])  # type: ignore[misc]
+        if cause:
+            return cause
     return NOTHING
 
 

@@ -2,7 +2,7 @@
 
 An experiment asks one implementation, in one mode, and yields entries of its convention card. It
 believes no declaration; where an entry has one beside it, the two are compared, and a difference is
-a deviation of the adapter. How weights are seen: `conformance.experiments.laboratory`.
+a deviation of the adapter. How weights are seen: `conformance.requirements.laboratory`.
 
 Every `Experiment` that a module of this package defines is one of them; nothing else names it.
 """

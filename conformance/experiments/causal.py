@@ -18,11 +18,11 @@ from conformance.experiments.combinations import (
     visible_of,
 )
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen, Sizes
-from conformance.experiments.masks import Blocking, blocking, numbers
-from conformance.experiments.meaning import among_shown
-from conformance.records.card import Entry, Topic
+from conformance.experiments.masks import Blocking, blocking
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.requirements.laboratory import REFUSED, Laboratory, Refused, Seen, Sizes, numbers
+from conformance.requirements.meaning import among_shown
 
 LENGTHS = (
     (Phrase("lengths.equal"), 5, 5),

@@ -14,7 +14,7 @@ import numpy as np
 from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES
 from conformance.adapter.code import FRAMEWORKS, SMALL, lines
-from conformance.experiments.laboratory import Laboratory
+from conformance.requirements.laboratory import Laboratory
 
 SIZES = dict(zip(AXES, SMALL.logits, strict=True))
 

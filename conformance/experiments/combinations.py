@@ -11,11 +11,11 @@ from conformance.adapter.arguments import AXES, Native
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Shape
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen, Sizes
-from conformance.experiments.masks import Blocking, blocking, numbers
-from conformance.experiments.meaning import among_shown, arrange, rows_changed
-from conformance.records.card import Entry, Topic
+from conformance.experiments.masks import Blocking, blocking
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import NOTHING, Phrase
+from conformance.requirements.laboratory import REFUSED, Laboratory, Refused, Seen, Sizes, numbers
+from conformance.requirements.meaning import among_shown, arrange, rows_changed
 
 UNEXPLAINED = Phrase("combined.unexplained")
 EQUAL = Sizes(batch=4, heads=4, query=4, key=4)

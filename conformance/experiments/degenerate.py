@@ -9,11 +9,16 @@ import numpy as np
 
 from conformance.errors import Unsupported
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused
 from conformance.experiments.masked_rows import NAN, OUTPUT_BIAS, ZEROS
-from conformance.experiments.masks import numbers
 from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import Phrase
+from conformance.requirements.laboratory import (
+    REFUSED,
+    SOMETHING_ELSE,
+    Laboratory,
+    Refused,
+    numbers,
+)
 
 UNBATCHED, SEQUENCE_FIRST = Phrase("input.unbatched"), Phrase("input.sequence-first")
 TAKEN = Phrase("input.taken")

@@ -12,10 +12,15 @@ from conformance.adapter.base import Mode
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused
-from conformance.experiments.masks import numbers
 from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import Part, Phrase
+from conformance.requirements.laboratory import (
+    REFUSED,
+    SOMETHING_ELSE,
+    Laboratory,
+    Refused,
+    numbers,
+)
 
 ACTIVE, ON, OFF = (Phrase(f"dropout.{name}") for name in ("active", "on", "off"))
 

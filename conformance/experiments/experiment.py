@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from conformance.adapter.base import Adapter, Mode
 from conformance.definition.dtypes import Array
-from conformance.experiments.laboratory import Laboratory
 from conformance.records.findings import Entry, Topic
+from conformance.requirements.laboratory import Laboratory
 
 Made = Iterator[Entry] | Iterator[tuple[Entry, Array | None]]
 

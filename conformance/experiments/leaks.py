@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import REFUSED, Laboratory, Refused, Seen
 from conformance.experiments.masks import Blocking, blockings
-from conformance.records.card import Entry, Topic
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import Phrase
+from conformance.requirements.laboratory import REFUSED, Laboratory, Refused, Seen
 
 HIDDEN = 1
 """The key that is blocked for everybody."""

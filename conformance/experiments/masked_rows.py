@@ -9,12 +9,20 @@ import numpy as np
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.experiments.code import mask, output
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import REFUSED, SOMETHING_ELSE, Laboratory, Refused, Seen
-from conformance.experiments.masks import Blocking, blockings, examined, numbers
-from conformance.experiments.meaning import ADDED, INFINITE, LARGE
-from conformance.records.card import Entry, Topic
+from conformance.experiments.masks import Blocking, blockings
+from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.requirements.declared import declared_row
+from conformance.requirements.laboratory import (
+    REFUSED,
+    SOMETHING_ELSE,
+    Laboratory,
+    Refused,
+    Seen,
+    numbers,
+)
+from conformance.requirements.meaning import ADDED, INFINITE, LARGE
+from conformance.requirements.polarity import examined
 from conformance.words import say
 
 ENTRY, QUERY = 0, 1

@@ -10,9 +10,9 @@ import numpy as np
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import REFUSED, Laboratory, Outcome, Refused
 from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import Phrase
+from conformance.requirements.laboratory import REFUSED, Laboratory, Outcome, Refused
 
 
 def repeatability(lab: Laboratory) -> Iterator[Entry]:

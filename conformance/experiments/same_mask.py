@@ -13,7 +13,9 @@ import numpy as np
 from conformance.adapter.arguments import MaskArgument, to_layout
 from conformance.definition.dtypes import Array
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import (
+from conformance.records.findings import Entry, Topic
+from conformance.records.phrase import Argument, Phrase
+from conformance.requirements.laboratory import (
     REFUSED,
     SOMETHING_ELSE,
     Laboratory,
@@ -21,8 +23,7 @@ from conformance.experiments.laboratory import (
     Seen,
     Sizes,
 )
-from conformance.experiments.masks import examined
-from conformance.experiments.meaning import (
+from conformance.requirements.meaning import (
     BLOCKS_EVERYTHING,
     BOOL,
     IGNORED,
@@ -33,8 +34,7 @@ from conformance.experiments.meaning import (
     Form,
     among,
 )
-from conformance.records.card import Entry, Topic
-from conformance.records.phrase import Argument, Phrase
+from conformance.requirements.polarity import examined
 
 LENGTH = 5
 WRITTEN = ("one-attends", "one-blocks", "added")

@@ -15,9 +15,10 @@ import numpy as np
 from conformance.adapter import layouts
 from conformance.adapter.arguments import MaskArgument
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import Laboratory, Refused, Seen, Sizes
-from conformance.experiments.masks import examined
-from conformance.experiments.meaning import (
+from conformance.records.findings import Entry, Topic
+from conformance.records.phrase import NOTHING, Argument, Part, Phrase
+from conformance.requirements.laboratory import Laboratory, Refused, Seen, Sizes
+from conformance.requirements.meaning import (
     ADDED,
     ATTENDING,
     BLOCKING,
@@ -29,8 +30,7 @@ from conformance.experiments.meaning import (
     arrange,
     read_as,
 )
-from conformance.records.card import Entry, Topic
-from conformance.records.phrase import NOTHING, Argument, Part, Phrase
+from conformance.requirements.polarity import examined
 from conformance.words import say
 
 SHAPES = (

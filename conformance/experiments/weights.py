@@ -8,11 +8,10 @@ import numpy as np
 
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.experiments.experiment import Experiment
-from conformance.experiments.laboratory import Laboratory
-from conformance.experiments.masks import numbers
 from conformance.records.findings import Entry, Topic
 from conformance.records.phrase import Phrase
 from conformance.requirements.declared import returned_weights
+from conformance.requirements.laboratory import Laboratory, numbers
 
 SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}
 

@@ -1,121 +1,182 @@
-"""What a mask argument really means, found by experiment.
+"""What a mask argument means: the experiment, and the requirement that it be as declared.
 
-A pattern is fed to the argument natively, and one token's content is changed: the queries whose
-output moves are those that attend it. That tells `attends` from `blocks`, and from a mask that
-hides nothing, without knowing the right answer: an implementation with a wrong scale still has a
-right mask.
+An array is handed to the argument natively, in a problem whose output is the attention weights, and
+every meaning predicts the weights (`meaning`). The requirement asks this in the case's sharing,
+score and heads. An implementation that is wrong elsewhere may still have a right mask:
+where the output does not show the weights, the queries that the content of one token moves are
+those that attend it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from contextlib import suppress
 
 import numpy as np
 
-from conformance.adapter import layouts
-from conformance.adapter.arguments import MaskArgument, Native, Spelling, to_layout
+from conformance.adapter.arguments import MaskArgument, to_layout
 from conformance.cases import catalogue as served
-from conformance.definition.arithmetic import Exact
-from conformance.definition.attention import forward
-from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.problem import Problem
-from conformance.errors import Unsupported, WrongShape
-from conformance.records.findings import Finding
-from conformance.records.numbers import ratios
-from conformance.records.phrase import Argument, Part, Phrase
-from conformance.requirements.examination import Examination, Raised
+from conformance.definition.dtypes import Array
+from conformance.errors import Unsupported
+from conformance.records.findings import Entry, Finding
+from conformance.records.phrase import NOTHING, Argument, Part, Phrase
+from conformance.requirements.examination import Examination
 from conformance.requirements.invariance import with_other_content
+from conformance.requirements.laboratory import Laboratory, NoAnswer, Refused, Seen, Sizes, numbers
+from conformance.requirements.meaning import (
+    ADDED,
+    ATTENDS,
+    BLOCKS,
+    BLOCKS_EVERYTHING,
+    IGNORED,
+    INFINITE,
+    READINGS,
+    REJECTED,
+    UNEXPLAINED,
+    Form,
+    meaning,
+    own_forms,
+    rows_changed,
+    telling,
+)
 from conformance.requirements.requirement import Requirement
+from conformance.words import say
 
-FORMS = {"bool": "form.bool", "0/1": "form.zero-one", "0/-inf": "form.zero-infinite"}
+STILL, MOVED = 12.0, 24.0
+"""In units of σ: below STILL an output did not move, beyond MOVED it did; between, nobody knows."""
 
-MOVED = 24.0
-STILL = 12.0
-"""In units of σ: beyond MOVED an output moved, below STILL it did not; between, nobody knows."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One way to feed an argument, and what its declaration says will happen."""
-
-    argument: str
-    form: str
-    native: Native
-    marked: BoolArray
-    """Where the pattern is True (or 1, or 0 of 0/-inf): `[batch query key]`, or 1 along an axis."""
-    declared: str
+Tried = tuple[MaskArgument, Form, Entry]
 
 
-def trials(problem: Problem, argument: MaskArgument, random: np.random.Generator) -> list[Trial]:
-    """The forms that the argument is declared to take, with an asymmetric pattern in each."""
-    layout = argument.layouts[0]
-    pattern = _pattern(problem, layout, random)
-    laid = to_layout(pattern, layout, problem.shape, broadcast=False)
-    assert laid is not None
-    marked = pattern[:, 0]
-    found = []
-    if argument.true is not None:
-        found.append(Trial(argument.name, "bool", laid, marked, argument.true))
-    if argument.number == "added":
-        hidden = np.where(laid, 0.0, -np.inf)
-        found.append(Trial(argument.name, "0/-inf", hidden, marked, "attends"))
-        found.append(Trial(argument.name, "0/1", laid.astype(np.float64), marked, "added"))
-    elif argument.one is not None:
-        found.append(Trial(argument.name, "0/1", laid.astype(np.float64), marked, argument.one))
-    return found
+def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
+    """Return what one argument in one form means, in the laboratory's dtype or another."""
+    about: dict[str, Argument] = {"argument": argument.name, "form": form.phrase}
+    subject = Phrase("mask.meaning", about)
+    if dtype:
+        subject = Phrase("mask.meaning-for-inputs", about | {"dtype": dtype})
+    problem = lab.problem(dtype=dtype)
+    fed, laid = telling(form, argument, problem.shape)
+    found = lab.ask(problem, {argument.name: form.array(laid)})
+    # What an adapter declares of numbers is said of the implementation's own dtype.
+    own = not dtype or form.dtype in ("own", "bool")
+    declared = declaration(argument, form) if own else NOTHING
+    if isinstance(found, Refused):
+        value, evidence = REJECTED, found.told
+        # Whole numbers may be refused where fractions are taken: many libraries ask for floats.
+        declared = NOTHING if "int" in form.dtype else declared
+    else:
+        handed = np.asarray(form.array(fed), np.float64)
+        value, evidence = (_rows if fed.shape[-1] == 1 else _weights)(lab, found, handed)
+        if lab.case and fed.shape[-1] > 1 and value in (UNEXPLAINED, BLOCKS_EVERYTHING):
+            influence = by_influence(lab, argument, form)
+            value = value if influence == UNEXPLAINED else influence
+    return Entry(subject, value, evidence, declared, not declared or value == declared)
 
 
-def observe(ex: Examination, trial: Trial) -> tuple[str, str]:
-    """What the marked positions do: attends, blocks, added, ignored, rejected, unexplained.
+def declaration(argument: MaskArgument, form: Form) -> Phrase:
+    """What the adapter says about this form, as a meaning, if it says anything.
 
-    The second text is the evidence.
+    Of "0 or 1 only" there is nothing to compare with in other forms.
     """
-    problem = ex.problem
-    spelling = Spelling(f"{trial.argument}={trial.form}", {trial.argument: trial.native})
-    try:
-        masked = ex.ask(problem, spelling=spelling).output
-    except Raised as error:
-        return "rejected", error.told
-    except WrongShape as error:
-        return "rejected", str(error)
-    plain = ex.ask(problem).output
-    if trial.marked.shape[-1] == 1:
-        return _rows(ex, masked, plain, trial.marked[..., 0])
-    token, changed = ex.bench.expectations.get(
-        ("telling", ex.case.id, ex.dtype, trial.marked.tobytes()),
-        lambda: _telling_change(ex, trial.marked),
+    if form.dtype == "bool":
+        return Phrase(f"mask.{argument.true}") if argument.true else NOTHING
+    if "int" in form.dtype and argument.whole is not None:
+        argument = dataclasses.replace(argument, number=argument.whole)
+    if argument.number == "added":
+        return ADDED
+    values = np.array(form.values)
+    attends = argument.attending(values)
+    if attends is None:
+        return NOTHING
+    if attends.all() or not attends.any():
+        return IGNORED if attends.all() else BLOCKS_EVERYTHING
+    return next(it for it, reading in READINGS.items() if (reading(values) == attends).all())
+
+
+def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
+    """Return the meaning, and as evidence the first row of what was fed and of the weights."""
+    plain = lab.plain(Sizes(*seen.problem.shape.logits), seen.problem.dtype)
+    row = np.broadcast_to(fed, seen.applied.shape)[0, 0, 0]
+    return meaning(lab, seen, fed), (
+        f"entry 0, head 0, query 0: fed {numbers(row)}, "
+        f"weights {numbers(seen.applied[0, 0, 0])}, without it {numbers(plain.applied[0, 0, 0])}"
     )
-    moved, still = _moves(ex, masked, ex.ask(changed, spelling=spelling).output)
-    marked = np.broadcast_to(trial.marked[..., token], moved.shape)
-    seen = _queries(moved)
-    evidence = (
-        f"token {token} is marked for the queries {_queries(marked)}; changing its content moved "
-        f"the outputs of {seen}"
-    )
+
+
+def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
+    """An argument over queries: marked rows, or the others, lose their weights."""
+    changed = rows_changed(lab, seen)
+    marked = np.broadcast_to(fed[:, 0, :, 0], changed.shape)
+    rows = ", ".join(str(row) for row in np.flatnonzero(changed[0])) or "none"
+    evidence = f"entry 0: fed {numbers(marked[0])} to the queries; rows that changed: {rows}"
+    for value, expected in (
+        (IGNORED, np.zeros_like(changed)),
+        (ATTENDS, marked == 0),
+        (BLOCKS, marked != 0),
+        (ADDED, np.isneginf(marked) | (marked <= -1e3)),
+    ):
+        if (changed == expected).all():
+            return value, evidence
+    return UNEXPLAINED, evidence
+
+
+def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
+    """Return what the argument means by which queries the content of one token moves."""
+    problem = lab.problem()
+    shape = problem.shape
+    for seed in range(1000):
+        fed = telling(form, argument, shape, seed)[0][:, :1]
+        marked = np.isfinite(fed) if INFINITE in form.values else fed != 0
+        some, every = marked.any(axis=-2), marked.all(axis=-2)
+        if shape.query_length > 1 == marked.shape[2] or (some & ~every).all():
+            break
+    laid = to_layout(fed, argument.layouts[0], shape, broadcast=False)
+    assert laid is not None
+    natives = {argument.name: form.array(laid)}
+    tokens = np.broadcast_to(np.arange(shape.key_length) == 0, (shape.batch, shape.key_length))
+    other = with_other_content(problem, tokens, np.random.default_rng(0))
+    asked = (lab.ask(problem, natives), lab.ask(other, natives), lab.ask(problem))
+    outputs = [found.answer.output for found in asked if isinstance(found, Seen)]
+    if len(outputs) < len(asked):
+        return UNEXPLAINED
+    noise = lab.noise(problem).max(axis=(1, 3))
+    with np.errstate(invalid="ignore"):
+        changes = [np.abs(outputs[0] - output).max(axis=-1) / noise for output in outputs[1:]]
+    moved, still = changes[0] > MOVED, changes[0] < STILL
+    visible = np.broadcast_to(marked[:, 0, :, 0], moved.shape)
     if not (moved | still).all():
-        return "unexplained", f"{evidence}; some moved by a little"
-    if (moved == marked).all():
-        return "attends", evidence
-    if (moved == ~marked).all():
-        return "blocks", evidence
-    if moved.all():
-        different, same = _moves(ex, masked, plain)
-        if same.all():
-            return "ignored", f"{evidence}; the output is the same without the mask"
-        if different.any():
-            return "added", f"{evidence}; the output differs from the one without the mask"
-    return "unexplained", evidence
+        return UNEXPLAINED
+    if (moved == visible).all():
+        return ADDED if INFINITE in form.values else ATTENDS
+    if (moved == ~visible).all():
+        return BLOCKS
+    if moved.all() and (changes[1] < STILL).all():
+        return IGNORED
+    return ADDED if moved.all() and INFINITE not in form.values else UNEXPLAINED
 
 
-def observations(ex: Examination) -> list[tuple[Trial, str, str]]:
-    """Return every trial of every mask argument with what `observe` says of it; remembered."""
+def observations(ex: Examination) -> list[Tried]:
+    """Return each mask argument in each form that it is declared to take, examined; remembered.
 
-    def look() -> list[tuple[Trial, str, str]]:
-        random = ex.case.random("polarity")
+    Raises:
+        Unsupported: the implementation cannot express the case.
+    """
+
+    def look() -> list[Tried]:
+        ex.adapter.check(ex.problem)
+        lab = Laboratory(ex.adapter, ex.dtype, ex.device, ex.mode, case=ex.problem.shape)
+        with suppress(NoAnswer):
+            lab.plain()
+        boolean, ones, infinite = own_forms(ex.dtype)[:3]
         return [
-            (trial, *observe(ex, trial))
+            (argument, form, examined(lab, argument, form))
             for argument in ex.adapter.mask_arguments
-            for trial in trials(ex.problem, argument, random)
+            for form, taken in (
+                (boolean, argument.true),
+                (infinite, argument.number == "added"),
+                (ones, argument.number),
+            )
+            if taken
         ]
 
     key = ("polarity", id(ex.adapter), ex.case.id, ex.dtype, ex.device, ex.mode.name)
@@ -128,101 +189,18 @@ def polarity(ex: Examination) -> Finding | None:
         raise Unsupported("no mask arguments are declared")
     if not ex.varies_arguments:
         return None
-    told: list[Part] = []
+    meanings: list[Part] = []
     wrong = []
-    for trial, seen, evidence in observations(ex):
-        meaning = seen if trial.form != "0/-inf" else {"attends": "added"}.get(seen, seen)
-        about: dict[str, Argument] = {"argument": trial.argument}
-        about |= {"form": Phrase(FORMS[trial.form]), "meaning": Phrase(f"mask.{meaning}")}
-        told.append(Phrase("mask.means", about))
-        if seen != trial.declared:
-            declared = f"declared {trial.argument}[{trial.form}] {trial.declared}"
-            wrong.append(f"{declared}, observed {seen}: {evidence}")
-    value = Phrase("mask.meanings", {"meanings": told})
+    for argument, form, entry in observations(ex):
+        about: dict[str, Argument] = {"argument": argument.name, "form": Phrase(form.phrase.id)}
+        meanings.append(Phrase("mask.means", about | {"meaning": entry.value}))
+        if not entry.agrees:
+            given = say(Phrase("mask.means", about | {"meaning": entry.declared})).replace("=", " ")
+            wrong.append(f"declared {given}, observed {say(entry.value)}: {entry.evidence}")
+    value = Phrase("mask.meanings", {"meanings": meanings})
     if wrong:
         return Finding(POLARITY.id, "deviates", detail="; ".join(wrong), value=value)
     return Finding(POLARITY.id, "conforms", value=value)
-
-
-def _pattern(problem: Problem, layout: str, random: np.random.Generator) -> BoolArray:
-    """About half marked, every row and column mixed; the same for all heads."""
-    shape = problem.shape
-    sizes = [
-        size if axis in layouts.axes(layout) else 1
-        for axis, size in zip(("batch", "heads", "query", "key"), shape.logits, strict=True)
-    ]
-    sizes[1] = 1
-    while True:
-        marked = random.random(sizes) < 0.5
-        rows = marked.any(axis=-1) & ~marked.all(axis=-1) | (sizes[3] == 1)
-        columns = marked.reshape(-1, sizes[3]).mean(axis=0)
-        across = marked.any(axis=-2) & ~marked.all(axis=-2) | (sizes[2] == 1)
-        if rows.all() and across.all() and ((columns > 0.2) & (columns < 0.8)).any():
-            return marked
-
-
-def _telling_change(ex: Examination, marked: BoolArray) -> tuple[int, Problem]:
-    """A token and new content for it that moves every query that attends it, unmistakably.
-
-    Judged by the reference, under each meaning that the mask may have: the change whose smallest
-    movement is the largest.
-    """
-    problem, shape = ex.problem, ex.problem.shape
-    random = ex.case.random("telling")
-    mask = np.broadcast_to(marked, (shape.batch, *shape.logits[2:]))[:, None]
-    meanings = [problem.replace(mask=seen) for seen in (mask, ~mask, None)]
-    before = [forward(meaning, Exact()).output for meaning in meanings]
-    best: tuple[float, int, Problem] | None = None
-    for token in range(shape.key_length):
-        share = mask[..., token].mean()
-        if not 0.0 < share < 1.0:
-            continue
-        tokens = np.broadcast_to(
-            np.arange(shape.key_length) == token, (shape.batch, shape.key_length)
-        )
-        for _ in range(4):
-            changed = with_other_content(problem, tokens, random)
-            least = np.inf
-            for meaning, old in zip(meanings, before, strict=True):
-                asked = changed.replace(mask=meaning.mask)
-                size = _sizes(ex, forward(asked, Exact()).output, old)
-                least = min(least, size[asked.allowed_in_full()[:, 0, :, token]].min())
-            if best is None or least > best[0]:
-                best = (least, token, changed)
-    assert best is not None, "the pattern has a column that is neither full nor empty"
-    return best[1], best[2]
-
-
-def _moves(ex: Examination, one: Array, other: Array) -> tuple[BoolArray, BoolArray]:
-    """Which outputs `[batch query]` certainly moved, and which certainly did not."""
-    size = _sizes(ex, one, other)
-    return size > MOVED, size < STILL
-
-
-def _sizes(ex: Examination, one: Array, other: Array) -> Array:
-    """The largest movement of each output row, in σ."""
-    noise = ex.expectation.loosest["output"]
-    return np.abs(ratios(one, other, noise, ex.expectation.underflow)).max(axis=-1)
-
-
-def _rows(ex: Examination, masked: Array, plain: Array, marked: BoolArray) -> tuple[str, str]:
-    """An argument over queries: which rows does it change?"""
-    moved, still = _moves(ex, masked, plain)
-    marked = np.broadcast_to(marked, moved.shape)
-    evidence = f"marked queries {_queries(marked)}, outputs changed at {_queries(moved)}"
-    if still.all():
-        return "ignored", evidence
-    if (moved == ~marked).all():
-        return "attends", evidence
-    if (moved == marked).all():
-        return "blocks", evidence
-    return "unexplained", evidence
-
-
-def _queries(marked: BoolArray) -> str:
-    """(entry, query) pairs, as text."""
-    pairs = [f"({b},{q})" for b, q in zip(*np.nonzero(marked), strict=True)]
-    return " ".join(pairs) if pairs else "none"
 
 
 POLARITY = Requirement(

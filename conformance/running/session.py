@@ -23,12 +23,12 @@ from conformance.causes import explain, of_entries
 from conformance.definition.dtypes import Array
 from conformance.errors import ConformanceError, Unavailable, Unsupported
 from conformance.experiments import Experiment, Findings
-from conformance.experiments.laboratory import Laboratory, NoAnswer
 from conformance.frameworks.surroundings import look, put_back
 from conformance.records.findings import CaseResult, Finding, item_id
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.declared import DECLARED, compared
 from conformance.requirements.examination import Examination, Raised, Workbench
+from conformance.requirements.laboratory import Laboratory, NoAnswer
 from conformance.requirements.probed import decided
 from conformance.requirements.requirement import Requirement
 from conformance.running import kept

@@ -6,7 +6,7 @@ import numpy as np
 
 from conformance import attention_function
 from conformance.experiments import experiment
-from conformance.experiments.laboratory import Laboratory
+from conformance.requirements.laboratory import Laboratory
 from conformance.words import say
 from mutants.miniatures import MASK
 

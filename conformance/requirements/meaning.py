@@ -9,7 +9,7 @@ With p the weights without a mask, and M the array that was handed over, the wei
     ignored      p
 
 and readings of numbers that are neither 0 nor 1: "attends above ½", "attends where 1", "blocks
-where 1". The values of a form (see `forms`) keep the predictions apart; where two coincide all the
+where 1". The values of a form (see `FORMS`) keep the predictions apart; where two coincide all the
 same, as "attends" and "attends above ½" for 0 and 1, the plainer name stands for both. Where every
 row looks as a fully masked one does, M "blocks everything". If no prediction is right, the meaning
 is "unexplained": never the nearest guess.
@@ -21,6 +21,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,8 @@ from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Shape
-from conformance.experiments.laboratory import Laboratory, Seen
 from conformance.records.phrase import Argument, Phrase
+from conformance.requirements.laboratory import Laboratory, Seen, Sizes
 
 # The forms in which an array is handed to a mask argument, each with values that tell
 
@@ -108,15 +109,20 @@ def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> 
     Every row has every value at least once, no two rows of a head or entry are alike as long as
     there are enough arrangements, so no axis can be taken for another.
     """
-    random = np.random.default_rng([7, seed, zlib.crc32(str(form.phrase).encode())])
-    named = layouts.axes(argument.layouts[0])
-    axes = ("batch", "heads", "query", "key")
-    sizes = [n if a in named else 1 for a, n in zip(axes, shape.logits, strict=True)]
-    last = "key" if "key" in named else "query"
-    values = arrange(random, sizes, axes.index(last), form.values)
-    laid = to_layout(values, argument.layouts[0], shape, broadcast=False)
+    layout = argument.layouts[0]
+    values = _values(form, layout, shape, seed).copy()
+    laid = to_layout(values, layout, shape, broadcast=False)
     assert laid is not None
     return values, laid
+
+
+@lru_cache(maxsize=512)
+def _values(form: Form, layout: str, shape: Shape, seed: int) -> Array:
+    random = np.random.default_rng([7, seed, zlib.crc32(str(form.phrase).encode())])
+    named = layouts.axes(layout)
+    sizes = [n if a in named else 1 for a, n in zip(AXES, shape.logits, strict=True)]
+    last = "key" if "key" in named else "query"
+    return arrange(random, sizes, AXES.index(last), form.values)
 
 
 def arrange(
@@ -175,7 +181,7 @@ ATTENDING = tuple(found for found in READINGS if found not in BLOCKING)
 def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
     """What each hypothesis predicts; of those that predict the same, the first."""
     shape = seen.problem.shape
-    plain = lab.plain(lab.sizes(**_sizes(shape)), seen.problem.dtype).applied
+    plain = lab.plain(Sizes(*shape.logits), seen.problem.dtype).applied
     fed = np.broadcast_to(fed, shape.logits).astype(np.float64)
     # Those of the definition: weights leave a summand of each row open, and a factor needs it.
     logits = forward(seen.problem, Exact()).logits
@@ -222,14 +228,10 @@ def _same(one: Array, other: Array) -> bool:
     return bool(np.allclose(one, other, rtol=1e-9, atol=0, equal_nan=True))
 
 
-def _sizes(shape: Shape) -> dict[str, int]:
-    return dict(zip(AXES, shape.logits, strict=True))
-
-
 def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
     """Which queries `[batch query]` have other weights than without a mask."""
     shape = seen.problem.shape
-    plain = lab.plain(lab.sizes(**_sizes(shape)), seen.problem.dtype)
+    plain = lab.plain(Sizes(*shape.logits), seen.problem.dtype)
     noise = lab.noise(seen.problem)
     with np.errstate(invalid="ignore"):
         near = np.abs(seen.applied - plain.applied) <= 12 * noise
@@ -292,8 +294,8 @@ def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> tuple[
     """Every reading of the array that explains the weights, if its nonzero elements attend (or
     block). Of rows that a reading blocks altogether it is asked that they changed."""
     shape = seen.problem.shape
-    sizes = _sizes(shape)
-    plain = lab.plain(lab.sizes(**sizes), seen.problem.dtype).applied
+    sizes = Sizes(*shape.logits).named()
+    plain = lab.plain(Sizes(*shape.logits), seen.problem.dtype).applied
     found = []
     for reading in readings(fed.shape, sizes):
         four = np.broadcast_to(reading.apply(fed, sizes), shape.logits)

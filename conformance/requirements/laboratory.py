@@ -21,6 +21,7 @@ what a mask does to the weights is compared with the implementation's own weight
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -30,7 +31,6 @@ import numpy as np
 
 from conformance.adapter.arguments import MaskArgument, Native, Spelling
 from conformance.adapter.base import Adapter, Call, Mode
-from conformance.adapter.native import NativeAdapter
 from conformance.definition.comparison import BETWEEN_ANSWERS
 from conformance.definition.dtypes import Array, dtype_of
 from conformance.definition.expectation import expect
@@ -60,7 +60,9 @@ class Sizes:
         return {"batch": self.batch, "heads": self.heads, "query": self.query, "key": self.key}
 
 
-def readout_shape(sizes: Sizes, sharing: Sharing, score: Score, *, bias: bool = True) -> Shape:
+def readout_shape(
+    sizes: Sizes, sharing: Sharing, score: Score, *, bias: bool = True, group: int = 1
+) -> Shape:
     """The shape of the problem: heads wide enough to hold one number for each key, and more."""
     head = max(sizes.key, 1) + 3
     width = sizes.heads * head
@@ -69,7 +71,7 @@ def readout_shape(sizes: Sizes, sharing: Sharing, score: Score, *, bias: bool = 
         query_length=sizes.query,
         key_length=sizes.key,
         heads=sizes.heads,
-        kv_heads=sizes.heads,
+        kv_heads=sizes.heads // group,
         head_size=head,
         value_head_size=head,
         query_width=width,
@@ -95,17 +97,17 @@ def readout(shape: Shape, dtype: str, seed: int = 0) -> Problem:
         drawn[:, :, :keys] = np.eye(length, keys) if indexed else 0.0
         return rounded(drawn)
 
-    def features(gain: float) -> Array:
+    def features(heads: int, gain: float) -> Array:
         weight = random.standard_normal((width, heads, head)) * gain / np.sqrt(width - keys)
         weight[:keys] = 0.0
         return rounded(weight)
 
-    copy = np.zeros((width, heads, head))
+    copy = np.zeros((width, shape.kv_heads, head))
     copy[np.arange(keys), :, np.arange(keys)] = 1.0
     biases: dict[str, Array] = {}
     if shape.bias:
-        small = np.zeros((heads, head))
-        biases = {"query_bias": small, "key_bias": small, "value_bias": small}
+        small, few = np.zeros((heads, head)), np.zeros((shape.kv_heads, head))
+        biases = {"query_bias": small, "key_bias": few, "value_bias": few}
         beside = np.arange(width) % head >= keys
         biases["output_bias"] = np.where(beside, OUTPUT_BIAS, 0.0)
     score = rounded(random.standard_normal((heads, head))) if shape.score == "additive" else None
@@ -116,8 +118,8 @@ def readout(shape: Shape, dtype: str, seed: int = 0) -> Problem:
         shape=shape,
         dtype=dtype,
         weights=Weights(
-            query=features(1.2),
-            key=features(1.0),
+            query=features(heads, 1.2),
+            key=features(shape.kv_heads, 1.0),
             value=copy,
             output=np.eye(width).reshape(heads, head, width),
             score=score,
@@ -128,6 +130,11 @@ def readout(shape: Shape, dtype: str, seed: int = 0) -> Problem:
         value=value,
         cotangent=rounded(random.standard_normal((shape.batch, shape.query_length, width))),
     )
+
+
+@lru_cache(maxsize=64)
+def _noise(shape: Shape, dtype: str) -> Array:
+    return expect(readout(shape, dtype)).loosest["weights"]
 
 
 def pattern(problem: Problem, output: Array) -> Array:
@@ -182,6 +189,8 @@ class Laboratory:
     Attributes:
         adapter, dtype, device, mode: who is asked, and how.
         only: names of the mask arguments that are looked at; all if empty.
+        case: a shape whose sharing, score, biases and heads every problem has; if None, the first
+            of each that the implementation allows.
     """
 
     adapter: Adapter
@@ -189,12 +198,14 @@ class Laboratory:
     device: str
     mode: Mode
     only: tuple[str, ...] = ()
+    case: Shape | None = None
     _plain: dict[tuple[Sizes, str], Outcome] = field(default_factory=dict)
-    _noise: dict[tuple[Sizes, str], Array] = field(default_factory=dict)
 
     @cached_property
     def sharing(self) -> Sharing:
         """Inputs as different as the implementation allows: some know self-attention only."""
+        if self.case is not None:
+            return self.case.sharing
         for sharing in ("separate", "memory", "self"):
             if self._expressible(sharing, bias=True) or self._expressible(sharing, bias=False):
                 return sharing
@@ -203,7 +214,7 @@ class Laboratory:
     @cached_property
     def biased(self) -> bool:
         """Whether it can have biases."""
-        return self._expressible(self.sharing, bias=True)
+        return self.case.bias if self.case else self._expressible(self.sharing, bias=True)
 
     def has(self, dtype: str) -> bool:
         """Whether the adapter and its framework have it, on this device."""
@@ -236,6 +247,8 @@ class Laboratory:
         if self.sharing == "self":
             length = sizes.get("key", sizes.get("query", 5))
             sizes |= {"query": length, "key": length}
+        if self.case is not None:
+            sizes = {"heads": self.case.heads} | sizes
         return Sizes(**sizes)
 
     def problem(
@@ -247,11 +260,13 @@ class Laboratory:
         dtype: str = "",
     ) -> Problem:
         """The readout problem of these sizes."""
+        score: Score = "scaled-dot" if "scaled-dot" in self.adapter.scores else "additive"
         shape = readout_shape(
             sizes or self.sizes(),
             sharing or self.sharing,
-            "scaled-dot" if "scaled-dot" in self.adapter.scores else "additive",
+            self.case.score if self.case else score,
             bias=self.biased if bias is None else bias,
+            group=self.case.heads // self.case.kv_heads if self.case else 1,
         )
         return readout(shape, dtype or self.dtype)
 
@@ -274,10 +289,10 @@ class Laboratory:
             mode: another mode than the laboratory's.
             manner: further fields of `Call`.
         """
-        if manner and not isinstance(self.adapter, NativeAdapter):
+        if manner and self._bridge is None:
             return Refused("unsupported: this adapter hands on NumPy arrays as they are")
         mode = mode or self.mode
-        if not gradients and not self._path_depends_on_gradients:
+        if not gradients and not (self._bridge and self._bridge.takes_other_paths):
             mode = dataclasses.replace(mode, gradients=False)
         call = Call(
             mode,
@@ -299,10 +314,9 @@ class Laboratory:
             return Refused(_first_line(error))
         return Seen(problem, answer, pattern(problem, answer.output))
 
-    @cached_property
-    def _path_depends_on_gradients(self) -> bool:
-        bridge = getattr(self.adapter, "bridge", None)
-        return bridge is not None and bridge.takes_other_paths
+    @property
+    def _bridge(self) -> Any:
+        return getattr(self.adapter, "bridge", None)
 
     def plain(self, sizes: Sizes | None = None, dtype: str = "") -> Seen:
         """The answer without any mask.
@@ -323,10 +337,7 @@ class Laboratory:
 
     def noise(self, problem: Problem) -> Array:
         """σ of the weights `[batch heads query key]`, for an honest implementation."""
-        key = (Sizes(*problem.shape.logits), problem.dtype)
-        if key not in self._noise:
-            self._noise[key] = expect(problem).loosest["weights"]
-        return self._noise[key]
+        return _noise(problem.shape, problem.dtype)
 
     def alike(self, seen: Seen, predicted: Array) -> bool:
         """Whether these are the applied weights: to the noise of two answers, zeros to `NOTHING`.
@@ -357,3 +368,21 @@ def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = " ".join(lines[:1])[:160]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def numbers(row: Array, most: int = 8) -> str:
+    """Return a row of numbers as evidence, such as "[0 0.25 −inf]": short, and exact zeros as 0."""
+
+    def one(value: float) -> str:
+        if value == 0:
+            return "0"
+        if math.isinf(value):
+            return "−inf" if value < 0 else "inf"
+        if math.isnan(value):
+            return "NaN"
+        if abs(value) < 0.005:
+            return f"{value:.0e}".replace("-", "−")
+        return f"{value:.2g}".replace("-", "−")
+
+    listed = [one(float(value)) for value in row[:most]]
+    return f"[{' '.join(listed)}{' …' if len(row) > most else ''}]"
