@@ -1,18 +1,23 @@
-"""How far from the reference each implementation is, in σ, and the accuracy class it reaches."""
+"""How far implementations are from the reference, and from each other, in units of noise σ."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from statistics import median
+from typing import NamedTuple
 
-from conformance.records.findings import Figures
-from conformance.records.numbers import ACCURACY, LIMIT
-from conformance.reports.model import Accuracy, Column, Spread
+import numpy as np
+
+from conformance.records.findings import INFINITE, PREFIX, Figures
+from conformance.records.numbers import ACCURACY, LIMIT, UNDERFLOW, Array, ratios
+from conformance.records.record import PICTURED
+from conformance.reports.columns import Part
+from conformance.reports.model import Accuracy, Apart, Column, Loaded, Pair, Spread
 from conformance.reports.totals import Seen
 
-CLASS_ORDER = (*ACCURACY, "")
-"""From the most accurate to none."""
+# Against the reference
 
 OUTPUT = "output.equals-definition"
 """The requirement whose figures say how accurate the output is."""
@@ -25,12 +30,9 @@ _KINDS = {
 }
 """Requirements that compare an answer with the definition, and with which part of it."""
 
-Measured = Sequence[tuple[str, Figures]]
-"""Case and figures."""
-
 
 def accuracy(columns: Sequence[Column], seen: Iterable[Seen]) -> list[Accuracy]:
-    """One entry for each column and dtype in which something was measured."""
+    """Return one entry for each column and dtype in which something was measured."""
     measured: dict[tuple[str, str, str], list[tuple[str, Figures]]] = defaultdict(list)
     dtypes: dict[str, None] = {}
     for key, result, finding in seen:
@@ -38,41 +40,178 @@ def accuracy(columns: Sequence[Column], seen: Iterable[Seen]) -> list[Accuracy]:
         if kind is not None and finding.figures is not None:
             measured[key, result.dtype, kind].append((result.case, finding.figures))
             dtypes[result.dtype] = None
-    found = []
+    entries = []
     for column in columns:
         for dtype in dtypes:
-            output, gradients = (
-                _spread(measured[column.key, dtype, kind]) for kind in ("output", "gradients")
-            )
+            output = _spread(measured[column.key, dtype, "output"])
+            gradients = _spread(measured[column.key, dtype, "gradients"])
             if output is not None or gradients is not None:
-                found.append(Accuracy(column.key, dtype, output, gradients))
-    return found
+                entries.append(Accuracy(column.key, dtype, output, gradients))
+    return entries
 
 
 def limit(entries: Iterable[Accuracy]) -> float:
-    """What was allowed when the records were made."""
+    """Return what was allowed when the records were made."""
     spreads = [spread for entry in entries for spread in (entry.output, entry.gradients)]
     return next((spread.limit for spread in spreads if spread is not None), LIMIT)
 
 
-def _spread(measured: Measured) -> Spread | None:
+def _spread(measured: Sequence[tuple[str, Figures]]) -> Spread | None:
     if not measured:
         return None
     case, worst = max(measured, key=lambda item: item[1].max_ratio)
     reached = Counter(figures.accuracy for _, figures in measured)
-    classes = {name: reached[name] for name in _known_first(reached)}
+    # A class that this suite does not know stands before none, which is "".
+    order = {name: place for place, name in enumerate(ACCURACY)}
+    names = sorted(reached, key=lambda name: (name == "", order.get(name, len(order)), name))
     return Spread(
         max_ratio=worst.max_ratio,
         case=case,
         rms_ratio=float(f"{median(figures.rms_ratio for _, figures in measured):.4g}"),
         limit=worst.limit,
         findings=len(measured),
-        classes=classes,
-        worst_class=next(reversed(classes)),
+        classes={name: reached[name] for name in names},
+        worst_class=names[-1],
     )
 
 
-def _known_first(reached: Iterable[str]) -> list[str]:
-    """Classes by accuracy; one that this suite does not know stands before none."""
-    order = {name: place for place, name in enumerate(CLASS_ORDER[:-1])}
-    return sorted(reached, key=lambda name: (name == "", order.get(name, len(order)), name))
+# Against each other
+
+_UNDEFINED = "edge/"
+"""Cases whose answer no definition settles."""
+
+
+class Exchanged(NamedTuple):
+    """One implementation's answer to one case, with the reference and its noise."""
+
+    output: Array
+    want: Array
+    noise: Array
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether the answer holds NaN."""
+        return bool(np.isnan(self.output).any())
+
+
+Answers = dict[tuple[str, str], dict[str, Exchanged]]
+"""(dtype, case) to column to answer."""
+
+
+def exchanged(records: Sequence[Loaded], parts: Iterable[Part]) -> tuple[Answers, list[str]]:
+    """Return the exchanged answers of all records, and a line about each that does not fit."""
+    answers: Answers = defaultdict(dict)
+    problems: list[str] = []
+    items = {
+        (id(part.record), result.id): (part.key, result)
+        for part in parts
+        for result in part.results
+    }
+    for path, record, arrays in records:
+        by_item: dict[str, dict[str, Array]] = defaultdict(dict)
+        for name, array in arrays.items():
+            item, _, kind = name.rpartition("|")
+            # Attention weights, and what experiments showed, are there for figures.
+            _, result = items.get((id(record), item), ("", None))
+            if kind not in PICTURED and not (result and result.case.startswith(PREFIX)):
+                by_item[item][kind] = np.asarray(array, dtype=np.float64)
+        for item, kinds in by_item.items():
+            key, result = items.get((id(record), item), ("", None))
+            try:
+                answer = Exchanged(kinds["output"], kinds["want"], kinds["noise"])
+            except KeyError as missing:
+                problems.append(f"{path.name}: {item} exchanges no {missing}")
+                continue
+            if result is None:
+                problems.append(f"{path.name}: exchanges {item}, about which it has no result")
+                continue
+            others = answers[result.dtype, result.case]
+            if all(_same_problem(answer, other) for other in others.values()):
+                others.setdefault(key, answer)
+            else:
+                problems.append(
+                    f"{path.name}: {item} was compared with another reference than the others; "
+                    "left out of the pairwise comparison"
+                )
+    return answers, problems
+
+
+def pairs(columns: Sequence[Column], answers: Answers) -> list[Pair]:
+    """Return every two implementations that answered a common case, by dtype."""
+    compared = []
+    for dtype in _dtypes(answers):
+        cases = {
+            case: by_column
+            for (other, case), by_column in answers.items()
+            if other == dtype and not case.startswith(_UNDEFINED)
+        }
+        for one, other in combinations((column.key for column in columns), 2):
+            common = {
+                case: (by_column[one], by_column[other])
+                for case, by_column in cases.items()
+                if one in by_column and other in by_column
+            }
+            if common:
+                compared.append(_pair(dtype, one, other, common))
+    return compared
+
+
+def _pair(
+    dtype: str, one: str, other: str, common: Mapping[str, tuple[Exchanged, Exchanged]]
+) -> Pair:
+    nan = [case for case, (mine, yours) in common.items() if mine.has_nan or yours.has_nan]
+    sizes = {case: _distance(*both, dtype) for case, both in common.items() if case not in nan}
+    # Of equal ones the first by name: the order of arrays in a file is no order.
+    worst = max(sorted(sizes), key=lambda case: sizes[case], default="")
+    size = min(sizes.get(worst, 0.0), INFINITE)
+    return Pair(dtype, one, other, float(f"{size:.4g}"), worst, len(common), nan)
+
+
+def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apart]:
+    """Return the cases without an agreed answer, or with NaN, and who answers alike."""
+    alike: dict[tuple[str, str, str], Apart] = {}
+    dtypes = _dtypes(answers)
+    for (dtype, case), given in sorted(answers.items(), key=lambda item: dtypes.index(item[0][0])):
+        order = [column.key for column in columns if column.key in given]
+        nan = [key for key in order if given[key].has_nan]
+        if not nan and not case.startswith(_UNDEFINED):
+            continue
+        groups: list[list[str]] = []
+        for key in order:
+            for group in groups:
+                if _alike(given[group[0]], given[key], dtype, limit):
+                    group.append(key)
+                    break
+            else:
+                groups.append([key])
+        entry = alike.setdefault((case, str(groups), str(nan)), Apart(case, [], groups, nan))
+        entry.dtypes.append(dtype)
+    return list(alike.values())
+
+
+def _distance(one: Exchanged, other: Exchanged, dtype: str) -> float:
+    """Return the largest |a - b| in units of √2 σ."""
+    underflow = UNDERFLOW.get(dtype, 0.0)
+    size = np.abs(ratios(one.output, other.output, np.sqrt(2.0) * one.noise, underflow))
+    return float(size.max(initial=0.0))
+
+
+def _alike(one: Exchanged, other: Exchanged, dtype: str, limit: float) -> bool:
+    """Whether two answers are equal to the noise, and NaN in the same places."""
+    nan = np.isnan(one.output)
+    if (nan != np.isnan(other.output)).any():
+        return False
+    finite = [Exchanged(*(array[~nan] for array in item)) for item in (one, other)]
+    return _distance(finite[0], finite[1], dtype) <= limit
+
+
+def _same_problem(one: Exchanged, other: Exchanged) -> bool:
+    return one.output.shape == other.output.shape and bool(
+        np.allclose(one.want, other.want, rtol=1e-9, atol=1e-12, equal_nan=True)
+    )
+
+
+def _dtypes(answers: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the dtypes in the suite's order, then any others."""
+    have = dict.fromkeys(dtype for dtype, _ in answers)
+    return [*(name for name in UNDERFLOW if name in have), *(n for n in have if n not in UNDERFLOW)]

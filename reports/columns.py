@@ -3,68 +3,147 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
-
-import msgspec
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from conformance.records.findings import CaseResult, Topic
 from conformance.records.header import Header, Implementation, RequirementInfo
+from conformance.records.numbers import Array
 from conformance.records.record import Record
 from conformance.reports.model import Column, Loaded, Source
-from conformance.reports.totals import Seen, finding_counts, item_counts, standing
-
-Named = TypeVar("Named", RequirementInfo, Topic)
+from conformance.reports.totals import Seen, by_key, finding_counts, item_counts, standing
 
 _BRACKETED = re.compile(r"(.*\S)\s*\(([^()]+)\)")
 
+Named = TypeVar("Named", RequirementInfo, Topic)
+
+
+class Part(NamedTuple):
+    """What one record holds of one implementation.
+
+    Attributes:
+        key: of its column; the name where that is unique, else with the device, else with the
+            record too.
+        arrays: the exchange arrays of the whole record, by "item id|array".
+    """
+
+    key: str
+    implementation: Implementation
+    record: Record
+    arrays: Mapping[str, Array]
+    results: Sequence[CaseResult]
+
+
+def parts_of(records: Sequence[Loaded]) -> list[Part]:
+    """Return every implementation of every record, in the order of the records."""
+    found = []
+    for index, (_, record, arrays) in enumerate(records):
+        results = by_key(record.results, lambda result: result.implementation)
+        for implementation in declared(record):
+            name = implementation.name
+            part = Part(name, implementation, record, arrays, results.get(name, []))
+            found.append((index, part))
+    for longer in ("{name} on {device}", "{name} on {device} ({record})", "{name} #{index}"):
+        times = Counter(part.key for _, part in found)
+        for place, (index, part) in enumerate(found):
+            if times[part.key] > 1:
+                key = longer.format(
+                    name=part.implementation.name,
+                    device=part.record.header.provenance.device,
+                    record=part.record.header.name,
+                    index=index + 1,
+                )
+                found[place] = index, part._replace(key=key)
+    return [part for _, part in found]
+
+
+def findings_of(parts: Iterable[Part]) -> list[Seen]:
+    """Return every finding with its column."""
+    return [
+        Seen(part.key, result, finding)
+        for part in parts
+        for result in part.results
+        for finding in result.findings
+    ]
+
 
 def sources(records: Sequence[Loaded]) -> list[Source]:
-    """What is said about each record as a whole."""
-    found = []
-    for path, record, _ in records:
-        without = sum(result.verdict == "not-run" for result in record.results)
-        unwritten = max(0, record.header.planned - len(record.results))
-        found.append(
-            Source(
-                name=record.header.name,
-                file=path.name,
-                complete=record.complete,
-                planned=record.header.planned,
-                missing=without + unwritten,
-                deselected=record.header.deselected,
-                implementations=[item.name for item in record.header.implementations],
-                provenance=record.header.provenance,
-            )
+    """Return what is said about each record as a whole."""
+    return [
+        Source(
+            name=record.header.name,
+            file=path.name,
+            complete=record.complete,
+            planned=record.header.planned,
+            missing=sum(result.verdict == "not-run" for result in record.results)
+            + max(0, record.header.planned - len(record.results)),
+            deselected=record.header.deselected,
+            implementations=[item.name for item in record.header.implementations],
+            provenance=record.header.provenance,
         )
+        for path, record, _ in records
+    ]
+
+
+def columns(parts: Iterable[Part]) -> list[Column]:
+    """Return the columns, those of one layer side by side.
+
+    Titles that differ only in what stands in brackets are variants of one layer.
+    """
+    layers: dict[str, list[tuple[Part, str]]] = {}
+    for part in parts:
+        match = _BRACKETED.fullmatch(_title(part))
+        layer, variant = (match[1], match[2]) if match else (_title(part), "")
+        layers.setdefault(layer, []).append((part, variant))
+    found = []
+    for layer, members in layers.items():
+        times = Counter(variant for _, variant in members)
+        for part, variant in members:
+            if len(members) == 1:
+                found.append(_column(part, _title(part), ""))
+            else:
+                unique = variant and times[variant] == 1
+                found.append(_column(part, layer, variant if unique else part.key))
     return found
 
 
-def columns(records: Sequence[Loaded]) -> tuple[list[Column], list[Seen]]:
-    """The columns, those of a group side by side, and every finding with its column."""
-    found: list[Column] = []
-    seen: list[Seen] = []
-    keys = column_keys(records)
-    for index, (_, record, _) in enumerate(records):
-        own = defaultdict(list)
-        for result in record.results:
-            own[result.implementation].append(result)
-        for implementation in declared(record):
-            results = own[implementation.name]
-            key = keys[index, implementation.name]
-            found.append(_column(key, implementation, record, results))
-            seen += [Seen(key, result, item) for result in results for item in result.findings]
-    return _grouped(found), seen
+def _title(part: Part) -> str:
+    return part.implementation.title or part.implementation.name
+
+
+def _column(part: Part, group: str, variant: str) -> Column:
+    implementation, provenance = part.implementation, part.record.header.provenance
+    findings = finding_counts(part.results)
+    return Column(
+        key=part.key,
+        name=implementation.name,
+        title=_title(part),
+        group=group,
+        variant=variant,
+        documentation=implementation.documentation,
+        framework=implementation.framework,
+        versions=implementation.versions,
+        spec=implementation.spec,
+        device=provenance.device,
+        device_model=provenance.device_model,
+        record=part.record.header.name,
+        modes=implementation.modes,
+        dtypes=implementation.dtypes,
+        unavailable=implementation.unavailable,
+        items=item_counts(part.results),
+        findings=findings,
+        standing=standing(findings, part.record.complete),
+    )
 
 
 def requirements_of(records: Sequence[Loaded]) -> list[RequirementInfo]:
-    """The requirements of all records, each once, as the newest record words it."""
+    """Return the requirements of all records, each once, as the newest record words it."""
     return _each(item for header in _newest(records) for item in header.requirements)
 
 
 def topics_of(records: Sequence[Loaded]) -> list[Topic]:
-    """The topics of experiments likewise."""
+    """Return the topics of experiments of all records, each once, from the newest record."""
     return _each(item for header in _newest(records) for item in header.topics)
 
 
@@ -74,101 +153,21 @@ def _newest(records: Sequence[Loaded]) -> list[Header]:
 
 
 def _each(items: Iterable[Named]) -> list[Named]:
-    found: dict[str, Named] = {}
+    first: dict[str, Named] = {}
     for item in items:
-        found.setdefault(item.id, item)
-    return list(found.values())
+        first.setdefault(item.id, item)
+    return list(first.values())
 
 
 def declared(record: Record) -> list[Implementation]:
-    """The implementations as declared, and a stand-in for any that only has results."""
-    known = {item.name for item in record.header.implementations}
-    others = dict.fromkeys(
-        result.implementation for result in record.results if result.implementation not in known
-    )
-    unknown = [
-        Implementation(
-            name=name,
-            title=name,
-            documentation="",
-            framework="",
-            spec=name,
-            versions={},
-            modes=[],
-            dtypes=[],
-            masks=[],
-        )
-        for name in others
+    """Return the implementations as declared, and a stand-in for any that only has results."""
+    names = {item.name for item in record.header.implementations}
+    unknown = dict.fromkeys(result.implementation for result in record.results)
+    return [
+        *record.header.implementations,
+        *(_undeclared(name) for name in unknown if name not in names),
     ]
-    return [*record.header.implementations, *unknown]
 
 
-def column_keys(records: Sequence[Loaded]) -> dict[tuple[int, str], str]:
-    """Key of each column by its record's place and its name.
-
-    It is the name where that is unique, else with the device, else with the record too.
-    """
-    names = [
-        (index, item.name, record)
-        for index, (_, record, _) in enumerate(records)
-        for item in declared(record)
-    ]
-    keys = {(index, name): name for index, name, _ in names}
-    for longer in ("{name} on {device}", "{name} on {device} ({record})", "{name} #{index}"):
-        times = Counter(keys.values())
-        for index, name, record in names:
-            if times[keys[index, name]] > 1:
-                keys[index, name] = longer.format(
-                    name=name,
-                    device=record.header.provenance.device,
-                    record=record.header.name,
-                    index=index + 1,
-                )
-    return keys
-
-
-def _column(
-    key: str, implementation: Implementation, record: Record, results: Sequence[CaseResult]
-) -> Column:
-    provenance = record.header.provenance
-    findings = finding_counts(results)
-    title = implementation.title or implementation.name
-    return Column(
-        key=key,
-        name=implementation.name,
-        title=title,
-        group=title,
-        variant="",
-        documentation=implementation.documentation,
-        framework=implementation.framework,
-        versions=implementation.versions,
-        spec=implementation.spec,
-        device=provenance.device,
-        device_model=provenance.device_model,
-        record=record.header.name,
-        modes=implementation.modes,
-        dtypes=implementation.dtypes,
-        unavailable=implementation.unavailable,
-        items=item_counts(results),
-        findings=findings,
-        standing=standing(findings, record.complete),
-    )
-
-
-def _grouped(found: Sequence[Column]) -> list[Column]:
-    """Titles that differ only in what stands in brackets are variants of one layer."""
-    members = defaultdict(list)
-    for column in found:
-        match = _BRACKETED.fullmatch(column.title)
-        base, variant = (match[1], match[2]) if match else (column.title, "")
-        members[base].append((column, variant))
-    grouped = []
-    for base, group in members.items():
-        if len(group) == 1:
-            grouped.append(group[0][0])
-            continue
-        named = Counter(variant for _, variant in group)
-        for column, variant in group:
-            told = variant if variant and named[variant] == 1 else column.key
-            grouped.append(msgspec.structs.replace(column, group=base, variant=told))
-    return grouped
+def _undeclared(name: str) -> Implementation:
+    return Implementation(name, name, "", "", spec=name, versions={}, modes=[], dtypes=[], masks=[])

@@ -1,4 +1,4 @@
-"""Deviations: findings that say the same become one, with the worst of them as evidence."""
+"""What deviates, and what was not answered: findings that say the same become one entry."""
 
 from __future__ import annotations
 
@@ -6,91 +6,90 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from conformance.records.findings import Finding
+from conformance.records.findings import NOT_VERIFIED, Finding
 from conformance.records.header import RequirementInfo
-from conformance.reports.model import Column, Deviation
-from conformance.reports.totals import WRONG, Group, Seen, grouped
+from conformance.reports.model import Column, Deviation, NotVerified, Open, Source, Unsupported
+from conformance.reports.totals import WRONG, Group, Seen, by_key, grouped
 from conformance.reports.wording import again
 
 _NUMBER = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
 _REPEATED = re.compile(r"\(#,#\)(?: \(#,#\))*")
 
+_EXAMPLES = 3
+
 
 def deviations(
-    columns: Sequence[Column], seen: Iterable[Seen], requirements: Sequence[RequirementInfo]
+    columns: Sequence[Column], seen: Sequence[Seen], requirements: Sequence[RequirementInfo]
 ) -> list[Deviation]:
-    """By implementation, then requirement, the most frequent first."""
-    every = list(seen)
-    asked = {_place(group.worst): group for group in grouped(every, _place)}
+    """Return the deviations by implementation, then requirement, the most frequent first.
+
+    The worst finding of each is its evidence.
+    """
+    asked = {_place(group.worst): group for group in grouped(seen, _place)}
     level = {item.id: item.level for item in requirements}
     order = {column.key: index for index, column in enumerate(columns)}
     rank = {name: index for index, name in enumerate(level)}
-    specs = {column.key: column.spec for column in columns}
-    groups = _alike([own for own in every if own.finding.verdict in WRONG])
-    groups.sort(
+    groups = sorted(
+        _alike([one for one in seen if one.finding.verdict in WRONG]),
         key=lambda group: (
             order[group.worst.column],
             rank.get(group.worst.finding.requirement, len(rank)),
             -len(group),
-        )
+        ),
     )
-    found: list[Deviation] = []
+    entries: list[Deviation] = []
     anchors: Counter[str] = Counter()
     for group in groups:
-        column, requirement = _place(group.worst)
-        anchor = anchor_of(column, requirement)
+        column, requirement = place = _place(group.worst)
+        # Safe in a link, whatever the implementation is called.
+        anchor = re.sub(r"[^a-z0-9]+", "-", f"{column} {requirement}".lower()).strip("-")
         anchors[anchor] += 1
-        found.append(
-            _deviation(
-                f"{anchor}-{anchors[anchor]}",
-                group,
-                level.get(requirement, ""),
-                asked[column, requirement],
-                specs[column],
-            )
+        spec = columns[order[column]].spec
+        identifier = f"{anchor}-{anchors[anchor]}"
+        entries.append(
+            _deviation(identifier, group, level.get(requirement, ""), asked[place], spec)
         )
-    return found
+    return entries
 
 
-def _place(own: Seen) -> tuple[str, str]:
-    return own.column, own.finding.requirement
+def _place(one: Seen) -> tuple[str, str]:
+    return one.column, one.finding.requirement
 
 
 def _alike(wrong: Sequence[Seen]) -> list[Group[Seen]]:
-    """Findings that say the same.
+    """Group findings that say the same.
 
     Where no cause is known, they are apart if their cases deviate in other dtypes: what is wrong
     in float64 alone is another fault than what is wrong in all.
     """
-    says = {id(own): _says(own) for own in wrong}
-    dtypes: dict[tuple[object, str], set[str]] = defaultdict(set)
-    for own in wrong:
-        dtypes[says[id(own)], own.result.case].add(own.result.dtype)
 
-    def key(own: Seen) -> tuple[object, ...]:
-        said = says[id(own)]
-        if own.finding.cause or own.finding.figures is None:
-            return (said,)
-        return said, frozenset(dtypes[said, own.result.case])
+    def says(one: Seen) -> tuple[object, ...]:
+        finding = one.finding
+        text = normalised(finding, one.result.mode, one.result.dtype)
+        return *_place(one), finding.verdict, finding.cause, finding.made_by, text
+
+    said = {id(one): says(one) for one in wrong}
+    dtypes: dict[tuple[object, str], set[str]] = defaultdict(set)
+    for one in wrong:
+        dtypes[said[id(one)], one.result.case].add(one.result.dtype)
+
+    def key(one: Seen) -> tuple[object, ...]:
+        same = said[id(one)]
+        if one.finding.cause or one.finding.figures is None:
+            return (same,)
+        return same, frozenset(dtypes[same, one.result.case])
 
     return grouped(wrong, key)
 
 
-def _says(own: Seen) -> tuple[object, ...]:
-    column, result, finding = own
-    text = normalised(finding, result.mode, result.dtype)
-    said = finding.verdict, finding.cause, finding.made_by, text
-    return column, finding.requirement, *said
-
-
 def _deviation(
-    anchor: str, group: Group[Seen], level: str, asked: Group[Seen], spec: str
+    identifier: str, group: Group[Seen], level: str, asked: Group[Seen], spec: str
 ) -> Deviation:
     column, result, finding = group.worst
-    results = [own.result for own in group.members]
-    beside = [own.result for own in asked.members if own.result.case in group.cases]
+    cases = by_key((member.result for member in group.members), lambda item: item.dtype)
+    beside = [one.result for one in asked.members if one.result.case in group.cases]
     return Deviation(
-        id=anchor,
+        id=identifier,
         column=column,
         requirement=finding.requirement,
         level=level,
@@ -100,10 +99,7 @@ def _deviation(
         detail=finding.detail,
         times=len(group),
         of=len(asked),
-        dtypes={
-            dtype: len({item.case for item in results if item.dtype == dtype})
-            for dtype in group.dtypes
-        },
+        dtypes={dtype: len({item.case for item in items}) for dtype, items in cases.items()},
         modes=group.modes,
         everywhere=(
             {item.dtype for item in beside} <= {*group.dtypes},
@@ -121,15 +117,72 @@ def _deviation(
 
 
 def normalised(finding: Finding, mode: str, dtype: str) -> str:
-    """The detail without what varies from item to item: array, mode, dtype, numbers."""
+    """Return the detail without what varies from item to item: array, mode, dtype, numbers."""
     array = finding.figures.array if finding.figures is not None else ""
     text = finding.detail
-    for word in (array, mode, dtype):
-        if word:
-            text = re.sub(rf"(?<![\w.]){re.escape(word)}(?![\w.])", "…", text)
+    for word in filter(None, (array, mode, dtype)):
+        text = re.sub(rf"(?<![\w.]){re.escape(word)}(?![\w.])", "…", text)
     return _REPEATED.sub("(…)", _NUMBER.sub("#", text))
 
 
-def anchor_of(column: str, requirement: str) -> str:
-    """Safe in a link, whatever the implementation is called."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{column} {requirement}".lower()).strip("-")
+# What was not answered
+
+
+def unsupported(columns: Sequence[Column], seen: Iterable[Seen]) -> list[Unsupported]:
+    """Return the reasons by implementation, the most frequent first."""
+    items: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for key, result, finding in seen:
+        if finding.verdict == "unsupported":
+            items[key][finding.detail][result.id] = result.case
+    entries = []
+    for column in columns:
+        for reason, cases in sorted(items[column.key].items(), key=lambda item: -len(item[1])):
+            names = list(dict.fromkeys(cases.values()))
+            entries.append(
+                Unsupported(column.key, reason, len(cases), len(names), names[:_EXAMPLES])
+            )
+    return entries
+
+
+def not_verified(
+    columns: Sequence[Column],
+    sources: Sequence[Source],
+    seen: Iterable[Seen],
+    expected: Sequence[str],
+    problems: Sequence[str],
+) -> NotVerified:
+    """Return everything that was to be verified and was not, with the reason."""
+    present = {source.name for source in sources}
+    unavailable = {column.key: column.unavailable for column in columns if column.unavailable}
+    items: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
+    for column, result, finding in seen:
+        if finding.verdict in NOT_VERIFIED and not (
+            finding.verdict == "unavailable" and column in unavailable
+        ):
+            items[column, finding.verdict, finding.detail][result.id] = result.case
+    place = {column.key: index for index, column in enumerate(columns)}
+    return NotVerified(
+        missing=[name for name in dict.fromkeys(expected) if name not in present],
+        unavailable=unavailable,
+        incomplete=[
+            f"{source.name}: {source.missing} of {source.planned} planned items have no outcome; "
+            "the run ended early"
+            for source in sources
+            if not source.complete
+        ],
+        narrowed={
+            source.name: _narrowed(source)
+            for source in sources
+            if source.provenance.selection or source.deselected
+        },
+        open=[
+            Open(*about, len(cases), list(dict.fromkeys(cases.values()))[:_EXAMPLES])
+            for about, cases in sorted(items.items(), key=lambda item: place[item[0][0]])
+        ],
+        problems=list(problems),
+    )
+
+
+def _narrowed(source: Source) -> str:
+    deselected = f" ({source.deselected} items deselected)" if source.deselected else ""
+    return f"{source.provenance.selection}{deselected}".strip()

@@ -18,28 +18,20 @@ from conformance.reports.model import Loaded
 
 
 def find_records(paths: Iterable[Path]) -> list[Path]:
-    """Files as given; of a folder, its records, and journals of runs that did not finish.
+    """Return files as given; of a folder, its records, and journals of runs that did not finish.
 
     Records of narrowed runs are left out of folders: they lie beside the whole ones.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
-        if not path.is_dir():
-            found.append(path)
-            continue
-        whole = [
-            file
-            for pattern in ("*.json", "*.json.gz")
-            for file in path.glob(pattern)
-            if not file.name.endswith(".narrowed.json")
-        ]
-        unfinished = [
-            file
-            for file in path.glob("*.json.journal")
-            if not file.name.endswith(".narrowed.json.journal")
-        ]
-        found += sorted([*whole, *unfinished])
-    return found
+        if path.is_dir():
+            patterns = ("*.json", "*.json.gz", "*.json.journal")
+            inside = {file for pattern in patterns for file in path.glob(pattern)}
+            narrowed = (".narrowed.json", ".narrowed.json.journal")
+            files += sorted(file for file in inside if not file.name.endswith(narrowed))
+        else:
+            files.append(path)
+    return files
 
 
 class Read(NamedTuple):
@@ -63,78 +55,63 @@ def load(paths: Iterable[Path], run: str = "") -> Read:
         paths: files; see `find_records` for folders.
         run: refuse records of any other run.
     """
-    loaded: list[Loaded] = []
-    problems: list[str] = []
-    for path in paths:
-        try:
-            record = read(path)
-            loaded.append((path, record, read_arrays(path, record)))
-        except BrokenRecord as error:
-            problems.append(_without_folder(str(error), path))
-    loaded, refused = _of_one_run(loaded, run)
-    problems += refused
+    loaded, problems = _read_all(paths, run, arrays=True)
     loaded, earlier = _latest(loaded)
-    loaded, refused = _of_one_kind(loaded)
-    problems += refused
-    loaded, refused = _without_twins(loaded)
-    return Read(loaded, earlier, problems + refused)
+    loaded, of_other_kind = _of_one_kind(loaded)
+    loaded, twins = _without_twins(loaded)
+    return Read(loaded, earlier, [*problems, *of_other_kind, *twins])
 
 
 def load_versions(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], list[str]]:
-    """Records that stand beside each other: the same implementations with other versions.
+    """As `load`, for the same implementations with other versions: they stand beside each other.
 
-    Args:
-        paths: files; see `find_records` for folders.
-        run: refuse records of any other run.
+    Returns:
+        The records, without their arrays, and a line about each file that is left out.
     """
+    return _read_all(paths, run, arrays=False)
+
+
+def _read_all(paths: Iterable[Path], run: str, *, arrays: bool) -> tuple[list[Loaded], list[str]]:
     loaded: list[Loaded] = []
-    problems: list[str] = []
+    broken, refused = [], []
     for path in paths:
         try:
-            loaded.append((path, read(path), {}))
+            record = read(path)
+            item: Loaded = (path, record, read_arrays(path, record) if arrays else {})
         except BrokenRecord as error:
-            problems.append(_without_folder(str(error), path))
-    kept, refused = _of_one_run(loaded, run)
-    return kept, problems + refused
-
-
-def load_records(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], list[str]]:
-    """As `load`, for those who do not look back."""
-    found = load(paths, run)
-    return found.current, found.problems
-
-
-def _of_one_run(loaded: Sequence[Loaded], run: str) -> tuple[list[Loaded], list[str]]:
-    kept, refused = [], []
-    for item in loaded:
-        path, record, _ = item
-        if run and record.header.provenance.run != run:
-            told = f"is of run {record.header.provenance.run}, this report is of run {run}"
-            refused.append(_refused(path, record, told))
+            # A report may be published, so it does not say where its files lay.
+            folder = str(path.parent)
+            message = str(error)
+            broken.append(message if folder == "." else message.replace(f"{folder}/", ""))
+            continue
+        own_run = record.header.provenance.run
+        if run and own_run != run:
+            reason = f"is of run {own_run}, this report is of run {run}"
+            refused.append(_refused(path, record, reason))
         else:
-            kept.append(item)
-    return kept, refused
+            loaded.append(item)
+    return loaded, broken + refused
 
 
 def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:
-    """The records, and apart from them those that whole later ones replace, the oldest first."""
+    """Part the records from those that whole later ones replace, the oldest of these first."""
     latest: dict[tuple[str, str], str] = {}
     for _, record, _ in loaded:
-        if _whole(record):
+        if _is_whole(record):
             for key in _contestants(record):
                 latest[key] = max(latest.get(key, ""), _created(record))
     kept: list[Loaded] = []
     earlier: list[Loaded] = []
     for item in loaded:
         record = item[1]
-        own = _contestants(record)
-        old = own and all(_created(record) < latest.get(key, "") for key in own)
-        (earlier if old and _whole(record) else kept).append(item)
+        contestants = _contestants(record)
+        old = contestants and all(_created(record) < latest.get(key, "") for key in contestants)
+        (earlier if old and _is_whole(record) else kept).append(item)
     return kept, sorted(earlier, key=lambda item: _created(item[1]))
 
 
-def _whole(record: Record) -> bool:
-    """What ended early, or was asked for a part only, neither replaces a record nor is compared."""
+def _is_whole(record: Record) -> bool:
+    """A record that ended early, or is of a part only, neither replaces another nor is compared."""
     return record.complete and not record.header.provenance.selection
 
 
@@ -143,44 +120,44 @@ def _created(record: Record) -> str:
 
 
 def _contestants(record: Record) -> set[tuple[str, str]]:
-    """Who answered, and on which device."""
+    """Return the names of the implementations, each with the device."""
     device = record.header.provenance.device
-    return {(told.name, device) for told in record.header.implementations}
+    return {(one.name, device) for one in record.header.implementations}
 
 
 def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
-    """The suite version and catalogue that most records have; the first one's, if in doubt.
+    """Keep the suite version and catalogue that most records have; the first one's, if in doubt.
 
-    A record of another catalogue belongs to them if the cases that it shares with them are the
+    A record of another catalogue is kept too if the cases that it shares with the others are the
     same, as after a case was added.
     """
     kinds = Counter(_kind(record) for _, record, _ in loaded)
     if len(kinds) < 2:
         return list(loaded), []
     suite, catalogue = kinds.most_common(1)[0][0]
-    asked: dict[str, str] = {}
+    cases: dict[str, str] = {}
     for _, record, _ in loaded:
         if _kind(record) == (suite, catalogue):
-            asked |= _hashes(record)
+            cases |= _hashes(record)
     kept, refused = [], []
     for item in loaded:
         path, record, _ = item
         own_suite, own_catalogue = _kind(record)
-        told = []
+        reasons = []
         if own_suite != suite:
-            told.append(f"suite version is {own_suite}, the other records have {suite}")
-        if own_catalogue != catalogue and not _same_questions(asked, _hashes(record)):
-            told.append(f"catalogue hash is {own_catalogue}, the other records have {catalogue}")
-        if told:
-            refused.append(_refused(path, record, "; ".join(told)))
+            reasons.append(f"suite version is {own_suite}, the other records have {suite}")
+        if own_catalogue != catalogue and not _same_questions(cases, _hashes(record)):
+            reasons.append(f"catalogue hash is {own_catalogue}, the other records have {catalogue}")
+        if reasons:
+            refused.append(_refused(path, record, "; ".join(reasons)))
         else:
             kept.append(item)
-            asked |= _hashes(record)
+            cases |= _hashes(record)
     return kept, refused
 
 
 def _hashes(record: Record) -> dict[str, str]:
-    """The hash of each case, "" where the record does not have it."""
+    """Return the hash of each case, "" where the record does not have it."""
     return {name: case.hash for name, case in record.header.cases.items()}
 
 
@@ -191,24 +168,24 @@ def _same_questions(one: dict[str, str], other: dict[str, str]) -> bool:
 
 
 def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
-    """Each implementation once per device: a second record of it would count twice."""
-    known: dict[tuple[str, str], Path] = {}
+    """Keep each implementation once per device: a second record of it would count twice."""
+    places: dict[tuple[str, str], Path] = {}
     left_out: set[int] = set()
     refused = []
     for index in sorted(range(len(loaded)), key=lambda index: not loaded[index][1].complete):
         path, record, _ = loaded[index]
-        own = _contestants(record)
-        twins = sorted(own & known.keys())
-        if twins:
-            name, device = twins[0]
-            other = known[twins[0]]
-            told = f"{name} on {device} is already in {other.name}"
-            if path == journal_path(other):
-                told += ", which an unfinished run was to replace"
-            refused.append(f"{path.name}: left out; {told}; give one of the two")
-            left_out.add(index)
-        else:
-            known |= dict.fromkeys(own, path)
+        contestants = _contestants(record)
+        twins = sorted(contestants & places.keys())
+        if not twins:
+            places |= dict.fromkeys(contestants, path)
+            continue
+        name, device = twins[0]
+        other = places[twins[0]]
+        reason = f"{name} on {device} is already in {other.name}"
+        if path == journal_path(other):
+            reason += ", which an unfinished run was to replace"
+        refused.append(f"{path.name}: left out; {reason}; give one of the two")
+        left_out.add(index)
     return [item for index, item in enumerate(loaded) if index not in left_out], refused
 
 
@@ -216,11 +193,5 @@ def _kind(record: Record) -> tuple[str, str]:
     return record.header.provenance.suite, record.header.provenance.catalogue
 
 
-def _refused(path: Path, record: Record, told: str) -> str:
-    return f"{path.name}: left out; {told}; run tox -e {record.header.name} again"
-
-
-def _without_folder(message: str, path: Path) -> str:
-    """A report may be published, so it does not tell where its files lay."""
-    folder = str(path.parent)
-    return message if folder == "." else message.replace(f"{folder}/", "")
+def _refused(path: Path, record: Record, reason: str) -> str:
+    return f"{path.name}: left out; {reason}; run tox -e {record.header.name} again"

@@ -1,4 +1,4 @@
-"""The report as data: what `compatibility.json` holds, and all that the pages show.
+"""The report as data: what `compatibility.json` holds, and everything that the pages show.
 
 Plain structs, filled in by `build`. Counts are vectors, verdict to number, never one percentage.
 Ratios are in units of honest rounding noise σ; `findings.INFINITE` stands for an infinite one.
@@ -32,10 +32,10 @@ class Column(msgspec.Struct, frozen=True):
     """One implementation on one device: a column of the matrix.
 
     Attributes:
-        key: unique in the report; the name, where that is enough.
+        key: identifies the column in the report; the name, where that is enough.
         group: the title without what stands in brackets: one layer on several backends is a group.
         variant: what stands in brackets, where the group has several members; else "".
-        record: name of the record that it comes from.
+        record: the name of the record that it comes from.
         items: verdicts of its items (case x dtype x mode).
         findings: verdicts of its findings (requirement x item).
     """
@@ -88,7 +88,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One requirement, one implementation; `verdict` is the gravest, "" where there is nothing."""
+    """One requirement, one implementation; `verdict` is the worst, "" where there is none."""
 
     column: str
     counts: Counts
@@ -107,7 +107,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """A value that was observed, how often, and where; `where` is "" if it is so everywhere.
+    """A value that was observed, how often, and where; `where` is "" if that is everywhere.
 
     `value` is the text of `phrase`.
     """
@@ -119,8 +119,10 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """One way to feed a mask argument: "form.bool", "form.zero-infinite" or "form.zero-one"; what
-    it is declared to mean, as the id of a phrase, and what it was seen to mean."""
+    """One form of a mask: "form.bool", "form.zero-infinite" or "form.zero-one".
+
+    `declared` is the id of the phrase for what it is declared to mean, or "".
+    """
 
     form: str
     declared: str
@@ -128,21 +130,21 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """A mask argument: as declared, and as observed."""
+    """A mask argument, as declared and as observed."""
 
     declared: MaskInfo
     forms: list[Form]
 
 
 class MaskedRow(msgspec.Struct, frozen=True):
-    """What a query gets that may attend nothing, and what that does to the gradients."""
+    """What a fully masked query gets, and what that does to the gradients."""
 
     row: Variant
     consequences: list[Variant]
 
 
 class Convention(msgspec.Struct, frozen=True):
-    """The convention card of one implementation."""
+    """What one implementation declares of masks, with what was observed."""
 
     column: str
     arguments: list[Argument]
@@ -155,7 +157,7 @@ class Convention(msgspec.Struct, frozen=True):
 class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
     """A value that an experiment showed, and in which modes; `modes` is [] if in all of them.
 
-    `value` and `declared` are texts; the former is that of `phrase`.
+    `value` and `declared` are texts; `value` is that of `phrase`.
     """
 
     value: str
@@ -168,7 +170,7 @@ class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """One line of a card: what was looked at, and what was seen, the most frequent value first."""
+    """One line of a card: a subject, and its observed values, the most frequent first."""
 
     subject: str
     observed: list[Observed]
@@ -179,10 +181,9 @@ class Chapter(msgspec.Struct, frozen=True):
     """A topic of a card.
 
     Attributes:
-        topic: its name among the topics of the records.
-        modes: those that were asked.
-        subjects: what was seen.
-        unsupported: why nothing could be asked, or "".
+        topic: the name of the experiment.
+        modes: the modes that were examined.
+        unsupported: why nothing could be examined, or "".
         command: runs the experiment again.
     """
 
@@ -194,7 +195,7 @@ class Chapter(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True):
-    """The convention card of one implementation; every entry is from an experiment of the run."""
+    """The convention card of one implementation; experiments of the run made every entry."""
 
     column: str
     chapters: list[Chapter]
@@ -204,8 +205,8 @@ class Handed(msgspec.Struct, frozen=True):
     """One causal mask, handed to one implementation as it is.
 
     Attributes:
-        column, argument: who got it, as what.
-        written: how it was written.
+        column, argument: the implementation, and the argument that it was passed as.
+        written: the encoding of the mask.
         value: what came of it, the text of `phrase`.
         evidence: the same in a sentence.
         weights: of the first head, `[query key]`; null where they are NaN. [] if it was refused.
@@ -224,9 +225,9 @@ class Spread(msgspec.Struct, frozen=True):
     """How far from the reference, over all cases, in σ.
 
     Attributes:
-        max_ratio: the largest |error| / σ of any element, and the case in which it was seen.
+        max_ratio, case: the largest |error| / σ of any element, and where it was measured.
         rms_ratio: the median over the findings of rms(error / σ).
-        limit: what max_ratio may be.
+        limit: the largest max_ratio that conforms.
         classes: how many findings reached each accuracy class; "" is none.
         worst_class: the least accurate of those.
     """
@@ -252,7 +253,7 @@ class Accuracy(msgspec.Struct, frozen=True):
 class Pair(msgspec.Struct, frozen=True):
     """Two implementations in one dtype: the largest |a - b| / (√2 σ) over their common cases.
 
-    `nan_cases` are left out of `max_ratio`: there one of the two answers with NaN.
+    `nan_cases` are left out of `max_ratio`: there, one of the two answers with NaN.
     """
 
     dtype: str
@@ -277,10 +278,10 @@ class Deviation(msgspec.Struct, frozen=True):
     """Findings of one implementation that say the same; the worst of them is the evidence.
 
     Attributes:
-        id: anchor in the page.
-        times, of: so many of the findings that this requirement has on this implementation.
+        id: its anchor in the page.
+        times, of: how many of the findings of this requirement on this implementation these are.
         dtypes: each with the number of cases in which this was found.
-        everywhere: whether that is every dtype, and every mode, in which these cases were asked.
+        everywhere: whether that is every dtype, and every mode, in which these cases were examined.
         case, dtype, mode, device: the item of the evidence.
         command: runs just that item again.
     """
@@ -309,14 +310,13 @@ class Deviation(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What became of the findings that two records of one implementation have in common.
+    """What changed in the findings that two records of one implementation have in common.
 
     Attributes:
         worse, better: requirement to how many findings are wrong now and were not, and the reverse.
-        other: requirement or subject of an experiment, what was and what is, how often: what is
-            neither better nor worse, such as another value of a characteristic, or what could not
-            be asked before.
-        added, removed: how many findings only the later or only the earlier one has.
+        other: requirement or subject of an experiment, before, after, how often: what is neither
+            better nor worse, such as another value of a characteristic.
+        added, removed: how many findings only the later or only the earlier record has.
     """
 
     worse: Counts
@@ -331,7 +331,7 @@ class Point(msgspec.Struct, frozen=True):
 
     Attributes:
         worst: dtype to the largest |output error| / σ of any case.
-        change: since the point before; None for the first.
+        change: what changed since the point before; None for the first.
         unavailable: why nothing of it could be run, or "".
     """
 
@@ -354,7 +354,7 @@ class Trend(msgspec.Struct, frozen=True):
 
 
 class Unsupported(msgspec.Struct, frozen=True):
-    """What an implementation cannot express: an answer, and never a pass."""
+    """What an implementation cannot express, which is an answer and never a pass."""
 
     column: str
     reason: str
@@ -374,7 +374,7 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class NotVerified(msgspec.Struct, frozen=True):
-    """Everything that this report cannot speak of.
+    """Everything that was left open.
 
     Attributes:
         missing: expected records that are not there.
@@ -393,14 +393,14 @@ class NotVerified(msgspec.Struct, frozen=True):
 
     @property
     def anything(self) -> bool:
-        """Whether something that was to be verified was not; a narrowed run was asked for."""
+        """Whether something was left open; a run that was narrowed on request is not."""
         return bool(
             self.missing or self.unavailable or self.incomplete or self.open or self.problems
         )
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All of it."""
+    """Everything that the pages show."""
 
     schema: str
     created: str
@@ -422,5 +422,5 @@ class Report(msgspec.Struct, frozen=True):
     timelines: list[Trend] = []
 
     def column(self, key: str) -> Column:
-        """The column of this key."""
+        """Return the column with this key."""
         return next(column for column in self.columns if column.key == key)

@@ -1,13 +1,14 @@
-"""The one place where findings become counts."""
+"""The one place where findings are counted and grouped, and the matrix of these counts."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from conformance.records.findings import (
     PREFIX,
+    RUN,
     CaseResult,
     Finding,
     count,
@@ -15,7 +16,8 @@ from conformance.records.findings import (
     not_verified,
     verified,
 )
-from conformance.reports.model import Column, Counts, Source, Standing, Totals
+from conformance.records.header import RequirementInfo
+from conformance.reports.model import Cell, Column, Counts, Row, Source, Standing, Totals
 
 GRAVITY = (
     "crashed",
@@ -28,13 +30,19 @@ GRAVITY = (
     "observed",
     "unsupported",
 )
-"""As `CaseResult.verdict` has it: the first that occurs decides."""
+"""Verdicts in the order of `CaseResult.verdict`: the first that occurs decides."""
 
 BAD = ("deviates", "error", "timed-out", "crashed")
-"""Verdicts that a run fails by, from least to most grave."""
+"""Verdicts that fail a run, from least to most grave."""
 
 WRONG = frozenset({"deviates", "error"})
-"""Verdicts that say that something is wrong, with evidence."""
+"""Verdicts that say with evidence that something is wrong."""
+
+_WITHOUT_OUTCOME = "Items without an outcome: the process died, or the run ended before them."
+_UNKNOWN = "The record does not say what this requirement is."
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 class Seen(NamedTuple):
@@ -45,7 +53,7 @@ class Seen(NamedTuple):
     finding: Finding
 
 
-class Found(Protocol):
+class Located(Protocol):
     """A finding, and the item that it was found in."""
 
     @property
@@ -57,39 +65,44 @@ class Found(Protocol):
         """What one requirement says of it."""
 
 
-T = TypeVar("T", bound=Found)
+T = TypeVar("T", bound=Located)
 
 
 class Group(Generic[T]):
     """Findings that say the same.
 
     Attributes:
-        members: in the order in which they were found.
-        worst: the one that is furthest off, as evidence.
+        members: the findings, in the order in which they were found.
+        worst: the one that is furthest off, which serves as evidence.
         cases, dtypes, modes: where they were found.
     """
 
     def __init__(self, members: Sequence[T]) -> None:
         self.members = members
-        self.worst = max(members, key=lambda own: gravity(own.finding))
-        self.cases = list(dict.fromkeys(own.result.case for own in members))
-        self.dtypes = list(dict.fromkeys(own.result.dtype for own in members))
-        self.modes = list(dict.fromkeys(own.result.mode for own in members))
+        self.worst = max(members, key=lambda member: gravity(member.finding))
+        self.cases = list(dict.fromkeys(member.result.case for member in members))
+        self.dtypes = list(dict.fromkeys(member.result.dtype for member in members))
+        self.modes = list(dict.fromkeys(member.result.mode for member in members))
 
     def __len__(self) -> int:
         return len(self.members)
 
 
-def grouped(found: Iterable[T], key: Callable[[T], Hashable]) -> list[Group[T]]:
-    """Groups of findings of which the key is the same, in the order of their first members."""
-    groups: dict[Hashable, list[T]] = {}
-    for own in found:
-        groups.setdefault(key(own), []).append(own)
-    return [Group(members) for members in groups.values()]
+def by_key(items: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
+    """Return the items by their key, in the order in which keys first occur."""
+    groups: dict[K, list[V]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def grouped(findings: Iterable[T], key: Callable[[T], Hashable]) -> list[Group[T]]:
+    """Return the findings in groups of equal keys, in the order of their first members."""
+    return [Group(members) for members in by_key(findings, key).values()]
 
 
 def reasons(results: Iterable[CaseResult], verdicts: Collection[str]) -> Counter[str]:
-    """Why items have one of these verdicts, and how many are for each reason."""
+    """Return why items have one of these verdicts, and how many items have each reason."""
     return Counter(
         (result.findings[0].detail if result.findings else "") or "no requirement applies"
         for result in results
@@ -97,23 +110,23 @@ def reasons(results: Iterable[CaseResult], verdicts: Collection[str]) -> Counter
     )
 
 
-def gravest(counts: Mapping[str, int]) -> str:
-    """The gravest verdict that occurs, or ""."""
+def worst_verdict(counts: Mapping[str, int]) -> str:
+    """Return the worst verdict that occurs, or ""."""
     return next((verdict for verdict in GRAVITY if counts.get(verdict)), "")
 
 
 def item_counts(results: Iterable[CaseResult]) -> Counts:
-    """Verdicts of items."""
+    """Return how many items have each verdict."""
     return count(result.verdict for result in results)
 
 
 def finding_counts(results: Iterable[CaseResult]) -> Counts:
-    """Verdicts of findings."""
+    """Return how many findings have each verdict."""
     return count(finding.verdict for result in results for finding in result.findings)
 
 
 def standing(findings: Counts, complete: bool) -> Standing:
-    """One word for an implementation: it conforms only if no question was left open."""
+    """Return one word for an implementation, which conforms only if no question was left open."""
     if any(findings.get(verdict) for verdict in WRONG):
         return "deviates"
     if complete and verified(findings) and not not_verified(findings):
@@ -121,30 +134,47 @@ def standing(findings: Counts, complete: bool) -> Standing:
     return "not verified"
 
 
-def totals(columns: Iterable[Column], sources: Iterable[Source], seen: Iterable[Seen]) -> Totals:
-    """Everything, counted once."""
-    columns, seen = list(columns), list(seen)
+def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[Seen]) -> Totals:
+    """Count everything once."""
     order: tuple[Standing, ...] = ("conforms", "deviates", "not verified")
     standings = [column.standing for column in columns]
-    items = Counter(_sum(column.items for column in columns))
+    items = _sum(column.items for column in columns)
     # A journal has no line for what it did not reach; a finished record has.
     items["not-run"] = max(items["not-run"], sum(source.missing for source in sources))
+    cases = {result.case for _, result, _ in seen}
+    experiments = sum(case.startswith(PREFIX) for case in cases)
     return Totals(
         implementations={name: standings.count(name) for name in order if name in standings},
         items=count(items.elements()),
-        findings=_sum(column.findings for column in columns),
-        cases=len({result.case for _, result, _ in seen if not _experiment(result)}),
-        experiments=len({result.case for _, result, _ in seen if _experiment(result)}),
+        findings=count(_sum(column.findings for column in columns).elements()),
+        cases=len(cases) - experiments,
+        experiments=experiments,
         dtypes=list(dict.fromkeys(result.dtype for _, result, _ in seen)),
     )
 
 
-def _experiment(result: CaseResult) -> bool:
-    return result.case.startswith(PREFIX)
+def matrix(
+    columns: Sequence[Column], seen: Iterable[Seen], requirements: Sequence[RequirementInfo]
+) -> list[Row]:
+    """Return a row for each requirement in the given order, then for what else was recorded."""
+    verdicts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for key, _, finding in seen:
+        verdicts[finding.requirement][key].append(finding.verdict)
+    rows = [
+        Row(item.id, item.chapter, item.level, item.sentence, item.why, []) for item in requirements
+    ]
+    for name in sorted(verdicts.keys() - {row.requirement for row in rows}):
+        sentence = _WITHOUT_OUTCOME if name == RUN else _UNKNOWN
+        rows.append(Row(name, name.split(".")[0], "", sentence, "", []))
+    for row in rows:
+        for column in columns:
+            counts = count(verdicts[row.requirement][column.key])
+            row.cells.append(Cell(column.key, counts, worst_verdict(counts)))
+    return rows
 
 
-def _sum(vectors: Iterable[Counts]) -> Counts:
+def _sum(vectors: Iterable[Counts]) -> Counter[str]:
     total: Counter[str] = Counter()
     for vector in vectors:
         total.update(vector)
-    return count(total.elements())
+    return total

@@ -1,100 +1,93 @@
 """One implementation over time, and over the versions of its library: what changed in between.
 
 Findings are compared where both records have them. Another version of the suite may ask other
-questions of the same name, so the catalogue is told beside every point in time.
+questions under the same name, so the catalogue is shown beside every point in time.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from packaging.version import InvalidVersion, Version
 
 from conformance.records.findings import PREFIX, CaseResult
-from conformance.records.phrase import Part, Phrase
+from conformance.records.phrase import Part as PhrasePart
+from conformance.records.phrase import Phrase
 from conformance.records.record import Record
 from conformance.reports.accuracy import OUTPUT
-from conformance.reports.changes.compare import answers, entries_apart, matched
-from conformance.reports.columns import column_keys, declared
+from conformance.reports.changes import answers, differing_entries, matched
+from conformance.reports.columns import Part, parts_of
 from conformance.reports.model import Change, Loaded, Point, Trend
-from conformance.reports.totals import WRONG, finding_counts
+from conformance.reports.totals import WRONG, by_key, finding_counts
 from conformance.words import say
 
-_BESIDE = ("numpy", "python")
-"""What a library runs on: told where it differs between records."""
+_PLATFORM = ("numpy", "python")
+"""What a library runs on, which is shown where it differs between records."""
 
 
-def trends(records: Sequence[Loaded], earlier: Sequence[Loaded]) -> list[Trend]:
-    """Those implementations that have an earlier record on the same device, the oldest first."""
-    return [
-        Trend(column, points([*others, own], name))
-        for column, name, own, others in _beside(records, earlier)
-    ]
+def trends(parts: Iterable[Part], earlier: Sequence[Loaded]) -> list[Trend]:
+    """Return the implementations with an earlier record on the same device, the oldest first."""
+    return [Trend(part.key, _points([*others, part])) for part, others in _beside(parts, earlier)]
 
 
-def timelines(records: Sequence[Loaded], others: Sequence[Loaded]) -> list[Trend]:
-    """Those implementations of `records` that `others` have with other versions, oldest first."""
-    found = []
-    for column, name, own, beside in _beside(records, others):
-        ordered = sorted([own, *beside], key=lambda item: _order(item[1], name))
-        grounds = [_ground(record) for _, record, _ in ordered]
-        differ = [one for one in _BESIDE if len({ground.get(one) for ground in grounds}) > 1]
-        course = []
-        for point, ground in zip(points(ordered, name), grounds, strict=True):
-            more = {one: ground[one] for one in differ if one in ground}
-            course.append(msgspec.structs.replace(point, versions=point.versions | more))
-        found.append(Trend(column, course))
-    return found
+def timelines(parts: Iterable[Part], others: Sequence[Loaded]) -> list[Trend]:
+    """Return the implementations that `others` have with other versions, the oldest first."""
+    courses = []
+    for part, beside in _beside(parts, others):
+        ordered = sorted([part, *beside], key=_order)
+        platforms = [_platform(one.record) for one in ordered]
+        differ = [name for name in _PLATFORM if len({one.get(name) for one in platforms}) > 1]
+        points = [
+            msgspec.structs.replace(
+                point,
+                versions=point.versions
+                | {name: platform[name] for name in differ if name in platform},
+            )
+            for point, platform in zip(_points(ordered), platforms, strict=True)
+        ]
+        courses.append(Trend(part.key, points))
+    return courses
 
 
-def _beside(
-    records: Sequence[Loaded], others: Sequence[Loaded]
-) -> Iterator[tuple[str, str, Loaded, list[Loaded]]]:
-    """Column, name, record and other records, of every implementation that others have too."""
-    keys = column_keys(records)
-    for index, own in enumerate(records):
-        device = own[1].header.provenance.device
-        for implementation in declared(own[1]):
-            name = implementation.name
-            beside = [
-                item
-                for item in others
-                if item[1].header.provenance.device == device
-                and name in {one.name for one in declared(item[1])}
-            ]
-            if beside:
-                yield keys[index, name], name, own, beside
+def _beside(parts: Iterable[Part], others: Sequence[Loaded]) -> Iterator[tuple[Part, list[Part]]]:
+    """Yield every part with those of other records of the same implementation and device."""
+    by_contestant = by_key(parts_of(others), _contestant)
+    for part in parts:
+        if beside := by_contestant.get(_contestant(part)):
+            yield part, beside
 
 
-def points(records: Sequence[Loaded], name: str) -> list[Point]:
-    """One implementation in each of these records, and what changed from one to the next."""
-    found: list[Point] = []
+def _contestant(part: Part) -> tuple[str, str]:
+    return part.implementation.name, part.record.header.provenance.device
+
+
+def _points(parts: Iterable[Part]) -> list[Point]:
+    """Return one implementation in each of its records, and what changed from one to the next."""
+    points: list[Point] = []
     before: Sequence[CaseResult] | None = None
-    for _, record, _ in records:
-        results = [result for result in record.results if result.implementation == name]
-        implementation = next(item for item in declared(record) if item.name == name)
-        unavailable = implementation.unavailable
-        made = record.header.provenance
-        found.append(
+    for part in parts:
+        unavailable = part.implementation.unavailable
+        made = part.record.header.provenance
+        points.append(
             Point(
-                record=record.header.name,
+                record=part.record.header.name,
                 created=made.created,
                 suite=made.suite,
                 catalogue=made.catalogue,
-                versions=implementation.versions,
-                findings=finding_counts(results),
-                worst=_worst(results),
-                change=None if before is None or unavailable else _change(before, results),
+                versions=part.implementation.versions,
+                findings=finding_counts(part.results),
+                worst=_worst(part.results),
+                change=None if before is None or unavailable else _change(before, part.results),
                 unavailable=unavailable,
             )
         )
         # What could not be run is stepped over.
-        before = before if unavailable else results
-    return found
+        before = before if unavailable else part.results
+    return points
 
 
 def _worst(results: Sequence[CaseResult]) -> dict[str, float]:
@@ -124,8 +117,8 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
         elif (one.value or one.verdict) != (two.value or two.verdict):
             texts = [say(item.value) or item.verdict for item in (one, two)]
             other[pair.requirement, texts[0], texts[1]] += 1
-    for key, subject, was_there, is_there in entries_apart(before, after):
-        # What is not taken any more is refused now, and that is the same told again.
+    for key, subject, was_there, is_there in differing_entries(before, after):
+        # What is not taken any more is refused now, which is the same change.
         if was_there and is_there and subject.id != "shapes.refused":
             experiment = key[2].removeprefix(PREFIX)
             other[f"{experiment}: {say(subject)}", *_apart(was_there, is_there)] += 1
@@ -139,7 +132,7 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
 
 
 def _apart(one: Phrase, other: Phrase) -> tuple[str, str]:
-    """Two values; of two lists of shapes, those that only one of them has."""
+    """Return two values as text; of two lists of shapes, those that only one of them has."""
     if not one.id == other.id == "shapes":
         return say(one), say(other)
     before, after = one.parts("shapes"), other.parts("shapes")
@@ -148,29 +141,28 @@ def _apart(one: Phrase, other: Phrase) -> tuple[str, str]:
     return _shapes(gone), _shapes(new)
 
 
-def _shapes(shapes: list[Part]) -> str:
+def _shapes(shapes: list[PhrasePart]) -> str:
     return say(Phrase("shapes", {"shapes": shapes})) if shapes else "no other"
 
 
-def _ground(record: Record) -> dict[str, str]:
-    """Versions of NumPy and Python."""
+def _platform(record: Record) -> dict[str, str]:
+    """Return the versions of NumPy and Python."""
     made = record.header.provenance
-    found = {name: made.packages[name] for name in ("numpy",) if name in made.packages}
-    return found | {"python": ".".join(made.python.split(".")[:2])}
+    numpy = {"numpy": made.packages["numpy"]} if "numpy" in made.packages else {}
+    return numpy | {"python": ".".join(made.python.split(".")[:2])}
 
 
-def _order(record: Record, name: str) -> tuple[Any, ...]:
-    """By the library's own version, then its framework's, NumPy's and Python's."""
-    versions = next((own.versions for own in declared(record) if own.name == name), {})
+def _order(part: Part) -> tuple[Any, ...]:
+    """Order by the library's own version, then its framework's, NumPy's and Python's."""
     # A framework's versions come first there, the library's own after it.
-    own = [_version(versions[package]) for package in reversed(versions)]
-    ground = _ground(record)
-    return own, _version(ground.get("numpy", "0")), _version(ground["python"]), record.header.name
+    versions = [_version(version) for version in reversed(part.implementation.versions.values())]
+    platform = _platform(part.record)
+    numpy, python = _version(platform.get("numpy", "0")), _version(platform["python"])
+    return versions, numpy, python, part.record.header.name
 
 
 def _version(text: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion:
-        numbers = re.findall(r"\d+", text)
-        return Version(".".join(numbers) or "0")
+        return Version(".".join(re.findall(r"\d+", text)) or "0")

@@ -1,6 +1,6 @@
-"""Words, symbols and numbers for people: the same in every rendering.
+"""Words, symbols and numbers for people, the same in every rendering.
 
-What is said of a failing item must stand on its own, for somebody who sees only the log of a build.
+The text of a failing item must stand on its own, for somebody who sees only the log of a build.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ _ROWS = {
 
 
 def ratio(value: float) -> str:
-    """A ratio in σ, to the precision that matters."""
+    """Return a ratio in σ, to the precision that matters."""
     if value >= INFINITE:
         return "∞"
     if value == 0:
         return "0"
     if value >= 1e4:
         mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa}×10{_superscript(int(exponent))}"
+        return f"{mantissa}×10{superscript(int(exponent))}"
     if value >= 10:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 0.05 else f"{value:.1g}"
@@ -101,82 +101,70 @@ def ratio(value: float) -> str:
 def magnitude(value: float) -> str:
     """As `ratio`, in four characters: for tables in which the power of ten is enough."""
     if 1e3 <= value < INFINITE:
-        return f"10{_superscript(math.floor(math.log10(value)))}"
+        return f"10{superscript(math.floor(math.log10(value)))}"
     return ratio(value)
 
 
+def superscript(value: int) -> str:
+    """Return an exponent as it is written."""
+    return str(value).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 def limit(value: float) -> str:
-    """A limit: "8", "11.3"."""
+    """Return a limit: "8", "11.3"."""
     return f"{value:.3g}"
 
 
 def short(text: str, most: int = 120) -> str:
-    """The beginning of a long message."""
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+    """Return the beginning of a long text."""
+    return text if len(text) <= most else text[: max(1, most - 1)].rstrip() + "…"
 
 
 def number(value: int) -> str:
-    """With commas: counts are exact."""
+    """Return a count, exact and with commas."""
     return f"{value:,}"
 
 
-def plural(value: int, word: str) -> str:
-    """ "1 item", "2 items"."""
-    return f"{value:,} {word}" if value == 1 else f"{value:,} {word}s"
-
-
 def listed(words: Iterable[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
+    """Return "a", "a and b", "a, b and c"."""
     words = list(words)
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def vector(counts: Mapping[str, int], sort: Sequence[str] = VERDICTS) -> list[tuple[str, int]]:
-    """Verdicts and counts in an order."""
-    return [(verdict, counts[verdict]) for verdict in sort if counts.get(verdict)]
+def vector(counts: Mapping[str, int], order: Sequence[str] = VERDICTS) -> list[tuple[str, int]]:
+    """Return verdicts and counts in an order, without zeros."""
+    return [(verdict, counts[verdict]) for verdict in order if counts.get(verdict)]
 
 
-def gravest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+def worst_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """As `vector`, so that what is wrong cannot be overlooked."""
     return vector(counts, GRAVITY)
 
 
-def told(counts: Mapping[str, int]) -> str:
-    """ "12 conforms, 3 deviates"."""
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Return "12 conforms, 3 deviates"."""
     return ", ".join(f"{times:,} {verdict}" for verdict, times in vector(counts)) or "nothing"
 
 
 def parts(name: str) -> list[str]:
-    """A long name, where it may be broken: after punctuation, so that a part stays one word."""
+    """Split a long name where a line may break: after punctuation, never within a word."""
     return re.split(r"(?<=[._/-])", name)
 
 
 def shape(layout: str) -> str:
-    """ "(batch heads) query key" as people write shapes: "[batch·heads, query, key]"."""
-    parts = []
-    joined: list[str] = []
-    inside = False
-    for word in layout.replace("(", " ( ").replace(")", " ) ").split():
-        if word == "(":
-            inside, joined = True, []
-        elif word == ")":
-            inside = False
-            parts.append("·".join(joined))
-        elif inside:
-            joined.append(word)
-        else:
-            parts.append(word)
-    return f"[{', '.join(parts)}]"
+    """Return "(batch heads) query key" as people write shapes: "[batch·heads, query, key]"."""
+    axes = re.findall(r"\([^()]*\)|[^\s()]+", layout)
+    return f"[{', '.join('·'.join(axis.strip('()').split()) for axis in axes)}]"
 
 
 def causal(flag: CausalInfo) -> str:
-    """What a causal flag is declared to do where lengths differ."""
-    told = flag.alignment or "equal lengths only"
-    return f"{told}, with {flag.needs}" if flag.needs else told
+    """Return what a causal flag is declared to do where lengths differ."""
+    alignment = flag.alignment or "equal lengths only"
+    return f"{alignment}, with {flag.needs}" if flag.needs else alignment
 
 
 def weights(declared: WeightsInfo | None) -> str:
-    """How attention weights are declared to come back."""
+    """Return how attention weights are declared to come back."""
     if declared is None:
         return "none are returned"
     if declared.option:
@@ -185,27 +173,27 @@ def weights(declared: WeightsInfo | None) -> str:
 
 
 def boolean(meaning: Phrase) -> str:
-    """What True was seen to mean."""
+    """Return what True was seen to mean."""
     return _OBSERVED_BOOL.get(meaning.id) or f"True: {say(meaning)}"
 
 
 def ones(meaning: Phrase) -> str:
-    """What 0 and 1 were seen to mean."""
+    """Return what 0 and 1 were seen to mean."""
     return _ONES.get(meaning.id) or say(meaning)
 
 
 def infinite(meaning: Phrase) -> str:
-    """What 0 and −∞ were seen to mean."""
+    """Return what 0 and −∞ were seen to mean."""
     return _INFINITE.get(meaning.id) or say(meaning)
 
 
 def masked_row(value: Phrase) -> str:
-    """What a fully masked query gets."""
+    """Return what a fully masked query gets."""
     return _ROWS.get(value.id) or say(value)
 
 
 def consequence(value: Phrase) -> str:
-    """What comes with it, with a long list of arrays counted instead."""
+    """Return what comes with a fully masked query; a long list of arrays is counted instead."""
     texts = []
     for part in value.parts("parts"):
         arrays = part.parts("arrays") if isinstance(part, Phrase) else []
@@ -215,27 +203,18 @@ def consequence(value: Phrase) -> str:
 
 
 def accuracy_class(name: str) -> str:
-    """A class by its name; "none" for none."""
+    """Return a class by its name; "none" for none."""
     return name or "none"
 
 
 def date(created: str) -> str:
-    """The day of an ISO 8601 time."""
+    """Return the day of an ISO 8601 time."""
     return created[:10]
 
 
 def web(link: str) -> bool:
     """Whether a link may be followed: an adapter may have written anything."""
     return link.startswith(("https://", "http://"))
-
-
-def _superscript(value: int) -> str:
-    return str(value).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def plain(value: str) -> str:
-    """As it is."""
-    return value
 
 
 # A failing item

@@ -1,4 +1,4 @@
-"""From record files to the files of a report, and what the whole was worth."""
+"""From record files to the files of a report, and the exit code of the whole."""
 
 from __future__ import annotations
 
@@ -10,14 +10,72 @@ import msgspec
 from conformance.errors import ConformanceError, ExitCode
 from conformance.progress import progress
 from conformance.records.findings import verified
-from conformance.reports.joining import build
+from conformance.reports.accuracy import accuracy, apart, exchanged, limit, pairs
+from conformance.reports.cards import conventions, experiment_cards, handed
+from conformance.reports.columns import (
+    columns,
+    findings_of,
+    parts_of,
+    requirements_of,
+    sources,
+    topics_of,
+)
+from conformance.reports.deviations import deviations, not_verified, unsupported
 from conformance.reports.load import find_records, load, load_versions
-from conformance.reports.model import Report
-from conformance.reports.page.figures import figures
-from conformance.reports.page.html import render_html
+from conformance.reports.model import SCHEMA, Loaded, Report
+from conformance.reports.page.html import figures, render_html
 from conformance.reports.page.markdown import render_markdown
-from conformance.reports.wording import told
+from conformance.reports.totals import matrix, totals
+from conformance.reports.trend import timelines, trends
+from conformance.reports.wording import counts_text
 from conformance.text import printable
+
+
+def build(
+    records: Sequence[Loaded],
+    expected: Sequence[str] = (),
+    problems: Sequence[str] = (),
+    earlier: Sequence[Loaded] = (),
+    versions: Sequence[Loaded] = (),
+) -> Report:
+    """Join records into one report, without any framework, adapter or clock.
+
+    Args:
+        records: as `load` returns them; shown in the order of `expected`, then as given.
+        expected: names of records that must be there; those that are not are named.
+        problems: lines about records that could not be used.
+        earlier: records of the same implementations that were made before these.
+        versions: records of the same implementations with other versions of their libraries.
+    """
+    order = {name: place for place, name in enumerate(expected)}
+    records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
+    parts = parts_of(records)
+    shown, seen = columns(parts), findings_of(parts)
+    origins = sources(records)
+    requirements = requirements_of(records)
+    answers, mismatches = exchanged(records, parts)
+    measured = accuracy(shown, seen)
+    allowed = limit(measured)
+    return Report(
+        schema=SCHEMA,
+        created=max((source.provenance.created for source in origins), default=""),
+        limit=allowed,
+        totals=totals(shown, origins, seen),
+        columns=shown,
+        conventions=conventions(parts, shown),
+        cards=experiment_cards(parts, shown, topics_of(records)),
+        handed=handed(parts, shown),
+        matrix=matrix(shown, seen, requirements),
+        accuracy=measured,
+        pairs=pairs(shown, answers),
+        apart=apart(shown, answers, allowed),
+        deviations=deviations(shown, seen, requirements),
+        unsupported=unsupported(shown, seen),
+        not_verified=not_verified(shown, origins, seen, expected, [*problems, *mismatches]),
+        sources=origins,
+        trends=trends(parts, earlier),
+        timelines=timelines(parts, versions),
+    )
 
 
 def write(
@@ -28,7 +86,7 @@ def write(
     html: Path | None = None,
     versions: Sequence[Path] = (),
 ) -> int:
-    """Write the report, and say in a few lines what is in it.
+    """Write the report, and print a summary of a few lines.
 
     Args:
         records: record files, or folders of them.
@@ -45,12 +103,12 @@ def write(
         ConformanceError: the run's file cannot be read, or a file cannot be written.
     """
     with progress("reading records") as advance:
-        found = load(find_records(records), read_run(run))
+        loaded = load(find_records(records), read_run(run))
         others, refused = load_versions(find_records(versions))
-        found = found._replace(problems=[*found.problems, *refused])
         advance("making the report")
-        report = build(found.current, expected, found.problems, found.earlier, others)
-        page = render_html(report, figures(report, found.current), found.current).encode()
+        problems = [*loaded.problems, *refused]
+        report = build(loaded.current, expected, problems, loaded.earlier, others)
+        page = render_html(report, figures(report, loaded.current), loaded.current).encode()
     files: dict[Path, bytes] = {}
     if output is not None:
         encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
@@ -62,29 +120,31 @@ def write(
     if html is not None:
         files[html] = page
     for path, content in files.items():
-        _write(path, content)
+        write_file(path, content)
     for line in [*_summary(report), f"report: {', '.join(map(str, files))}"]:
         print(printable(line))
     return outcome(report)
 
 
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    except OSError as error:
-        raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
-
-
 def outcome(report: Report) -> ExitCode:
-    """What the report is worth, as an exit code."""
+    """Return the exit code of a report."""
     if not verified(report.totals.findings):
         return ExitCode.NOTHING_VERIFIED
     return ExitCode.INCOMPLETE if report.not_verified.anything else ExitCode.OK
 
 
+def write_file(path: Path, content: bytes, *, append: bool = False) -> None:
+    """Write a file and make its folder; raises `ConformanceError` if that is impossible."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab" if append else "wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
+
+
 def read_run(file: Path | None) -> str:
-    """The id in a file of `begin`; "" without one."""
+    """Return the id in a file that `begin` wrote; "" without a file."""
     if file is None:
         return ""
     try:
@@ -95,19 +155,16 @@ def read_run(file: Path | None) -> str:
 
 
 def _summary(report: Report) -> list[str]:
-    lines = [f"{column.key}: {told(column.items)}" for column in report.columns]
-    open_questions = report.not_verified
-    lines += [
-        f"not verified: {name} could not be set up or did not finish"
-        for name in open_questions.missing
+    gaps = report.not_verified
+    open_questions = [
+        *(f"{name} could not be set up or did not finish" for name in gaps.missing),
+        *(f"{name} ({reason})" for name, reason in gaps.unavailable.items()),
+        *gaps.incomplete,
+        *(f"{one.column}, {one.items} items {one.verdict} ({one.reason})" for one in gaps.open),
     ]
-    lines += [
-        f"not verified: {name} ({reason})" for name, reason in open_questions.unavailable.items()
+    return [
+        *(f"{column.key}: {counts_text(column.items)}" for column in report.columns),
+        *(f"not verified: {line}" for line in open_questions),
+        *(f"problem: {line}" for line in gaps.problems),
+        f"items: {counts_text(report.totals.items)}",
     ]
-    lines += [f"not verified: {line}" for line in open_questions.incomplete]
-    lines += [
-        f"not verified: {item.column}, {item.items} items {item.verdict} ({item.reason})"
-        for item in open_questions.open
-    ]
-    lines += [f"problem: {line}" for line in open_questions.problems]
-    return [*lines, f"items: {told(report.totals.items)}"]

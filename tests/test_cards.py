@@ -17,8 +17,8 @@ from conformance.records.findings import CaseResult, Finding
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record
 from conformance.reports import build, render_html, render_markdown
+from conformance.reports.cards import GLANCES
 from conformance.reports.figures.heatmap import MORE, UNREAL, WEIGHT, pattern
-from conformance.reports.glance import glances
 from conformance.reports.model import Card, Report
 from conformance.reports.page.views import families
 
@@ -72,7 +72,7 @@ def card(*results: CaseResult) -> Card:
 
 
 def cell(found: Card, heading: str) -> list[tuple[str, str]]:
-    (glance,) = [item for item in glances() if item.heading == heading]
+    (glance,) = [item for item in GLANCES if item.heading == heading]
     return [(told.value, told.where) for told in glance.take(found)]
 
 
@@ -218,7 +218,7 @@ def test_those_who_understand_the_same_writing_stand_together():
         handed("three", "as meant", "100% on blocked keys"),
         handed("four", "refused", "refused"),
     )
-    told = [(family.told, [row.column.key for row in family.rows]) for family in families(found)]
+    told = [(family.title, [row.column.key for row in family.rows]) for family in families(found)]
     assert told == [
         ("Right with 1 = may attend", ["one", "three"]),
         ("Right with 1 = blocked", ["two"]),

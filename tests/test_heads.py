@@ -20,13 +20,13 @@ from conformance.errors import ConformanceError, ExitCode, WrongShape
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.records.phrase import Phrase
 from conformance.records.record import read, read_arrays
-from conformance.reports import build, load_records, render_html
+from conformance.reports import build, render_html
+from conformance.reports import load as load_records
 from conformance.reports.figures import heatmap
-from conformance.reports.figures.drawing import INK, PAPER, svg, title, told
-from conformance.reports.figures.files import png
+from conformance.reports.figures.drawing import INK, PAPER, png, sentences, svg, title
 from conformance.reports.figures.heatmap import TEXT_UP_TO, Grid, ticks
 from conformance.reports.figures.picture import Subject, picture
-from conformance.reports.page.figures import figures
+from conformance.reports.page.html import figures
 from conformance.running import examiner
 from conformance.running.session import Item, plan
 
@@ -266,7 +266,7 @@ def test_weights_averaged_over_heads_are_one_row():
     _, groups = maps(svg(shown))
     assert len(groups) == 3
     assert "mean over" in svg(shown)
-    assert told(shown)[0].startswith("Batch entry 0, mean over heads: beyond noise")
+    assert sentences(shown)[0].startswith("Batch entry 0, mean over heads: beyond noise")
 
 
 def test_every_head_of_every_entry_is_a_row():
@@ -625,7 +625,7 @@ def test_damaged_or_hostile_arrays_do_not_stop_the_report(surveyed):
 
 def test_records_with_weights_load_without_a_problem(surveyed):
     paths = [surveyed / f"{name}.narrowed.json" for name in ("Inverted", "Correct")]
-    loaded, problems = load_records(paths)
+    loaded, _, problems = load_records(paths)
     report = build(loaded)
     assert not problems
     assert not report.not_verified.problems

@@ -19,8 +19,7 @@ from conformance.records.findings import RUN, Finding
 from conformance.records.phrase import Phrase
 from conformance.records.record import read
 from conformance.reports.ci.outputs import MOST, annotated, badge, command, junit
-from conformance.reports.ci.source import load
-from conformance.reports.ci.summary import markdown
+from conformance.reports.ci.summary import load, markdown
 from conformance.reports.gate.judging import Claims
 
 UNSUPPORTED = Finding(OUTPUT, "unsupported", detail="no head size 1")

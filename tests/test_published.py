@@ -32,13 +32,13 @@ from conformance.records.findings import Finding
 from conformance.records.record import read as read_record
 from conformance.records.schema1 import observed
 from conformance.reports.gate.baseline import KINDS
-from conformance.reports.joining import build
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.page.html import render_html
 from conformance.reports.page.markdown import render_markdown
-from conformance.reports.publishing import keep
-from conformance.reports.publishing.sorting import UNSORTED, read_baselines, sort
+from conformance.reports.publishing import write as keep
+from conformance.reports.publishing.pages import UNSORTED, read_baselines, sort
 from conformance.reports.publishing.write import Wanted, read, render
+from conformance.reports.writing import build
 
 PUBLISHED = ROOT / "reports" / "published"
 RECORDS = sorted(PUBLISHED.glob("*/*.json.gz"))
@@ -377,7 +377,7 @@ def test_defects_come_first_and_all_is_counted(tmp_path):
         result(bad(made_by="kernel"), bad(GRADIENT), name="ours"),
         result(bad(), name="ours", dtype="float64"),
     )
-    known = sort([loaded(own)], read_baselines([tmp_path]))["ours"]
+    ((_, known),) = sort([loaded(own)], read_baselines([tmp_path]))
     assert [(item.kind, item.times) for item in known] == [("defect", 1), ("convention", 2)]
     assert known[1].made_by == "kernel"
     assert known[1].dtypes == ("float32", "float64")

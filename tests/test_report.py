@@ -47,20 +47,23 @@ from conformance.records.record import Journal, encode_line, finish, journal_pat
 from conformance.reports import (
     build,
     find_records,
-    load_records,
+    load,
     render_html,
     render_markdown,
     write,
 )
 from conformance.reports import model as data
 from conformance.reports.deviations import normalised
-from conformance.reports.page.cards import cards, polarity, pooled
-from conformance.reports.page.plot import position
-from conformance.reports.page.views import symptoms, where
-from conformance.reports.totals import gravest
+from conformance.reports.page.views import cards, polarity, pooled, position, symptoms, where
+from conformance.reports.totals import worst_verdict
 from conformance.reports.wording import ratio, shape
 
 # Counting
+
+
+def load_records(paths, run=""):
+    read = load(paths, run)
+    return read.current, read.problems
 
 
 def test_items_and_findings_are_counted_as_vectors():
@@ -90,7 +93,7 @@ def test_the_parts_add_up_to_the_totals():
 @pytest.mark.parametrize("pair", list(itertools.combinations(VERDICTS, 2)))
 def test_gravest_agrees_with_the_verdict_of_an_item(pair):
     item = result(*(Finding(OUTPUT, verdict) for verdict in pair))
-    assert gravest(dict.fromkeys(pair, 1)) == item.verdict
+    assert worst_verdict(dict.fromkeys(pair, 1)) == item.verdict
 
 
 @pytest.mark.parametrize(
@@ -644,9 +647,9 @@ def test_symptoms_gather_one_error_over_its_requirements():
         result(good(), dtype="float64", mode="eval"),
     )
     error, off = symptoms(found, found.columns[0])
-    assert (error.told, error.times, len(error.deviations)) == ("ValueError: no", 2, 2)
+    assert (error.text, error.times, len(error.deviations)) == ("ValueError: no", 2, 2)
     assert error.folded
-    assert off.told == "beyond honest noise in plain/no-mask/self, every dtype and mode"
+    assert off.text == "beyond honest noise in plain/no-mask/self, every dtype and mode"
     page = render_markdown(found)
     assert page.count("--case plain/no-mask/self --dtype float32") == 2
     for anchor in (item.id for item in error.deviations):
@@ -667,7 +670,7 @@ def test_what_is_wrong_in_one_dtype_is_not_what_is_wrong_in_all():
         ({"float64": 1, "float32": 1, "float16": 1}, 1),
         ({"float64": 2}, 2),
     ]
-    assert [item.told for item in symptoms(found, found.columns[0])] == [
+    assert [item.text for item in symptoms(found, found.columns[0])] == [
         "beyond honest noise in plain/no-mask/size-one, every dtype and mode",
         "beyond honest noise in float64, every mode",
     ]

@@ -34,7 +34,7 @@ from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import CaseResult, Finding, Worst
 from conformance.reports import build, find_records, load, render_html, render_markdown, write
 from conformance.reports import model as data
-from conformance.reports.page import plot
+from conformance.reports.page import views
 from conformance.reports.page.html import PAGE
 
 
@@ -400,8 +400,8 @@ def test_the_course_of_a_trend_is_drawn_with_its_limit():
         data.Point("r", f"2026-0{month}-01", "0", "c", {}, {"conforms": 1}, worst, None)
         for month, worst in ((1, {"float64": 0.1}), (2, {"float64": 1000.0, "float32": 1.0}))
     ]
-    float64, float32 = plot.lines(data.Trend("mine", points))
+    float64, float32 = views.lines(data.Trend("mine", points))
     (left, low, _), (right, high, _) = float64.points
     assert left < right == float32.points[0][0]
-    assert low > float32.points[0][1] > plot.height(8.0) > high >= 0
+    assert low > float32.points[0][1] > views.height(8.0) > high >= 0
     assert float64.mark != float32.mark

@@ -36,7 +36,7 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        from conformance.reports.changes.tell import show
+        from conformance.reports.changes import show
 
         show(Console(highlight=False), changes)
     if not changes.common:

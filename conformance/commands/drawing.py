@@ -25,8 +25,7 @@ from conformance.errors import (
     WrongShape,
 )
 from conformance.frameworks.base import package_versions
-from conformance.reports.figures.drawing import again, svg, told
-from conformance.reports.figures.files import page, png, renderer
+from conformance.reports.figures.drawing import again, page, png, renderer, sentences, svg
 from conformance.reports.figures.picture import Picture, Subject, picture
 from conformance.requirements.examination import Examination, Raised
 
@@ -68,7 +67,7 @@ def draw(question: Question, output: Path) -> int:
     check_output(output)
     seen = ask(question)
     replace(output, render(seen, question, output))
-    for line in told(seen.picture):
+    for line in sentences(seen.picture):
         print(line)
     print(f"drawn: {output}")
     return ExitCode.OK

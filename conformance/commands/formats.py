@@ -24,7 +24,7 @@ OUTPUTS = {
     "run": ("conformance.running.ending:Summary", "what mha-conformance run prints"),
     "probe": ("conformance.commands.probe:Results", "what mha-conformance probe prints"),
     "compare": (
-        "conformance.reports.changes.compare:Changes",
+        "conformance.reports.changes:Changes",
         "what mha-conformance compare prints",
     ),
 }

@@ -122,7 +122,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _join(options: argparse.Namespace) -> int:
     from conformance.records.findings import count
-    from conformance.reports.wording import told
+    from conformance.reports.wording import counts_text
     from conformance.running.joining import join
     from conformance.text import printable
 
@@ -132,7 +132,7 @@ def _join(options: argparse.Namespace) -> int:
     record = joined.record
     for one in record.header.implementations:
         own = (r.verdict for r in record.results if r.implementation == one.name)
-        print(printable(f"{one.name}: {told(count(own))}"))
+        print(printable(f"{one.name}: {counts_text(count(own))}"))
     selection = record.header.provenance.selection
     if selection:
         print(printable(f"narrowed by {selection}"))

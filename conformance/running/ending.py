@@ -73,11 +73,11 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
     With `reasons`, also why items are unsupported.
     """
     counts = count(result.verdict for result in results)
-    yield f"{name}: {wording.told(counts) if counts else 'nothing run'}"
+    yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
     for requirement, findings in unmet(results):
         cause, times = _cause(findings)
         share = f"{times} of them: " if times < len(findings) else ""
-        verdicts = wording.told(count(finding.verdict for finding in findings))
+        verdicts = wording.counts_text(count(finding.verdict for finding in findings))
         yield f"  {requirement.id}: {verdicts}{f' ({share}{cause})' if cause else ''}"
     for reason, times in reasons_of(results, NOT_VERIFIED).items():
         yield f"  not verified, {plural(times, 'item')}: {reason}"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from conformance.adapter.loading import load as load_adapter
 from conformance.reports import Report, build, load
-from conformance.reports.glance import glances
+from conformance.reports.cards import GLANCES
 from conformance.reports.model import Card, Column, Observed
 from conformance.reports.page import views
 from conformance.reports.page.markdown import code, text
@@ -62,7 +62,7 @@ def tables(report: Report) -> dict[str, str]:
     """All of them, by name."""
     columns = {column.key: column for column in report.columns}
     cards = [(columns[card.column], card) for card in report.cards]
-    heading = {glance.heading: glance for glance in glances()}
+    heading = {glance.heading: glance for glance in GLANCES}
     made = {
         "masks": _table(["Argument", *FORMS.values()], _arguments(cards)),
         "same-mask": _table(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from xml.etree import ElementTree as ET
@@ -20,10 +20,10 @@ from xml.etree import ElementTree as ET
 import msgspec
 
 from conformance.errors import ConformanceError
-from conformance.reports.changes.compare import Change
-from conformance.reports.ci.source import KNOWN, MUST, Item, Source, load
-from conformance.reports.ci.summary import markdown
-from conformance.reports.wording import failure, measured
+from conformance.reports.changes import Change
+from conformance.reports.ci.summary import KNOWN, MUST, Item, Source, load, markdown
+from conformance.reports.wording import failure
+from conformance.reports.writing import write_file
 from conformance.text import plural, printable, some
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -37,8 +37,8 @@ class Outputs:
     """What to write, and where; None for nothing.
 
     Attributes:
-        summary: Markdown, appended; "" for the file that GitHub names.
-        annotations: whether to print GitHub's.
+        summary: file that Markdown is appended to; "" for the one that GitHub names.
+        annotations: whether to print GitHub's annotations.
     """
 
     junit: Path | None = None
@@ -50,30 +50,29 @@ class Outputs:
 
 
 def write_outputs(records: Sequence[Path], wanted: Outputs) -> int:
-    """Write all of it.
+    """Write everything that is wanted.
 
     Returns:
-        An exit code: nothing verified, incomplete, or fine. What deviates is for `run --strict`
-        and `gate` to fail on, so that a job is told everything before it fails.
+        An exit code: nothing verified, incomplete, or fine. What deviates is left to `run
+        --strict` and `gate`, so that a job shows everything before it fails.
 
     Raises:
         ConformanceError: a record cannot be read, or a file cannot be written.
     """
     target = _summary_file(wanted.summary)
     source = load(records, wanted.previous, wanted.baseline)
-    files: list[tuple[Path | None, Callable[[Source], bytes], str]] = [
-        (wanted.junit, junit, "wb"),
-        (wanted.badge, lambda own: msgspec.json.encode(badge(own)) + b"\n", "wb"),
-        (target, lambda own: markdown(own).encode() + b"\n", "ab"),
-    ]
-    for path, render, mode in files:
-        if path is not None:
-            _put(path, render(source), mode)
+    if wanted.junit is not None:
+        write_file(wanted.junit, junit(source))
+    if wanted.badge is not None:
+        write_file(wanted.badge, msgspec.json.encode(badge(source)) + b"\n")
+    if target is not None:
+        write_file(target, markdown(source).encode() + b"\n", append=True)
     if wanted.annotations:
         for line in annotated(source):
             print(line)
     # A line of prose between annotations would be taken for nothing else, so it may follow.
-    written = ", ".join(str(path) for path, _, _ in files if path is not None)
+    paths = (wanted.junit, wanted.badge, target)
+    written = ", ".join(str(path) for path in paths if path is not None)
     if written:
         print(printable(f"written: {written}"))
     for absence in {judgement.baseline.absence for judgement in source.judgements} - {""}:
@@ -90,32 +89,23 @@ def _summary_file(asked: str | None) -> Path | None:
     return Path(name)
 
 
-def _put(path: Path, content: bytes, mode: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open(mode) as file:
-            file.write(content)
-    except OSError as error:
-        raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
-
-
 # JUnit
 
 
 def junit(source: Source) -> bytes:
     """Return a file with a test suite for each implementation."""
     root = ET.Element("testsuites", name="mha-conformance")
-    for record, own in source.implementations:
+    for record, one in source.implementations:
         made = record.header.provenance
-        suite = ET.SubElement(root, "testsuite", name=printable(own.name), timestamp=made.created)
+        suite = ET.SubElement(root, "testsuite", name=printable(one.name), timestamp=made.created)
         properties = ET.SubElement(suite, "properties")
-        versions = {f"version.{name}": version for name, version in own.versions.items()}
+        versions = {f"version.{name}": version for name, version in one.versions.items()}
         about = {"suite": made.suite, "catalogue": made.catalogue, "device": made.device_model}
         for name, value in (about | {"python": made.python} | versions).items():
             ET.SubElement(properties, "property", name=printable(name), value=printable(value))
         for item in source.items:
-            if item.record is record and item.result.implementation == own.name:
-                _test_case(suite, item, own.spec)
+            if item.record is record and item.result.implementation == one.name:
+                _test_case(suite, item, one.spec)
         _count(suite)
     _count(root)
     ET.indent(root)
@@ -147,7 +137,7 @@ def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
 
 
 def _count(element: ET.Element) -> None:
-    """How many test cases there are below, and of which kinds."""
+    """Say how many test cases there are below, and of which kinds."""
     for name, tag in (
         ("tests", "testcase"),
         ("failures", "failure"),
@@ -201,7 +191,7 @@ def annotated(source: Source) -> list[str]:
     warnings: list[_Annotation] = []
     worse = source.changes.worse if source.changes else []
     regressions = {(change.implementation, change.requirement) for change in worse}
-    files = {own.name: _file(own.spec) for _, own in source.implementations}
+    files = {one.name: _file(one.spec) for _, one in source.implementations}
     for change in source.wrong:
         is_new = (change.implementation, change.requirement) in regressions
         level = errors if change.after != "deviates" or change.level in MUST else warnings
@@ -229,18 +219,18 @@ def annotated(source: Source) -> list[str]:
     return [*_lines("error", errors), *_lines("warning", warnings)]
 
 
-def _lines(level: str, found: Sequence[_Annotation]) -> Iterator[str]:
-    shown = found if len(found) <= MOST else found[: MOST - 1]
-    for own in shown:
-        place = {"file": own.file, "line": str(own.line or ""), "title": own.title}
-        yield command(level, own.message, **{name: value for name, value in place.items() if value})
-    if len(found) > len(shown):
-        left = len(found) - len(shown)
+def _lines(level: str, annotations: Sequence[_Annotation]) -> Iterator[str]:
+    shown = annotations if len(annotations) <= MOST else annotations[: MOST - 1]
+    for one in shown:
+        place = {"file": one.file, "line": str(one.line or ""), "title": one.title}
+        yield command(level, one.message, **{name: value for name, value in place.items() if value})
+    if len(annotations) > len(shown):
+        left = len(annotations) - len(shown)
         yield command(level, "the job's summary has all of them", title=f"and {left} more")
 
 
 def command(name: str, message: str, **properties: str) -> str:
-    """One workflow command."""
+    """Return one workflow command."""
     escaped = {
         key: _data(value).replace(":", "%3A").replace(",", "%2C")
         for key, value in properties.items()
@@ -256,31 +246,24 @@ def _data(text: str) -> str:
 
 
 def _message(change: Change, sentence: str) -> str:
-    lines = [sentence] if sentence else []
-    times, cases = plural(change.times, "finding"), plural(len(change.cases), "case")
-    lines.append(f"{change.after}: {times} in {cases}, such as {some(change.cases, 3)}")
-    if change.figures is not None:
-        lines.append(f"measured {measured(change.figures)}")
-    elif change.told:
-        lines.append(change.told)
-    if change.cause:
-        lines.append(f"likely cause: {change.cause}")
-    return "\n".join([*lines, f"again: {change.command}"])
+    where = f"{change.after}: {change.extent}, such as {some(change.cases, 3)}"
+    lines = [sentence, where, *change.evidence, f"again: {change.command}"]
+    return "\n".join(filter(None, lines))
 
 
 def _file(spec: str) -> str:
-    """The file of an implementation that was given by its path, if GitHub may know it."""
+    """Return the file of an implementation that was given by its path, if GitHub may know it."""
     path, colon, _ = spec.rpartition(":")
     return _relative(path) if colon and path.endswith(".py") else ""
 
 
 def _relative(path: str) -> str:
-    """As GitHub wants it: relative to the repository, which is where a step runs."""
+    """Return a path as GitHub wants it: relative to the repository, in which a step runs."""
     pure = PurePath(path)
     if pure.is_absolute():
         try:
             pure = pure.relative_to(Path.cwd())
         except ValueError:
             return ""
-    found = posixpath.normpath(pure.as_posix())
-    return "" if found.startswith("..") else found
+    normal = posixpath.normpath(pure.as_posix())
+    return "" if normal.startswith("..") else normal

@@ -1,20 +1,211 @@
-"""A job's summary in Markdown: counts, what changed, what is wrong, what is not known.
+"""What a build shows of records, what is known of them and what was before; and its summary.
 
-For `$GITHUB_STEP_SUMMARY`, a merge request's comment, or a file. What a record says is escaped as
-in the report.
+`markdown` writes the summary, for `$GITHUB_STEP_SUMMARY`, a merge request's comment, or a file:
+counts, what changed, what is wrong, what is not verified. What a record says is escaped as in the
+report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
-from conformance.records.findings import VERDICTS
-from conformance.reports.changes.compare import Change, Changes
-from conformance.reports.changes.tell import convention_told, members_told, summary
-from conformance.reports.ci.source import KNOWN, Source
+from conformance.errors import BrokenRecord, ExitCode
+from conformance.records.findings import (
+    NOT_VERIFIED,
+    VERDICTS,
+    CaseResult,
+    Finding,
+    count,
+    verified,
+)
+from conformance.records.header import Implementation
+from conformance.records.record import Record, read
+from conformance.reports.changes import (
+    Change,
+    Changes,
+    Located,
+    Records,
+    compare,
+    grouped_changes,
+    load_side,
+)
+from conformance.reports.gate.baseline import read_baseline
+from conformance.reports.gate.judging import Judgement, judge
+from conformance.reports.load import find_records
 from conformance.reports.page.markdown import code, fenced, text
-from conformance.reports.wording import SYMBOLS, measured
+from conformance.reports.totals import BAD
+from conformance.reports.wording import SYMBOLS
 from conformance.text import plural, some
+
+KNOWN = "known"
+"""In place of a verdict: deviates, as the baseline says."""
+
+MUST = ("must", "")
+"""Levels of requirements that fail a run; an unknown requirement is taken for one of these."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of a record, and the findings of it that are as the baseline says."""
+
+    record: Record
+    result: CaseResult
+    known: tuple[Finding, ...]
+
+    @cached_property
+    def wrong(self) -> tuple[Finding, ...]:
+        """What is wrong and not known."""
+        return tuple(
+            finding
+            for finding in self.result.findings
+            if finding.verdict in BAD and finding not in self.known
+        )
+
+    @cached_property
+    def worth_showing(self) -> tuple[Finding, ...]:
+        """Those of `wrong`, with the same error of several requirements once."""
+        errors = {f.detail: f for f in reversed(self.wrong) if f.verdict == "error"}
+        return tuple(
+            finding
+            for finding in self.wrong
+            if finding.verdict != "error" or errors[finding.detail] is finding
+        )
+
+    @cached_property
+    def verdict(self) -> str:
+        """The item's, or "known" if all that is wrong with it is."""
+        verdict = self.result.verdict
+        return KNOWN if verdict in BAD and not self.wrong else verdict
+
+    @cached_property
+    def fails(self) -> bool:
+        """Whether `run --strict` would: something wrong that a requirement forbids."""
+        return any(
+            finding.verdict != "deviates" or self._is_must(finding.requirement)
+            for finding in self.wrong
+        )
+
+    @property
+    def reason(self) -> str:
+        """Why it has no answer, or ""."""
+        return next((finding.detail for finding in self.result.findings if finding.detail), "")
+
+    def _is_must(self, name: str) -> bool:
+        requirement = self.record.header.requirement(name)
+        return requirement is None or requirement.level in MUST
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything that a build shows."""
+
+    records: Sequence[Record]
+    items: Sequence[Item]
+    judgements: Sequence[Judgement]
+    """One for each record, if there is a baseline."""
+    changes: Changes | None
+    """Since the previous record, if there is one."""
+
+    @cached_property
+    def implementations(self) -> list[tuple[Record, Implementation]]:
+        """Each with its record."""
+        return [(record, one) for record in self.records for one in record.header.implementations]
+
+    def counts(self, implementation: str, device: str) -> dict[str, int]:
+        """Return the verdicts of the items of one, with "known" apart."""
+        return counted(
+            item.verdict
+            for item in self.items
+            if (item.result.implementation, item.record.header.provenance.device)
+            == (implementation, device)
+        )
+
+    @cached_property
+    def totals(self) -> dict[str, int]:
+        """Verdicts of all items."""
+        return counted(item.verdict for item in self.items)
+
+    @cached_property
+    def wrong(self) -> list[Change]:
+        """What is wrong and not known; what is alike is one, the worst first."""
+        findings = [
+            Located(item.result, finding.requirement, "", finding.verdict, finding)
+            for item in self.items
+            for finding in item.worth_showing
+        ]
+        whole = Records(self.records)
+        return grouped_changes(findings, whole.specs, whole.levels)
+
+    @cached_property
+    def open(self) -> dict[tuple[str, str, str], int]:
+        """What has no answer: implementation, verdict and reason, to the number of items."""
+        return Counter(
+            (item.result.implementation, item.result.verdict, item.reason)
+            for item in self.items
+            if item.result.verdict in ("unavailable", "not-run")
+        )
+
+    def sentence(self, requirement: str) -> str:
+        """Return the sentence of a requirement; "" if no record has it."""
+        infos = (record.header.requirement(requirement) for record in self.records)
+        return next((info.sentence for info in infos if info), "")
+
+    @property
+    def outcome(self) -> ExitCode:
+        """The exit code of the records; failing for what deviates is left to run and gate."""
+        counts = count(item.result.verdict for item in self.items)
+        if not verified(counts):
+            return ExitCode.NOTHING_VERIFIED
+        whole = all(record.complete for record in self.records)
+        open_questions = any(counts.get(verdict) for verdict in NOT_VERIFIED)
+        return ExitCode.OK if whole and not open_questions else ExitCode.INCOMPLETE
+
+
+def load(
+    paths: Sequence[Path], previous: Path | None = None, baseline: Path | None = None
+) -> Source:
+    """Read everything.
+
+    Raises:
+        ConformanceError: a file cannot be read, or there is none.
+    """
+    files = find_records(paths)
+    if not files:
+        raise BrokenRecord("there is no record; name a file that run --record has written")
+    records = [read(file) for file in files]
+    items: list[Item] = []
+    judgements = []
+    entries = read_baseline(baseline) if baseline is not None else None
+    for record in records:
+        known: set[int] = set()
+        if entries is not None:
+            judgement = judge(entries, record)
+            judgements.append(judgement)
+            known = {id(cell.finding) for cell in judgement.known}
+        items += [
+            Item(record, result, tuple(f for f in result.findings if id(f) in known))
+            for result in record.results
+        ]
+    changes = None
+    if previous is not None:
+        changes = compare(load_side(previous), load_side(*files))
+    return Source(records, items, judgements, changes)
+
+
+def counted(verdicts: Iterable[str]) -> dict[str, int]:
+    """Count verdicts as `count` does, with "known" after what conforms."""
+    verdicts = list(verdicts)
+    known = verdicts.count(KNOWN)
+    counts = count(verdict for verdict in verdicts if verdict != KNOWN)
+    if not known:
+        return counts
+    before = {name: counts.pop(name) for name in ("conforms",) if name in counts}
+    return before | {KNOWN: known} | counts
+
 
 MOST = 30
 """Rows of a table: GitHub cuts a summary off at one MiB."""
@@ -25,7 +216,7 @@ ORDER = ("conforms", KNOWN, *(verdict for verdict in VERDICTS if verdict != "con
 
 
 def markdown(source: Source) -> str:
-    """The summary."""
+    """Return the summary."""
     parts = [
         "## Attention conformance",
         *_counts(source),
@@ -39,7 +230,7 @@ def markdown(source: Source) -> str:
 
 
 def _counts(source: Source) -> Iterator[str]:
-    """A row for each implementation, with what was added or taken away."""
+    """Yield a row for each implementation, with what was added or taken away."""
     rows = []
     used = {verdict for verdict, number in source.totals.items() if number}
     then = source.changes.before if source.changes else None
@@ -51,13 +242,13 @@ def _counts(source: Source) -> Iterator[str]:
     if not columns:
         yield "Nothing was verified."
         return
-    for record, own in source.implementations:
+    for record, one in source.implementations:
         device = record.header.provenance.device
-        counts = source.counts(own.name, device)
-        told = code(own.name) + (f" on {device}" if device != "cpu" else "")
-        was = before.get(own.name) if devices.get(own.name) == [device] else None
+        counts = source.counts(one.name, device)
+        name = code(one.name) + (f" on {device}" if device != "cpu" else "")
+        was = before.get(one.name) if devices.get(one.name) == [device] else None
         cells = [_cell(counts, was, verdict) for verdict in columns]
-        rows.append(f"| {told} | {' | '.join(cells)} |")
+        rows.append(f"| {name} | {' | '.join(cells)} |")
     heads = " | ".join(f"{SYMBOLS.get(verdict, '✓')} {verdict}" for verdict in columns)
     yield "\n".join([f"| items | {heads} |", "| :-- |" + " --: |" * len(columns), *rows])
 
@@ -76,22 +267,20 @@ def _changes(changes: Changes | None) -> Iterator[str]:
         return
     then = f"{code(changes.before.file)} of {changes.before.created[:10]}"
     yield f"### Since {then}"
-    yield f"{text(summary(changes))}."
+    yield f"{text(changes.summary)}."
     if changes.notes:
         yield "\n".join(f"- {text(note)}" for note in changes.notes)
-    for symbol, kind, found in changes.kinds:
-        if found:
+    for symbol, kind, alike in changes.kinds:
+        if alike:
             yield f"**{symbol} {kind.capitalize()}**"
-            yield _table(found, states=True)
+            yield _table(alike, states=True)
     if changes.conventions:
         yield "**~ Conventions, by experiment**"
-        told = [f"- {text(convention_told(one))}" for one in changes.conventions[:MOST]]
-        yield "\n".join([*told, *_rest(len(changes.conventions), MOST)])
+        yield _list([f"- {text(one)}" for one in changes.conventions])
     for kind, members in (("+ Added", changes.added), ("− Removed", changes.removed)):
-        lines = [f"- {text(line)}" for line in members_told(members)]
-        if lines:
+        if members.lines:
             yield f"**{kind}**"
-            yield "\n".join(lines)
+            yield "\n".join(f"- {text(line)}" for line in members.lines)
 
 
 def _wrong(source: Source) -> Iterator[str]:
@@ -111,12 +300,12 @@ def _wrong(source: Source) -> Iterator[str]:
         yield f"and {len(found) - MOST_ENTRIES} more"
 
 
-def _table(found: list[Change], *, states: bool) -> str:
+def _table(changes: list[Change], *, states: bool) -> str:
     rows = [
         "| implementation | requirement | | findings | cause |",
         "| :-- | :-- | :-- | --: | :-- |",
     ]
-    for change in found[:MOST]:
+    for change in changes[:MOST]:
         state = f"{text(change.before)} → {text(change.after)}" if states else text(change.after)
         cells = (
             code(change.implementation),
@@ -126,24 +315,21 @@ def _table(found: list[Change], *, states: bool) -> str:
             text(change.cause),
         )
         rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*rows, *(("\n" + line) for line in _rest(len(found), MOST))])
+    return "\n".join([*rows, *_rest(len(changes))])
 
 
 def _details(change: Change) -> str:
-    cases = plural(len(change.cases), "case")
     lines = [
         f"<details><summary>{text(change.implementation)}: {text(change.requirement)}, "
-        f"{plural(change.times, 'finding')} in {cases}</summary>",
+        f"{change.extent}</summary>",
         f"{text(', '.join(change.dtypes))}; {text(', '.join(change.modes))}; "
         f"{text(some(change.cases, 6))}",
+        text(change.told if change.figures is not None else ""),
+        *map(text, change.evidence),
+        fenced(change.command),
+        "</details>",
     ]
-    if change.told:
-        lines.append(str(text(change.told)))
-    if change.figures is not None:
-        lines.append(f"measured {text(measured(change.figures))}")
-    if change.cause:
-        lines.append(f"likely cause: {text(change.cause)}")
-    return "\n\n".join([*lines, str(fenced(change.command)), "</details>"])
+    return "\n\n".join(filter(None, lines))
 
 
 def _baseline(source: Source) -> Iterator[str]:
@@ -154,7 +340,7 @@ def _baseline(source: Source) -> Iterator[str]:
     )
     if stale:
         yield "### The baseline is out of date"
-        yield "\n".join([*list(stale)[:MOST], *(f"\n{more}" for more in _rest(len(stale), MOST))])
+        yield _list(list(stale))
 
 
 def _open(source: Source) -> Iterator[str]:
@@ -185,6 +371,9 @@ def _made(source: Source) -> Iterator[str]:
     yield f"<sub>{text(f'{made.created[:10]}, suite {made.suite}; {versions}')}</sub>"
 
 
-def _rest(number: int, most: int) -> Iterable[str]:
-    if number > most:
-        yield f"and {number - most} more"
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join([*lines[:MOST], *_rest(len(lines))])
+
+
+def _rest(number: int) -> list[str]:
+    return [f"\nand {number - MOST} more"] if number > MOST else []

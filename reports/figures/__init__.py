@@ -1,6 +1,5 @@
 """The attention pattern of every head beside the reference, and their difference, as heat maps.
 
-`picture` holds the numbers, `heatmap` draws one map of them and `drawing` the whole figure, as SVG.
-These three see arrays only, so the report draws with them from records; `files` makes a page or a
-PNG of the same SVG for the command line.
+`picture` holds the numbers, `heatmap` draws one map of them, and `drawing` draws the whole figure
+as SVG, and makes a page or a PNG of it. All of it sees arrays only, so a report draws from records.
 """

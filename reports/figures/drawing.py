@@ -2,21 +2,30 @@
 
 One SVG for all: as a file, in a page, in the report, and under a PNG. It has presentation
 attributes only, no style, no script and nothing that is fetched, so any content security policy
-lets it pass; everything that is not ours is escaped.
+lets it pass; everything that is not ours is escaped. PNGs are drawn by resvg: one wheel without
+dependencies, where browsers and Cairo are many.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
+from collections.abc import Mapping
 from html import escape
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
+from conformance.errors import ConformanceError
+from conformance.records.header import CaseInfo
 from conformance.records.numbers import LIMIT
+from conformance.reports import wording
 from conformance.reports.figures import heatmap
 from conformance.reports.figures.heatmap import Grid, Map, heat_map, ticks
 from conformance.reports.figures.picture import Picture, Row
+from conformance.reports.rendering import content_policy, environment
 
 FONTS = "Helvetica, Arial, 'Liberation Sans', 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', "
 FONTS += "sans-serif"
@@ -35,7 +44,7 @@ _NARROWEST = 118
 
 
 def svg(picture: Picture, *, name: str = "heads", alone: bool = True, headed: bool = True) -> str:
-    """The figure.
+    """Return the figure.
 
     Args:
         picture: what it shows.
@@ -62,7 +71,7 @@ def svg(picture: Picture, *, name: str = "heads", alone: bool = True, headed: bo
         f'height="{height + 32:.0f}" font-family="{FONTS}" font-size="12" fill="currentColor" '
         f'aria-labelledby="{name}-title {name}-desc"' + (f' color="{INK}"' if alone else "") + ">"
         f'<title id="{name}-title">{escape(title(picture))}</title>'
-        f'<desc id="{name}-desc">{escape(" ".join(told(picture)))}</desc>'
+        f'<desc id="{name}-desc">{escape(" ".join(sentences(picture)))}</desc>'
         + (f'<rect x="-16" y="-16" width="100%" height="100%" fill="{PAPER}"/>' if alone else "")
         + (_head(picture, width) if headed else "")
         + "".join(body)
@@ -71,12 +80,12 @@ def svg(picture: Picture, *, name: str = "heads", alone: bool = True, headed: bo
 
 
 def title(picture: Picture) -> str:
-    """One line: who answered what."""
+    """Return in one line which implementation answered what."""
     return f"{picture.subject.name}: attention weights of {picture.subject.case}"
 
 
 def again(picture: Picture, spec: str, file: str, entry: str = "") -> str:
-    """The command that draws it; `entry` is as in the command, by default the one it shows."""
+    """Return the command that draws it; by default, `entry` is the batch entry that it shows."""
     own = picture.subject
     words = ["mha-conformance", "heads", spec, "--case", own.case, "--dtype", own.dtype]
     words += ["--mode", own.mode]
@@ -85,30 +94,30 @@ def again(picture: Picture, spec: str, file: str, entry: str = "") -> str:
     return shlex.join([*words, "--entry", entry or str(picture.entries[0]), "-o", file])
 
 
-def told(picture: Picture) -> list[str]:
-    """The figure in sentences: for those who hear it, and for the terminal."""
-    sentences = []
+def sentences(picture: Picture) -> list[str]:
+    """Return the figure in sentences: for those who hear it, and for the terminal."""
+    lines = []
     for place, entry in enumerate(picture.entries):
         for index in range(picture.got.shape[1]):
             row = picture.row(place, index)
             where = f"Batch entry {entry}, {row_name(picture, index)}:"
-            sentences.append(f"{where} {'; '.join(_about(picture, row))}.")
-    return sentences
+            lines.append(f"{where} {'; '.join(_about(picture, row))}.")
+    return lines
 
 
 def row_name(picture: Picture, index: int) -> str:
-    """What a row is called."""
+    """Return the name of a row."""
     return "mean over heads" if picture.averaged else f"head {index}"
 
 
 def _head(picture: Picture, width: float) -> str:
     return _text(
-        0, 14, heatmap.clipped(title(picture), int(width / 8.4)), size=16, weight=700
-    ) + _text(0, 34, heatmap.clipped(how(picture), int(width / 6.2)), soft=True)
+        0, 14, wording.short(title(picture), int(width / 8.4)), size=16, weight=700
+    ) + _text(0, 34, wording.short(how(picture), int(width / 6.2)), soft=True)
 
 
 def how(picture: Picture) -> str:
-    """One line: in which dtype, mode and so on."""
+    """Return in one line the dtype, mode, device and batch entries."""
     own = picture.subject
     entries = (
         f"batch entry {picture.entries[0]} of {picture.batch}"
@@ -119,7 +128,7 @@ def how(picture: Picture) -> str:
 
 
 def _about(picture: Picture, row: Row) -> list[str]:
-    """What is said about a row, the verdict first."""
+    """Return what is said about a row, the verdict first."""
     if row.fits:
         lines = [f"within noise: {heatmap.sigmas(row.ratio)} of {LIMIT:.0f}σ allowed"]
     elif row.unreal:
@@ -140,7 +149,7 @@ def _about(picture: Picture, row: Row) -> list[str]:
 
 
 def _pitch(grid: Grid) -> float:
-    """From one column to the next."""
+    """Return the distance from one column to the next."""
     return max(grid.width, _NARROWEST) + _GAP
 
 
@@ -149,12 +158,12 @@ def _width(grid: Grid) -> float:
 
 
 def _entry(picture: Picture, place: int, grid: Grid, down: float) -> tuple[list[str], float]:
-    """All heads of one batch entry, from `down` on; and where they end."""
+    """Draw all heads of one batch entry, from `down` on; return also where they end."""
     pitch = _pitch(grid)
     unit = heatmap.exponent(picture.most)
-    times = f" ×10{heatmap.raised(unit)}" if unit and grid.has_text else ""
+    times = f" ×10{wording.superscript(unit)}" if unit and grid.has_text else ""
     longest = int((pitch - _GAP / 2) / 7.2)
-    names = (heatmap.clipped(picture.subject.name, longest), "reference", f"difference{times}")
+    names = (wording.short(picture.subject.name, longest), "reference", f"difference{times}")
     drawn = [
         _text(_LEFT + column * pitch, down, name, weight=700) for column, name in enumerate(names)
     ]
@@ -167,7 +176,7 @@ def _entry(picture: Picture, place: int, grid: Grid, down: float) -> tuple[list[
 
 
 def _row(picture: Picture, place: int, index: int, grid: Grid, down: float) -> list[str]:
-    """One head: three maps with their axes, and what is said about them."""
+    """Draw one head: three maps with their axes, and what is said about them."""
     drawn = [_heading(picture, index, grid, down)]
     for column, shown in enumerate(_maps(picture, place, index)):
         left = _LEFT + column * _pitch(grid)
@@ -215,7 +224,7 @@ def _heading(picture: Picture, index: int, grid: Grid, down: float) -> str:
 
 
 def _axes(grid: Grid, *, first: bool) -> list[str]:
-    """Indices along both axes; those of the queries once, since rows share them."""
+    """Draw the indices along both axes; those of the queries once, since rows share them."""
     drawn = ['<g font-size="10" fill-opacity=".75">', '<g text-anchor="middle">']
     drawn += [
         f'<text x="{(key + 0.5) * grid.cell_width:g}" y="{grid.height + 12:g}">{key}</text>'
@@ -239,7 +248,7 @@ def _axes(grid: Grid, *, first: bool) -> list[str]:
 
 
 def _legend(picture: Picture, grid: Grid, down: float) -> tuple[list[str], float]:
-    """Both scales, and every mark that occurs."""
+    """Draw both scales, and every mark that occurs."""
     most = picture.most
     drawn = _scale(0, down, [(heatmap.WEIGHT, (step + 1) / 20) for step in range(20)])
     drawn += _ends(0, down, ("0", "attention weight", "1"))
@@ -264,7 +273,7 @@ def _legend(picture: Picture, grid: Grid, down: float) -> tuple[list[str], float
 
 
 def _swatches(picture: Picture, grid: Grid) -> list[tuple[str, str]]:
-    """A cell of each kind that is in the figure, with its meaning."""
+    """Return a cell of each kind that is in the figure, with its meaning."""
     small = Grid(1, 1)
     size = 'viewBox="-1 -1 42 30" width="36" height="18"'
     yes, no = np.ones((1, 1), np.bool_), np.zeros((1, 1), np.bool_)
@@ -275,22 +284,20 @@ def _swatches(picture: Picture, grid: Grid) -> list[tuple[str, str]]:
         shown = Map(values, 1.0, (heatmap.WEIGHT, heatmap.LESS), lambda _: "", *flags)
         return f'<svg {size} preserveAspectRatio="none">{heat_map(small, shown)}</svg>'
 
-    found = []
+    swatches = []
     if picture.blocked.any():
-        found.append((one(0, True, False), "blocked: this query may not attend this key"))
+        swatches.append((one(0, True, False), "blocked: this query may not attend this key"))
     if picture.leaks.any():
-        found.append((one(0.4, True, True), "a leak: blocked, and the weight is not zero"))
+        swatches.append((one(0.4, True, True), "a leak: blocked, and the weight is not zero"))
     if not np.isfinite(picture.got).all():
         text = "NaN" if np.isnan(picture.got).any() else "∞"
         sign = "" if grid.has_text else ", crossed"
-        found.append((one(np.nan, False, False), f"{text}: no number{sign}"))
+        swatches.append((one(np.nan, False, False), f"{text}: no number{sign}"))
     if (picture.got < 0).any():
-        found.append((_patch(heatmap.LESS), "a negative weight"))
-    return found
-
-
-def _patch(ink: str) -> str:
-    return f'<rect width="36" height="18" fill="{ink}"/>'
+        swatches.append(
+            (f'<rect width="36" height="18" fill="{heatmap.LESS}"/>', "a negative weight")
+        )
+    return swatches
 
 
 def _scale(left: float, down: float, inks: list[tuple[str, float]]) -> list[str]:
@@ -329,8 +336,75 @@ def _text(
     return f'<text x="{x:g}" y="{y:g}"{own}>{_RAISED.sub(_raised, escape(text))}</text>'
 
 
-def _raised(found: re.Match[str]) -> str:
-    """Exponents are drawn higher: few fonts have all of the characters for them."""
-    plain, after = found[1].translate(_PLAIN), found[2]
+def _raised(match: re.Match[str]) -> str:
+    """Draw exponents higher: few fonts have all of the characters for them."""
+    plain, after = match[1].translate(_PLAIN), match[2]
     down = f'<tspan dy="4">{after}</tspan>' if after else ""
     return f'<tspan dy="-4" font-size="8.5">{plain}</tspan>{down}'
+
+
+SCALE = 2
+"""Pixels per unit: sharp on today's screens and in print."""
+
+_LETTERS = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'
+    '<text y="15" font-family="sans-serif">{}</text></svg>'
+)
+
+
+def page(picture: Picture, case: CaseInfo, command: str, versions: Mapping[str, str]) -> str:
+    """Return one HTML file that fetches nothing; its policy allows its own style alone."""
+    folder = Path(__file__).parent
+    style = (folder / "page.css").read_text(encoding="utf-8")
+    return (
+        environment(folder)
+        .get_template("page.html.j2")
+        .render(
+            title=title(picture),
+            how=how(picture),
+            case=case,
+            name=picture.subject.case,
+            figure=svg(picture, alone=False, headed=False),
+            sentences=sentences(picture),
+            command=command,
+            versions=versions,
+            style=style,
+            policy=content_policy(style),
+        )
+    )
+
+
+def renderer() -> ModuleType:
+    """Return the library; raises `ConformanceError` where it is not installed."""
+    try:
+        return importlib.import_module("resvg_py")
+    except ImportError as error:
+        raise ConformanceError(
+            "drawing a PNG needs resvg_py: pip install resvg_py, or write .svg"
+        ) from error
+
+
+def png(drawing: str, **options: object) -> bytes:
+    """Return a figure as a PNG.
+
+    Args:
+        drawing: an SVG with ink and paper of its own.
+        options: to the library, such as `skip_system_fonts`.
+
+    Raises:
+        ConformanceError: the library, or any font that it could write with, is not there.
+    """
+    library = renderer()
+    # Without a font it leaves all text out, and says nothing.
+    if _render(library, _LETTERS.format("M"), options) == _render(
+        library, _LETTERS.format(" "), options
+    ):
+        raise ConformanceError(
+            "a PNG needs a font, and none is installed here; install one, such as DejaVu Sans, "
+            "or write .svg"
+        )
+    return _render(library, drawing, {"zoom": SCALE, **options})
+
+
+def _render(library: ModuleType, svg: str, options: dict[str, object]) -> bytes:
+    return bytes(library.svg_to_bytes(svg_string=svg, **options))

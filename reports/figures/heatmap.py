@@ -15,6 +15,7 @@ import numpy as np
 from markupsafe import Markup
 
 from conformance.records.numbers import Array, BoolArray
+from conformance.reports.wording import superscript
 
 # From numbers to colours and words
 
@@ -33,7 +34,7 @@ STEPS = 50
 
 
 def shade(value: float, most: float) -> float:
-    """Opacity for |value|, full at `most`; never none for what is not zero."""
+    """Return the opacity for |value|, full at `most`; never none for what is not zero."""
     if value == 0 or most <= 0:
         return 0.0
     step = round(min(1.0, abs(value) / most) * STEPS)
@@ -41,14 +42,14 @@ def shade(value: float, most: float) -> float:
 
 
 def exponent(most: float) -> int:
-    """The power of ten in units of which differences up to `most` are short."""
+    """Return the power of ten in units of which differences up to `most` are short."""
     if most == 0 or 0.01 <= most < 100:
         return 0
     return math.floor(math.log10(most))
 
 
 def cell(value: float) -> str:
-    """A number in a cell: at most five characters, and zero only for zero."""
+    """Return a number for a cell: at most five characters, and zero only for zero."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -65,13 +66,13 @@ def cell(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference in a cell."""
+    """Return a difference for a cell."""
     text = cell(value)
     return f"+{text}" if value > 0 else text
 
 
 def number(value: float) -> str:
-    """A number in a sentence, three digits of it."""
+    """Return a number for a sentence, to three digits."""
     if math.isinf(value):
         return "∞"
     if value == 0:
@@ -79,27 +80,17 @@ def number(value: float) -> str:
     power = math.floor(math.log10(abs(value)))
     if -3 <= power < 5:
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value / 10.0**power:.2f}×10{raised(power)}" if power > -308 else f"{value:.2g}"
+    return f"{value / 10.0**power:.2f}×10{superscript(power)}" if power > -308 else f"{value:.2g}"
 
 
 def sigmas(value: float) -> str:
-    """A ratio in units of σ."""
+    """Return a ratio in units of σ."""
     if math.isinf(value):
         return "∞σ"
     if value >= 1e4:
         mantissa, power = f"{value:.1e}".split("e")
-        return f"{mantissa}×10{raised(int(power))}σ"
+        return f"{mantissa}×10{superscript(int(power))}σ"
     return f"{value:.0f}σ" if value >= 100 else f"{value:.1f}σ"
-
-
-def raised(power: int) -> str:
-    """An exponent."""
-    return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def clipped(text: str, most: int) -> str:
-    """The beginning of a long name."""
-    return text if len(text) <= most else text[: max(1, most - 1)].rstrip() + "…"
 
 
 # The map
@@ -156,7 +147,7 @@ class Map:
         values: `[query key]`.
         most: the value of full colour.
         inks: of positive and of negative values.
-        told: a value as text.
+        text: a value as text.
         blocked: `[query key]`; True = hatched.
         marked: `[query key]`; True = framed, because something is there that must not be.
     """
@@ -164,13 +155,13 @@ class Map:
     values: Array
     most: float
     inks: tuple[str, str]
-    told: Callable[[float], str]
+    text: Callable[[float], str]
     blocked: BoolArray
     marked: BoolArray
 
 
 def heat_map(grid: Grid, shown: Map) -> str:
-    """The map, its upper left corner at 0, 0."""
+    """Draw the map, its upper left corner at 0, 0."""
     parts = [*_fills(grid, shown), _hatch(grid, shown.blocked), _frame(grid)]
     parts.append(_marks(grid, shown.marked))
     if grid.has_text:
@@ -186,7 +177,7 @@ def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
     What is ahead of a query is hatched, and framed where it has a weight all the same. `words` are
     for those who hear the picture.
     """
-    values = np.array([[np.nan if own is None else own for own in row] for row in weights])
+    values = np.array([[np.nan if weight is None else weight for weight in row] for row in weights])
     ahead = np.triu(np.ones(values.shape, np.bool_), 1)
     leaks = ahead & (values > 0)
     grid = Grid(*values.shape)
@@ -206,21 +197,21 @@ def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
 
 
 def ticks(count: int) -> list[int]:
-    """Indices that are written along an axis."""
+    """Return the indices that are written along an axis."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if count <= s * MOST_TICKS)
     return list(range(0, count, step))
 
 
 def _fills(grid: Grid, shown: Map) -> Iterable[str]:
-    """One path for each shade: a tenth of the size of one rectangle for each cell."""
-    found: dict[tuple[str, float], list[str]] = defaultdict(list)
+    """Draw one path for each shade: a tenth of the size of one rectangle for each cell."""
+    paths: dict[tuple[str, float], list[str]] = defaultdict(list)
     width, height = grid.cell_width, grid.cell_height
     for (query, key), value in np.ndenumerate(shown.values):
         ink, opacity = _colour(shown, float(value))
         if opacity:
             x, y = _at(key * width), _at(query * height)
-            found[ink, opacity].append(f"M{x} {y}h{_at(width)}v{_at(height)}h-{_at(width)}z")
-    for (ink, opacity), cells in sorted(found.items()):
+            paths[ink, opacity].append(f"M{x} {y}h{_at(width)}v{_at(height)}h-{_at(width)}z")
+    for (ink, opacity), cells in sorted(paths.items()):
         yield (
             f'<path fill="{ink}" fill-opacity="{_at(opacity)}" shape-rendering="crispEdges" '
             f'd="{"".join(cells)}"/>'
@@ -234,7 +225,7 @@ def _colour(shown: Map, value: float) -> tuple[str, float]:
 
 
 def _hatch(grid: Grid, blocked: BoolArray) -> str:
-    """Diagonals that meet those of the neighbours."""
+    """Draw diagonals that meet those of the neighbours."""
     width, height = grid.cell_width, grid.cell_height
     shares = (0.5, 1.0) if grid.has_text else (1.0,)
     lines = []
@@ -275,7 +266,7 @@ def _marks(grid: Grid, marked: BoolArray) -> str:
 
 
 def _crosses(grid: Grid, values: Array) -> str:
-    """What is no number, where there is no room to write so."""
+    """Cross out what is no number, where there is no room to write so."""
     width, height = grid.cell_width, grid.cell_height
     lines = []
     for query, key in np.argwhere(~np.isfinite(values)):
@@ -293,7 +284,7 @@ def _numbers(grid: Grid, shown: Map) -> str:
         if value == 0 and shown.blocked[query, key]:
             continue
         x, y = (key + 0.5) * grid.cell_width, (query + 0.5) * grid.cell_height + 3.7
-        text = f'<text x="{_at(x)}" y="{_at(y)}">{shown.told(float(value))}</text>'
+        text = f'<text x="{_at(x)}" y="{_at(y)}">{shown.text(float(value))}</text>'
         opaque = _colour(shown, float(value))[1] > WHITE_ABOVE
         (light if opaque else dark).append(text)
     start = '<g font-size="10.5" text-anchor="middle" fill='
@@ -313,5 +304,5 @@ def _stroke(lines: list[str], ink: str, width: float, more: str = "") -> str:
 
 
 def _at(value: float) -> str:
-    """A coordinate, as short as it goes."""
+    """Return a coordinate, as short as possible."""
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"

@@ -1,4 +1,4 @@
-"""What a drawing of attention patterns shows: the weights of some batch entries, and who made them.
+"""What a drawing of attention patterns shows: the weights of some batch entries.
 
 Axes are `[entry row query key]`; a row is a head, or the mean over heads.
 """
@@ -17,7 +17,7 @@ from conformance.records.numbers import LIMIT, Array, BoolArray, ratios
 
 @dataclass(frozen=True)
 class Subject:
-    """Who answered what, and how."""
+    """The item whose weights these are."""
 
     name: str
     case: str
@@ -25,7 +25,7 @@ class Subject:
     mode: str
     device: str
     note: str = ""
-    """Said below the figure, such as that no definition settles the case."""
+    """Text below the figure, such as that no definition settles the case."""
 
 
 class Row(NamedTuple):
@@ -96,7 +96,7 @@ class Picture:
         return _largest(self.difference)
 
     def row(self, entry: int, row: int) -> Row:
-        """One head of one of the entries, both by their place in the arrays."""
+        """Return one head of one of the entries, both by their place in the arrays."""
         ratio = self.ratio[entry, row]
         # Where several miss an exact value, all infinitely far, the largest miss is the worst.
         miss = np.nan_to_num(np.abs(self.difference[entry, row]), nan=np.inf)
@@ -122,10 +122,10 @@ def picture(
     entry: int | None = None,
     every: bool = False,
 ) -> Picture:
-    """A picture of these weights.
+    """Return a picture of these weights.
 
     Args:
-        subject: who answered what.
+        subject: the item that they belong to.
         got, want, noise: `[batch heads query key]`, or `[batch query key]` for the mean over heads.
         blocked: the same shape; True = this query may not attend this key.
         underflow: absolute error that no element of the dtype can avoid.
@@ -138,8 +138,8 @@ def picture(
     """
     shapes = {array.shape for array in (got, want, noise, blocked)}
     if len(shapes) > 1 or got.ndim not in (3, 4) or not got.size:
-        told = " and ".join(str(list(shape)) for shape in sorted(shapes))
-        raise WrongShape(f"attention weights of shape {told} cannot be drawn beside each other")
+        listed = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        raise WrongShape(f"attention weights of shape {listed} cannot be drawn beside each other")
     averaged = got.ndim == 3
     if averaged:
         got, want, noise = got[:, None], want[:, None], noise[:, None]
@@ -167,7 +167,7 @@ def picture(
 
 
 def _furthest(got: Array, want: Array, noise: Array, underflow: float) -> int:
-    """The batch entry that is furthest beyond its noise, 0 if none is."""
+    """Return the batch entry that is furthest beyond its noise, 0 if none is."""
     axes = (1, 2, 3)
     ratio = np.abs(ratios(got, want, noise, underflow)).max(axis=axes)
     if ratio.max() <= LIMIT:

@@ -48,15 +48,14 @@ PLACES = ("implementation", "requirement", "case", "mode")
 """Keys whose values are patterns: what an entry is about."""
 
 VERDICTS = ("deviates", "error")
-"""Verdicts that may be known. That something died, hung or is not there says nothing about what it
-would have answered."""
+"""Verdicts that may be known. A crash, a hang or an absence says nothing about the answer."""
 
 TODO = "TODO: say why this is known, and until when"
-"""Written in place of a reason that nobody gave; the gate takes no such reason."""
+"""Written in place of a missing reason; the gate accepts no such reason."""
 
 KINDS = ("convention", "limitation", "accuracy", "defect")
-"""What a known deviation is: another agreement than the definition's; something documented that it
-cannot do; a coarser computation than the dtype's; or a mistake."""
+"""What a known deviation is: a convention that differs from the definition, a documented
+limitation, a computation coarser than its dtype, or a mistake."""
 
 MOST_BYTES = 2**22
 
@@ -79,7 +78,7 @@ class Entry:
         raises: text that each error contains.
         within: how many σ each may be off; infinite if nothing is said.
         strict: whether all findings must deviate; otherwise, any.
-        kind: one of `KINDS`, or "" if nobody sorted it.
+        kind: one of `KINDS`, or "" if it is not sorted.
         reproduction: a script that shows it without the suite, or "".
     """
 
@@ -103,22 +102,27 @@ class Entry:
 
     @property
     def has_reason(self) -> bool:
-        """Whether somebody said why."""
+        """Whether it says why."""
         return bool(self.reason.strip()) and not self.reason.lstrip().upper().startswith("TODO")
 
     @property
     def says(self) -> tuple[object, ...]:
-        """What it says of its findings: two entries that say the same are one too many."""
+        """What it says of its findings; of two entries that say the same, one is too many."""
         arguments = repr(sorted(self.arguments.items()))
-        own = (self.verdict, self.cause, arguments, self.raises, self.within, self.strict)
-        return *own, self.reason.strip()
+        checks = (self.verdict, self.cause, arguments, self.raises, self.within, self.strict)
+        return *checks, self.reason.strip()
+
+    @property
+    def address(self) -> str:
+        """Where it stands in the file."""
+        return f"line {self.line}" if self.line else f"entry {self.number}"
 
     @property
     def place(self) -> str:
-        """Where it is, and what it is about, in one line."""
-        told = [f"{name} {_some(getattr(self, name))}" for name in PLACES if getattr(self, name)]
-        told += [f"when {self.condition.text}"] if self.condition else []
-        return f"{f'line {self.line}' if self.line else f'entry {self.number}'}: {', '.join(told)}"
+        """Where it stands and what it is about, in one line."""
+        about = [f"{name} {_some(getattr(self, name))}" for name in PLACES if getattr(self, name)]
+        about += [f"when {self.condition.text}"] if self.condition else []
+        return f"{self.address}: {', '.join(about)}"
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ class Baseline:
 
     @property
     def absence(self) -> str:
-        """What to say if it is not there, or "": a mistyped name is no empty file."""
+        """A line if it is not there, else "": a mistyped name must not pass for an empty file."""
         return "" if self.there else f"{self.path}: no such file, nothing is known yet"
 
 
@@ -143,7 +147,7 @@ def _some(patterns: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=4096)
 def fits(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether patterns find a name: none of them is all of them, and "!" takes away."""
+    """Whether patterns match a name: no patterns match all names, and "!" takes away."""
     wanted, unwanted = _compiled(patterns)
     return (not wanted or any(item.match(name) for item in wanted)) and not any(
         item.match(name) for item in unwanted
@@ -190,10 +194,10 @@ def _is(argument: Argument, wanted: Any) -> bool:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The entries of a file; none, if there is no such file yet.
+    """Read the entries of a file; none, if there is no such file yet.
 
     Raises:
-        BrokenBaseline: it is there, and cannot be meant.
+        BrokenBaseline: the file makes no sense.
     """
     try:
         if not path.exists():
@@ -210,7 +214,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def baseline_of(path: Path, text: str) -> Baseline:
-    """The entries of a file's text; raises `BrokenBaseline`."""
+    """Return the entries of a file's text; raises `BrokenBaseline`."""
     try:
         content = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -235,7 +239,7 @@ def baseline_of(path: Path, text: str) -> Baseline:
 
 
 def recorded(known: Iterable[KnownDeviation]) -> Baseline:
-    """The entries that a record carries; raises `BrokenBaseline`."""
+    """Return the entries that a record carries; raises `BrokenBaseline`."""
     tables = [
         {name: value for name, value in msgspec.to_builtins(one).items() if value is not None}
         for one in known
@@ -245,7 +249,7 @@ def recorded(known: Iterable[KnownDeviation]) -> Baseline:
 
 
 def to_record(entry: Entry) -> KnownDeviation:
-    """An entry as a record carries it."""
+    """Return an entry as a record carries it."""
     return KnownDeviation(
         verdict=entry.verdict,
         **{place: list(getattr(entry, place)) for place in PLACES},
@@ -264,8 +268,8 @@ def to_record(entry: Entry) -> KnownDeviation:
 
 def _lines(text: str, count: int) -> list[int]:
     heads = re.finditer(r"^[ \t]*\[\[[ \t]*known[ \t]*\]\]", text, re.MULTILINE)
-    found = [text.count("\n", 0, head.start()) + 1 for head in heads]
-    return found if len(found) == count else [0] * count
+    lines = [text.count("\n", 0, head.start()) + 1 for head in heads]
+    return lines if len(lines) == count else [0] * count
 
 
 def _entry(table: dict[str, Any], number: int, line: int) -> Entry:
@@ -277,8 +281,8 @@ def _entry(table: dict[str, Any], number: int, line: int) -> Entry:
     places: dict[str, Any] = {key: _patterns(table, key) for key in PLACES}
     verdict, when = texts.pop("verdict"), texts.pop("when")
     if verdict not in VERDICTS:
-        told = f"verdict {verdict!r}" if verdict else "no verdict"
-        raise BrokenBaseline(f"{told}; what may be known is {' or '.join(VERDICTS)}")
+        given = f"verdict {verdict!r}" if verdict else "no verdict"
+        raise BrokenBaseline(f"{given}; what may be known is {' or '.join(VERDICTS)}")
     if not places["requirement"] and not places["case"]:
         raise BrokenBaseline('say a requirement or a case; a pattern such as "mask/*" will do')
     if verdict == "error" and not texts["raises"].strip():
@@ -315,17 +319,17 @@ def _entry(table: dict[str, Any], number: int, line: int) -> Entry:
 
 
 def _text(table: dict[str, Any], key: str) -> str:
-    found = table.get(key, "")
-    if not isinstance(found, str):
+    value = table.get(key, "")
+    if not isinstance(value, str):
         raise BrokenBaseline(f"{key} is text")
-    return found
+    return value
 
 
 def _patterns(table: dict[str, Any], key: str) -> tuple[str, ...]:
-    found = table.get(key)
-    if found is None:
+    value = table.get(key)
+    if value is None:
         return ()
-    several = [found] if isinstance(found, str) else found
+    several = [value] if isinstance(value, str) else value
     if not isinstance(several, list) or not several or not _all_texts(several):
         raise BrokenBaseline(f"{key} is a pattern or a list of patterns, each of them text")
     return tuple(several)

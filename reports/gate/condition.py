@@ -19,7 +19,7 @@ from conformance.errors import BrokenBaseline
 from conformance.records.numbers import UNDERFLOW
 
 CHOICES = {"dtype": tuple(UNDERFLOW), "device": ("cpu", "gpu")}
-"""What these can be; anything else would never hold."""
+"""The values of these variables; a comparison with any other would never hold."""
 
 _ORDER: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _OPERATORS: dict[type, str] = {**_ORDER, ast.Eq: "==", ast.NotEq: "!="}
@@ -35,18 +35,17 @@ class Comparison:
     values: tuple[str, ...]
 
     def holds(self, variables: Mapping[str, str]) -> bool:
-        """Whether it is so."""
-        found = variables[self.name]
+        """Whether it is true of these values of variables."""
+        actual = variables[self.name]
         if self.operator in ("in", "not in"):
-            return any(self._is(found, "==", value) for value in self.values) == (
-                self.operator == "in"
-            )
-        return self._is(found, self.operator, self.values[0])
+            is_one = any(self._compare(actual, "==", value) for value in self.values)
+            return is_one == (self.operator == "in")
+        return self._compare(actual, self.operator, self.values[0])
 
-    def _is(self, found: str, operator: str, value: str) -> bool:
+    def _compare(self, actual: str, operator: str, value: str) -> bool:
         if is_version(self.name):
-            return SpecifierSet(operator + value).contains(found, prereleases=True)
-        return (found == value) == (operator == "==")
+            return SpecifierSet(operator + value).contains(actual, prereleases=True)
+        return (actual == value) == (operator == "==")
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Condition:
         return frozenset(part.name for part in _comparisons(self.tree))
 
     def holds(self, variables: Mapping[str, str]) -> bool:
-        """Whether it is so; all `names` must be there."""
+        """Whether it is true; all `names` must be given."""
         return self.tree.holds(variables)
 
 
@@ -74,11 +73,11 @@ class Combined:
     parts: tuple[Comparison | Combined, ...]
 
     def holds(self, variables: Mapping[str, str]) -> bool:
-        """Whether it is so."""
-        found = (part.holds(variables) for part in self.parts)
+        """Whether it is true of these values of variables."""
+        parts = (part.holds(variables) for part in self.parts)
         if self.word == "not":
-            return not next(found)
-        return all(found) if self.word == "and" else any(found)
+            return not next(parts)
+        return all(parts) if self.word == "and" else any(parts)
 
 
 def is_version(name: str) -> bool:
@@ -151,17 +150,17 @@ def _text(node: ast.expr) -> str:
     raise _Refused("a variable is compared with text in quotation marks")
 
 
-def _checked(found: Comparison) -> Comparison:
-    if is_version(found.name):
-        for value in found.values:
-            _check_version(found.operator, value)
-    elif found.operator in _ORDER.values():
-        raise _Refused(f"{found.name} is no version: compare with ==, != or in")
-    for value in found.values:
-        choices = CHOICES.get(found.name, (value,))
+def _checked(comparison: Comparison) -> Comparison:
+    if is_version(comparison.name):
+        for value in comparison.values:
+            _check_version(comparison.operator, value)
+    elif comparison.operator in _ORDER.values():
+        raise _Refused(f"{comparison.name} is no version: compare with ==, != or in")
+    for value in comparison.values:
+        choices = CHOICES.get(comparison.name, (value,))
         if value not in choices:
-            raise _Refused(f"no {found.name} is {value!r}; it is one of {', '.join(choices)}")
-    return found
+            raise _Refused(f"no {comparison.name} is {value!r}; it is one of {', '.join(choices)}")
+    return comparison
 
 
 def _check_version(operator: str, value: str) -> None:

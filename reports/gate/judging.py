@@ -41,10 +41,10 @@ from conformance.reports.gate.baseline import (
 )
 
 NARROWS = re.compile(r"(^| )(--case|--dtype|--mode|-k) ")
-"""Of what a run was told, that which takes away; case files add."""
+"""Options of a run that leave something out; case files add."""
 
 LOST = ("crashed", "timed-out")
-"""Left open, and by the implementation: a change for the worse."""
+"""Verdicts that are left open by the implementation, which is a change for the worse."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,17 +56,18 @@ class Cell:
 
     @property
     def requirement(self) -> str:
-        """Its requirement."""
+        """The id of its requirement."""
         return self.finding.requirement
 
     @property
     def wrong(self) -> bool:
-        """Whether somebody has to know of it."""
+        """Whether an entry has to know of it."""
         return self.finding.verdict in VERDICTS
 
     def part(self, place: str) -> str:
-        """What patterns under this key are matched with."""
-        return self.requirement if place == "requirement" else getattr(self.result, place)
+        """Return what patterns under this key are matched with; also the dtype."""
+        text: str = self.requirement if place == "requirement" else getattr(self.result, place)
+        return text
 
 
 @dataclass(frozen=True)
@@ -111,17 +112,12 @@ class Judgement:
 
     @property
     def worse(self) -> bool:
-        """Whether something is wrong of which nobody knew."""
+        """Whether something is wrong that no entry knows of."""
         return bool(self.new or self.lost)
 
     @property
-    def stale(self) -> bool:
-        """Whether the baseline has to be edited, apart from that."""
-        return bool(self.to_edit)
-
-    @property
     def to_edit(self) -> tuple[tuple[str, Entry], ...]:
-        """Why which entries have to be edited; one may have to be for several reasons."""
+        """Each entry that has to be edited, with a reason; an entry may occur several times."""
         return (
             *(("fixed, remove or narrow it", entry) for entry, _ in self.fixed),
             *(("matches nothing", entry) for entry in self.unmatched),
@@ -141,7 +137,7 @@ class Judgement:
 
     @property
     def whole(self) -> bool:
-        """Whether all was asked and answered; otherwise an entry may be right that matches none."""
+        """Whether everything was asked and answered; else an entry without match may be right."""
         header = self.record.header
         narrowed = header.deselected or NARROWS.search(header.provenance.selection)
         return self.answered and not narrowed
@@ -151,13 +147,13 @@ class Judgement:
         """The exit code of the gate."""
         if not any(self.counts.get(verdict) for verdict in VERIFIED):
             return ExitCode.NOTHING_VERIFIED
-        if self.worse or self.stale:
+        if self.worse or self.to_edit:
             return ExitCode.DEVIATES
         return ExitCode.OK if self.answered else ExitCode.INCOMPLETE
 
     @property
     def holds(self) -> bool:
-        """Whether all is as recorded."""
+        """Whether everything is as recorded."""
         return self.exit_code == ExitCode.OK
 
 
@@ -175,8 +171,8 @@ def part_of(path: Path, names: Sequence[str]) -> Record:
         if not any(name in (one.name, one.spec) for one in every):
             raise UnknownName(f"implementation in {path}", name, [one.name for one in every])
     kept = [one for one in every if {one.name, one.spec} & {*names}]
-    own = {one.name for one in kept}
-    results = [result for result in record.results if result.implementation in own]
+    kept_names = {one.name for one in kept}
+    results = [result for result in record.results if result.implementation in kept_names]
     planned = record.header.planned - (len(record.results) - len(results))
     header = msgspec.structs.replace(record.header, implementations=kept, planned=planned)
     return msgspec.structs.replace(record, header=header, results=results)
@@ -190,24 +186,24 @@ class Claims:
     """
 
     def __init__(self, baseline: Baseline, record: Record) -> None:
-        self._variables = {
-            told.name: _variables(told, record) for told in record.header.implementations
-        }
+        implementations = record.header.implementations
+        self._variables = {one.name: _variables(one, record) for one in implementations}
         self.active: list[Entry] = []
         self.inactive: list[Entry] = []
         for entry in baseline.entries:
-            told = [one for one in record.header.implementations if self._asks(entry, one)]
-            (self.active if told else self.inactive).append(entry)
+            # Every implementation is asked, because a variable may be unknown of any.
+            applies = [one for one in implementations if self._applies(entry, one)]
+            (self.active if applies else self.inactive).append(entry)
 
     def of(self, result: CaseResult, finding: Finding) -> list[Entry]:
-        """The entries that claim it; more than one is a fault of the baseline."""
+        """Return the entries that claim it; more than one is a fault of the baseline."""
         cell = Cell(result, finding)
         return [entry for entry in self.active if self._claims(entry, cell)]
 
     def knows(self, result: CaseResult, finding: Finding) -> Entry | None:
-        """The entry by which a deviation is known, or None."""
-        found = self.of(result, finding) if finding.requirement != RUN else []
-        return next((entry for entry in found if agrees(entry, finding)), None)
+        """Return the entry by which a deviation is known, or None."""
+        claiming = self.of(result, finding) if finding.requirement != RUN else []
+        return next((entry for entry in claiming if agrees(entry, finding)), None)
 
     def _claims(self, entry: Entry, cell: Cell) -> bool:
         if not all(fits(getattr(entry, place), cell.part(place)) for place in PLACES):
@@ -215,23 +211,24 @@ class Claims:
         if entry.condition is None:
             return True
         result = cell.result
-        own = {"dtype": result.dtype, "device": result.device}
-        return entry.condition.holds(self._variables.get(result.implementation, {}) | own)
+        item = {"dtype": result.dtype, "device": result.device}
+        return entry.condition.holds(self._variables.get(result.implementation, {}) | item)
 
-    def _asks(self, entry: Entry, told: Implementation) -> bool:
-        """Whether the entry speaks of this implementation, in its versions, on this device."""
-        if not fits(entry.implementation, told.name):
+    def _applies(self, entry: Entry, implementation: Implementation) -> bool:
+        """Whether an entry is about this implementation, in its versions, on this device."""
+        if not fits(entry.implementation, implementation.name):
             return False
         if entry.condition is None:
             return True
-        if told.unavailable and not told.versions:
+        if implementation.unavailable and not implementation.versions:
             return False
-        variables = self._variables[told.name]
+        variables = self._variables[implementation.name]
         for name in sorted(entry.condition.names):
             if name != "dtype" and name not in variables:
                 known = ", ".join(sorted([*variables, "dtype"]))
                 raise BrokenBaseline(
-                    f"{entry.place}: nothing of {told.name} is called {name!r}; known: {known}"
+                    f"{entry.place}: nothing of {implementation.name} is called {name!r}; "
+                    f"known: {known}"
                 )
         return any(entry.condition.holds(variables | {"dtype": dtype}) for dtype in UNDERFLOW)
 
@@ -281,7 +278,7 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
             if claiming:
                 expected[cell] = claiming[0]
     header = record.header
-    found = Judgement(
+    judgement = Judgement(
         baseline,
         record,
         count(cell.finding.verdict for cell in _cells(record)),
@@ -295,16 +292,16 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
         claimed={number: tuple(cells) for number, cells in claimed.items()},
         decided=tuple(decided),
     )
-    return _with_entries(found, claims.active, shared)
+    return _with_entries(judgement, claims.active, shared)
 
 
 def _with_entries(
-    found: Judgement, active: list[Entry], shared: Mapping[tuple[int, int], list[Cell]]
+    judgement: Judgement, active: list[Entry], shared: Mapping[tuple[int, int], list[Cell]]
 ) -> Judgement:
     entries = {entry.number: entry for entry in active}
     pairs = [(entries[one], entries[two], tuple(cells)) for (one, two), cells in shared.items()]
     twins = [(one, two) for one, two, _ in pairs if one.says == two.says]
-    # Nothing is claimed by both, because nothing is claimed by either.
+    # Equal entries that claim nothing share no finding either.
     asked = {(one.number, two.number) for one, two in twins}
     alike: dict[Entry, list[Entry]] = defaultdict(list)
     for entry in active:
@@ -314,15 +311,15 @@ def _with_entries(
             twins += [(one, two)] if (one.number, two.number) not in asked else []
     fixed = []
     for entry in active:
-        claimed = found.claimed[entry.number]
+        claimed = judgement.claimed[entry.number]
         well = tuple(cell for cell in claimed if not cell.wrong)
-        if well and (entry.strict or (found.whole and len(well) == len(claimed))):
+        if well and (entry.strict or (judgement.whole and len(well) == len(claimed))):
             fixed.append((entry, well))
-    unmatched = [entry for entry in active if not found.claimed[entry.number]]
+    unmatched = [entry for entry in active if not judgement.claimed[entry.number]]
     return replace(
-        found,
+        judgement,
         fixed=tuple(fixed),
-        unmatched=tuple(unmatched) if found.whole else (),
+        unmatched=tuple(unmatched) if judgement.whole else (),
         ambiguous=tuple(pair for pair in pairs if pair[0].says != pair[1].says),
         duplicates=tuple(twins),
     )
@@ -334,10 +331,10 @@ def _cells(record: Record) -> Iterator[Cell]:
             yield Cell(result, finding)
 
 
-def _variables(told: Implementation, record: Record) -> dict[str, str]:
+def _variables(implementation: Implementation, record: Record) -> dict[str, str]:
     made = record.header.provenance
     system, _, machine = made.platform.partition(" ")
-    packages = made.packages | told.versions
+    packages = made.packages | implementation.versions
     named = {
         f"{name.lower().replace('-', '_').replace('.', '_')}_version": version
         for name, version in packages.items()

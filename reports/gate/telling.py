@@ -1,4 +1,4 @@
-"""What the gate prints: for somebody who sees nothing but the log of a build."""
+"""What the gate prints, for somebody who sees nothing but the log of a build."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import count, gravity
 from conformance.records.record import Record
 from conformance.reports.gate.baseline import Baseline, Entry, baseline_of
-from conformance.reports.gate.grouping import Group, groups
-from conformance.reports.gate.judging import LOST, Cell, Judgement, judge
-from conformance.reports.gate.updating import propose, write
-from conformance.reports.totals import reasons
-from conformance.reports.wording import again, failure, measured, told
+from conformance.reports.gate.judging import LOST, Judgement, judge
+from conformance.reports.gate.updating import Group, groups, propose, write
+from conformance.reports.totals import by_key, reasons
+from conformance.reports.wording import again, counts_text, failure, measured
 from conformance.text import plural, printable, some
 from conformance.words import say
 
 SHORT = 3
-"""Of what is wrong in one way, so many are shown unless all are asked for."""
+"""How many of each kind are shown unless all are asked for."""
 
 EDIT = 20
-"""Lines of the edit, likewise."""
+"""How many lines of the edit are shown, likewise."""
 
 GOOD, BAD, DIM = "green", "red", "dim"
 
 T = TypeVar("T")
 
 
-def gate(found: Judgement, judged: Sequence[str], *, verbose: bool) -> int:
+def gate(judgement: Judgement, judged: Sequence[str], *, verbose: bool) -> int:
     """Print how a record was judged; `judged` are the arguments that named it."""
-    Console(highlight=False).print(tell(found, verbose=verbose, judged=judged), soft_wrap=True)
-    return found.exit_code
+    Console(highlight=False).print(tell(judgement, verbose=verbose, judged=judged), soft_wrap=True)
+    return judgement.exit_code
 
 
 def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str] = ()) -> int:
@@ -46,11 +45,11 @@ def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str
     `judged` are the arguments that named the record, if it stays.
     """
     console = Console(highlight=False)
-    found = judge(baseline, record)
-    if found.exit_code == ExitCode.NOTHING_VERIFIED:
-        console.print(tell(found, judged=judged), soft_wrap=True)
-        return found.exit_code
-    text = propose(baseline, found, reason)
+    judgement = judge(baseline, record)
+    if judgement.exit_code == ExitCode.NOTHING_VERIFIED:
+        console.print(tell(judgement, judged=judged), soft_wrap=True)
+        return judgement.exit_code
+    text = propose(baseline, judgement, reason)
     if text != baseline.text:
         write(baseline.path, text)
         old, new = baseline.text.splitlines(), text.splitlines()
@@ -71,31 +70,33 @@ def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str
     return left.exit_code
 
 
-def tell(found: Judgement, *, verbose: bool = False, judged: Sequence[str] = ()) -> Text:
-    """Return one line that says how it stands; then what is worse, what is stale, and the edit.
+def tell(judgement: Judgement, *, verbose: bool = False, judged: Sequence[str] = ()) -> Text:
+    """Return a summary in one line; then what is worse, what is out of date, and the edit.
 
     `judged` are the arguments by which `baseline update` judges the same without running it again.
     """
-    return _Log(found, verbose, judged).text
+    return _Log(judgement, verbose, judged).text
 
 
 class _Log:
-    def __init__(self, found: Judgement, verbose: bool, judged: Sequence[str]) -> None:
-        self.found = found
+    def __init__(self, judgement: Judgement, verbose: bool, judged: Sequence[str]) -> None:
+        self.judgement = judgement
         self.verbose = verbose
         self.hidden = False
         self.text = Text()
         self._summary()
-        if found.baseline.absence:
-            self._line(found.baseline.absence, DIM)
-        if found.exit_code != ExitCode.OK or verbose:
+        if judgement.baseline.absence:
+            self._line(judgement.baseline.absence, DIM)
+        if judgement.exit_code != ExitCode.OK or verbose:
             self._new()
             self._open()
             self._stale()
             self._edit(judged)
             if verbose:
                 self._known()
-                for reason, times in reasons(found.record.results, ("unsupported",)).most_common():
+                for reason, times in reasons(
+                    judgement.record.results, ("unsupported",)
+                ).most_common():
                     self._line(f"unsupported, {plural(times, 'item')}: {reason}", DIM)
             elif self.hidden:
                 self._line("-v shows all of it", DIM)
@@ -116,10 +117,10 @@ class _Log:
             )
 
     def _summary(self) -> None:
-        found = self.found
-        names = ", ".join(own.name for own in found.record.header.implementations)
+        found = self.judgement
+        names = ", ".join(one.name for one in found.record.header.implementations)
         counts = count(result.verdict for result in found.record.results)
-        items = f"items: {told(counts)}" if counts else ""
+        items = f"items: {counts_text(counts)}" if counts else ""
         code = found.exit_code
         if code == ExitCode.NOTHING_VERIFIED:
             more = f" ({items})" if items else ""
@@ -142,15 +143,15 @@ class _Log:
         self._line(f"gate: {names}: {word} ({'; '.join(filter(None, whole))})", style)
 
     def _new(self) -> None:
-        """What nobody knew of, the worst first."""
-        several = groups(self.found.new, self.found.decided, named=True)
+        """Show what no entry knows of, the worst first."""
+        several = groups(self.judgement.new, self.judgement.decided, named=True)
         several.sort(key=lambda group: max(gravity(c.finding) for c in group.cells), reverse=True)
         for group in self._first(several, "kind of new deviation", "kinds of new deviations"):
             self._group(group)
 
     def _group(self, group: Group) -> None:
         cell = max(group.cells, key=lambda cell: gravity(cell.finding))
-        finding, result, header = cell.finding, cell.result, self.found.record.header
+        finding, result, header = cell.finding, cell.result, self.judgement.record.header
         requirements = sorted({one.requirement for one in group.cells})
         names = sorted({one.result.implementation for one in group.cells})
         does = "raises an error" if finding.verdict == "error" else finding.verdict
@@ -159,12 +160,12 @@ class _Log:
         self._line(f"new: {some(names, 3)} {does} at {times}: {some(requirements, 3)}", BAD)
         if where := ", ".join(self._where(group)):
             self._line(f"  {where}")
-        if expected := self.found.expected.get(cell):
-            said = [expected.cause or expected.raises]
-            said += [f"within {expected.within:.3g}σ"] if expected.within < math.inf else []
-            entry = ", ".join(filter(None, [expected.verdict, " ".join(filter(None, said))]))
+        if expected := self.judgement.expected.get(cell):
+            details = [expected.cause or expected.raises]
+            details += [f"within {expected.within:.3g}σ"] if expected.within < math.inf else []
+            entry = ", ".join(filter(None, [expected.verdict, " ".join(filter(None, details))]))
             self._line(f"  the entry at {expected.place} says otherwise: {entry}")
-        specs = {own.name: own.spec for own in header.implementations}
+        specs = {one.name: one.spec for one in header.implementations}
         spec = specs.get(result.implementation, result.implementation)
         if self.verbose:
             for line in failure(result, spec, header).splitlines():
@@ -180,16 +181,16 @@ class _Log:
         self._line(f"  again: {again(result, spec)}", DIM)
 
     def _where(self, group: Group) -> Iterator[str]:
-        """Of what it is so, if not of all: in words, and in numbers where the words are many."""
+        """Yield where it is so, if not everywhere: patterns, or numbers if these are many."""
         for key in ("case", "mode"):
             patterns = group.patterns.get(key, ())
             without = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
             if len(patterns) > SHORT and not self.verbose:
                 self.hidden = True
-                own = {cell.part(key) for cell in group.cells}
-                every = {cell.part(key) for cell in self.found.decided} | own
-                but = f"in all {key}s but {len(every) - len(own)}"
-                yield but if without else f"in {len(own)} of {len(every)} {key}s"
+                names = {cell.part(key) for cell in group.cells}
+                every = {cell.part(key) for cell in self.judgement.decided} | names
+                but = f"in all {key}s but {len(every) - len(names)}"
+                yield but if without else f"in {len(names)} of {len(every)} {key}s"
             elif without:
                 yield f"in all {key}s but {', '.join(without)}"
             elif patterns:
@@ -198,12 +199,12 @@ class _Log:
             yield f"where {group.dtype}"
 
     def _open(self) -> None:
-        """What has no answer."""
-        found = self.found
-        by_reason: dict[str, list[Cell]] = {}
-        for cell in sorted(found.open, key=lambda cell: cell.finding.verdict not in LOST):
-            reason = f"{cell.finding.verdict}: {cell.finding.detail}"
-            by_reason.setdefault(reason, []).append(cell)
+        """Show what has no answer."""
+        found = self.judgement
+        by_reason = by_key(
+            sorted(found.open, key=lambda cell: cell.finding.verdict not in LOST),
+            lambda cell: f"{cell.finding.verdict}: {cell.finding.detail}",
+        )
         if by_reason or found.missing:
             self._line("")
         for reason, cells in self._first(list(by_reason.items()), "reason", "reasons"):
@@ -216,7 +217,7 @@ class _Log:
             self._line("  what could not be asked is never known; fix that, or narrow the run", DIM)
 
     def _stale(self) -> None:
-        """Which entries are wrong, and how."""
+        """Show which entries are wrong, and how."""
         lines = list(self._entries())
         if lines:
             self._line("")
@@ -224,7 +225,7 @@ class _Log:
             self._line(line, BAD)
 
     def _entries(self) -> Iterator[str]:
-        found = self.found
+        found = self.judgement
         for entry, cells in found.fixed:
             every = len(found.claimed[entry.number])
             part = f"{len(cells)} of " if len(cells) < every else ""
@@ -238,15 +239,14 @@ class _Log:
                 f"as {first}, claimed by both, who say something else of it: narrow one"
             )
         for one, two in found.duplicates:
-            place = f"line {one.line}" if one.line else f"entry {one.number}"
-            yield f"duplicate: {two.place}: says again what {place} says"
+            yield f"duplicate: {two.place}: says again what {one.address} says"
         for entry in found.reasonless:
             yield f'no reason: {entry.place}: say why it is known: reason = "..."'
 
     def _edit(self, judged: Sequence[str]) -> None:
-        """What to write instead: all of it, or what is stale if something is wrong as well."""
-        found = self.found
-        if not (found.new or found.stale):
+        """Show the edit; if something is wrong as well, only that of entries out of date."""
+        found = self.judgement
+        if not (found.new or found.to_edit):
             return
         self._line("")
         try:
@@ -266,7 +266,7 @@ class _Log:
             self.hidden = True
             self._line(f"and {plural(len(lines) - len(shown), 'more line')}", DIM)
         command = ["mha-conformance", "baseline", "update"]
-        command += judged or [own.spec for own in found.record.header.implementations]
+        command += judged or [one.spec for one in found.record.header.implementations]
         command += ["--baseline", name]
         if found.new:
             self._line("to make the new deviations known, with their reason:", "bold")
@@ -275,10 +275,10 @@ class _Log:
             self._line(f"written by: {shlex.join(command)}", DIM)
 
     def _known(self) -> None:
-        """Every entry that holds, with its reason."""
-        wrong = {entry.number for _, entry in self.found.to_edit}
-        for entry in self.found.baseline.entries:
-            cells = self.found.claimed.get(entry.number)
+        """Show every entry that holds, with its reason."""
+        wrong = {entry.number for _, entry in self.judgement.to_edit}
+        for entry in self.judgement.baseline.entries:
+            cells = self.judgement.claimed.get(entry.number)
             if entry.number in wrong:
                 continue
             if cells is None:
@@ -289,12 +289,12 @@ class _Log:
 
 
 def _colour(line: str) -> str:
-    """Style of a line of a diff."""
+    """Return the style of a line of a diff."""
     return {"+": GOOD, "-": BAD}.get(line[:1], DIM)
 
 
-def _why_unmatched(entry: Entry, found: Judgement) -> str:
-    known = [item.id for item in found.record.header.requirements]
+def _why_unmatched(entry: Entry, judgement: Judgement) -> str:
+    known = [item.id for item in judgement.record.header.requirements]
     chapters = sorted({name.partition(".")[0] for name in known})
     for pattern in entry.requirement:
         stem = pattern.partition(".")[0]

@@ -1,29 +1,48 @@
 """The report as one HTML page: no network, everything escaped, readable without script or colour.
 
 The page itself has the summary, the matrix and the deviations; every single finding lies in it as
-data, and is shown when somebody asks for it. Style and script are inlined, and a content security
-policy allows those two and nothing else, so that a name in a record cannot become code even if
-escaping failed.
+compressed JSON, which the script shows on request. Style and script are inlined, and a content
+security policy allows those two and nothing else, so that a name in a record cannot become code
+even if escaping failed.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
+import gzip
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+import msgspec
+import numpy as np
+from markupsafe import Markup
 
-from conformance.records.findings import MAKERS, NOT_VERIFIED, VERDICTS
-from conformance.reports import wording
+from conformance.errors import ConformanceError
+from conformance.records.findings import (
+    MAKERS,
+    NOT_VERIFIED,
+    VERDICTS,
+    CaseResult,
+    Figures,
+    Finding,
+    Worst,
+    item_id,
+    of_weights,
+)
+from conformance.records.numbers import UNDERFLOW, Array
+from conformance.records.record import PICTURED
+from conformance.reports.cards import glances_of
+from conformance.reports.columns import parts_of, topics_of
+from conformance.reports.figures.drawing import again, svg
 from conformance.reports.figures.heatmap import pattern
-from conformance.reports.glance import told
-from conformance.reports.model import Loaded, Report
-from conformance.reports.page import plot, views
-from conformance.reports.page.cards import cards, polarity
-from conformance.reports.page.contents import contents, embedded
-from conformance.reports.page.figures import Figure
+from conformance.reports.figures.picture import Picture, Subject, picture
+from conformance.reports.model import Deviation, Loaded, Report
+from conformance.reports.page import views
+from conformance.reports.rendering import content_policy, environment
+from conformance.reports.totals import GRAVITY
+from conformance.reports.wording import SYMBOLS
+from conformance.text import axes
 from conformance.words import say
 
 PAGE = Path(__file__).parent
@@ -43,90 +62,215 @@ SCRIPTS = (
 """Parts of the script, in the order in which they build on each other."""
 
 
+class Figure(NamedTuple):
+    """What a panel shows: a drawing, or the anchor of the panel that has the same one."""
+
+    svg: str
+    elsewhere: str
+    command: str
+
+
 def render_html(
     report: Report,
     figures: Mapping[str, Figure] | None = None,
     records: Sequence[Loaded] = (),
 ) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         report: what is shown as it is.
         figures: drawings of deviations, by their ids.
         records: what the script shows when somebody looks closer.
     """
-    style = "".join(map(_own, STYLES))
-    script = _script()
+    style = "".join(map(_part, STYLES))
+    # All of the script is one block, in which nothing is global.
+    lines = "\n".join(_part(f"script/{name}.js") for name in SCRIPTS)
+    script = f'"use strict";\n(async () => {{\n{lines}\n}})();\n'
     return (
-        _environment()
+        environment(PAGE)
         .get_template("report.html.j2")
         .render(
             report=report,
             style=style,
             script=script,
-            contents=embedded(contents(report, records)),
-            policy=_policy(style, script),
-            cards=cards(report),
-            polarity=polarity,
+            contents=_embedded(contents(report, records)),
+            policy=content_policy(style, script),
+            cards=views.cards(report),
             evidence=views.evidence(report),
             figures=figures or {},
-            glances=told(report.cards),
+            glances=glances_of(report.cards),
             pattern=pattern,
             measured={(item.column, item.dtype): item for item in report.accuracy},
             rows={row.requirement: row for row in report.matrix},
             index_of={row.requirement: index for index, row in enumerate(report.matrix)},
             place={column.key: index for index, column in enumerate(report.columns)},
+            views=views,
+            MAKERS=MAKERS,
+            VERDICTS=VERDICTS,
+            NOT_VERIFIED=NOT_VERIFIED,
         )
     )
 
 
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(PAGE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals |= {
-        "views": views,
-        "plot": plot,
-        "words": wording,
-        "MAKERS": MAKERS,
-        "MOST_CHANGES": views.MOST_CHANGES,
-        "VERDICTS": VERDICTS,
-        "NOT_VERIFIED": NOT_VERIFIED,
-    }
-    environment.filters |= {
-        "say": say,
-        "ratio": wording.ratio,
-        "number": wording.number,
-        "plural": wording.plural,
-        "listed": wording.listed,
-        "shape": wording.shape,
-        "parts": wording.parts,
-    }
-    return environment
-
-
-def _own(name: str) -> str:
-    """One of the files that the page is made of."""
+def _part(name: str) -> str:
     return (PAGE / name).read_text(encoding="utf-8")
 
 
-def _script() -> str:
-    """All of the script as one block, in which nothing is global."""
-    parts = "\n".join(_own(f"script/{name}.js") for name in SCRIPTS)
-    return f'"use strict";\n(async () => {{\n{parts}\n}})();\n'
+# What the script reads
 
 
-def _policy(style: str, script: str) -> str:
-    """Nothing is fetched, and only what is inlined here runs."""
-    return (
-        "default-src 'none'; base-uri 'none'; form-action 'none'; "
-        f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+class Shown(msgspec.Struct, omit_defaults=True):
+    """A finding with its text; requirement and verdict by their places in the contents."""
+
+    requirement: int
+    verdict: int
+    detail: str = ""
+    value: str = ""
+    cause: str = ""
+    where: str = ""
+    made_by: str = ""
+    figures: Figures | None = None
+    worst: Worst | None = None
+
+
+def contents(report: Report, records: Sequence[Loaded]) -> dict[str, Any]:
+    """Return everything that the script reads, with every finding of the records.
+
+    Implementations are named by their place among the columns, requirements by their row of the
+    matrix. `axes` has the names of the axes of every array with a worst element, by "array rank".
+    """
+    place = {column.key: index for index, column in enumerate(report.columns)}
+    row = {one.requirement: index for index, one in enumerate(report.matrix)}
+    names_of_axes = {}
+    items = []
+    for part in parts_of(records):
+        for result in part.results:
+            if part.key in place:
+                items.append(
+                    {
+                        "column": place[part.key],
+                        "case": result.case,
+                        "dtype": result.dtype,
+                        "mode": result.mode,
+                        "findings": [_shown(finding, row) for finding in result.findings],
+                    }
+                )
+            for finding in result.findings:
+                if (worst := finding.worst) and (names := axes(worst.array, len(worst.index))):
+                    names_of_axes[f"{worst.array} {len(worst.index)}"] = names
+    return {
+        "limit": report.limit,
+        "verdicts": VERDICTS,
+        "gravity": GRAVITY,
+        "symbols": SYMBOLS,
+        "columns": report.columns,
+        "requirements": [
+            (one.requirement, one.chapter, one.level, one.sentence, one.why)
+            for one in report.matrix
+        ],
+        "dtypes": report.totals.dtypes,
+        "topics": {topic.name: (topic.title, topic.question) for topic in topics_of(records)},
+        "cards": report.cards,
+        "makers": MAKERS,
+        "cases": {
+            name: case for _, record, _ in records for name, case in record.header.cases.items()
+        },
+        "axes": names_of_axes,
+        "items": items,
+    }
+
+
+def _shown(finding: Finding, row: Mapping[str, int]) -> Shown:
+    return Shown(
+        row[finding.requirement],
+        VERDICTS.index(finding.verdict),
+        finding.detail,
+        say(finding.value),
+        say(finding.cause),
+        say(finding.where),
+        finding.made_by,
+        finding.figures,
+        finding.worst,
     )
 
 
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _embedded(readable: object) -> Markup:
+    """Return it as text that can stand inside a script element whatever its strings hold.
+
+    Hundreds of thousands of findings have to fit into a page that opens at once. Most of their
+    text repeats, so gzip makes a thirtieth of it; browsers decompress it themselves.
+    """
+    packed = gzip.compress(msgspec.json.encode(readable), compresslevel=6, mtime=0)
+    return Markup(base64.b64encode(packed).decode())
+
+
+# Attention patterns
+
+
+def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
+    """Return a figure for each deviation of attention weights, by the deviation's id.
+
+    It shows the item of the evidence if the record has its weights, else another item of the
+    deviation; every item is drawn once.
+    """
+    shown: dict[str, Figure] = {}
+    drawn: dict[str, str] = {}
+    pictured = {
+        part.key: [
+            (result, [part.arrays[f"{result.id}|{kind}"] for kind in PICTURED])
+            for result in part.results
+            if all(f"{result.id}|{kind}" in part.arrays for kind in PICTURED)
+        ]
+        for part in parts_of(records)
+        if part.arrays
+    }
+    for deviation in report.deviations:
+        if not of_weights(deviation.figures, deviation.worst):
+            continue
+        column = report.column(deviation.column)
+        evidence = item_id(
+            column.name, deviation.case, deviation.dtype, deviation.device, deviation.mode
+        )
+        items = [item for item in pictured.get(column.key, []) if _gathers(deviation, item[0])]
+        if not items:
+            continue
+        result, arrays = next((item for item in items if item[0].id == evidence), items[0])
+        try:
+            figure = _picture(result, arrays)
+        except ConformanceError:
+            # Arrays that do not fit together: the record was not made by this suite.
+            continue
+        command = again(figure, column.spec, "heads.svg")
+        place = drawn.setdefault(f"{column.key}:{result.id}", deviation.id)
+        if place == deviation.id:
+            drawing = svg(figure, name=f"{deviation.id}-heads", alone=False)
+            shown[deviation.id] = Figure(drawing, "", command)
+        else:
+            shown[deviation.id] = Figure("", place, command)
+    return shown
+
+
+def _gathers(deviation: Deviation, result: CaseResult) -> bool:
+    """Whether an item is one of those of a deviation."""
+    return (
+        result.case in deviation.cases
+        and result.dtype in deviation.dtypes
+        and result.mode in deviation.modes
+        and any(
+            (finding.requirement, finding.verdict, finding.cause)
+            == (deviation.requirement, deviation.verdict, deviation.cause)
+            for finding in result.findings
+        )
+    )
+
+
+def _picture(result: CaseResult, arrays: Sequence[Array]) -> Picture:
+    got, want, noise, blocked = (np.asarray(array, dtype=np.float64) for array in arrays)
+    return picture(
+        Subject(result.implementation, result.case, result.dtype, result.mode, result.device),
+        got=got,
+        want=want,
+        noise=noise,
+        blocked=blocked != 0,
+        underflow=UNDERFLOW.get(result.dtype, 0.0),
+    )

@@ -8,67 +8,53 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from conformance.records.findings import MAKERS, VERDICTS
 from conformance.reports import wording
-from conformance.reports.glance import told
+from conformance.reports.cards import glances_of
 from conformance.reports.model import Counts, Report
 from conformance.reports.page import views
-from conformance.reports.page.cards import cards
-from conformance.words import say
+from conformance.reports.rendering import environment
 
 _SPECIAL = re.compile(r"[\\`*\[\]<>|&@#~$]|\b_|_\b")
 _HARMLESS = re.compile(r"[\w .,:;=/()·+\[\]-]+")
 
 
-def render_markdown(report: Report) -> str:
-    """The page."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=text,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "say": say,
-        "code": code,
-        "fenced": fenced,
-        "vector": vector,
-        "ratio": wording.ratio,
-        "number": wording.number,
-        "plural": wording.plural,
-        "listed": wording.listed,
-        "shape": wording.shape,
-    }
-    page = environment.get_template("report.md.j2").render(
-        report=report,
-        views=views,
-        words=wording,
-        cards=cards(report),
-        glances=told(report.cards),
-        MAKERS=MAKERS,
-        VERDICTS=VERDICTS,
-        measured={(item.column, item.dtype): item for item in report.accuracy},
-        rows={row.requirement: row for row in report.matrix},
+def render(template: Path, **values: Any) -> str:
+    """Render a template of Markdown, in which every value is escaped."""
+    made = environment(template.parent, finalize=text)
+    made.filters |= {"code": code, "fenced": fenced, "vector": vector}
+    page = made.get_template(template.name).render(
+        views=views, MAKERS=MAKERS, VERDICTS=VERDICTS, **values
     )
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
 
 
+def render_markdown(report: Report) -> str:
+    """Return the page."""
+    return render(
+        Path(__file__).with_name("report.md.j2"),
+        report=report,
+        cards=views.cards(report),
+        glances=glances_of(report.cards),
+        measured={(item.column, item.dtype): item for item in report.accuracy},
+        rows={row.requirement: row for row in report.matrix},
+    )
+
+
 def text(value: object) -> Markup:
-    """Any value as text in one line; what is Markdown already stays so."""
+    """Escape any value as text in one line; what is Markdown already stays so."""
     if isinstance(value, Markup):
         return value
     line = " ".join(str(value).split())
-    return Markup(_SPECIAL.sub(lambda found: f"&#{ord(found[0])};", line))
+    return Markup(_SPECIAL.sub(lambda match: f"&#{ord(match[0])};", line))
 
 
 def code(value: str) -> Markup:
-    """Inline code, in a table too."""
+    """Return inline code, which may stand in a table too."""
     if _HARMLESS.fullmatch(value) and value.strip() == value:
         return Markup(f"`{value}`")
     return Markup(f"<code>{text(value)}</code>")
@@ -79,7 +65,7 @@ _SYNTAX = re.compile(r"[`<&|]|\](?=[(\[:])|^\s*#", re.MULTILINE)
 
 
 def prose(value: str) -> Markup:
-    """Paragraphs and lists with inline code and emphasis; nothing else in it is Markdown."""
+    """Keep paragraphs, lists, inline code and emphasis; escape everything else of Markdown."""
     parts = re.split(r"(`[^`]+`)", value)
     for place, part in enumerate(parts):
         # A blank line would end inline code before its second backtick.
@@ -88,21 +74,21 @@ def prose(value: str) -> Markup:
     return Markup("".join(parts))
 
 
-def _reference(found: re.Match[str]) -> str:
-    return found[0][:-1] + f"&#{ord(found[0][-1])};"
+def _reference(match: re.Match[str]) -> str:
+    return match[0][:-1] + f"&#{ord(match[0][-1])};"
 
 
-def fenced(value: str) -> Markup:
-    """A block of code; the fence is longer than any run of backticks in it."""
+def fenced(value: str, language: str = "sh") -> Markup:
+    """Return a block of code; the fence is longer than any run of backticks in it."""
     longest = max((len(run) for run in re.findall(r"`+", value)), default=0)
     fence = "`" * max(3, longest + 1)
-    return Markup(f"{fence}sh\n{value}\n{fence}")
+    return Markup(f"{fence}{language}\n{value}\n{fence}")
 
 
 def vector(counts: Counts) -> Markup:
-    """A count vector for a cell, the gravest first."""
-    told = (
+    """Return a count vector for a cell, the worst verdict first."""
+    numbers = (
         f"{wording.SYMBOLS[verdict]}&nbsp;{times:,}"
-        for verdict, times in wording.gravest_first(counts)
+        for verdict, times in wording.worst_first(counts)
     )
-    return Markup("<br>".join(told) or "·")
+    return Markup("<br>".join(numbers) or "·")

@@ -1,32 +1,43 @@
-"""How a report is read: what says the same on several backends is said once, causes come first."""
+"""How a report is read: what says the same on several backends is said once, causes come first.
+
+Templates call these functions. A layer's conventions are one block, however many backends it has:
+where these differ, the most frequent value comes first and the others say where they were seen.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from conformance.records.findings import Worst, verified
+import msgspec
+
+from conformance.records.findings import verified
+from conformance.records.header import CausalInfo
+from conformance.records.phrase import Phrase
 from conformance.reports.model import (
     Apart,
+    Argument,
     Column,
+    Convention,
     Deviation,
     Handed,
+    MaskedRow,
     Pair,
     Point,
     Report,
     Row,
+    Trend,
     Unsupported,
+    Variant,
 )
-from conformance.reports.totals import WRONG
-from conformance.reports.wording import listed, plural
-from conformance.text import element
+from conformance.reports.totals import by_key
+from conformance.reports.wording import listed
+from conformance.text import plural
 from conformance.words import say
-
-_PLACE = re.compile(r" \(at [^()]*\)$")
-"""Where an error was raised: often several places for one error."""
 
 
 class Group(NamedTuple):
@@ -36,153 +47,25 @@ class Group(NamedTuple):
     columns: list[Column]
 
 
-class Symptom(NamedTuple):
-    """Deviations of one implementation that have one cause, or one message.
-
-    `folded`: the same error answered all of these requirements, so one of them is evidence enough.
-    """
-
-    told: str
-    known: bool
-    verdict: str
-    times: int
-    deviations: list[Deviation]
-    folded: bool
-
-
 def groups(report: Report) -> list[Group]:
-    """The columns by layer."""
+    """Return the columns by layer."""
     return [Group(title, list(own)) for title, own in groupby(report.columns, lambda c: c.group)]
 
 
-def reasons(report: Report) -> list[tuple[str, list[Column], list[Unsupported]]]:
-    """What is unsupported; members of a group that have the same reasons are one entry."""
-    own: dict[str, list[Unsupported]] = defaultdict(list)
-    for item in report.unsupported:
-        own[item.column].append(item)
-    alike: dict[tuple[str, tuple[tuple[str, int], ...]], list[Column]] = defaultdict(list)
-    for column in report.columns:
-        same = tuple(sorted((item.reason, item.cases) for item in own[column.key]))
-        if same:
-            alike[column.group, same].append(column)
-    return [(title, columns, own[columns[0].key]) for (title, _), columns in alike.items()]
-
-
-def symptoms(report: Report, column: Column) -> list[Symptom]:
-    """The deviations of one implementation by what seems to be one thing, named causes first."""
-    found: dict[tuple[str, str, bool], list[Deviation]] = defaultdict(list)
-    for item in report.deviations:
-        if item.column == column.key:
-            found[item.verdict, _symptom(item), bool(item.cause)].append(item)
-    listed = [
-        Symptom(
-            told,
-            known,
-            verdict,
-            sum(item.times for item in items),
-            items,
-            verdict == "error" and len(items) > 1,
-        )
-        for (verdict, told, known), items in found.items()
-    ]
-    return sorted(listed, key=lambda item: (not item.known, -item.times))
-
-
-def _symptom(item: Deviation) -> str:
-    """The cause or the message; else where the numbers are off, which is often one thing."""
-    if item.cause:
-        return say(item.cause)
-    if item.figures is None:
-        return _PLACE.sub("", item.detail) or item.verdict
-    every_dtype, every_mode = item.everywhere
-    told = [
-        *(item.cases if len(item.cases) == 1 else []),
-        "every dtype" if every_dtype else listed(item.dtypes),
-        "every mode" if every_mode else _modes(item),
-    ]
-    return f"beyond honest noise in {', '.join(told)}".replace("dtype, every", "dtype and")
-
-
-def _modes(item: Deviation) -> str:
-    return f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}"
-
-
-def place_of(worst: Worst) -> str:
-    """The worst element, by the names of its axes."""
-    return element(worst.array, worst.index)
-
-
-def where(item: Deviation) -> str:
-    """In which dtypes, modes and cases; with the cases of each dtype where they differ."""
-    total = len(item.cases)
-    same = set(item.dtypes.values()) == {total}
-    dtypes = [
-        dtype if same else f"{dtype} ({plural(cases, 'case')})"
-        for dtype, cases in item.dtypes.items()
-    ]
-    return f"{listed(dtypes)}; {_modes(item)}; {plural(total, 'case')}"
-
-
-class HandedRow(NamedTuple):
-    """What one implementation makes of one mask, written in several ways."""
-
-    column: Column
-    argument: str
-    cells: list[Handed]
-
-
-class Family(NamedTuple):
-    """Implementations for which the same way to write the mask is as meant."""
-
-    told: str
-    rows: list[HandedRow]
-
-
-def families(report: Report) -> list[Family]:
-    """The implementations that were handed one mask, by which way to write it they understand."""
-    rows: dict[str, list[Handed]] = defaultdict(list)
-    for item in report.handed:
-        rows[item.column].append(item)
-    found: dict[tuple[str, ...], list[HandedRow]] = defaultdict(list)
-    for key, cells in rows.items():
-        understood = tuple(item.written for item in cells if item.phrase.id == "same-mask.as-meant")
-        found[understood].append(HandedRow(report.column(key), cells[0].argument, cells))
-    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
-    return [
-        Family(f"Right with {listed(understood)}" if understood else "Right with none", own)
-        for understood, own in ordered
-    ]
-
-
-def written(report: Report) -> list[str]:
-    """The ways in which the one mask was written."""
-    return list(dict.fromkeys(item.written for item in report.handed))
-
-
 def versions(report: Report) -> dict[str, list[str]]:
-    """Every package that stands behind an implementation, in all versions that took part."""
-    found: dict[str, list[str]] = {}
+    """Return every package that stands behind an implementation, in all its versions."""
+    packages: dict[str, dict[str, None]] = defaultdict(dict)
     for column in report.columns:
         for package, version in column.versions.items():
-            known = found.setdefault(package, [])
-            if version not in known:
-                known.append(version)
-    return found
+            packages[package][version] = None
+    return {package: list(names) for package, names in packages.items()}
 
 
 def places(report: Report) -> list[str]:
-    """On which devices, platforms and Pythons the records were made."""
+    """Return the devices, platforms and Pythons on which the records were made."""
     made = [source.provenance for source in report.sources]
-    told = (f"{item.device} on {item.platform}, Python {item.python}" for item in made)
-    return list(dict.fromkeys(told))
-
-
-def evidence(report: Report) -> dict[tuple[str, str], str]:
-    """Anchor of the first deviation of each (column, requirement)."""
-    found: dict[tuple[str, str], str] = {}
-    for item in report.deviations:
-        found.setdefault((item.column, item.requirement), item.id)
-    return found
+    texts = (f"{item.device} on {item.platform}, Python {item.python}" for item in made)
+    return list(dict.fromkeys(texts))
 
 
 def known(column: Column) -> bool:
@@ -190,109 +73,448 @@ def known(column: Column) -> bool:
     return verified(column.findings) > 0
 
 
-def wrong(column: Column) -> int:
-    """How many findings are wrong."""
-    return sum(times for verdict, times in column.findings.items() if verdict in WRONG)
+# The matrix
+
+
+def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
+    """Return what was asked by chapter, each row with its place in the matrix."""
+    rows = [(index, row) for index, row in enumerate(report.matrix) if _was_asked(row)]
+    return list(by_key(rows, lambda item: item[1].chapter).items())
+
+
+def asked(report: Report) -> list[Row]:
+    """Return the rows of the matrix that hold anything."""
+    return [row for row in report.matrix if _was_asked(row)]
+
+
+def unasked(report: Report) -> list[str]:
+    """Return the requirements of which no implementation was asked anything."""
+    return [row.requirement for row in report.matrix if not _was_asked(row)]
+
+
+def _was_asked(row: Row) -> bool:
+    return any(cell.counts for cell in row.cells)
+
+
+# Conventions
+
+
+class Reading(NamedTuple):
+    """A mask argument as the page shows it.
+
+    `true`, `ones` and `infinite` are what booleans, 0 and 1, and 0 and −∞ were seen to do; or are
+    declared to do where that was not examined, and `agrees` is None there.
+    """
+
+    name: str
+    axes: list[str]
+    true: list[Variant]
+    ones: list[Variant]
+    infinite: list[Variant]
+    agrees: bool | None
+    surprises: list[str]
+
+
+class Card(NamedTuple):
+    """A layer, the columns that it has, and its conventions."""
+
+    title: str
+    columns: list[Column]
+    arguments: list[Reading]
+    causal: CausalInfo | None
+    alignment: list[Variant]
+    fully_masked: list[MaskedRow]
+    returned_weights: list[Variant]
+
+
+_FORMS = {
+    "form.bool": "booleans",
+    "form.zero-one": "0 and 1",
+    "form.zero-infinite": "0 and −∞",
+}
+
+
+def cards(report: Report) -> list[Card]:
+    """Return a card for each layer; several if its backends declare different things."""
+    conventions = {item.column: item for item in report.conventions}
+
+    def declares(column: Column) -> tuple[str, bytes]:
+        own = conventions[column.key]
+        masks = [argument.declared for argument in own.arguments]
+        return column.group, msgspec.json.encode((masks, own.causal))
+
+    return [
+        _card(title, columns, [conventions[column.key] for column in columns])
+        for (title, _), columns in by_key(report.columns, declares).items()
+    ]
+
+
+def polarity(cards: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]]]:
+    """Return the arguments that attend where True, and those that block: what most look for."""
+    answer: dict[str, list[tuple[Card, list[Reading]]]] = {"attends": [], "blocks": []}
+    for card in cards:
+        for meaning, entries in answer.items():
+            readings = [
+                reading
+                for reading in card.arguments
+                if reading.true and reading.true[0].phrase.id == f"mask.{meaning}"
+            ]
+            if readings:
+                entries.append((card, readings))
+    return answer
+
+
+def pooled(members: Sequence[tuple[str, Sequence[Variant]]]) -> list[Variant]:
+    """Return as one list what several backends, each given with its name, were seen to do."""
+    if len(members) == 1:
+        return list(members[0][1])
+    times: dict[tuple[str, Phrase], int] = defaultdict(int)
+    wheres: dict[tuple[str, Phrase], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name, observed in members:
+        for item in observed:
+            times[item.value, item.phrase] += item.times
+            wheres[item.value, item.phrase][item.where].append(name)
+    examined = sum(bool(observed) for _, observed in members)
+    variants = []
+    for value in sorted(times, key=lambda value: -times[value]):
+        names_of = wheres[value]
+        if len(names_of) == 1 and sum(map(len, names_of.values())) == examined:
+            (place,) = names_of
+        else:
+            place = " · ".join(
+                ", ".join(names) + (f": {where}" if where else "")
+                for where, names in names_of.items()
+            )
+        variants.append(Variant(value[0], times[value], place, value[1]))
+    return variants
+
+
+def _card(title: str, columns: list[Column], conventions: Sequence[Convention]) -> Card:
+    names = [column.variant or column.key for column in columns]
+    members = list(zip(names, conventions, strict=True))
+    first = conventions[0]
+    return Card(
+        title=title,
+        columns=columns,
+        arguments=[
+            _reading([(name, item.arguments[index]) for name, item in members])
+            for index in range(len(first.arguments))
+        ],
+        causal=first.causal,
+        alignment=pooled([(name, item.alignment) for name, item in members]),
+        fully_masked=_masked([(name, item.fully_masked) for name, item in members]),
+        returned_weights=pooled([(name, item.returned_weights) for name, item in members]),
+    )
+
+
+def _reading(members: Sequence[tuple[str, Argument]]) -> Reading:
+    declared = {form.form: form.declared for _, item in members for form in item.forms}
+    forms = {
+        name: pooled(
+            [
+                (backend, next((form.observed for form in item.forms if form.form == name), []))
+                for backend, item in members
+            ]
+        )
+        for name in declared
+    }
+    surprises: dict[str, list[str]] = defaultdict(list)
+    for form, observed in forms.items():
+        for item in observed:
+            if declared[form] and item.phrase.id != declared[form]:
+                place = f" ({item.where})" if item.where else ""
+                text = f"{item.value}{place}, declared {say(Phrase(declared[form]))}"
+                surprises[text].append(_FORMS.get(form, form))
+
+    def shown(form: str) -> list[Variant]:
+        meaning = Phrase(declared.get(form, ""))
+        stated = [Variant(say(meaning), 0, "declared", meaning)] if meaning else []
+        return forms.get(form) or stated
+
+    examined = any(forms[form] for form, meaning in declared.items() if meaning)
+    mask = members[0][1].declared
+    return Reading(
+        mask.name,
+        mask.axes,
+        *map(shown, _FORMS),
+        agrees=not surprises if examined else None,
+        surprises=[f"{' and '.join(fed)}: {text}" for text, fed in surprises.items()],
+    )
+
+
+def _masked(members: Sequence[tuple[str, Sequence[MaskedRow]]]) -> list[MaskedRow]:
+    rows = pooled([(name, [item.row for item in masked]) for name, masked in members])
+    return [
+        MaskedRow(
+            row,
+            pooled(
+                [
+                    (name, item.consequences)
+                    for name, masked in members
+                    for item in masked
+                    if item.row.phrase == row.phrase
+                ]
+            ),
+        )
+        for row in rows
+    ]
+
+
+class HandedRow(NamedTuple):
+    """What one implementation makes of one mask in several encodings."""
+
+    column: Column
+    argument: str
+    cells: list[Handed]
+
+
+class Family(NamedTuple):
+    """Implementations that understand the mask in the same encodings."""
+
+    title: str
+    rows: list[HandedRow]
+
+
+def families(report: Report) -> list[Family]:
+    """Return the implementations by the encodings of one mask that they understand."""
+    rows: dict[tuple[str, ...], list[HandedRow]] = defaultdict(list)
+    for key, cells in by_key(report.handed, lambda item: item.column).items():
+        right = tuple(item.written for item in cells if item.phrase.id == "same-mask.as-meant")
+        rows[right].append(HandedRow(report.column(key), cells[0].argument, cells))
+    return [
+        Family(f"Right with {listed(right) or 'none'}", own)
+        for right, own in sorted(rows.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def written(report: Report) -> list[str]:
+    """Return the encodings of the one mask."""
+    return list(dict.fromkeys(item.written for item in report.handed))
+
+
+# Accuracy
+
+LOWEST, HIGHEST = 0.1, 1000.0
+MARGIN = 3.0
+"""Per cent of the logarithmic axis left free at both ends, for the marks themselves."""
+
+TICKS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
 def dtypes(report: Report) -> list[str]:
-    """Those in which something was measured, in the order of the records."""
+    """Return those in which something was measured, in the order of the records."""
     return list(dict.fromkeys(item.dtype for item in report.accuracy))
 
 
+def position(value: float) -> float:
+    """Return where a ratio stands on the axis, in per cent; what is beyond stands at the end."""
+    inside = min(max(value, LOWEST), HIGHEST)
+    share = math.log(inside / LOWEST) / math.log(HIGHEST / LOWEST)
+    return round(MARGIN + (100 - 2 * MARGIN) * share, 2)
+
+
+def beyond(value: float) -> bool:
+    """Whether the axis ends before a ratio."""
+    return value > HIGHEST
+
+
+# Implementations against each other
+
+
 def heat(report: Report) -> list[tuple[str, list[Column], dict[tuple[str, str], Pair]]]:
-    """For each dtype: the columns that exchanged answers, and every pair, both ways round."""
+    """Return for each dtype the columns that exchanged answers, and every pair both ways round."""
     maps = []
-    for dtype in dict.fromkeys(pair.dtype for pair in report.pairs):
-        own = [pair for pair in report.pairs if pair.dtype == dtype]
-        both = {(pair.one, pair.other): pair for pair in own}
-        both |= {(pair.other, pair.one): pair for pair in own}
-        named = {name for pair in own for name in (pair.one, pair.other)}
-        columns = [column for column in report.columns if column.key in named]
+    for dtype, pairs in by_key(report.pairs, lambda pair: pair.dtype).items():
+        both = {(pair.one, pair.other): pair for pair in pairs}
+        both |= {(pair.other, pair.one): pair for pair in pairs}
+        names = {name for names in both for name in names}
+        columns = [column for column in report.columns if column.key in names]
         maps.append((dtype, columns, both))
     return maps
 
 
 def heat_level(pair: Pair, limit: float) -> int:
-    """0 to 3 for what cannot be told apart, 4 for what can."""
+    """Return 0 to 3 for what cannot be told apart, 4 for what can."""
     if pair.nan_cases or pair.max_ratio > limit:
         return 4
     return sum(pair.max_ratio >= edge for edge in (1.0, 2.0, 4.0))
 
 
 def furthest(report: Report, most: int = 12) -> list[Pair]:
-    """The largest pairwise differences."""
+    """Return the largest pairwise differences."""
     ranked = sorted(report.pairs, key=lambda pair: (-len(pair.nan_cases), -pair.max_ratio))
     return ranked[:most]
 
 
 def undefined(report: Report) -> list[tuple[str, list[Apart]]]:
-    """Cases without an agreed answer, or with NaN, by case."""
-    found: dict[str, list[Apart]] = defaultdict(list)
-    for item in report.apart:
-        found[item.case].append(item)
-    return list(found.items())
-
-
-def measured(report: Report, column: Column) -> bool:
-    """Whether anything was measured of it."""
-    return any(item.column == column.key for item in report.accuracy)
+    """Return the cases without an agreed answer, or with NaN."""
+    return list(by_key(report.apart, lambda item: item.case).items())
 
 
 def apart_count(report: Report) -> int:
-    """How many pairs, counted once per dtype, can be told apart."""
+    """Return how many pairs, counted once per dtype, can be told apart."""
     return sum(heat_level(pair, report.limit) == 4 for pair in report.pairs)
 
 
-def asked(report: Report) -> list[Row]:
-    """The rows of the matrix that hold anything."""
-    return [row for row in report.matrix if _holds_anything(row)]
-
-
-def _holds_anything(row: Row) -> bool:
-    return any(cell.counts for cell in row.cells)
-
-
-def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
-    """What was asked by chapter, in the order of their first rows; each row with its place in the
-    matrix."""
-    found: dict[str, list[tuple[int, Row]]] = defaultdict(list)
-    for index, row in enumerate(report.matrix):
-        if _holds_anything(row):
-            found[row.chapter].append((index, row))
-    return list(found.items())
-
-
-def unasked(report: Report) -> list[str]:
-    """Requirements of which nobody was asked anything."""
-    return [row.requirement for row in report.matrix if not _holds_anything(row)]
-
+# Over time
 
 MOST_CHANGES = 8
-"""Changes of conventions that are told at once."""
+"""Changes of conventions that are shown at once."""
+
+MARKS = (
+    "M-4 0A4 4 0 1 1 4 0A4 4 0 1 1-4 0Z",
+    "M-3.6-3.6H3.6V3.6H-3.6Z",
+    "M0-5L5 0L0 5L-5 0Z",
+    "M0-4.6L4.6 3.6H-4.6Z",
+)
+"""A circle, a square, a diamond, a triangle: lines that differ in more than colour."""
+
+WIDTH, HEIGHT, LEFT, BELOW = 640.0, 170.0, 44.0, 22.0
+
+
+class Line(NamedTuple):
+    """One dtype over the records: an SVG path, and the places of its marks with their values."""
+
+    dtype: str
+    mark: str
+    path: str
+    points: list[tuple[float, float, float]]
+
+
+def across(index: int, count: int) -> float:
+    """Return where the record of this place stands; a little is left free at both ends."""
+    wide = WIDTH - LEFT - 60
+    return round(LEFT + 30 + (wide * index / (count - 1) if count > 1 else wide / 2), 1)
+
+
+def height(value: float) -> float:
+    """Return where a ratio stands on the vertical axis."""
+    return round((HEIGHT - BELOW) * (1 - position(value) / 100), 1)
+
+
+def lines(trend: Trend) -> list[Line]:
+    """Return the worst elements of a trend, a line for each dtype."""
+    names = dict.fromkeys(dtype for point in trend.points for dtype in point.worst)
+    drawn = []
+    for place, dtype in enumerate(names):
+        points = [
+            (across(index, len(trend.points)), height(point.worst[dtype]), point.worst[dtype])
+            for index, point in enumerate(trend.points)
+            if dtype in point.worst
+        ]
+        path = "M" + "L".join(f"{x} {y}" for x, y, _ in points)
+        drawn.append(Line(dtype, MARKS[place % len(MARKS)], path, points))
+    return drawn
 
 
 def changed(point: Point) -> str:
-    """What changed since the point before, in one line."""
+    """Return what changed since the point before, in one line."""
     change = point.change
     if point.unavailable:
         return point.unavailable
     if change is None:
         return "the first"
-    told = [
+    texts = [
         f"{sum(counts.values()):,} {word}: {_first_few(counts)}"
         for word, counts in (("worse", change.worse), ("mended", change.better))
         if counts
     ]
-    told += [f"{name}: {was} → {now}" for name, was, now, _ in change.other[:MOST_CHANGES]]
+    texts += [f"{name}: {was} → {now}" for name, was, now, _ in change.other[:MOST_CHANGES]]
     more = len(change.other) - MOST_CHANGES
-    told += [f"{more:,} more change{'s' * (more > 1)}"] if more > 0 else []
-    told += [f"{change.added:,} asked for the first time"] if change.added else []
-    told += [f"{change.removed:,} no longer asked"] if change.removed else []
-    return "; ".join(told) or "no change"
+    texts += [plural(more, "more change")] if more > 0 else []
+    texts += [f"{change.added:,} asked for the first time"] if change.added else []
+    texts += [f"{change.removed:,} no longer asked"] if change.removed else []
+    return "; ".join(texts) or "no change"
 
 
 def _first_few(counts: Mapping[str, int]) -> str:
     names = sorted(counts, key=counts.__getitem__, reverse=True)
     more = len(names) - MOST_CHANGES
     return ", ".join(names[:MOST_CHANGES]) + (f" and {more} more" if more > 0 else "")
+
+
+# Deviations
+
+_SOURCE = re.compile(r" \(at [^()]*\)$")
+"""Where an error was raised: often several places for one error."""
+
+
+class Symptom(NamedTuple):
+    """Deviations of one implementation that have one cause, or one message.
+
+    `folded`: the same error answered all of these requirements, so one of them is evidence enough.
+    """
+
+    text: str
+    explained: bool
+    verdict: str
+    times: int
+    deviations: list[Deviation]
+    folded: bool
+
+
+def symptoms(report: Report, column: Column) -> list[Symptom]:
+    """Return the deviations of one implementation by likely cause, named causes first."""
+    own = (item for item in report.deviations if item.column == column.key)
+    alike = by_key(own, lambda item: (item.verdict, _symptom(item), bool(item.cause)))
+    found = [
+        Symptom(
+            text,
+            explained,
+            verdict,
+            sum(item.times for item in items),
+            items,
+            verdict == "error" and len(items) > 1,
+        )
+        for (verdict, text, explained), items in alike.items()
+    ]
+    return sorted(found, key=lambda item: (not item.explained, -item.times))
+
+
+def _symptom(item: Deviation) -> str:
+    """Return the cause or the message; else where the numbers are off, which is often one thing."""
+    if item.cause:
+        return say(item.cause)
+    if item.figures is None:
+        return _SOURCE.sub("", item.detail) or item.verdict
+    every_dtype, every_mode = item.everywhere
+    if every_dtype and every_mode:
+        extent = "every dtype and mode"
+    else:
+        modes = "every mode" if every_mode else _modes(item)
+        extent = f"{'every dtype' if every_dtype else listed(item.dtypes)}, {modes}"
+    case = f"{item.cases[0]}, " if len(item.cases) == 1 else ""
+    return f"beyond honest noise in {case}{extent}"
+
+
+def _modes(item: Deviation) -> str:
+    return f"mode{'' if len(item.modes) == 1 else 's'} {listed(item.modes)}"
+
+
+def where(item: Deviation) -> str:
+    """Return its dtypes, modes and cases; the cases of each dtype where these differ."""
+    total = len(item.cases)
+    same = set(item.dtypes.values()) == {total}
+    names = [
+        dtype if same else f"{dtype} ({plural(cases, 'case')})"
+        for dtype, cases in item.dtypes.items()
+    ]
+    return f"{listed(names)}; {_modes(item)}; {plural(total, 'case')}"
+
+
+def evidence(report: Report) -> dict[tuple[str, str], str]:
+    """Return the anchor of the first deviation of each (column, requirement)."""
+    anchors: dict[tuple[str, str], str] = {}
+    for item in report.deviations:
+        anchors.setdefault((item.column, item.requirement), item.id)
+    return anchors
+
+
+def reasons(report: Report) -> list[tuple[str, list[Column], list[Unsupported]]]:
+    """Return what is unsupported; backends of a layer with the same reasons are one entry."""
+    own = by_key(report.unsupported, lambda item: item.column)
+    alike = by_key(
+        (column for column in report.columns if column.key in own),
+        lambda c: (c.group, tuple(sorted((item.reason, item.cases) for item in own[c.key]))),
+    )
+    return [(title, columns, own[columns[0].key]) for (title, _), columns in alike.items()]

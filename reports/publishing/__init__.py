@@ -1,7 +1,5 @@
-"""What is published of a run over everybody: its records, a table, and a page per implementation.
+"""What is published of a run over all implementations: records, a table, and a page for each.
 
-records ──► keep ──► reports/published/*.json.gz
-                          │
-baselines ──► sorting ────┼──► table ──► reports/published/README.md
-                          └──► page  ──► docs/implementations/*.md
+`write` keeps records in reports/published/, and writes what `pages` renders of them and of the
+baselines: reports/published/README.md and docs/implementations/*.md.
 """

@@ -1,34 +1,167 @@
-"""The published pages: one table over everybody, and a page for each implementation.
+"""The published pages: one table of all implementations, and a page for each.
 
 Everything comes out of records, declarations of adapters too, and is escaped: no adapter is loaded.
+Every deviation is matched with the baseline entry that knows of it, and sorted by what it is.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+import msgspec
 from markupsafe import Markup
 
 from conformance.records.findings import MAKERS
 from conformance.records.header import Implementation
+from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports import wording
-from conformance.reports.gate.baseline import KINDS
-from conformance.reports.glance import told
-from conformance.reports.model import Column, Point, Report, Trend
+from conformance.reports.cards import glances_of
+from conformance.reports.columns import Part, findings_of, parts_of
+from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline, recorded
+from conformance.reports.gate.judging import Claims
+from conformance.reports.model import Column, Loaded, Point, Report, Trend
 from conformance.reports.page import views
-from conformance.reports.page.markdown import code, fenced, prose, text, vector
-from conformance.reports.publishing import keep
-from conformance.reports.publishing.sorting import UNSORTED, Known
-from conformance.words import say
+from conformance.reports.page.markdown import fenced, prose, render, text
+from conformance.reports.totals import WRONG, Group, Seen, by_key
+
+# Deviations by what they are
+
+UNSORTED = "unsorted deviation"
+"""The kind of what no baseline sorts."""
+
+_ORDER = (UNSORTED, *reversed(KINDS))
+
+
+@dataclass(frozen=True)
+class Known:
+    """One known deviation of one implementation, as a run found it.
+
+    Attributes:
+        entry: of the baseline, or None if no entry knows of it.
+        times: how many findings it explains.
+        requirements, cases: of those, the most frequent first.
+        cause: what most of them are diagnosed as, or `NOTHING`.
+        made_by: "kernel", "projections" or "", where that was examined.
+    """
+
+    entry: Entry | None
+    times: int
+    requirements: tuple[str, ...]
+    cases: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    modes: tuple[str, ...]
+    verdict: str
+    detail: str
+    cause: Phrase
+    made_by: str
+
+    @property
+    def kind(self) -> str:
+        """One of `KINDS`, or `UNSORTED`."""
+        return (self.entry.kind if self.entry else "") or UNSORTED
+
+    @property
+    def reason(self) -> str:
+        """Why it is known, or ""."""
+        return self.entry.reason.strip() if self.entry else ""
+
+    @property
+    def when(self) -> str:
+        """The condition of its entry, or ""."""
+        return self.entry.condition.text if self.entry and self.entry.condition else ""
+
+    @property
+    def identity(self) -> str:
+        """The same for deviations that show one defect."""
+        return (self.entry.reproduction if self.entry else "") or self.reason or self.detail
+
+
+def read_baselines(paths: Iterable[Path]) -> Baseline:
+    """Return the entries of several files, or of all in folders, as one baseline."""
+    files = [
+        file
+        for path in paths
+        for file in (sorted(path.glob("*.toml")) if path.is_dir() else [path])
+    ]
+    entries = [entry for file in files for entry in read_baseline(file).entries]
+    numbered = tuple(replace(entry, number=number) for number, entry in enumerate(entries, 1))
+    return Baseline(Path("baselines"), "", numbered)
+
+
+def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list[Known]]]:
+    """Return the deviations of each part, defects first, then by how many findings they explain."""
+    known = []
+    for part in parts_of(records):
+        claims = Claims(baseline, part.record)
+        carried = Claims(recorded(part.record.header.known), part.record)
+        groups: dict[Entry | None, list[Seen]] = defaultdict(list)
+        for seen in findings_of([part]):
+            if seen.finding.verdict in WRONG:
+                entry = claims.knows(*seen[1:]) or carried.knows(*seen[1:])
+                groups[entry].append(seen)
+        deviations = [_known(entry, Group(seen)) for entry, seen in groups.items()]
+        deviations.sort(key=lambda one: (_ORDER.index(one.kind), -one.times))
+        known.append((part, deviations))
+    return known
+
+
+def _known(entry: Entry | None, group: Group[Seen]) -> Known:
+    findings = [one.finding for one in group.members]
+    causes = Counter(finding.cause for finding in findings if finding.cause)
+    makers = {finding.made_by for finding in findings} - {""}
+    worst = group.worst.finding
+    return Known(
+        entry=entry,
+        times=len(group),
+        requirements=_by_frequency(finding.requirement for finding in findings),
+        cases=_by_frequency(one.result.case for one in group.members),
+        dtypes=tuple(group.dtypes),
+        modes=tuple(group.modes),
+        verdict=worst.verdict,
+        detail=worst.detail,
+        cause=causes.most_common(1)[0][0] if causes else NOTHING,
+        made_by=makers.pop() if len(makers) == 1 else "",
+    )
+
+
+def _by_frequency(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(word for word, _ in Counter(words).most_common())
+
+
+# Pages
+
 
 _OWN = "Written here, or for teaching"
 """Heading of what belongs to no library."""
+
+MOST_RECORD = 512 * 2**10
+MOST_TOGETHER = 16 * 2**20
+"""Bytes that one record, and all of them together, may have in the repository."""
+
+
+class Made(msgspec.Struct, frozen=True):
+    """How the records were made, so that the pages can be rendered again.
+
+    Attributes:
+        cores: logical processors.
+        memory: GiB.
+        minutes: from the run's begin to its publication; 0 if that was not measured.
+        expected: names of records that were to be there.
+        problems: lines about records that could not be used.
+    """
+
+    processor: str
+    cores: int
+    memory: int
+    minutes: int
+    expected: list[str]
+    problems: list[str]
 
 
 @dataclass(frozen=True)
@@ -49,14 +182,14 @@ class Published:
     declared: Mapping[str, Implementation]
     known: Mapping[str, Sequence[Known]]
     beside: Mapping[tuple[str, str], Sequence[Known]]
-    made: keep.Made | None
+    made: Made | None
     output: Path
     pages: Path
     root: Path = Path()
 
 
 def render_table(published: Published) -> str:
-    """The table over everybody."""
+    """Return the table of all implementations."""
     report = published.report
     link = _links(published.output, published.root)
     return _render(
@@ -72,17 +205,16 @@ def render_table(published: Published) -> str:
         defects=_defects(published),
         pages=link(str(published.pages.absolute())),
         root=link(".") + "/",
-        script=lambda known: _link(known.reproduction, link),
         linked=lambda target: _link(target, link),
         changes=_changes,
         varying=_varying,
-        most_record=keep.MOST_RECORD // 2**10,
-        most_together=keep.MOST_TOGETHER // 2**20,
+        most_record=MOST_RECORD // 2**10,
+        most_together=MOST_TOGETHER // 2**20,
     )
 
 
 def render_page(published: Published, column: Column) -> str:
-    """The page of one implementation."""
+    """Return the page of one implementation."""
     report = published.report
     declared = published.declared[column.key]
     link = _links(published.pages, published.root)
@@ -96,8 +228,8 @@ def render_page(published: Published, column: Column) -> str:
         documentation=_address(declared.documentation, link),
         source=next(item for item in report.sources if item.name == column.record),
         about=prose(declared.about),
-        example=_example(declared),
-        answers=[(glance.heading, glance.take(cards[0])) for glance in told(cards)],
+        example=fenced(declared.example, "python") if declared.example else None,
+        answers=[(glance.heading, glance.take(cards[0])) for glance in glances_of(cards)],
         deviations=known,
         all_modes=lambda item: set(item.modes) >= set(column.modes),
         accuracy=[item for item in report.accuracy if item.column == column.key],
@@ -112,14 +244,13 @@ def render_page(published: Published, column: Column) -> str:
         ),
         varying=_varying,
         root=link(".") + "/",
-        script=lambda item: _link(item.reproduction, link),
         linked=lambda target: _link(target, link),
         MAKERS=MAKERS,
     )
 
 
 def render_index(published: Published) -> str:
-    """The list of the pages."""
+    """Return the list of the pages."""
     link = _links(published.pages, published.root)
     return _render(
         "index.md.j2",
@@ -129,38 +260,17 @@ def render_index(published: Published) -> str:
     )
 
 
-def _render(template: str, **known: Any) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=text,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "say": say,
-        "code": code,
-        "vector": vector,
-        "ratio": wording.ratio,
-        "number": wording.number,
-        "plural": wording.plural,
-        "listed": wording.listed,
-        "shape": wording.shape,
-    }
-    page = environment.get_template(template).render(views=views, words=wording, **known)
+def _render(template: str, **values: Any) -> str:
+    page = render(Path(__file__).with_name(template), **values)
     # Rows of a table, and items of a list, stand together however the template is laid out.
     page = re.sub(r"(?<=\|)\n{2,}(?=\|)", "\n", page)
-    page = re.sub(r"(?m)^(- .*)\n{2,}(?=- )", r"\1\n", page)
-    return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+    return re.sub(r"(?m)^(- .*)\n{2,}(?=- )", r"\1\n", page)
 
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, list[Column]]]:
-    """Columns by library; what belongs to none comes last."""
-    found: dict[str, list[Column]] = {}
-    for column in sorted(columns, key=lambda column: _library(column) == _OWN):
-        found.setdefault(_library(column), []).append(column)
-    return list(found.items())
+    """Return the columns by library; what belongs to none comes last."""
+    last = sorted(columns, key=lambda column: _library(column) == _OWN)
+    return list(by_key(last, _library).items())
 
 
 def _library(column: Column) -> str:
@@ -173,13 +283,14 @@ def _library(column: Column) -> str:
 
 
 def _few(report: Report) -> list[Any]:
-    """The columns of the table of cards that people look for first."""
-    wanted = ("True in a mask", "0 and −inf", "A query that may attend nothing gets")
-    return [
-        glance
-        for glance in told(report.cards)
-        if glance.heading in wanted or glance.heading.startswith("Causal flag, fewer")
-    ]
+    """Return the columns of the table of cards that people look for first."""
+    headings = (
+        "True in a mask",
+        "0 and −inf",
+        "A query that may attend nothing gets",
+        "Causal flag, fewer queries than keys",
+    )
+    return [glance for glance in glances_of(report.cards) if glance.heading in headings]
 
 
 def _reached(report: Report) -> Callable[[Column, str], str]:
@@ -199,79 +310,64 @@ def _reached(report: Report) -> Callable[[Column, str], str]:
 
 
 def _defects(published: Published) -> list[tuple[list[str], Known]]:
-    """Each once, with all that have it, as its most telling entry puts it."""
-    found: dict[str, list[tuple[str, Known]]] = {}
-    for column in published.report.columns:
-        for known in published.known.get(column.key, ()):
-            if known.kind == "defect":
-                found.setdefault(_one(known), []).append((column.key, known))
+    """Return each defect once, with all that have it, as its longest reason puts it."""
+    defects = [
+        (column.key, known)
+        for column in published.report.columns
+        for known in published.known.get(column.key, ())
+        if known.kind == "defect"
+    ]
     return [
         (
             list(dict.fromkeys(key for key, _ in group)),
             max((known for _, known in group), key=lambda known: len(known.reason)),
         )
-        for group in found.values()
+        for group in by_key(defects, lambda item: item[1].identity).values()
     ]
 
 
-def _one(known: Known) -> str:
-    """The same for entries that say the same: several findings may show one defect."""
-    return known.reproduction or known.reason or known.detail
-
-
 def _kinds(known: Sequence[Known]) -> list[tuple[str, int]]:
-    kinds = [UNSORTED, *reversed(KINDS)]
-    counted = [(kind, len({_one(item) for item in known if item.kind == kind})) for kind in kinds]
+    counted = [(kind, len({one.identity for one in known if one.kind == kind})) for kind in _ORDER]
     return [(kind, times) for kind, times in counted if times]
 
 
 def _changes(course: Trend) -> str:
-    """How much changed over all versions, in few words."""
-    better = worse = other = 0
-    for point in course.points:
-        if point.change is not None:
-            worse += sum(point.change.worse.values())
-            better += sum(point.change.better.values())
-            other += len(point.change.other)
-    told = [(worse, "worse"), (better, "mended"), (other, "otherwise")]
-    return ", ".join(f"{times:,} {word}" for times, word in told if times) or "none"
+    """Return in few words how much changed over all versions."""
+    changes = [point.change for point in course.points if point.change is not None]
+    times = {
+        "worse": sum(sum(change.worse.values()) for change in changes),
+        "mended": sum(sum(change.better.values()) for change in changes),
+        "otherwise": sum(len(change.other) for change in changes),
+    }
+    return ", ".join(f"{number:,} {word}" for word, number in times.items() if number) or "none"
 
 
 def _elsewhere(
     published: Published, column: Column, course: Trend | None
 ) -> list[tuple[Known, list[str]]]:
-    """What deviates in other versions only, and in which."""
-    here = {item.reason or item.detail for item in published.known.get(column.key, ())}
-    found: dict[str, tuple[Known, list[str]]] = {}
+    """Return what deviates in other versions only, and in which."""
     if course is None:
         return []
+    here = {item.reason or item.detail for item in published.known.get(column.key, ())}
+    elsewhere: dict[str, tuple[Known, dict[str, None]]] = {}
     for point in course.points:
         for item in published.beside.get((point.record, column.name), ()):
-            told, versions = item.reason or item.detail, _varying(course, point)
-            if told in here:
-                continue
-            _, known = found.setdefault(told, (item, []))
-            if versions not in known:
-                known.append(versions)
-    return list(found.values())
+            text = item.reason or item.detail
+            if text not in here:
+                elsewhere.setdefault(text, (item, {}))[1][_varying(course, point)] = None
+    return [(item, list(versions)) for item, versions in elsewhere.values()]
 
 
 def _varying(course: Trend, point: Point) -> str:
-    """The versions of a point, of what is not the same in all points."""
+    """Return the versions of a point, of what is not the same in all points."""
     names = {name for one in course.points for name in one.versions}
     differ = {name for name in names if len({one.versions.get(name) for one in course.points}) > 1}
-    told = [f"{name} {version}" for name, version in point.versions.items() if name in differ]
-    return ", ".join(told) or point.record
-
-
-def _example(declared: Implementation) -> Markup | None:
-    if not declared.example:
-        return None
-    return Markup(fenced(declared.example).replace("sh\n", "python\n", 1))
+    texts = [f"{name} {version}" for name, version in point.versions.items() if name in differ]
+    return ", ".join(texts) or point.record
 
 
 def _links(folder: Path, root: Path) -> Callable[[str], str]:
-    """Of a path from the root, the way there from a folder."""
+    """Return a function from a path in `root` to a link from `folder`."""
 
     def link(target: str) -> str:
         return PurePath(os.path.relpath(root / target, folder)).as_posix()
@@ -280,7 +376,7 @@ def _links(folder: Path, root: Path) -> Callable[[str], str]:
 
 
 def _address(target: str, link: Callable[[str], str]) -> str:
-    """Of a library's documentation; as it is, if nothing in it could end a link."""
+    """Return a link to documentation; as it is, if nothing in it could end a link."""
     if not target or (":" in target and not target.startswith(("https://", "http://"))):
         return ""
     address = target if ":" in target else link(target)
@@ -288,7 +384,7 @@ def _address(target: str, link: Callable[[str], str]) -> str:
 
 
 def _link(target: str, link: Callable[[str], str]) -> Markup:
-    """A link of a baseline as Markdown; "" where there is none."""
+    """Return a link of a baseline as Markdown; "" where there is none."""
     if not target:
         return Markup("")
     if target.startswith("https://"):

@@ -1,28 +1,52 @@
-"""`mha-conformance publish`: keep the records of a run, and render the pages from what is kept."""
+"""`mha-conformance publish`: keep the records of a run, and render the pages from what is kept.
+
+Records are kept whole but for the exchanged arrays, and compressed. The same record gives the same
+bytes, so that nothing changes in the repository where nothing new was found. Version control keeps
+every edition for ever, hence the limits.
+"""
 
 from __future__ import annotations
 
 import datetime
+import gzip
+import io
+import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from conformance.errors import ConformanceError
 from conformance.progress import progress
-from conformance.reports.columns import column_keys, declared
-from conformance.reports.joining import build
+from conformance.records.record import Record
+from conformance.reports.columns import parts_of
 from conformance.reports.load import find_records, load, load_versions
-from conformance.reports.publishing import keep
-from conformance.reports.publishing.pages import Published, render_index, render_page, render_table
-from conformance.reports.publishing.sorting import UNSORTED, read_baselines, sort, sort_versions
-from conformance.reports.wording import plural
-from conformance.reports.writing import outcome, read_run
-from conformance.text import printable
+from conformance.reports.model import Loaded
+from conformance.reports.publishing.pages import (
+    MOST_RECORD,
+    MOST_TOGETHER,
+    UNSORTED,
+    Made,
+    Published,
+    read_baselines,
+    render_index,
+    render_page,
+    render_table,
+    sort,
+)
+from conformance.reports.writing import build, outcome, read_run
+from conformance.text import plural, printable
 
-MADE = "\n<!-- made by mha-conformance publish -->\n"
-"""Ends every page. A file without it is somebody else's, and is not taken away."""
+RECORDS, VERSIONS = "records", "versions"
+"""Folders of the records, and of those that are there for their versions only."""
+
+MADE = "made.json"
+
+END = "\n<!-- made by mha-conformance publish -->\n"
+"""Ends every page. A file without it was not made here, and is not removed."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +77,7 @@ class Wanted:
 
 
 def publish(wanted: Wanted) -> int:
-    """Write the files; an exit code as that of a report.
+    """Write the files, and return an exit code as that of a report.
 
     Raises:
         ConformanceError: records are too large to keep, or something cannot be read or written;
@@ -61,7 +85,7 @@ def publish(wanted: Wanted) -> int:
     """
     with progress("reading records") as advance:
         if wanted.records:
-            (_add if wanted.add else _keep)(wanted)
+            (_add if wanted.add else _keep_all)(wanted)
         advance("rendering")
         published = read(wanted)
         files = render(published)
@@ -69,7 +93,7 @@ def publish(wanted: Wanted) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
     for stale in set(wanted.pages.glob("*.md")) - set(files):
-        if stale.read_text(encoding="utf-8").endswith(MADE):
+        if stale.read_text(encoding="utf-8").endswith(END):
             stale.unlink()
     beside = {f"{name}, {record}": known for (record, name), known in published.beside.items()}
     for key, known in {**published.known, **beside}.items():
@@ -80,63 +104,132 @@ def publish(wanted: Wanted) -> int:
     return outcome(published.report)
 
 
-def _keep(wanted: Wanted) -> None:
+def _keep_all(wanted: Wanted) -> None:
     run = read_run(wanted.run)
-    found = load(find_records(wanted.records), run)
+    loaded = load(find_records(wanted.records), run)
     others, refused = load_versions(find_records(wanted.versions), run)
-    keep.keep(found.current, wanted.output / keep.RECORDS)
-    keep.keep(others, wanted.output / keep.VERSIONS)
+    keep(loaded.current, wanted.output / RECORDS)
+    keep(others, wanted.output / VERSIONS)
     there = {record.header.name for _, record, _ in others}
     absent = [
         f"{name}: these versions could not be set up, or did not finish"
         for name in wanted.expected_versions
         if name not in there
     ]
-    problems = [*found.problems, *refused, *absent]
-    made = keep.made_here(_minutes(run) if run else 0, wanted.expected, problems)
-    keep.write_made(made, wanted.output)
+    problems = [*loaded.problems, *refused, *absent]
+    _write_made(_made(_minutes(run) if run else 0, wanted.expected, problems), wanted.output)
 
 
 def _add(wanted: Wanted) -> None:
     new = find_records(wanted.records)
-    found = load([*find_records([wanted.output / keep.RECORDS]), *new])
-    if found.problems:
-        raise ConformanceError("; ".join(found.problems))
-    keep.keep(found.current, wanted.output / keep.RECORDS)
-    made = keep.read_made(wanted.output) or keep.made_here(0, [], [])
-    names = (record.header.name for path, record, _ in found.current if path in new)
+    loaded = load([*find_records([wanted.output / RECORDS]), *new])
+    if loaded.problems:
+        raise ConformanceError("; ".join(loaded.problems))
+    keep(loaded.current, wanted.output / RECORDS)
+    made = _read_made(wanted.output) or _made(0, [], [])
+    names = (record.header.name for path, record, _ in loaded.current if path in new)
     expected = list(dict.fromkeys([*made.expected, *names]))
-    keep.write_made(msgspec.structs.replace(made, expected=expected), wanted.output)
+    _write_made(msgspec.structs.replace(made, expected=expected), wanted.output)
+
+
+def keep(records: Sequence[Loaded], folder: Path) -> int:
+    """Write these records into a folder, from which all others are removed.
+
+    Returns:
+        How many bytes they have.
+
+    Raises:
+        ConformanceError: one of them, or all together, are larger than what may be kept.
+    """
+    files = {f"{record.header.name}.json.gz": packed(record) for _, record, _ in records}
+    for name, content in files.items():
+        if len(content) > MOST_RECORD:
+            raise ConformanceError(
+                f"{name}: {len(content):,} bytes, {MOST_RECORD:,} are the most that a published "
+                "record can have; examine fewer implementations in one environment"
+            )
+    size = sum(map(len, files.values()))
+    if size > MOST_TOGETHER:
+        raise ConformanceError(
+            f"{folder}: {size:,} bytes, {MOST_TOGETHER:,} are the most that published records "
+            "can have together"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    for file in folder.glob("*.json.gz"):
+        if file.name not in files:
+            file.unlink()
+    return size
+
+
+def packed(record: Record) -> bytes:
+    """Compress a record without its arrays, which lie beside it and are not kept."""
+    text = msgspec.json.encode(msgspec.structs.replace(record, exchange="", digest=""))
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9, mtime=0, filename="") as file:
+        file.write(text)
+    return buffer.getvalue()
+
+
+def _made(minutes: int, expected: Sequence[str], problems: Sequence[str]) -> Made:
+    """Describe how records were made on this machine."""
+    return Made(
+        processor=_processor(),
+        cores=os.cpu_count() or 1,
+        memory=round(psutil.virtual_memory().total / 2**30),
+        minutes=minutes,
+        expected=list(expected),
+        problems=list(problems),
+    )
+
+
+def _write_made(made: Made, folder: Path) -> None:
+    text = msgspec.json.format(msgspec.json.encode(made), indent=1)
+    (folder / MADE).write_bytes(text + b"\n")
+
+
+def _read_made(folder: Path) -> Made | None:
+    try:
+        return msgspec.json.decode((folder / MADE).read_bytes(), type=Made)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _minutes(run: str) -> int:
-    """Since the run was begun, which is what its id begins with."""
+    """Return the minutes since the run was begun, which is what its id begins with."""
     began = datetime.datetime.strptime(run.partition("-")[0], "%Y%m%dT%H%M%SZ")
     now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
     return round((now - began).total_seconds() / 60)
 
 
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
+    return names[0].strip() if names else platform.processor() or platform.machine()
+
+
 def read(wanted: Wanted, root: Path = Path()) -> Published:
-    """What the pages are made of, from the records that are kept; links lead from `root`."""
-    found = load(find_records([wanted.output / keep.RECORDS]))
-    others, refused = load_versions(find_records([wanted.output / keep.VERSIONS]))
-    if not found.current:
+    """Read what the pages are made of from the records that are kept; links lead from `root`."""
+    loaded = load(find_records([wanted.output / RECORDS]))
+    others, refused = load_versions(find_records([wanted.output / VERSIONS]))
+    if not loaded.current:
         raise ConformanceError(f"{wanted.output}: no records are kept there; name some to publish")
-    made = keep.read_made(wanted.output)
-    problems = [*(made.problems if made else ()), *found.problems, *refused]
+    made = _read_made(wanted.output)
+    problems = [*(made.problems if made else ()), *loaded.problems, *refused]
     expected = made.expected if made else ()
-    report = build(found.current, expected, problems, versions=others)
     baseline = read_baselines(wanted.baselines)
-    keys = column_keys(found.current)
     return Published(
-        report=report,
-        declared={
-            keys[index, item.name]: item
-            for index, (_, record, _) in enumerate(found.current)
-            for item in declared(record)
+        report=build(loaded.current, expected, problems, versions=others),
+        declared={part.key: part.implementation for part in parts_of(loaded.current)},
+        known={part.key: known for part, known in sort(loaded.current, baseline)},
+        beside={
+            (part.record.header.name, part.implementation.name): known
+            for part, known in sort(others, baseline)
         },
-        known=sort(found.current, baseline),
-        beside=sort_versions(others, baseline),
         made=made,
         output=wanted.output,
         pages=wanted.pages,
@@ -145,11 +238,11 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
 
 
 def render(published: Published) -> dict[Path, str]:
-    """Every file by its path."""
+    """Return every file by its path."""
     files = {
         published.output / "README.md": render_table(published),
         published.pages / "index.md": render_index(published),
     }
     for column in published.report.columns:
         files[published.pages / f"{column.key}.md"] = render_page(published, column)
-    return {path: content + MADE for path, content in files.items()}
+    return {path: content + END for path, content in files.items()}

@@ -1,0 +1,446 @@
+"""Convention cards from records: what was declared about masks, and what was observed.
+
+`experiment_cards` and `handed` show what experiments of a run showed, `GLANCES` puts the answers
+that people look for first into one table, and `conventions` holds declarations beside what
+requirements and experiments observed of them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from conformance.records.findings import PREFIX, CaseResult, Entry, Topic
+from conformance.records.header import MaskInfo
+from conformance.records.phrase import Phrase
+from conformance.reports.columns import Part
+from conformance.reports.model import (
+    Argument,
+    Card,
+    Chapter,
+    Column,
+    Convention,
+    Form,
+    Handed,
+    MaskedRow,
+    Observed,
+    Subject,
+    Variant,
+)
+from conformance.reports.totals import by_key
+from conformance.words import say
+
+# What experiments showed
+
+
+def experiment_cards(
+    parts: Iterable[Part], columns: Sequence[Column], topics: Sequence[Topic]
+) -> list[Card]:
+    """Return a card for each column that took part in an experiment."""
+    results = {part.key: by_key(part.results, lambda result: result.case) for part in parts}
+    cards = []
+    for column in columns:
+        asked = results[column.key]
+        chapters = [
+            _chapter(topic, asked[topic.id], column) for topic in topics if topic.id in asked
+        ]
+        if chapters:
+            cards.append(Card(column.key, chapters))
+    return cards
+
+
+def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
+    """Return what each implementation makes of one and the same mask, in column order."""
+    shown: dict[str, list[Handed]] = {}
+    for part in parts:
+        shown[part.key] = [
+            Handed(
+                column=part.key,
+                argument=entry.subject.name("argument"),
+                written=say(entry.subject.part("written")),
+                value=say(entry.value),
+                evidence=entry.evidence,
+                weights=_numbers(part.arrays.get(f"{result.id}|{entry.subject}")),
+                phrase=entry.value,
+            )
+            for result in part.results
+            if result.case == PREFIX + "same-mask"
+            for entry in result.entries
+        ]
+    return [item for column in columns for item in shown[column.key]]
+
+
+def _chapter(topic: Topic, results: Sequence[CaseResult], column: Column) -> Chapter:
+    answered = [result for result in results if result.entries]
+    reasons = {finding.detail for result in results for finding in result.findings}
+    entries = [(result.mode, entry) for result in answered for entry in result.entries]
+    command = ["mha-conformance", "probe", column.spec, "--experiment", topic.name]
+    command += ["--device", column.device] if column.device != "cpu" else []
+    return Chapter(
+        topic=topic.name,
+        modes=[result.mode for result in answered],
+        subjects=[
+            Subject(say(subject), list(_observed(same)), subject)
+            for subject, same in by_key(entries, lambda pair: pair[1].subject).items()
+        ],
+        unsupported="" if answered else "; ".join(sorted(reasons - {""})),
+        command=shlex.join(command),
+    )
+
+
+def _observed(entries: Iterable[tuple[str, Entry]]) -> Iterator[Observed]:
+    """Yield each value of a subject once, the most frequent first."""
+    by_value = by_key(entries, lambda pair: (pair[1].value, pair[1].agrees))
+    for alike in sorted(by_value.values(), key=lambda alike: -len(alike)):
+        entry = alike[0][1]
+        yield Observed(
+            value=say(entry.value),
+            modes=[] if len(by_value) == 1 else [mode for mode, _ in alike],
+            evidence=entry.evidence,
+            declared=say(entry.declared),
+            agrees=entry.agrees,
+            code=entry.code,
+            phrase=entry.value,
+        )
+
+
+def _numbers(weights: np.ndarray | None) -> list[list[float | None]]:
+    if weights is None or weights.ndim != 2:
+        return []
+    return [
+        [round(float(value), 4) if np.isfinite(value) else None for value in row] for row in weights
+    ]
+
+
+def _is_infinite(subject: Phrase) -> bool:
+    """Exclude large finite numbers, which block nothing where everything is blocked."""
+    return subject.part("form").id != "form.zero-large"
+
+
+# The table of all cards
+
+_ALARMING = {
+    "row.nan",
+    "gradients.nan",
+    "leak.reaches",
+    "mask.ignored",
+    "mask.unexplained",
+    "causal.ignored",
+    "causal.unexplained",
+    "combined.unexplained",
+}
+
+
+class Shown(NamedTuple):
+    """A value in a cell, and where it holds; "" if it is the only value that was seen."""
+
+    phrase: Phrase
+    where: str
+
+    @property
+    def value(self) -> str:
+        """The text of the value."""
+        return say(self.phrase)
+
+    @property
+    def alarming(self) -> bool:
+        """Whether it should catch the eye."""
+        return self.phrase.id in _ALARMING
+
+
+class Glance(NamedTuple):
+    """A column of the table: its heading, and what to take from a card."""
+
+    heading: str
+    take: Callable[[Card], list[Shown]]
+
+
+def glances_of(cards: Sequence[Card]) -> list[Glance]:
+    """Return the columns in which any of these cards has a value."""
+    return [glance for glance in GLANCES if any(glance.take(card) for card in cards)]
+
+
+def _subjects(card: Card, *about: str) -> list[Subject]:
+    """Return the subjects with one of these ids."""
+    subjects = [subject for chapter in card.chapters for subject in chapter.subjects]
+    return [subject for subject in subjects if subject.phrase.id in about]
+
+
+def _of_infinite(card: Card, about: str) -> list[Shown]:
+    return _pooled(item for item in _subjects(card, about) if _is_infinite(item.phrase))
+
+
+def _of_form(card: Card, form: str, dtype: str = "") -> list[Shown]:
+    """Return what each mask argument does with a form."""
+    subjects = []
+    for subject in _subjects(card, "mask.meaning"):
+        phrase = subject.phrase.part("form")
+        if phrase.id == form and phrase.name("dtype") == dtype:
+            subjects.append(subject)
+    return _pooled(subjects, named=True)
+
+
+def _of_lengths(card: Card, lengths: str, *about: str, named: bool = False) -> list[Shown]:
+    """Return what a causal flag does for these lengths; or that there is none."""
+    subjects = _subjects(card, *about)
+    fitting = (item for item in subjects if item.phrase.part("lengths").id in ("", lengths))
+    return _pooled(fitting, named=named)
+
+
+def _of_nan(card: Card, *inputs: str) -> list[Shown]:
+    """Return how far NaN gets from a blocked element of these inputs."""
+    return _pooled(
+        (
+            subject
+            for subject in _subjects(card, "leak")
+            if subject.phrase.part("number").id == "number.nan"
+            and subject.phrase.part("input").id in inputs
+        ),
+        value=_furthest,
+    )
+
+
+def _furthest(value: Phrase) -> Phrase:
+    """Return that NaN gets into the output if it does, else that it gets into gradients only."""
+    if value.id != "leak.reaches":
+        return value
+    output = Phrase("place.output")
+    if output in value.parts("places"):
+        return Phrase("leak.reaches", {"places": [output]})
+    return Phrase("leak.reaches-gradients")
+
+
+def _weights(card: Card) -> list[Shown]:
+    """Return how weights come back where they do, and whether before or after dropout."""
+    shown = _pooled(_subjects(card, "weights.returned"))
+    if len(shown) > 1 and any(item.phrase.id == "weights.none" for item in shown):
+        shown = [item for item in shown if item.phrase.id != "weights.none"]
+        shown = [Shown(item.phrase, "") for item in shown]
+    for subject in _subjects(card, "dropout.returned"):
+        for item in subject.observed[:1]:
+            shown.append(Shown(Phrase("weights.those", {"which": item.phrase}), ""))
+    return shown
+
+
+def _pooled(
+    subjects: Iterable[Subject],
+    *,
+    named: bool = False,
+    value: Callable[[Phrase], Phrase] = lambda phrase: phrase,
+) -> list[Shown]:
+    """Return every value of these subjects once, and where it was seen if there are several.
+
+    Places are modes; with `named`, they name the mask arguments too.
+    """
+    places: dict[Phrase, dict[str, None]] = {}
+    for subject in subjects:
+        arguments = (subject.phrase.name(name) for name in ("needed", "argument"))
+        beside = " and ".join(filter(None, arguments)) if named else ""
+        for item in subject.observed:
+            modes = f" ({', '.join(item.modes)})" if item.modes else ""
+            where = [beside + modes] if beside else item.modes
+            places.setdefault(value(item.phrase), {}).update(dict.fromkeys(where))
+    alone = len(places) == 1
+    return [Shown(phrase, "" if alone else ", ".join(names)) for phrase, names in places.items()]
+
+
+GLANCES = (
+    Glance("True in a mask", lambda card: _of_form(card, "form.bool")),
+    Glance("0 and 1, as floats", lambda card: _of_form(card, "form.zero-one", "float32")),
+    Glance("0 and 1, as integers", lambda card: _of_form(card, "form.zero-one", "int32")),
+    Glance("0 and −inf", lambda card: _of_form(card, "form.zero-infinite", "float32")),
+    Glance(
+        "A query that may attend nothing gets",
+        lambda card: _of_infinite(card, "fully-masked.output"),
+    ),
+    Glance("… and gradients", lambda card: _of_infinite(card, "fully-masked.gradients")),
+    Glance(
+        "Causal flag, fewer queries than keys",
+        lambda card: _of_lengths(card, "lengths.fewer-queries", "causal.no-flag", "causal.alone"),
+    ),
+    Glance(
+        "Causal flag beside a mask",
+        lambda card: _of_lengths(
+            card, "lengths.equal", "causal.beside", "causal.beside-two", named=True
+        ),
+    ),
+    Glance(
+        "NaN in a blocked key",
+        lambda card: _of_nan(card, "input.key", "input.token", "input.memory"),
+    ),
+    Glance("NaN in a blocked value", lambda card: _of_nan(card, "input.value")),
+    Glance("Returned weights", _weights),
+    Glance("No key at all", lambda card: _pooled(_subjects(card, "size.no-key", "size.no-length"))),
+    Glance("No batch axis", lambda card: _pooled(_subjects(card, "input.unbatched"))),
+)
+"""The columns of the table."""
+
+# Declarations beside observations
+
+_SHOWN_FORMS = ("form.bool", "form.zero-one", "form.zero-infinite")
+
+_NUMBERS = {
+    "attends if nonzero": "mask.attends",
+    "attends if 1": "mask.attends",
+    "attends, 0 or 1 only": "mask.attends",
+    "blocks if nonzero": "mask.blocks",
+    "blocks if 1": "mask.blocks",
+    "blocks, 0 or 1 only": "mask.blocks",
+}
+"""What adapters declare of numbers, and what 1 should be seen to mean then."""
+
+_AXES = {"dtype": "", "mode": "mode", "case": "case"}
+"""What an observation may depend on, and the word for it where its values do not speak."""
+
+Observations = Sequence[tuple[CaseResult, Phrase]]
+
+
+def conventions(parts: Iterable[Part], columns: Sequence[Column]) -> list[Convention]:
+    """Return what each column declares of masks, with what was observed."""
+    by_column = {part.key: part for part in parts}
+    return [_convention(by_column[column.key]) for column in columns]
+
+
+def _convention(part: Part) -> Convention:
+    required: dict[str, list[tuple[CaseResult, Phrase]]] = defaultdict(list)
+    for result in part.results:
+        for finding in result.findings:
+            if finding.value:
+                required[finding.requirement].append((result, finding.value))
+    experiments = [result for result in part.results if result.entries]
+    aligned = _tried(
+        experiments,
+        "causal.alone",
+        lambda subject: subject.part("lengths").id == "lengths.fewer-queries",
+    )
+    meanings = _meanings(required["mask.polarity-is-as-declared"], experiments)
+    return Convention(
+        column=part.key,
+        arguments=[_argument(mask, meanings) for mask in part.implementation.masks],
+        causal=part.implementation.causal,
+        alignment=_variants([*required["observed.causal-alignment"], *aligned]),
+        fully_masked=_masked_rows(required["observed.fully-masked-row"], experiments),
+        returned_weights=_variants(required["observed.returned-weights"]),
+    )
+
+
+def _meanings(
+    observed: Observations, experiments: Sequence[CaseResult]
+) -> dict[tuple[str, str], list[tuple[CaseResult, Phrase]]]:
+    """Return what each form of each argument means, by requirement and by experiment."""
+    meanings: dict[tuple[str, str], list[tuple[CaseResult, Phrase]]] = defaultdict(list)
+    for result, value in observed:
+        for part in value.parts("meanings"):
+            if isinstance(part, Phrase):
+                key = part.name("argument"), part.part("form").id
+                meanings[key].append((result, part.part("meaning")))
+    for result in experiments:
+        for entry in result.entries:
+            form = entry.subject.part("form")
+            if entry.subject.id == "mask.meaning" and form.name("dtype") in ("", "float32"):
+                meanings[entry.subject.name("argument"), form.id].append((result, entry.value))
+    return meanings
+
+
+def _argument(mask: MaskInfo, meanings: Mapping[tuple[str, str], Observations]) -> Argument:
+    declared = _declared_forms(mask)
+    return Argument(
+        mask,
+        [
+            Form(form, declared.get(form, ""), _variants(meanings.get((mask.name, form), [])))
+            for form in _SHOWN_FORMS
+            if form in declared or (mask.name, form) in meanings
+        ],
+    )
+
+
+def _declared_forms(mask: MaskInfo) -> dict[str, str]:
+    """Return the id of what each form should be seen to mean if the declaration is right."""
+    forms = {} if mask.true is None else {"form.bool": f"mask.{mask.true}"}
+    if mask.number == "added":
+        return forms | {"form.zero-infinite": "mask.added", "form.zero-one": "mask.added"}
+    if mask.number is not None:
+        forms["form.zero-one"] = _NUMBERS.get(mask.number, mask.number)
+    return forms
+
+
+def _tried(
+    experiments: Sequence[CaseResult], about: str, fits: Callable[[Phrase], bool]
+) -> list[tuple[CaseResult, Phrase]]:
+    """Return the values of the fitting subjects with this id, each once for each experiment."""
+    return [
+        (result, value)
+        for result in experiments
+        for value in dict.fromkeys(
+            entry.value
+            for entry in result.entries
+            if entry.subject.id == about and fits(entry.subject)
+        )
+    ]
+
+
+def _masked_rows(required: Observations, experiments: Sequence[CaseResult]) -> list[MaskedRow]:
+    """Return the rows, and separately what comes with each: not every mode has gradients."""
+    parts = [(result, value.part("row"), value.part("beside")) for result, value in required]
+    tried = _tried(experiments, "fully-masked.output", _is_infinite)
+    gradients = _tried(experiments, "fully-masked.gradients", _is_infinite)
+    rows = []
+    for row in _variants([*((result, value) for result, value, _ in parts), *tried]):
+        beside = [(result, rest) for result, value, rest in parts if value == row.phrase and rest]
+        modes = {result.mode for result, value in tried if value == row.phrase}
+        in_gradients = [
+            (result, Phrase("beside", {"parts": [Phrase("beside.gradients", {"value": value})]}))
+            for result, value in gradients
+            if result.mode in modes
+        ]
+        rows.append(MaskedRow(row, _variants(beside or in_gradients)))
+    return rows
+
+
+def _variants(observed: Observations) -> list[Variant]:
+    """Return each value with where it was seen, the most frequent first."""
+    every = [result for result, _ in observed]
+    by_value = sorted(by_key(observed, lambda pair: pair[1]).items(), key=lambda one: -len(one[1]))
+    variants = []
+    for value, pairs in by_value:
+        some = [result for result, _ in pairs]
+        place = "" if len(by_value) == 1 else _where(some, every)
+        if place is None:
+            place = "otherwise" if not variants else _listed(some)
+        variants.append(Variant(say(value), len(some), place, value))
+    return variants
+
+
+def _where(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str | None:
+    """Return the dtypes, modes and cases that tell some from the others; None if these do not."""
+    values = {axis: _values(some, axis) for axis in _AXES}
+    cases = _cases(some) or _cases(every)
+    inside = [item for item in every if all(getattr(item, axis) in values[axis] for axis in _AXES)]
+    if len(inside) != len(some):
+        return None
+    places = []
+    for axis, word in _AXES.items():
+        differs = set(values[axis]) != set(_values(every, axis))
+        # An experiment is no case of its own: it asks the same beside them.
+        if differs and (axis != "case" or set(cases) != set(_cases(every))):
+            names = cases if axis == "case" else values[axis]
+            places.append(f"{word}{'s' if word and len(names) > 1 else ''} {', '.join(names)}")
+    return "; ".join(places).strip()
+
+
+def _cases(results: Sequence[CaseResult]) -> list[str]:
+    return [case for case in _values(results, "case") if not case.startswith(PREFIX)]
+
+
+def _listed(some: Sequence[CaseResult], most: int = 3) -> str:
+    listed = [f"{item.dtype}, mode {item.mode}, case {item.case}" for item in some[:most]]
+    more = f"; and {len(some) - most} more" if len(some) > most else ""
+    return "; ".join(listed) + more
+
+
+def _values(results: Sequence[CaseResult], axis: str) -> list[str]:
+    return list(dict.fromkeys(getattr(result, axis) for result in results))

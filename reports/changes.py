@@ -1,0 +1,633 @@
+"""What changed between two sets of records: regressions first, and nothing hidden.
+
+The unit is a finding: item and requirement. Only records are read, so neither a framework nor the
+catalogue that the records were made with is needed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+from rich.console import Console
+
+from conformance.errors import BrokenRecord
+from conformance.records.findings import (
+    RUN,
+    VERDICTS,
+    CaseResult,
+    Figures,
+    Finding,
+    Worst,
+)
+from conformance.records.header import CaseInfo
+from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.record import Record, read
+from conformance.reports.load import find_records
+from conformance.reports.model import Counts
+from conformance.reports.totals import BAD, Group, by_key, grouped, item_counts
+from conformance.reports.wording import again, measured
+from conformance.text import heading, line, paragraph, plural, some
+from conformance.words import say
+
+SCHEMA = "mha-conformance/changes/1"
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One of the two: a record, or several in a folder.
+
+    Attributes:
+        file: as given.
+        created: when the last of its records was made.
+        suite, catalogue: versions; several if its records differ.
+        packages: versions of packages.
+        selection: what narrowed it, or "".
+        complete: whether every planned item has an outcome.
+        implementations: name to verdicts of its items, on all devices.
+        devices: name to the devices that these are of.
+    """
+
+    file: str
+    created: str
+    suite: str
+    catalogue: str
+    packages: dict[str, str]
+    selection: str
+    complete: bool
+    implementations: dict[str, Counts]
+    devices: dict[str, list[str]]
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Findings of one implementation and requirement that changed alike.
+
+    Attributes:
+        requirement: its id; "run" where the process was lost.
+        level: the level of the requirement, or "".
+        before, after: verdicts, or values of a characteristic; "" if it was not asked.
+        told: the detail of the finding that is furthest off now, or "".
+        cause: the known mistake that explains it now, or "".
+        times: how many findings changed so.
+        cases, dtypes, modes: where they did.
+        case, dtype, mode: the item that is furthest off.
+        figures, worst: the evidence of that item.
+        command: runs just that item.
+    """
+
+    implementation: str
+    device: str
+    requirement: str
+    level: str
+    before: str
+    after: str
+    times: int
+    cases: list[str]
+    dtypes: list[str]
+    modes: list[str]
+    case: str
+    dtype: str
+    mode: str
+    command: str
+    told: str = ""
+    cause: str = ""
+    figures: Figures | None = None
+    worst: Worst | None = None
+
+    @property
+    def evidence(self) -> list[str]:
+        """What was measured, else the detail; and the likely cause: a line each."""
+        detail = f"measured {measured(self.figures)}" if self.figures is not None else self.told
+        cause = f"likely cause: {self.cause}" if self.cause else ""
+        return [text for text in (detail, cause) if text]
+
+    @property
+    def extent(self) -> str:
+        """How many findings in how many cases."""
+        return f"{plural(self.times, 'finding')} in {plural(len(self.cases), 'case')}"
+
+
+class Convention(msgspec.Struct, frozen=True):
+    """An entry of a convention card that differs now; "" stands for no entry.
+
+    `phrases` are subject, before and after, for programs.
+    """
+
+    implementation: str
+    device: str
+    experiment: str
+    subject: str
+    before: str
+    after: str
+    modes: list[str]
+    phrases: list[Phrase] = []
+
+    def __str__(self) -> str:
+        before, after = self.before or "not asked", self.after or "not asked"
+        where = f"{self.implementation}, {self.experiment}: {self.subject}"
+        return f"{where}: {before} → {after} ({', '.join(self.modes)})"
+
+
+class Members(msgspec.Struct, frozen=True):
+    """What only one of the two has.
+
+    Attributes:
+        implementations: names of implementations.
+        cases: cases of implementations that both have.
+        items: how many items of these implementations, in all cases, dtypes and modes.
+        findings: how many findings of items that both have.
+        wrong: those of the findings and items that deviate.
+    """
+
+    implementations: list[str]
+    cases: list[str]
+    items: int
+    findings: int
+    wrong: list[Change]
+
+    @property
+    def lines(self) -> list[str]:
+        """A line about each kind of these."""
+        lines = {
+            f"implementations: {', '.join(self.implementations)}": self.implementations,
+            f"{plural(len(self.cases), 'case')}: {some(self.cases, 6)}": self.cases,
+            f"{plural(self.items, 'item')} (case × dtype × mode)": self.items,
+            f"{plural(self.findings, 'finding')} of items that both have": self.findings,
+        }
+        return [text for text, there in lines.items() if there]
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """Everything that changed.
+
+    Attributes:
+        worse: what conformed, was unsupported or deviated less gravely, and is wrong now.
+        lost: what was answered and is no longer answered.
+        otherwise: what differs now, and is neither better nor worse.
+        fixed: what was wrong and conforms.
+        gained: what was not answered and is now.
+        conventions: entries of convention cards that differ.
+        added, removed: what only the second, or only the first has.
+        notes: what to know before comparing, such as another catalogue.
+        common: how many findings both have.
+        same: how many of them are as they were.
+    """
+
+    schema: str
+    before: Side
+    after: Side
+    worse: list[Change]
+    lost: list[Change]
+    otherwise: list[Change]
+    fixed: list[Change]
+    gained: list[Change]
+    conventions: list[Convention]
+    added: Members
+    removed: Members
+    notes: list[str]
+    common: int
+    same: int
+
+    @property
+    def kinds(self) -> list[tuple[str, str, list[Change]]]:
+        """Symbol, name and changes of each kind, what is worse first."""
+        return [
+            ("✗", "worse", self.worse),
+            ("?", "no longer answered", self.lost),
+            ("~", "otherwise", self.otherwise),
+            ("✓", "fixed", self.fixed),
+            ("+", "answered now", self.gained),
+        ]
+
+    @property
+    def anything_worse(self) -> bool:
+        """Whether something is worse, or no longer answered."""
+        return bool(self.worse or self.lost)
+
+    @property
+    def summary(self) -> str:
+        """One line: how many findings changed in which way."""
+        times = [
+            f"{sum(change.times for change in changes)} {kind}"
+            for _, kind, changes in self.kinds
+            if changes
+        ]
+        return ", ".join([*times, f"{self.same} of {self.common} findings as they were"])
+
+
+# What two sides say of the same
+
+
+Key = tuple[str, str, str, str, str]
+"""Of an item: implementation, device, case, dtype and mode."""
+
+Answers = Mapping[Key, CaseResult]
+
+
+class Pair(NamedTuple):
+    """What two sides say of one requirement of an item; None where a side was not asked."""
+
+    key: Key
+    requirement: str
+    before: Finding | None
+    after: Finding | None
+
+
+def answers(results: Iterable[CaseResult]) -> dict[Key, CaseResult]:
+    """Return results by their items."""
+    return {(one.implementation, one.device, one.case, one.dtype, one.mode): one for one in results}
+
+
+def matched(before: Answers, after: Answers) -> Iterator[Pair]:
+    """Yield every finding of both sides; where a process was lost, one for the whole item."""
+    for key in dict.fromkeys([*before, *after]):
+        one, other = _by_requirement(before.get(key)), _by_requirement(after.get(key))
+        if RUN in one and RUN not in other and key in after:
+            wrong = [finding for finding in other.values() if finding.verdict in BAD]
+            verdict = after[key].verdict
+            for finding in wrong or [Finding(RUN, verdict)]:
+                yield Pair(key, finding.requirement, one[RUN], finding)
+        elif RUN in other and RUN not in one and key in before:
+            yield Pair(key, RUN, Finding(RUN, before[key].verdict), other[RUN])
+        else:
+            for requirement in dict.fromkeys([*one, *other]):
+                yield Pair(key, requirement, one.get(requirement), other.get(requirement))
+
+
+def differing_entries(
+    before: Answers, after: Answers
+) -> Iterator[tuple[Key, Phrase, Phrase, Phrase]]:
+    """Yield item, subject and both values of card entries that differ in items that both have."""
+    for key in before:
+        if key not in after:
+            continue
+        one = {entry.subject: entry.value for entry in before[key].entries}
+        other = {entry.subject: entry.value for entry in after[key].entries}
+        for subject in dict.fromkeys([*one, *other]):
+            values = one.get(subject, NOTHING), other.get(subject, NOTHING)
+            if values[0] != values[1]:
+                yield key, subject, *values
+
+
+def _by_requirement(result: CaseResult | None) -> dict[str, Finding]:
+    return {finding.requirement: finding for finding in result.findings} if result else {}
+
+
+# From records
+
+
+Kind = Literal["same", "worse", "lost", "otherwise", "fixed", "gained"]
+
+GOOD = ("conforms", "observed")
+
+COARSER = 10.0
+"""A deviation that grows by this factor is another deviation."""
+
+_Owner = tuple[str, str]
+"""Implementation and device."""
+
+
+@dataclass
+class Records:
+    """Several records as a whole.
+
+    Attributes:
+        specs: implementation and device to how the implementation is named on a command line.
+        levels: requirement to its level.
+    """
+
+    records: Sequence[Record]
+    specs: dict[_Owner, str] = field(default_factory=dict)
+    levels: dict[str, str] = field(default_factory=dict)
+    results: dict[Key, CaseResult] = field(default_factory=dict)
+    cases: dict[str, CaseInfo] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for record in self.records:
+            device = record.header.provenance.device
+            self.specs |= {(one.name, device): one.spec for one in record.header.implementations}
+            self.levels |= {one.id: one.level for one in record.header.requirements}
+            self.results |= answers(record.results)
+            self.cases |= record.header.cases
+
+    def side(self, where: str) -> Side:
+        """Describe them as a whole; `where` is the file or folder."""
+        made = [record.header.provenance for record in self.records]
+        packages: dict[str, str] = {}
+        for provenance in made:
+            packages |= provenance.packages
+        devices: dict[str, set[str]] = defaultdict(set)
+        for name, device in self.specs:
+            devices[name].add(device)
+        results = [result for record in self.records for result in record.results]
+        by_name = by_key(results, lambda result: result.implementation)
+        return Side(
+            file=where,
+            created=max(provenance.created for provenance in made),
+            suite=", ".join(sorted({provenance.suite for provenance in made})),
+            catalogue=", ".join(sorted({provenance.catalogue for provenance in made})),
+            packages=packages,
+            selection="; ".join(dict.fromkeys(p.selection for p in made if p.selection)),
+            complete=all(record.complete for record in self.records),
+            implementations={
+                name: item_counts(by_name.get(name, []))
+                for name in dict.fromkeys([*devices, *by_name])
+            },
+            devices={name: sorted(own) for name, own in devices.items()},
+        )
+
+
+@dataclass
+class Located:
+    """One finding with its two states, before it is grouped with others."""
+
+    result: CaseResult
+    requirement: str
+    before: str
+    after: str
+    finding: Finding
+
+
+def load_side(*paths: Path) -> tuple[Side, Records]:
+    """Read a record, several, or all records in a folder.
+
+    Raises:
+        BrokenRecord: one of them cannot be read, there is none, or two are of one implementation.
+    """
+    files = find_records(paths)
+    where = ", ".join(map(str, paths))
+    if not files:
+        raise BrokenRecord(f"{where}: there is no record in this folder")
+    records = [read(file) for file in files]
+    owners: set[_Owner] = set()
+    for file, record in zip(files, records, strict=True):
+        device = record.header.provenance.device
+        for one in record.header.implementations:
+            if (one.name, device) in owners:
+                raise BrokenRecord(f"{file}: {one.name} is in two records of {where}; remove one")
+            owners.add((one.name, device))
+    loaded = Records(records)
+    return loaded.side(where), loaded
+
+
+def compare(before: tuple[Side, Records], after: tuple[Side, Records]) -> Changes:
+    """Return what changed from the first to the second."""
+    (side_before, one), (side_after, two) = before, after
+    kinds: dict[Kind, list[Located]] = defaultdict(list)
+    shared = one.specs.keys() & two.specs.keys()
+    levels = one.levels | two.levels
+    common = added = removed = 0
+    wrong: list[Located] = []
+    for key, requirement, was, now in matched(one.results, two.results):
+        both = key in one.results and key in two.results
+        if was is None or now is None:
+            added, removed = added + (both and was is None), removed + (both and now is None)
+            if now is not None and now.verdict in BAD and key[:2] in shared:
+                wrong.append(Located(two.results[key], requirement, "", now.verdict, now))
+            continue
+        common += 1
+        observed = levels.get(requirement) == "observed"
+        kind, *states = _classified(was, now, observed=observed)
+        kinds[kind].append(Located(two.results[key], requirement, *states, now))
+    changes = {
+        kind: grouped_changes(kinds[kind], two.specs, levels)
+        for kind in ("worse", "lost", "otherwise", "fixed", "gained")
+    }
+    return Changes(
+        schema=SCHEMA,
+        before=side_before,
+        after=side_after,
+        **changes,
+        conventions=_conventions(one, two),
+        added=_members(two, one, added, grouped_changes(wrong, two.specs, levels)),
+        removed=_members(one, two, removed, []),
+        notes=list(_notes(before, after)),
+        common=common,
+        same=len(kinds["same"]),
+    )
+
+
+def _classified(before: Finding, after: Finding, *, observed: bool) -> tuple[Kind, str, str]:
+    """Return which kind of change it is, and both states in words."""
+    one, other = before.verdict, after.verdict
+    if one == other:
+        states = _otherwise(before, after)
+        return ("otherwise", *states) if states else ("same", one, other)
+    if other in BAD:
+        graver = one not in BAD or BAD.index(other) > BAD.index(one)
+        counts = graver and not (other == "deviates" and observed)
+        return ("worse" if counts else "otherwise"), one, other
+    if other in GOOD:
+        kind: Kind = "fixed" if one in BAD else "otherwise" if one in GOOD else "gained"
+        return kind, one, other
+    return ("lost" if one in BAD or one in GOOD else "otherwise"), one, other
+
+
+def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
+    """Return both states in words if they differ in more than the verdict, else None."""
+    verdict = after.verdict
+    if before.value != after.value:
+        return say(before.value) or "nothing", say(after.value) or "nothing"
+    if before.cause != after.cause:
+        return tuple(  # type: ignore[return-value]
+            f"{verdict}, {say(finding.cause) or 'no cause known'}" for finding in (before, after)
+        )
+    if before.figures is None or after.figures is None:
+        return None
+    one, other = before.figures, after.figures
+    if verdict == "conforms" and one.accuracy != other.accuracy:
+        return f"accuracy {one.accuracy or 'none'}", f"accuracy {other.accuracy or 'none'}"
+    if verdict == "deviates" and not 1 / COARSER < (other.max_ratio or 1) / (one.max_ratio or 1) < (
+        COARSER
+    ):
+        return f"deviates by {one.max_ratio:.2g}σ", f"deviates by {other.max_ratio:.2g}σ"
+    return None
+
+
+def grouped_changes(
+    findings: Iterable[Located], specs: Mapping[_Owner, str], levels: Mapping[str, str]
+) -> list[Change]:
+    """Return one change for findings of one implementation and requirement that changed alike.
+
+    What no definition settles comes last; before that the worst, then the most frequent.
+    """
+
+    def alike(one: Located) -> tuple[object, ...]:
+        result = one.result
+        states = one.before, one.after, one.finding.cause
+        return result.implementation, result.device, one.requirement, *states
+
+    def order(change: Change) -> tuple[bool, int, int]:
+        grave = BAD.index(change.after) if change.after in BAD else -1
+        return change.level == "observed", -grave, -change.times
+
+    groups = grouped(findings, alike)
+    return sorted((_change(group, specs, levels) for group in groups), key=order)
+
+
+def _change(
+    group: Group[Located], specs: Mapping[_Owner, str], levels: Mapping[str, str]
+) -> Change:
+    worst = group.worst
+    result, finding = worst.result, worst.finding
+    return Change(
+        implementation=result.implementation,
+        device=result.device,
+        requirement=worst.requirement,
+        level=levels.get(worst.requirement, ""),
+        before=worst.before,
+        after=worst.after,
+        times=len(group),
+        cases=group.cases,
+        dtypes=group.dtypes,
+        modes=group.modes,
+        case=result.case,
+        dtype=result.dtype,
+        mode=result.mode,
+        command=again(result, specs[result.implementation, result.device]),
+        told=finding.detail,
+        cause=say(finding.cause),
+        figures=finding.figures,
+        worst=finding.worst,
+    )
+
+
+def _conventions(before: Records, after: Records) -> list[Convention]:
+    """Return card entries that differ now; modes that changed alike are one."""
+    changed: dict[tuple[str, str, str, Phrase, Phrase, Phrase], list[str]] = defaultdict(list)
+    for key, subject, one, other in differing_entries(before.results, after.results):
+        changed[*key[:3], subject, one, other].append(key[4])
+    return [
+        Convention(
+            name, device, case, say(subject), say(one), say(other), modes, [subject, one, other]
+        )
+        for (name, device, case, subject, one, other), modes in changed.items()
+    ]
+
+
+def _members(these: Records, others: Records, findings: int, wrong: list[Change]) -> Members:
+    """Return what these records have, and the others have not."""
+    shared = these.specs.keys() & others.specs.keys()
+    keys = [key for key in these.results if key not in others.results and key[:2] in shared]
+    asked = {key[2] for key in others.results}
+    return Members(
+        implementations=sorted({name for name, _ in these.specs.keys() - others.specs}),
+        cases=list(dict.fromkeys(key[2] for key in keys if key[2] not in asked)),
+        items=len(keys),
+        findings=findings,
+        wrong=wrong,
+    )
+
+
+def _notes(before: tuple[Side, Records], after: tuple[Side, Records]) -> Iterator[str]:
+    (one, before_records), (other, after_records) = before, after
+    cases = after_records.cases
+    if one.suite != other.suite:
+        yield f"suite {one.suite} → {other.suite}"
+    changed = [name for name, case in before_records.cases.items() if cases.get(name, case) != case]
+    if changed:
+        yield f"cases that ask something else now: {some(changed, 3)}"
+    elif one.catalogue != other.catalogue:
+        yield "the catalogues differ: a case of the same name may have other numbers"
+    for name in dict.fromkeys([*one.packages, *other.packages]):
+        versions = one.packages.get(name, "none"), other.packages.get(name, "none")
+        if versions[0] != versions[1]:
+            yield f"{name} {versions[0]} → {versions[1]}"
+    if one.selection and one.selection == other.selection:
+        yield f"both were asked for a part only: {one.selection}"
+    for side in (one, other):
+        if side.selection and one.selection != other.selection:
+            yield f"{side.file} was asked for a part only: {side.selection}"
+        if not side.complete:
+            yield f"{side.file} is incomplete"
+
+
+# On a terminal
+
+MOST_CHANGES = 12
+"""How many changes of one kind are printed; --format json has them all."""
+
+STYLES = {
+    "✗": "bold red",
+    "?": "bold yellow",
+    "~": "bold",
+    "✓": "bold green",
+    "+": "bold green",
+}
+
+
+def show(console: Console, changes: Changes) -> None:
+    """Print everything that changed."""
+    before, after = changes.before, changes.after
+    line(console, f"{before.file} ({before.created[:10]}) → {after.file} ({after.created[:10]})")
+    for note in changes.notes:
+        paragraph(console, note, bullet="· ", style="dim")
+    for symbol, kind, alike in changes.kinds:
+        _show_kind(console, f"{symbol} {kind}", STYLES[symbol], alike)
+    _show_kind(console, "✗ new, and deviating from the start", "bold yellow", changes.added.wrong)
+    if changes.conventions:
+        heading(console, f"~ conventions, by experiment: {len(changes.conventions)}")
+        for convention in changes.conventions[:MOST_CHANGES]:
+            paragraph(console, str(convention))
+        _rest(console, len(changes.conventions))
+    for title, members in (("+ added", changes.added), ("- removed", changes.removed)):
+        if members.lines:
+            heading(console, title)
+        for text in members.lines:
+            paragraph(console, text)
+    console.print()
+    for name, counts in deltas(changes).items():
+        line(console, f"{name}: {counts}")
+    line(console, changes.summary, style="bold")
+
+
+def deltas(changes: Changes) -> dict[str, str]:
+    """Return the count vector of each implementation, with what was added or taken away.
+
+    Counts of other devices are of other items, so no difference between them is shown.
+    """
+    one, other = changes.before, changes.after
+    vectors = {}
+    for name, counts in other.implementations.items():
+        alike = name not in one.devices or one.devices[name] == other.devices.get(name)
+        vectors[name] = _vector(counts, one.implementations.get(name) if alike else counts)
+    return vectors
+
+
+def _vector(counts: Counts, before: Counts | None) -> str:
+    """ "12 conforms (+2), 3 deviates"."""
+    if before is None:
+        return ", ".join(f"{times} {verdict}" for verdict, times in counts.items()) + " (new)"
+    texts = []
+    for verdict in VERDICTS:
+        now, then = counts.get(verdict, 0), before.get(verdict, 0)
+        if now or then:
+            texts.append(f"{now} {verdict}" + (f" ({now - then:+d})" if now != then else ""))
+    return ", ".join(texts)
+
+
+def _show_kind(console: Console, title: str, style: str, changes: list[Change]) -> None:
+    if not changes:
+        return
+    heading(console, f"{title}: {sum(change.times for change in changes)}", style)
+    for change in changes[:MOST_CHANGES]:
+        device = "" if change.device == "cpu" else f" on {change.device}"
+        line(console, f"  {change.implementation}{device}: {change.requirement}", style="bold")
+        states = f"{change.before or 'not asked'} → {change.after}"
+        for text in (
+            f"{states}, {change.extent}: {some(change.cases, 3)}",
+            f"{', '.join(change.dtypes)}; {', '.join(change.modes)}",
+            *change.evidence,
+        ):
+            paragraph(console, text, indent=4)
+        if change.after not in ("conforms", "observed"):
+            line(console, f"again: {change.command}", indent=4, style="dim")
+    _rest(console, len(changes))
+
+
+def _rest(console: Console, number: int) -> None:
+    if number > MOST_CHANGES:
+        line(console, f"  and {number - MOST_CHANGES} more; --format json has them all")
