@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from conformance.records.findings import MAKERS
 from conformance.records.header import Implementation
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports import wording
@@ -245,7 +244,6 @@ def render_page(published: Published, column: Column) -> str:
         varying=_varying,
         root=link(".") + "/",
         linked=lambda target: _link(target, link),
-        MAKERS=MAKERS,
     )
 
 
