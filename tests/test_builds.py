@@ -218,7 +218,7 @@ def test_a_job_that_never_began_reports_nothing(runner):
 
 def test_the_page_names_every_input_and_no_other():
     text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
-    table = text[text.index("| input | meaning |") : text.index("It writes a record")]
+    table = text[text.index("| input | meaning |") : text.index("The action writes a record")]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(ACTION["inputs"])
     for name, own in ACTION["inputs"].items():
         assert (

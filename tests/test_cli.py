@@ -198,7 +198,7 @@ def test_the_record_says_who_and_how(survey):
     assert by_name["Unready"]["unavailable"] == "the abacus is not installed"
     assert "unavailable" not in by_name["Correct"]
     assert by_name["Correct"]["spec"] == mini("Correct")
-    assert by_name["Correct"]["causal"] == "is_causal (top-left)"
+    assert by_name["Correct"]["causal"] == {"name": "is_causal", "alignment": "top-left"}
     provenance = header["provenance"]
     assert provenance["packages"]["numpy"]
     assert provenance["command"].startswith("python -m conformance run ")

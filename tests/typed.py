@@ -1,7 +1,7 @@
 """Check the types of the whole package: `python tests/typed.py`.
 
-An installed package has `conformance.reports` inside; in a checkout it lies beside. The type checker
-does not follow an editable install, so this lays links in `build/typed` as the wheel has its files.
+An installed package has `conformance.reports` inside; in a checkout, it lies beside. A type checker
+does not follow an editable install, so this lays links in `build/typed`, as a wheel has its files.
 """
 
 from __future__ import annotations
