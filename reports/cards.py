@@ -405,7 +405,7 @@ def _variants(observed: Observations) -> list[Variant]:
     """Return each value with where it was seen, the most frequent first."""
     every = [result for result, _ in observed]
     by_value = sorted(by_key(observed, lambda pair: pair[1]).items(), key=lambda one: -len(one[1]))
-    variants = []
+    variants: list[Variant] = []
     for value, pairs in by_value:
         some = [result for result, _ in pairs]
         place = "" if len(by_value) == 1 else _where(some, every)

@@ -390,8 +390,8 @@ def compare(before: tuple[Side, Records], after: tuple[Side, Records]) -> Change
             continue
         common += 1
         observed = levels.get(requirement) == "observed"
-        kind, *states = _classified(was, now, observed=observed)
-        kinds[kind].append(Located(two.results[key], requirement, *states, now))
+        kind, first, second = _classified(was, now, observed=observed)
+        kinds[kind].append(Located(two.results[key], requirement, first, second, now))
     changes = {
         kind: grouped_changes(kinds[kind], two.specs, levels)
         for kind in ("worse", "lost", "otherwise", "fixed", "gained")

@@ -25,7 +25,7 @@ from conformance.reports import wording
 from conformance.reports.figures import heatmap
 from conformance.reports.figures.heatmap import Grid, Map, heat_map, ticks
 from conformance.reports.figures.picture import Picture, Row
-from conformance.reports.rendering import content_policy, environment
+from conformance.reports.page import content_policy, environment
 
 FONTS = "Helvetica, Arial, 'Liberation Sans', 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', "
 FONTS += "sans-serif"

@@ -1,1 +1,51 @@
-"""The report as pages: one of HTML, and one in GitHub's Markdown."""
+"""The report as pages: one of HTML, and one in GitHub's Markdown.
+
+All pages are made with one environment of templates, and one content security policy.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from conformance.reports import wording
+from conformance.text import element, plural
+from conformance.words import say
+
+
+def environment(folder: Path, **options: Any) -> Environment:
+    """Return an environment for the templates in a folder, which escapes every value."""
+    made = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **options,
+    )
+    made.globals |= {"words": wording, "element": element}
+    made.filters |= {
+        "say": say,
+        "ratio": wording.ratio,
+        "number": wording.number,
+        "plural": plural,
+        "listed": wording.listed,
+        "shape": wording.shape,
+        "parts": wording.parts,
+    }
+    return made
+
+
+def content_policy(style: str, script: str = "") -> str:
+    """Return a policy by which nothing is fetched, and only this style and script run."""
+    sources = [f"style-src '{_hash(style)}'"]
+    sources += [f"script-src '{_hash(script)}'"] if script else []
+    return f"default-src 'none'; base-uri 'none'; form-action 'none'; {'; '.join(sources)}"
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -38,8 +38,7 @@ from conformance.reports.figures.drawing import again, svg
 from conformance.reports.figures.heatmap import pattern
 from conformance.reports.figures.picture import Picture, Subject, picture
 from conformance.reports.model import Deviation, Loaded, Report
-from conformance.reports.page import views
-from conformance.reports.rendering import content_policy, environment
+from conformance.reports.page import content_policy, environment, views
 from conformance.reports.totals import GRAVITY
 from conformance.reports.wording import SYMBOLS
 from conformance.text import axes

@@ -16,8 +16,7 @@ from conformance.records.findings import MAKERS, VERDICTS
 from conformance.reports import wording
 from conformance.reports.cards import glances_of
 from conformance.reports.model import Counts, Report
-from conformance.reports.page import views
-from conformance.reports.rendering import environment
+from conformance.reports.page import environment, views
 
 _SPECIAL = re.compile(r"[\\`*\[\]<>|&@#~$]|\b_|_\b")
 _HARMLESS = re.compile(r"[\w .,:;=/()·+\[\]-]+")

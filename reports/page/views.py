@@ -236,7 +236,9 @@ def _reading(members: Sequence[tuple[str, Argument]]) -> Reading:
     return Reading(
         mask.name,
         mask.axes,
-        *map(shown, _FORMS),
+        shown("form.bool"),
+        shown("form.zero-one"),
+        shown("form.zero-infinite"),
         agrees=not surprises if examined else None,
         surprises=[f"{' and '.join(fed)}: {text}" for text, fed in surprises.items()],
     )
