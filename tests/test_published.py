@@ -93,8 +93,8 @@ def test_every_defect_has_a_script(published):
     everything = [*published.known.values(), *published.beside.values()]
     for known in itertools.chain.from_iterable(everything):
         if known.kind == "defect":
-            assert known.reproduction, known.reason
-            assert (ROOT / known.reproduction).is_file()
+            assert known.entry.reproduction, known.reason
+            assert (ROOT / known.entry.reproduction).is_file()
 
 
 def test_links_of_the_pages_lead_somewhere(published):

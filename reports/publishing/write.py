@@ -126,7 +126,7 @@ def _add(wanted: Wanted) -> None:
     if loaded.problems:
         raise ConformanceError("; ".join(loaded.problems))
     keep(loaded.current, wanted.output / RECORDS)
-    made = _read_made(wanted.output) or _made(0, [], [])
+    made = read_made(wanted.output) or _made(0, [], [])
     names = (record.header.name for path, record, _ in loaded.current if path in new)
     expected = list(dict.fromkeys([*made.expected, *names]))
     _write_made(msgspec.structs.replace(made, expected=expected), wanted.output)
@@ -189,7 +189,8 @@ def _write_made(made: Made, folder: Path) -> None:
     (folder / MADE).write_bytes(text + b"\n")
 
 
-def _read_made(folder: Path) -> Made | None:
+def read_made(folder: Path) -> Made | None:
+    """Return what was written beside the records, or None."""
     try:
         return msgspec.json.decode((folder / MADE).read_bytes(), type=Made)
     except (OSError, msgspec.MsgspecError):
@@ -218,7 +219,7 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
     others, refused = load_versions(find_records([wanted.output / VERSIONS]))
     if not loaded.current:
         raise ConformanceError(f"{wanted.output}: no records are kept there; name some to publish")
-    made = _read_made(wanted.output)
+    made = read_made(wanted.output)
     problems = [*(made.problems if made else ()), *loaded.problems, *refused]
     expected = made.expected if made else ()
     baseline = read_baselines(wanted.baselines)
