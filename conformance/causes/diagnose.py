@@ -144,14 +144,18 @@ def _of_arguments(ex: Examination) -> Phrase:
     """Return what becomes of a mask in an argument that does not mean what it is declared to."""
     tried = observations(ex)
     misdeclared = {argument.name for argument, _, entry in tried if not entry.agrees}
-    for argument, form, entry in tried:
+    # Numbers of 0 and 1 are a bias as well as a mask; the other forms say which of them is wrong.
+    for argument, form, entry in sorted(tried, key=lambda one: one[1].phrase.id == "form.zero-one"):
         if argument.name not in misdeclared:
             continue
         values, native = telling(form, argument, ex.problem.shape)
-        if entry.declared == ADDED:
-            blocked = np.isneginf(values)
-            mask = ~blocked if blocked.any() else None
-            problem = ex.problem.replace(mask=mask, attn_bias=np.where(blocked, 0.0, values))
+        blocked = np.isneginf(values)
+        if blocked.any():
+            # Known defects are of masks that block or do not; a bias beside it would hide them.
+            native = np.where(np.isneginf(native), -np.inf, 0.0)
+            problem = ex.problem.replace(mask=~blocked)
+        elif entry.declared == ADDED:
+            problem = ex.problem.replace(attn_bias=values)
         elif values.shape[-1] == 1:
             continue
         else:
