@@ -71,7 +71,7 @@ class UnknownName(ConformanceError):
 
 
 def _near(name: str, known: list[str]) -> list[str]:
-    """Up to three names that may have been meant: as a whole, or by a part between slashes."""
+    """Return up to three similar names, matched as a whole or by a part between slashes."""
     return (
         difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         or [candidate for candidate in known if name and name in candidate][:3]

@@ -18,13 +18,13 @@ _silenced = False
 
 
 def silence() -> None:
-    """No bars from here on: --quiet."""
+    """Disable progress bars, as --quiet requires."""
     global _silenced
     _silenced = True
 
 
 def wanted() -> bool:
-    """Whether somebody looks on."""
+    """Return whether somebody looks on."""
     dumb = os.environ.get("TERM") in ("dumb", "unknown")
     return bool(
         not (_silenced or dumb or os.environ.get("CI"))
@@ -36,7 +36,7 @@ def wanted() -> bool:
 
 @contextmanager
 def progress(told: str, total: int | None = None) -> Iterator[Advance]:
-    """A bar while the body runs; without a total, a sign that something is going on."""
+    """Show a progress bar while the body runs, or a spinner if no total is given."""
     if not wanted():
         yield lambda told="", steps=1: None
         return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """What anybody prints goes to stderr, so that stdout holds the answer and nothing else."""
+    """Redirect everything that is printed to stderr, so that stdout holds only the answer."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
             sys.__stdout__.flush()  # type: ignore[union-attr]
@@ -40,7 +40,7 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """The text with every character that does not print, but line feed, as an escape."""
+    """Return the text with each unprintable character escaped, except line feeds."""
     if text.isprintable():
         return text
     return "".join(
@@ -50,7 +50,7 @@ def printable(text: str) -> str:
 
 
 def relative(path: Path) -> str:
-    """A path as somebody here would write it."""
+    """Return a path relative to the working directory where that is shorter."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -81,18 +81,18 @@ def line(console: Console, text: str, *, indent: int = 0, style: str = "") -> No
 
 
 def heading(console: Console, text: str, style: str = "bold") -> None:
-    """After an empty line."""
+    """Print a heading after an empty line."""
     console.print()
     line(console, text, style=style)
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """ "1 case", "2 cases"."""
+    """Return a count with its noun: "1 case", "2 cases"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def some(names: list[str], most: int) -> str:
-    """The first few, and how many more."""
+    """Return the first few items, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -108,7 +108,7 @@ _WEIGHTS = {
 
 
 def axes(array: str, count: int) -> tuple[str, ...]:
-    """Names of the axes of an array by its name, such as "gradient.weights.key"; () if unknown."""
+    """Return the axis names of an array such as "gradient.weights.key"; () if unknown."""
     name = array.removeprefix("gradient.")
     if array == "output":
         found: tuple[str, ...] = ("batch", "query", "component")
@@ -126,7 +126,7 @@ def axes(array: str, count: int) -> tuple[str, ...]:
 
 
 def element(array: str, index: Sequence[int]) -> str:
-    """One element, such as "output[batch 2, query 1, component 4]"."""
+    """Return one element as text, such as "output[batch 2, query 1, component 4]"."""
     names = axes(array, len(index))
     told = (f"{n} {i}" for n, i in zip(names, index, strict=True)) if names else map(str, index)
     return f"{array}[{', '.join(told)}]"

@@ -197,7 +197,7 @@ def _distance(one: Exchanged, other: Exchanged, dtype: str) -> float:
 
 
 def _alike(one: Exchanged, other: Exchanged, dtype: str, limit: float) -> bool:
-    """Whether two answers are equal to the noise, and NaN in the same places."""
+    """Return whether two answers are equal to the noise, and NaN in the same places."""
     nan = np.isnan(one.output)
     if (nan != np.isnan(other.output)).any():
         return False

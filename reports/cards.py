@@ -117,7 +117,7 @@ def _numbers(weights: np.ndarray | None) -> list[list[float | None]]:
 
 
 def _is_infinite(subject: Phrase) -> bool:
-    """Exclude large finite numbers, which block nothing where everything is blocked."""
+    """Return whether the form uses infinite numbers; large finite ones do not block a whole row."""
     return subject.part("form").id != "form.zero-large"
 
 
@@ -143,7 +143,7 @@ class Shown(NamedTuple):
 
     @property
     def value(self) -> str:
-        """The text of the value."""
+        """The value as text."""
         return say(self.phrase)
 
     @property

@@ -99,14 +99,14 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def evidence(self) -> list[str]:
-        """What was measured, else the detail; and the likely cause: a line each."""
+        """Lines with the measurement, or else the detail, and with the likely cause."""
         detail = f"measured {measured(self.figures)}" if self.figures is not None else self.told
         cause = f"likely cause: {self.cause}" if self.cause else ""
         return [text for text in (detail, cause) if text]
 
     @property
     def extent(self) -> str:
-        """How many findings in how many cases."""
+        """The number of findings and of cases, as text."""
         return f"{plural(self.times, 'finding')} in {plural(len(self.cases), 'case')}"
 
 
@@ -150,7 +150,7 @@ class Members(msgspec.Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """A line about each kind of these."""
+        """Return one line for each kind of change."""
         lines = {
             f"implementations: {', '.join(self.implementations)}": self.implementations,
             f"{plural(len(self.cases), 'case')}: {some(self.cases, 6)}": self.cases,
@@ -193,7 +193,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     @property
     def kinds(self) -> list[tuple[str, str, list[Change]]]:
-        """Symbol, name and changes of each kind, what is worse first."""
+        """Return symbol, name and changes of each kind, regressions first."""
         return [
             ("✗", "worse", self.worse),
             ("?", "no longer answered", self.lost),
@@ -209,7 +209,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """One line: how many findings changed in which way."""
+        """A one-line summary: how many findings changed, and in which way."""
         times = [
             f"{sum(change.times for change in changes)} {kind}"
             for _, kind, changes in self.kinds
@@ -598,7 +598,7 @@ def deltas(changes: Changes) -> dict[str, str]:
 
 
 def _vector(counts: Counts, before: Counts | None) -> str:
-    """ "12 conforms (+2), 3 deviates"."""
+    """Return counts with their changes: "12 conforms (+2), 3 deviates"."""
     if before is None:
         return ", ".join(f"{times} {verdict}" for verdict, times in counts.items()) + " (new)"
     texts = []

@@ -1,4 +1,4 @@
-"""What deviates, and what was not answered: findings that say the same become one entry."""
+"""Group deviations and unanswered items: findings that say the same become one entry."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def load(paths: Iterable[Path], run: str = "") -> Read:
 
 
 def load_versions(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], list[str]]:
-    """As `load`, for the same implementations with other versions: they stand beside each other.
+    """Load records as `load` does, of the same implementations with other versions, side by side.
 
     Returns:
         The records, without their arrays, and a line about each file that is left out.
@@ -94,7 +94,7 @@ def _read_all(paths: Iterable[Path], run: str, *, arrays: bool) -> tuple[list[Lo
 
 
 def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:
-    """Part the records from those that whole later ones replace, the oldest of these first."""
+    """Separate the current records from those that later whole ones replace, oldest first."""
     latest: dict[tuple[str, str], str] = {}
     for _, record, _ in loaded:
         if _is_whole(record):
@@ -111,7 +111,7 @@ def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:
 
 
 def _is_whole(record: Record) -> bool:
-    """A record that ended early, or is of a part only, neither replaces another nor is compared."""
+    """Return whether a record is complete; only a complete record replaces or is compared."""
     return record.complete and not record.header.provenance.selection
 
 
@@ -162,7 +162,7 @@ def _hashes(record: Record) -> dict[str, str]:
 
 
 def _same_questions(one: dict[str, str], other: dict[str, str]) -> bool:
-    """Whether they share cases, and every one of these is known to be the same."""
+    """Return whether two records share cases, all of which are known to be the same."""
     shared = one.keys() & other.keys()
     return bool(shared) and all(one[name] and one[name] == other[name] for name in shared)
 

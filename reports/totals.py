@@ -58,11 +58,11 @@ class Located(Protocol):
 
     @property
     def result(self) -> CaseResult:
-        """The item."""
+        """The item that was examined."""
 
     @property
     def finding(self) -> Finding:
-        """What one requirement says of it."""
+        """The finding of one requirement about the item."""
 
 
 T = TypeVar("T", bound=Located)

@@ -99,7 +99,7 @@ def ratio(value: float) -> str:
 
 
 def magnitude(value: float) -> str:
-    """As `ratio`, in four characters: for tables in which the power of ten is enough."""
+    """Return a ratio in four characters, for tables in which the power of ten is enough."""
     if 1e3 <= value < INFINITE:
         return f"10{superscript(math.floor(math.log10(value)))}"
     return ratio(value)
@@ -137,7 +137,7 @@ def vector(counts: Mapping[str, int], order: Sequence[str] = VERDICTS) -> list[t
 
 
 def worst_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """As `vector`, so that what is wrong cannot be overlooked."""
+    """Return verdicts and counts as `vector` does, but the worst verdict first."""
     return vector(counts, GRAVITY)
 
 
@@ -213,7 +213,7 @@ def date(created: str) -> str:
 
 
 def web(link: str) -> bool:
-    """Whether a link may be followed: an adapter may have written anything."""
+    """Return whether a link is a web link: an adapter may have declared anything."""
     return link.startswith(("https://", "http://"))
 
 
@@ -294,7 +294,7 @@ def again(result: CaseResult, spec: str, file: str = "") -> str:
 
 
 def sigmas(value: float) -> str:
-    """A ratio to three digits, for a log."""
+    """Return a ratio with three digits, for a log."""
     return "∞ " if value >= INFINITE else f"{value:.3g}"
 
 
@@ -304,7 +304,7 @@ def measured(figures: Figures) -> str:
 
 
 def _paragraph(finding: Finding, asked: Questions, said: Phrase) -> list[str]:
-    """One finding; `said` is the last cause that was named."""
+    """Return lines about one finding; `said` is the cause that was printed last."""
     lines = ["", finding.requirement]
     requirement = asked.requirement(finding.requirement)
     if requirement is not None:

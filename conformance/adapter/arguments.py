@@ -91,7 +91,7 @@ class MaskArgument:
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """`axes` as a tuple."""
+        """Return `axes` as a tuple of axis names."""
         return (self.axes,) if isinstance(self.axes, str) else self.axes
 
     def layout_over(self, *axes: str) -> str | None:
@@ -100,7 +100,7 @@ class MaskArgument:
 
     @property
     def one(self) -> TrueMeans | None:
-        """What the number 1 means, and 0 the opposite; None if numbers are added or refused."""
+        """Return what 1 means, 0 being the opposite; None if numbers are added or refused."""
         return one_means(self.number)
 
     def attending(self, numbers: np.ndarray) -> BoolArray | None:

@@ -41,14 +41,14 @@ _BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")
 
 
 def registered() -> dict[str, EntryPoint]:
-    """The built-in adapters, and those that installed packages offer as entry points, by name."""
+    """Return the built-in adapters and the entry points of installed packages, by name."""
     points = [*entry_points(group=GROUP), *_built_in()]
     return {point.name: point for point in sorted(points, key=lambda point: point.name)}
 
 
 @cache
 def _built_in() -> tuple[EntryPoint, ...]:
-    """What the tables `ADAPTERS` name.
+    """Return an entry point for each implementation that the `ADAPTERS` tables name.
 
     Raises:
         WrongDeclaration: a table that is no literal, or a name that two modules have.
@@ -77,7 +77,7 @@ def _literal(table: str, file: Path) -> dict[str, str]:
 
 
 def load(spec: str) -> Adapter:
-    """The adapter that a name, path or module spells.
+    """Return the adapter that a name, a path or a module denotes.
 
     Raises:
         UnknownName: no such implementation; the message has the nearest names.
@@ -125,7 +125,7 @@ def find(spec: str) -> tuple[Adapter, ...]:
 
 
 def _importable() -> Iterator[Adapter]:
-    """All registered adapters, but for those that somebody else's package breaks."""
+    """Yield all registered adapters, except those that a broken package prevents."""
     for name in registered():
         try:
             yield load(name)
@@ -166,7 +166,7 @@ def _from_module(name: str, spec: str) -> ModuleType:
 
 
 def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
-    """Import or build what is somebody else's; its failure is one line of ours."""
+    """Run a third-party import or constructor; report its failure as a one-line error."""
     try:
         return action()
     except (ConformanceError, KeyboardInterrupt):
@@ -179,7 +179,7 @@ def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
 
 
 def adapted(found: Any, name: str) -> Adapter:
-    """An adapter class or instance as `load` would give it, under this name if it has none."""
+    """Return an adapter class or instance as `load` would, with this name if it has none."""
     return _adapter(found, name or "implementation", name)
 
 

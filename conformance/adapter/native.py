@@ -67,7 +67,7 @@ class NativeAdapter(Adapter):
 
     @property
     def bridge(self) -> Framework:
-        """The framework's bridge; imports the framework when first asked for."""
+        """The framework's bridge; the framework is imported on first access."""
         return framework(self.framework)
 
     @property

@@ -68,7 +68,7 @@ class Parameter:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The canonical weights that this parameter is made of."""
+        """The names of the canonical weights that this parameter is made of."""
         return tuple(self.sources.split())
 
     def to_native(self, weights: Mapping[str, Array], shape: Shape) -> Array:

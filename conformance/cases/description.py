@@ -1,4 +1,4 @@
-"""Descriptions of cases for the record: what a case asks, in words, and its mask as a picture."""
+"""Describe cases for the record: what a case tests, in words, and its mask as a picture."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from conformance.definition.problem import Shape
 
 
 def large_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Logits 8 times as wide: the softmax is nearly one-hot, and rounding a logit shows."""
+    """Make logits 8 times as wide: the softmax is nearly one-hot, and rounding a logit shows."""
     _scale_queries(drawn, 8.0)
 
 
 def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Logits up to about 110: exp overflows float32 unless the row's maximum is subtracted.
+    """Raise logits to about 110: exp overflows float32 unless the row maximum is subtracted.
 
     Queries grow from entry to entry. The first entry stays ordinary, because rows that are one-hot
     to the last digit say nothing about scale and biases; no entry has larger logits, because their
@@ -28,7 +28,7 @@ def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
 
 
 def large_heads(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Projected queries and keys 128 times as large: their products overflow float16."""
+    """Make projected queries and keys 128 times as large: their products overflow float16."""
     for name in ("query", "key"):
         drawn[f"weights.{name}"] *= 128.0
         if f"weights.{name}_bias" in drawn:
@@ -36,7 +36,7 @@ def large_heads(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
 
 
 def next_key_attracts(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Each query is like the key after its own, so that a triangle too wide by one shows.
+    """Make each query resemble the next key, so that a triangle too wide by one shows.
 
     Among hundreds of keys, one more would be lost in the noise of half precision.
     """
@@ -59,18 +59,18 @@ def rising_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> No
 
 
 def large_scores(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """The additive score's weight 6 times as large (tanh bounds what the inputs can do)."""
+    """Make the additive score's weight 6 times as large (tanh bounds what the inputs can do)."""
     drawn["weights.score"] *= 6.0
 
 
 def constant_rows(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """All keys of the first batch entry are equal: constant logits, uniform weights there."""
+    """Make all keys of the first batch entry equal: constant logits and uniform weights there."""
     name = "query" if shape.sharing == "self" else "key"
     drawn[name][0] = drawn[name][0, :1]
 
 
 def repeated_maxima(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Keys come in equal pairs, so the largest logit of each row appears twice, exactly."""
+    """Make keys equal in pairs, so that the largest logit of each row appears exactly twice."""
     name = "query" if shape.sharing == "self" else "key"
     _scale_queries(drawn, 3.0)
     half = drawn[name].shape[1] // 2
@@ -78,7 +78,7 @@ def repeated_maxima(shape: Shape, drawn: Drawn, random: np.random.Generator) -> 
 
 
 def outliers(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """N(0, 1) with a few entries of N(0, 100), as in FlashAttention-3's error table."""
+    """Draw from N(0, 1) with a few entries from N(0, 100), as in FlashAttention-3's error table."""
     for name in shape.distinct_inputs():
         values = drawn[name]
         chosen = random.random(values.shape) < 0.01
@@ -87,13 +87,13 @@ def outliers(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
 
 
 def all_positive(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Inputs in [0, 2): sums do not cancel, biased rounding shows."""
+    """Draw inputs from [0, 2): sums do not cancel, so biased rounding shows."""
     for name in shape.distinct_inputs():
         drawn[name] = 2.0 * random.random(drawn[name].shape)
 
 
 def small_values(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """An output a thousand times smaller than usual: a fixed absolute tolerance is empty here."""
+    """Make the output a thousand times smaller, where a fixed absolute tolerance is meaningless."""
     for name in ("weights.value", "weights.value_bias", "weights.output_bias"):
         if name in drawn:
             drawn[name] *= 2.0**-10

@@ -50,7 +50,7 @@ class Tensor:
 
     @classmethod
     def of(cls, name: str, array: np.ndarray) -> Tensor:
-        """An array of NumPy's; raises `WrongTensors` for a dtype that no weights have."""
+        """Return a tensor made from a NumPy array; raises `WrongTensors` for an unknown dtype."""
         if array.dtype.name not in _NUMPY:
             raise WrongTensors(f"{name} is {array.dtype}; weights are {', '.join(_NUMPY)}")
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -77,7 +77,7 @@ class File:
     start: int
 
     def read(self, name: str) -> Tensor:
-        """One tensor; raises `WrongTensors` for a dtype without whole bytes."""
+        """Read one tensor; raises `WrongTensors` for a dtype without whole bytes."""
         entry = self.header[name]
         size = WIDTH.get(entry["dtype"])
         if size is None:
@@ -138,7 +138,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 @contextmanager
 def _told(path: Path, what: str, undo: Callable[..., None] | None = None) -> Iterator[None]:
-    """An error of the system as one line; `undo` whatever went wrong."""
+    """Turn a system error into a one-line error; call `undo` after any failure."""
     try:
         yield
     except BaseException as error:

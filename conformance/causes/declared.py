@@ -70,7 +70,7 @@ def _polarity(ex: Examination) -> Phrase:
 
 
 def of_entries(finding: Finding, entries: Sequence[Entry]) -> Phrase:
-    """Of what an experiment decides: dropout, by what became of the weights; else what it was."""
+    """Return the cause that the entries of an experiment show, such as what dropout does."""
     wrong = [entry for entry in entries if not entry.agrees]
     if len(wrong) == 1 and wrong[0].value.id in ("dropout.on", "dropout.off"):
         return Phrase("dropout.is-on" if wrong[0].value.id == "dropout.on" else "dropout.is-off")

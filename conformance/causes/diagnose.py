@@ -77,7 +77,7 @@ class Causes:
 
 
 def explain(finding: Finding, ex: Examination) -> Finding:
-    """The finding, with its cause and with where it deviates, if these are known."""
+    """Return the finding with its cause and location, as far as they are known."""
     cause = NOTHING
     if finding.requirement.startswith(OF_AN_ANSWER):
         # Who computes something else without any mask is not to be believed about masks.
@@ -104,7 +104,7 @@ def _cause(finding: Finding, ex: Examination) -> Phrase:
 
 
 def causes(ex: Examination, mode: Mode) -> Causes:
-    """The known defects whose answer this is, in some mode; remembered."""
+    """Return the known defects that explain the answer in some mode; the result is cached."""
     key = ("causes", id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name)
 
     def look() -> Causes:
@@ -173,7 +173,7 @@ def diagnose(
     answer: Answer,
     ask: Callable[[Problem], Answer],
 ) -> Causes:
-    """The known defects whose answer this is; `ask` puts a problem next to this one."""
+    """Return the known defects that explain this answer; `ask` answers a modified problem."""
     evidence = {
         name: Evidence(array, want, expectation.loosest[name], expectation.underflow)
         for name, array in answer.arrays().items()
@@ -206,7 +206,7 @@ def diagnose(
 def _errors_beside(
     problem: Problem, ask: Callable[[Problem], Answer], bits: int
 ) -> dict[str, Array]:
-    """The errors where every input is moved by about a rounding error of so many bits."""
+    """Return the errors after moving every input by about one rounding error of so many bits."""
     random = np.random.Generator(np.random.PCG64(bits))
     moved = {}
     for name in problem.shape.distinct_inputs():
@@ -223,7 +223,7 @@ def _errors_beside(
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Whole hypotheses about the output, the simplest first."""
+    """Yield whole hypotheses about the output, the simplest first."""
     yield from masks.hypotheses(maker)
     yield from scale.hypotheses(maker)
     yield from projections.hypotheses(maker)
@@ -308,7 +308,7 @@ def _made_by(finding: Finding, ex: Examination) -> MadeBy:
 
 
 def _wrong_alone(ex: Examination) -> dict[str, bool]:
-    """Whether each array of the kernel's own answer deviates."""
+    """Return whether each array of the kernel's own answer deviates."""
     problem = alone(ex.problem)
     answer, expectation = ex.ask(problem, projected=True), expect(problem)
     found = {}
@@ -324,7 +324,7 @@ def _wrong_alone(ex: Examination) -> dict[str, bool]:
 
 
 def alone(problem: Problem) -> Problem:
-    """The same attention of heads that are projected already: all weights are the identity."""
+    """Return the same attention on projected heads: all weights are the identity."""
     stages, shape = Stages(problem), problem.shape
     rounded = problem.format.round
 

@@ -1,4 +1,4 @@
-"""Causes of gradients that are wrong while the output is right."""
+"""Known causes of wrong gradients when the output is right."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again) -> Phras
 
 
 def _misfit(wrong: Mapping[str, Evidence], found: Mapping[str, Array]) -> float:
-    """Of all of them, each in units of its own noise."""
+    """Return the misfit over all gradients, each in units of its own noise."""
     sizes = [one.misfit(found[name]) / one.spread for name, one in wrong.items() if one.spread > 0]
     return math.sqrt(sum(size**2 for size in sizes) / max(1, len(sizes)))
 
@@ -76,7 +76,7 @@ def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array])
 
 
 def _of_all(wrong: Mapping[str, Evidence]) -> Phrase:
-    """One limit for all of them."""
+    """Return the limit to which all gradients were clipped, if one limit explains them all."""
     if not all(np.isfinite(one.got).all() for one in wrong.values()):
         return NOTHING
     limit = max(float(np.abs(one.got).max()) for one in wrong.values())
@@ -146,7 +146,7 @@ def _turned(want: Array) -> Iterator[tuple[Phrase, Array]]:
 
 
 def _backward(maker: Maker) -> Iterator[Backward]:
-    """One step of the backward pass done otherwise; the simplest first."""
+    """Yield backward passes with one step done differently, the simplest first."""
     problem, shape, right = maker.problem, maker.problem.shape, maker.right
 
     def changed(mistake: str, about: About = NO_MORE, /, **stages: Callable[..., Any]) -> Backward:
@@ -329,7 +329,7 @@ def _keys_for_queries(a: Stages, d: Array, found: dict[str, Array]) -> tuple[Arr
 
 
 def _of_parts(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backward]:
-    """Queries or keys that the backward pass leaves out; and mistakes of fused kernels."""
+    """Yield backward passes that leave out queries or keys, and mistakes of fused kernels."""
     shape, right = maker.problem.shape, maker.right
     queries, keys = shape.query_length, shape.key_length
 

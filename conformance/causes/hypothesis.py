@@ -74,7 +74,7 @@ class Maker:
     def asked(
         self, cause: str, about: About = NO_MORE, /, *, in_parts: bool = True, **changes: Any
     ) -> Hypothesis:
-        """The right answer to another problem."""
+        """Return the hypothesis that the answer is right for another problem."""
 
         def make() -> Stages:
             found = Stages(self.problem.replace(**changes))
@@ -85,7 +85,7 @@ class Maker:
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts)
 
     def weighed(self, cause: str, about: About = NO_MORE, /, **weights: Any) -> Hypothesis:
-        """The right answer with other weights."""
+        """Return the hypothesis that the answer is right for other attention weights."""
         phrase = Phrase(cause, dict(about))
         return Hypothesis(phrase, lambda: Stages(self.problem.with_weights(**weights)))
 
@@ -99,7 +99,7 @@ class Maker:
         breaks: bool = False,
         **stages: Change,
     ) -> Hypothesis:
-        """The answer with some stages done otherwise."""
+        """Return the hypothesis that some stages are computed differently."""
 
         def make() -> Stages:
             found = Stages(self.problem, **stages)
@@ -110,7 +110,7 @@ class Maker:
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts, breaks)
 
     def masked(self, cause: str, allowed: BoolArray, about: About = NO_MORE) -> Hypothesis:
-        """The right answer under another mask."""
+        """Return the hypothesis that the answer is right under another mask."""
         return self.asked(cause, about, mask=allowed, causal=None)
 
     def share(self, found: Stages, *more: str) -> None:
@@ -141,7 +141,7 @@ class Best:
 
     @property
     def cause(self) -> Phrase:
-        """The one to name, or nothing."""
+        """The cause to name, or an empty phrase."""
         limit = ALIKE * min((misfit for misfit, _ in self.known), default=0.0)
         return next((cause for misfit, cause in self.known if misfit <= limit), NOTHING)
 
@@ -157,7 +157,7 @@ class Evidence:
 
     @cached_property
     def wrong(self) -> BoolArray:
-        """Elements that are beyond their limit."""
+        """The elements that exceed their limit."""
         off: BoolArray = np.abs(ratios(self.got, self.want, self.noise, self.underflow)) > LIMIT
         return off
 
@@ -167,11 +167,11 @@ class Evidence:
 
     @cached_property
     def spread(self) -> float:
-        """rms of the noise."""
+        """The root mean square of the noise."""
         return float(np.sqrt(np.mean(self.noise**2)))
 
     def gain(self, found: Array) -> float:
-        """How many times larger than the right answer it is; at least 1."""
+        """Return how many times larger than the right answer `found` is; at least 1."""
         if self._is_noise:
             return 1.0
         told = found[np.isfinite(found)]
@@ -179,7 +179,7 @@ class Evidence:
         return max(1.0, size / self._size)
 
     def tolerance(self, found: Array, gain: float = 1.0) -> Array:
-        """How far an honest computation of `found` may be off, with room.
+        """Return how far an honest computation of `found` may be off, with room.
 
         A hypothesis has noise of its own, and more of it if it is larger than the right answer, or
         made of what is (`gain`).
@@ -190,12 +190,12 @@ class Evidence:
         return np.where((self.noise == 0) & (found == 0), self.underflow, tolerance)
 
     def _fails(self, broken: BoolArray) -> bool:
-        """Whether what came in these rows is nothing that rounding could have made."""
+        """Return whether what came in these rows is nothing that rounding could have made."""
         off = np.where(np.isfinite(self.got), np.abs(self.got - self.want), np.inf).max(axis=-1)
         return bool((off > FAILS * self._size)[np.asarray(broken.any(axis=-1))].all())
 
     def _is_far_from(self, found: Array, gain: float) -> bool:
-        """A first look, which most hypotheses do not survive: the element that is furthest off."""
+        """Return whether the element furthest off already rules the hypothesis out."""
         off = float(np.abs(self.got - found).max())
         size = float(np.abs(found).max())
         gain = gain if self._is_noise else max(gain, size / self._size)
@@ -211,18 +211,18 @@ class Evidence:
         return float(self.noise.max())
 
     def near(self, found: Array, gain: float = 1.0) -> BoolArray:
-        """Where the array is `found`, to the noise."""
+        """Return where the array is `found`, to the noise."""
         with np.errstate(invalid="ignore", over="ignore"):
             near: BoolArray = np.abs(self.got - found) <= self.tolerance(found, gain)
         return near
 
     def misfit(self, found: Array) -> float:
-        """How much of the answer a hypothesis that explains it leaves: rms."""
+        """Return how much of the answer a hypothesis that explains it leaves: rms."""
         left = (self.got - found)[np.isfinite(found) & np.isfinite(self.got)]
         return float(np.sqrt(np.mean(left**2))) if left.size else 0.0
 
     def explained(self, found: Array, gain: float = 1.0) -> bool:
-        """Whether `found` is what came, everywhere.
+        """Return whether `found` is what came, everywhere.
 
         Where it is NaN anything goes, and where it is infinite what came is wrong in that row; but
         something that is wrong must be explained, and by more than a little.

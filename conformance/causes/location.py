@@ -1,4 +1,4 @@
-"""Where an array is wrong, if it is not wrong everywhere, and defects of some heads or rows."""
+"""Find where an array is wrong, and recognise defects of single heads or rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLEAR = 0.05
 
 
 def located(array: str, wrong: BoolArray) -> Phrase:
-    """Return the indices along each axis at which an array is wrong; nothing if it is all over."""
+    """Return the indices along each axis at which an array is wrong, or nothing if all are."""
     names = text.axes(array, wrong.ndim)
     if not names or wrong.all() or not wrong.any():
         return NOTHING
@@ -90,7 +90,7 @@ def partial(maker: Maker, evidence: Evidence, computed: Sequence[tuple[Phrase, S
 
 
 def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
-    """Which heads have the defect: the output is a sum over heads, so least squares tells."""
+    """Return which heads have the defect, by least squares: the output is a sum over heads."""
     right, count = maker.right, maker.problem.shape.heads
     if count < 2 or stages.context.shape != right.context.shape:
         return NOTHING

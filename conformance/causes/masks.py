@@ -1,4 +1,4 @@
-"""What becomes of a mask, the causal flag, or the additive bias."""
+"""Known defects in the treatment of masks, the causal flag, and the additive bias."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TILES = (2, 4, 8, 16, 32, 64, 128)
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """The simplest first."""
+    """Yield hypotheses about masks, the simplest first."""
     problem = maker.problem
     if problem.allowed is not None:
         yield from _whole(maker)
@@ -62,7 +62,7 @@ def _whole(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _applied(maker: Maker) -> Iterator[Hypothesis]:
-    """A mask that is the right one, and does something else than to block."""
+    """Return a mask that is the right one, and does something else than to block."""
     allowed = maker.right.allowed
 
     def after(a: Stages, logits: Array) -> Array:
@@ -96,7 +96,7 @@ def _applied(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _axes(maker: Maker) -> Iterator[Hypothesis]:
-    """A mask whose axes are taken for others."""
+    """Return a mask whose axes are taken for others."""
     problem = maker.problem
     shape, full = problem.shape, maker.right.allowed
     batch, heads = shape.batch, shape.heads
@@ -122,7 +122,7 @@ def _axes(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _edges(maker: Maker) -> Iterator[Hypothesis]:
-    """A mask that is off by one, and two masks joined wrongly."""
+    """Return a mask that is off by one, and two masks joined wrongly."""
     problem = maker.problem
     triangle = None
     if problem.mask is not None and problem.causal is not None:

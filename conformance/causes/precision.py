@@ -25,7 +25,7 @@ CLASSES = {24: "accuracy.float32", 11: "accuracy.float16", 8: "accuracy.bfloat16
 
 
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
-    """One kind of intermediate is rounded, and nothing else."""
+    """Yield hypotheses in which exactly one kind of intermediate is rounded."""
     own = DTYPES[maker.problem.dtype].significand_bits
     if maker.problem.dtype == "float16":
         yield maker.staged(

@@ -1,4 +1,4 @@
-"""What becomes of weights, biases, heads, and of what goes into them."""
+"""Known defects in the projections: weights, biases, heads, and their inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = ("query", "key", "value")
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """The simplest first."""
+    """Yield hypotheses about projections, the simplest first."""
     yield from _biases(maker)
     yield from _swapped(maker)
     yield from _transposed(maker)
@@ -67,7 +67,7 @@ def _biases(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _along_tokens(a: Stages, name: str, projected: Array) -> Array:
-    """A bias of `[heads 1]` without its last axis is added to `[batch length heads 1]`."""
+    """Add a bias of `[heads 1]`, its last axis dropped, to `[batch length heads 1]`."""
     bias = a.own.get(f"{name}_bias")
     if bias is None or bias.shape != (projected.shape[1], 1):
         return Stages.shifted(a, name, projected)
@@ -113,7 +113,7 @@ def _transposed(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _interleaved(array: Array) -> Array:
-    """`(heads head)` read as `(head heads)`, on the last two axes."""
+    """Read `(heads head)` as `(head heads)` on the last two axes."""
     *leading, heads, size = array.shape
     return array.reshape(*leading, size, heads).swapaxes(-1, -2)
 
@@ -186,7 +186,7 @@ def _heads(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _groups(maker: Maker) -> Iterator[Hypothesis]:
-    """Fewer key/value heads than query heads."""
+    """Yield hypotheses for fewer key/value heads than query heads."""
 
     def tiled(*names: str) -> Any:
         def repeat(a: Stages, heads: Array, name: str) -> Array:

@@ -1,4 +1,4 @@
-"""What becomes of the factor of the logits; and factors that only the answer itself shows."""
+"""Known defects in the scale of the logits, and factors that only the answer reveals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """The simplest first."""
+    """Yield hypotheses about the scale, the simplest first."""
     problem, shape = maker.problem, maker.problem.shape
     size, scale = shape.head_size, maker.problem.logit_scale
     width = max(1, shape.query_width)
@@ -86,14 +86,14 @@ def of_logits(maker: Maker, evidence: Evidence) -> Phrase:
 
 
 def best_factor(got: Array, want: Array) -> float:
-    """Least squares."""
+    """Return the best factor by least squares."""
     size = float((want * want).sum())
     with np.errstate(over="ignore", invalid="ignore"):
         return float((got * want).sum()) / size if size > 0 else 1.0
 
 
 def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | None:
-    """The factor with which the answer comes nearest: a grid, then golden sections."""
+    """Search for the factor that fits the answer best: on a grid, then by golden sections."""
 
     def misfit(exponent: float) -> float:
         found = answer(2.0**exponent)

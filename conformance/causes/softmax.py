@@ -22,7 +22,7 @@ TILES = (2, 4, 8, 16, 32, 64, 128)
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """The simplest first."""
+    """Yield hypotheses about the softmax, the simplest first."""
     for axis, mistake in (
         (-2, "softmax.over-queries"),
         (-3, "softmax.over-heads"),
@@ -55,7 +55,7 @@ def over(axis: int | tuple[int, ...], empty: float) -> Any:
 
 
 def _keys(maker: Maker) -> Iterator[Hypothesis]:
-    """Keys that are left out or counted twice."""
+    """Yield hypotheses in which keys are left out or counted twice."""
     shape = maker.problem.shape
     keys, full = shape.key_length, maker.right.allowed
     queries = shape.query_length
@@ -181,7 +181,7 @@ def _clipped(cap: float) -> Any:
 
 
 def _maximum(maker: Maker) -> Iterator[Hypothesis]:
-    """Exponentials that leave the range: infinite stands for a row that cannot be right."""
+    """Yield hypotheses in which exponentials overflow or underflow; infinity marks a lost row."""
     shown = maker.right.shown
     if np.abs(shown).max() < 10:
         return
@@ -244,7 +244,7 @@ def _range(peak: Any) -> Any:
 
 
 def _tiles(maker: Maker) -> Iterator[Hypothesis]:
-    """Mistakes of a softmax that goes over the keys in tiles."""
+    """Yield mistakes of a softmax that processes the keys in tiles."""
     logits = maker.right.logits
     keys = logits.shape[-1]
     for start in sorted({(keys - 1) // size * size for size in TILES if size < keys}):
@@ -266,7 +266,7 @@ def _tiles(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _running(logits: Array, size: int) -> Array:
-    """For each key, the running maximum after its tile."""
+    """Return, for each key, the running maximum after its tile."""
     keys = logits.shape[-1]
     starts = np.arange(0, keys, size)
     highest = np.maximum.accumulate(np.maximum.reduceat(logits, starts, axis=-1), axis=-1)
@@ -386,5 +386,5 @@ def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
 
 
 def _round_up(value: float) -> float:
-    """To the next power of ten."""
+    """Return the number rounded up to the next power of ten."""
     return float(10.0 ** np.ceil(np.log10(value)))

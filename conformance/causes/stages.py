@@ -39,42 +39,42 @@ class Stages:
 
     @cached_property
     def projected(self) -> dict[str, Array]:
-        """Query, key and value in heads."""
+        """The query, key and value, projected and split into heads."""
         return {name: self.heads(name) for name in ("query", "key", "value")}
 
     @cached_property
     def scores(self) -> Array:
-        """Before the scale."""
+        """The scores before scaling."""
         return self.score(self.projected["query"], self.repeat(self.projected["key"], "key"))
 
     @cached_property
     def shown(self) -> Array:
-        """The logits before the mask."""
+        """The logits before masking."""
         return self.held("logits", self.biased(self.scaled(self.scores)))
 
     @cached_property
     def logits(self) -> Array:
-        """-inf where blocked."""
+        """The logits after masking, -inf where blocked."""
         return self.hide(self.shown)
 
     @cached_property
     def weights(self) -> Array:
-        """`[b h q k]`."""
+        """The attention weights, `[b h q k]`."""
         return self.held("weights", self.softmax(self.logits))
 
     @cached_property
     def values(self) -> Array:
-        """`[b h k d]`, for all heads."""
+        """The projected values of all heads, `[b h k d]`."""
         return self.repeat(self.projected["value"], "value")
 
     @cached_property
     def context(self) -> Array:
-        """`[b h q d]`."""
+        """The context, `[b h q d]`."""
         return self.held("context", self.mix(self.weights, self.values))
 
     @cached_property
     def output(self) -> Array:
-        """`[b q e]`; NaN where a query may attend no key: there is no one answer there.
+        """The output, `[b q e]`; NaN where a query may attend no key: no answer is agreed on there.
 
         Infinite where weights are, which stands for anything that is wrong.
         """
@@ -83,94 +83,94 @@ class Stages:
         return np.where(broken[..., None], np.inf, found)
 
     def finished(self, context: Array) -> Array:
-        """The output of a context."""
+        """Return the output computed from a context."""
         output = self.held("output", self.finish(self.merge(context)))
         empty = ~np.any(self.problem.allowed_in_full(), axis=-1).all(axis=1)
         return np.where(empty[..., None], np.nan, output)
 
     def held(self, what: str, values: Array) -> Array:
-        """An intermediate as it is stored: see `conformance.causes.precision.STAGES`."""
+        """Return an intermediate as it is stored: see `conformance.causes.precision.STAGES`."""
         return values
 
     def product(self, axes: str, left: Array, right: Array) -> Array:
-        """A sum of products."""
+        """Return a sum of products."""
         return np.einsum(axes, left, right)
 
     def input(self, name: str) -> Array:
-        """One of the three."""
+        """Return the query, key or value by name."""
         found: Array = getattr(self.problem, name)
         return found
 
     def weight(self, name: str) -> Array:
-        """Of one projection."""
+        """Return the weight of one projection."""
         return self.own[name]
 
     def heads(self, name: str) -> Array:
-        """Projected and split."""
+        """Return an input projected and split into heads."""
         return self.held("projections", self.split(self.project(name, self.input(name)), name))
 
     def project(self, name: str, values: Array) -> Array:
-        """`[b length h d]`."""
+        """Return the projection of an input, `[b length h d]`."""
         return self.shifted(name, self.product("ble,ehd->blhd", values, self.weight(name)))
 
     def shifted(self, name: str, projected: Array) -> Array:
-        """With its bias."""
+        """Return a projection with its bias added."""
         bias = self.own.get(f"{name}_bias")
         return projected if bias is None else projected + bias
 
     def split(self, projected: Array, name: str) -> Array:
-        """`[b h length d]`."""
+        """Return a projection split into heads, `[b h length d]`."""
         return projected.transpose(0, 2, 1, 3)
 
     def repeat(self, heads: Array, name: str) -> Array:
-        """To as many heads as the query has."""
+        """Repeat key/value heads so that there are as many as query heads."""
         return np.repeat(heads, self.shape.group, axis=1)
 
     def score(self, q: Array, k: Array) -> Array:
-        """Dot product, or additive."""
+        """Return the dot-product or additive score."""
         if "score" not in self.own:
             return self.product("bhqd,bhkd->bhqk", q, k)
         return self.product("bhqkd,hd->bhqk", self.tanh(q, k), self.own["score"])
 
     def tanh(self, q: Array, k: Array) -> Array:
-        """Of the additive score."""
+        """Return the tanh term of the additive score."""
         return np.tanh(q[:, :, :, None] + k[:, :, None])
 
     def scaled(self, scores: Array) -> Array:
-        """Times the scale."""
+        """Return the scores times the scale."""
         return scores * self.problem.logit_scale
 
     def biased(self, logits: Array) -> Array:
-        """Plus the bias."""
+        """Return the logits plus the additive bias."""
         bias = self.problem.attn_bias
         return logits if bias is None else logits + self.held("bias", bias)
 
     @cached_property
     def allowed(self) -> BoolArray:
-        """`[b h q k]`."""
+        """The combined mask, `[b h q k]`; True = may attend."""
         return self.problem.allowed_in_full()
 
     def hide(self, logits: Array) -> Array:
-        """Blocked."""
+        """Return the logits with -inf where they are blocked."""
         return np.where(self.allowed, logits, -np.inf)
 
     def softmax(self, logits: Array) -> Array:
-        """Over the keys; 0 in an empty row."""
+        """Return the softmax over the keys; 0 in an empty row."""
         peak = logits.max(axis=-1, keepdims=True)
         powers = np.exp(logits - np.where(np.isfinite(peak), peak, 0.0))
         total = powers.sum(axis=-1, keepdims=True)
         return powers / np.where(total > 0, total, 1.0)
 
     def mix(self, weights: Array, values: Array) -> Array:
-        """Weights times values."""
+        """Return the weights times the values."""
         return self.product("bhqk,bhkd->bhqd", weights, values)
 
     def merge(self, context: Array) -> Array:
-        """`[b q h d]`."""
+        """Return the heads side by side, `[b q h d]`."""
         return context.transpose(0, 2, 1, 3)
 
     def finish(self, merged: Array) -> Array:
-        """The output's projection."""
+        """Return the output projection of the merged heads."""
         output = self.product("bqhd,hde->bqe", merged, self.weight("output"))
         bias = self.own.get("output_bias")
         return output if bias is None else output + bias
@@ -179,7 +179,7 @@ class Stages:
 
     @cached_property
     def gradients(self) -> dict[str, Array]:
-        """By canonical name, as an answer has them."""
+        """Return the gradients by canonical name, as in an answer."""
         found: dict[str, Array] = {}
         above = self.received()
         found["weights.output"] = np.einsum("bhqd,bqe->hde", self.context, above)
@@ -207,32 +207,32 @@ class Stages:
         return {n: a for n, a in found.items() if not n.startswith("weights.") or n in has}
 
     def received(self) -> Array:
-        """The cotangent."""
+        """Return the cotangent as the backward pass receives it."""
         return self.problem.cotangent
 
     def weights_again(self) -> Array:
-        """The weights, as the backward pass has them."""
+        """Return the weights as the backward pass uses them."""
         return self.weights
 
     def d_softmax(self, weights: Array, d_weights: Array) -> Array:
-        """The softmax's derivative."""
+        """Return the derivative of the softmax."""
         return weights * (d_weights - self.row(weights, d_weights))
 
     def row(self, weights: Array, d_weights: Array) -> Array:
-        """Its row term, `[b h q 1]`."""
+        """Return the row term of the derivative of the softmax, `[b h q 1]`."""
         return (weights * d_weights).sum(axis=-1, keepdims=True)
 
     def d_bias(self, d_logits: Array, shape: tuple[int, ...]) -> Array:
-        """Summed over the axes along which it was broadcast."""
+        """Return the gradient of the bias, summed over the axes along which it was broadcast."""
         axes = tuple(axis for axis, size in enumerate(shape) if size != d_logits.shape[axis])
         return d_logits.sum(axis=axes, keepdims=True)
 
     def d_scaled(self, d_logits: Array) -> Array:
-        """Of the scores."""
+        """Return the gradient of the scores."""
         return d_logits * self.problem.logit_scale
 
     def d_score(self, d_scores: Array, found: dict[str, Array]) -> tuple[Array, Array]:
-        """Of projected query and key, for all heads."""
+        """Return the gradients of the projected query and key, for all heads."""
         q, k = self.projected["query"], self.repeat(self.projected["key"], "key")
         if "score" not in self.own:
             return (
@@ -246,17 +246,17 @@ class Stages:
         return d_hidden.sum(axis=3), d_hidden.sum(axis=2)
 
     def d_tanh(self, hidden: Array) -> Array:
-        """The slope of tanh, from its value."""
+        """Return the slope of tanh, computed from its value."""
         return 1.0 - hidden**2
 
     def gather(self, gradient: Array, name: str) -> Array:
-        """Summed over the query heads that share a key/value head."""
+        """Sum a gradient over the query heads that share a key/value head."""
         batch, _, length, size = gradient.shape
         grouped = gradient.reshape(batch, self.shape.kv_heads, self.shape.group, length, size)
         return grouped.sum(axis=2)
 
     def joined(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Of each array once: those of inputs that share one are added."""
+        """Return one gradient per distinct array; inputs that share an array are added."""
         found = dict(inputs)
         if self.shape.sharing != "separate":
             found["key"] = found["key"] + found.pop("value")

@@ -10,7 +10,7 @@ from conformance.errors import ExitCode
 
 
 def add_parser(commands: Commands) -> None:
-    """How it is called."""
+    """Add the parser of this command to `commands`."""
     compare = commands.add_parser(
         "compare",
         help="what changed between two records, regressions first",

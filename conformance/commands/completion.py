@@ -17,7 +17,7 @@ MISSING = "completion needs argcomplete; pip install argcomplete"
 
 
 def add_parser(commands: Commands) -> None:
-    """How it is called."""
+    """Add the parser of this command to `commands`."""
     completion = commands.add_parser(
         "completion",
         help="print what a shell needs to complete commands, options and names",
@@ -51,7 +51,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Of the parser and its commands."""
+    """Yield the actions of the parser and of its commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
@@ -61,7 +61,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _known(dest: str, prefix: str, **_: object) -> list[str]:
-    """What may stand there; for an implementation paths too, where no name fits."""
+    """Return the possible values; for an implementation, also paths if no name fits."""
     from conformance.cases.catalogue import catalogue
     from conformance.experiments import TOPICS
 

@@ -10,7 +10,7 @@ from conformance.errors import ExitCode
 
 
 def add_parser(commands: Commands) -> None:
-    """How it is called."""
+    """Add the parser of this command to `commands`."""
     convert = commands.add_parser(
         "convert",
         help="weights of one implementation as those of another, bit for bit",

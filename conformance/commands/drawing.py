@@ -93,7 +93,7 @@ def check_output(output: Path) -> None:
 
 
 def render(seen: Seen, question: Question, output: Path) -> bytes:
-    """The file's content."""
+    """Return the content of the file."""
     if output.suffix == ".html":
         versions = package_versions(("mha-conformance", "numpy")) | seen.adapter.versions()
         command = again(seen.picture, question.implementation, output.name, question.entry)

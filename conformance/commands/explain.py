@@ -42,7 +42,7 @@ MOST_PRINTED = 8
 
 
 def add_parser(commands: Commands) -> None:
-    """How it is called."""
+    """Add the parser of this command to `commands`."""
     explain = commands.add_parser(
         "explain",
         help="explain a case, an experiment or a requirement",
@@ -154,7 +154,7 @@ def explanation(name: str) -> Explanation:
 
 
 def _found(name: str, known: list[str]) -> list[str]:
-    """The ids that are this name, begin with it, or match it."""
+    """Return the ids that equal this name, begin with it, or match it."""
     if name in known:
         return [name]
     found = [item for item in known if name and item.startswith(name)]
@@ -170,7 +170,7 @@ def _found(name: str, known: list[str]) -> list[str]:
 
 
 def _is_implementation(name: str) -> bool:
-    """Known by name or title, without importing a file of anybody's."""
+    """Return whether an implementation has this name or title, without importing a file."""
     from conformance.adapter.loading import find
 
     if ":" in name or name.endswith(".py"):
@@ -257,7 +257,7 @@ def _doc(thing: Any) -> str:
 
 
 def _derivation(case: Case, problem: Problem) -> list[str]:
-    """The formula with this case's own numbers, and the size of what is allowed."""
+    """Return the formula with the numbers of this case, and the size of the tolerance."""
     import numpy as np
 
     from conformance.records.numbers import LIMIT
@@ -291,7 +291,7 @@ def _derivation(case: Case, problem: Problem) -> list[str]:
 
 @cache
 def _noise(case: Case) -> dict[str, float]:
-    """The median σ of the output, by dtype."""
+    """Return the median σ of the output, by dtype."""
     import numpy as np
 
     from conformance.definition.expectation import expect
@@ -400,7 +400,7 @@ def _again(console: Console, command: str) -> None:
 
 
 def _draw(console: Console, plane: Plane) -> None:
-    """Rows are queries, columns are keys."""
+    """Print a mask; rows are queries, columns are keys."""
     where = plane.where or "every entry and head"
     size = f"{plural(plane.queries, 'query', 'queries')} × {plural(plane.keys, 'key')}"
     if plane.keys > MOST_DRAWN or plane.queries > MOST_DRAWN:
@@ -417,7 +417,7 @@ def _draw(console: Console, plane: Plane) -> None:
 
 @cache
 def _adapters() -> tuple[Adapter, ...]:
-    """Every adapter that is installed and imports."""
+    """Return every installed adapter that can be imported."""
     from conformance.adapter.loading import load, registered
 
     loaded = []
@@ -428,7 +428,7 @@ def _adapters() -> tuple[Adapter, ...]:
 
 
 def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
-    """Implementations by what `says` makes of them."""
+    """Group implementations by the text that `says` returns for them."""
     groups: dict[str, list[Adapter]] = {}
     for adapter in _adapters():
         groups.setdefault(says(adapter), []).append(adapter)
@@ -443,7 +443,7 @@ def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
 
 
 def _about(requirement: str) -> list[Documented]:
-    """What adapters declare of what a requirement asks; [] if nothing of the kind."""
+    """Return what adapters declare about the subject of a requirement; [] if nothing."""
     says = next((say for start, say in _SAYS.items() if requirement.startswith(start)), None)
     return _grouped(says) if says else []
 
@@ -533,5 +533,5 @@ _TOPICS = {
 
 
 def _about_topic(topic: str) -> list[Documented]:
-    """The same for an experiment."""
+    """Return what adapters declare about the subject of an experiment; [] if nothing."""
     return _grouped(_TOPICS[topic]) if topic in _TOPICS else []

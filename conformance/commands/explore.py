@@ -32,7 +32,7 @@ LONGEST_SCRIPT = 180.0
 
 
 def add_parser(commands: Commands) -> None:
-    """How they are called."""
+    """Add the parsers of these commands to `commands`."""
     search = commands.add_parser(
         "explore",
         help="search for problems that an implementation answers wrongly",
@@ -145,7 +145,7 @@ def _reproduce(asked: argparse.Namespace) -> int:
 
 
 def _prepared(asked: argparse.Namespace) -> tuple[Adapter, Options]:
-    """The adapter and the options, before anything is searched.
+    """Return the adapter and the options, checked before the search starts.
 
     Raises:
         ConformanceError: the options are wrong, or the implementation cannot be had.
@@ -175,7 +175,7 @@ def _prepared(asked: argparse.Namespace) -> tuple[Adapter, Options]:
 
 
 def _one_case(pattern: str) -> tuple[Case, Failure | None]:
-    """The one case of the catalogue, or in the file, that this names."""
+    """Return the one case that the name selects, from the catalogue or from a file."""
     from conformance.cases.casefile import read
     from conformance.cases.catalogue import find_cases
 
@@ -192,7 +192,7 @@ def _one_case(pattern: str) -> tuple[Case, Failure | None]:
 def _shrunk(
     adapter: Adapter, trial: Trial, deviation: Deviation, seconds: float
 ) -> tuple[Trial, Deviation, bool]:
-    """The smallest problem found, and whether all was tried; an interruption keeps it, too."""
+    """Return the smallest problem found, and whether every step was tried, even if interrupted."""
     from conformance.explore.shrinking import shrink
     from conformance.progress import progress
 
@@ -268,7 +268,7 @@ def _print_deviation(trial: Trial, deviation: Deviation) -> None:
 
 
 def _checked(path: Path) -> str:
-    """What happens when the script is run, in a process of its own."""
+    """Run the script in its own process, and return a description of the outcome."""
     import subprocess
     import sys
 
@@ -299,7 +299,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _word(text: str) -> str:
-    """As a part of a file's name, and a case's."""
+    """Return text made safe for part of a file name or of a case name."""
     from conformance.cases.casefile import is_name
 
     word = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-")

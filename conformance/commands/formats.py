@@ -32,7 +32,7 @@ OUTPUTS = {
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON schema of one of `OUTPUTS`."""
+    """Return the JSON schema of one of `OUTPUTS`."""
     place, told = OUTPUTS[name]
     module, _, attribute = place.partition(":")
     made = msgspec.json.schema(getattr(importlib.import_module(module), attribute))
@@ -40,7 +40,7 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def print_json(found: object) -> None:
-    """On stdout, indented; nothing in it can move a cursor, because JSON escapes it."""
+    """Print indented JSON to stdout; JSON escapes control characters, so a terminal is safe."""
     encoded = msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
     # Characters beyond ASCII stand as they are in JSON, C1 controls and bidirectional marks too.
     sys.stdout.write("".join(_escaped(char) for char in encoded) + "\n")

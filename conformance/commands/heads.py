@@ -14,7 +14,7 @@ from conformance.commands.shared import (
 
 
 def add_parser(commands: Commands) -> None:
-    """How it is called."""
+    """Add the parser of this command to `commands`."""
     heads = commands.add_parser(
         "heads", help="draw the attention pattern of every head beside the reference"
     )

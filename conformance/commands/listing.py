@@ -15,7 +15,7 @@ from conformance.text import printable
 
 
 def add_parser(commands: Commands) -> None:
-    """How they are called."""
+    """Add the parsers of these commands to `commands`."""
     listing = commands.add_parser(
         "list", help="list implementations, cases, experiments or requirements"
     )
@@ -119,7 +119,7 @@ Listing: TypeAlias = Implementations | Cases | Experiments | Requirements
 
 
 def listing(what: str) -> Listing:
-    """What there is of a kind, in the order of reports."""
+    """Return everything of one kind, in the order of reports."""
     from conformance.adapter.loading import registered
     from conformance.cases.catalogue import catalogue
     from conformance.requirements import REQUIREMENTS
@@ -198,7 +198,7 @@ def _implementation(name: str, place: str) -> ListedImplementation:
 
 
 def _print(head: str, rows: Iterable[tuple[str, ...]]) -> None:
-    """A table for people; for programs, one line each with tabs, and nothing cut off."""
+    """Return a table for people; for programs, one line each with tabs, and nothing cut off."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

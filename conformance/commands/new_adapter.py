@@ -19,7 +19,7 @@ KINDS = ("function", "layer")
 
 
 def add_parser(commands: Commands) -> None:
-    """How it is called."""
+    """Add the parser of this command to `commands`."""
     new = commands.add_parser(
         "new-adapter",
         help="write an adapter to begin with, its test and its build",
@@ -57,7 +57,7 @@ def _new(options: argparse.Namespace) -> int:
 
 
 def _asked(what: str, default: str, choices: tuple[str, ...] | None = None) -> str:
-    """What the user says, at a terminal; anywhere else it must have been said."""
+    """Prompt for a value at a terminal; elsewhere, an option must have given it."""
     if not sys.stdin.isatty():
         told = f"--{what} {' or '.join(choices)}" if choices else f"a name, such as {default}"
         raise ConformanceError(f"new-adapter: which {what}? say {told}")

@@ -81,7 +81,7 @@ REVERSED = (
 
 
 def add_parser(commands: Commands) -> None:
-    """How it is called."""
+    """Add the parser of this command to `commands`."""
     probe = commands.add_parser(
         "probe",
         help="find an implementation's conventions by experiment and print its card",
@@ -110,7 +110,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    """Ask, and print a card for each implementation; names are checked before anything is asked."""
+    """Run the experiments and print a card per implementation; all names are checked first."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from rich.console import Console
 
@@ -317,7 +317,7 @@ def _print_code(console: Console, results: Sequence[CaseResult]) -> None:
 
 
 def _print_notes(console: Console, results: Sequence[CaseResult]) -> None:
-    """What a reader of a value may take for the opposite."""
+    """Print notes on values that readers may misunderstand."""
     entries = [entry for result in results for entry in result.entries]
     if any(
         entry.subject.part("form").id == "form.zero-infinite" and entry.value.id == "mask.attends"
@@ -328,7 +328,7 @@ def _print_notes(console: Console, results: Sequence[CaseResult]) -> None:
 
 
 def _print_modes(console: Console, adapter: Adapter, results: Sequence[CaseResult]) -> None:
-    """What the modes are that the tables name: those in which something differs."""
+    """Print a description of each mode that the tables name, that is, where results differ."""
     values: dict[tuple[str, Phrase], dict[Phrase, set[str]]] = defaultdict(lambda: defaultdict(set))
     for result in results:
         for entry in result.entries:
@@ -342,7 +342,7 @@ def _print_modes(console: Console, adapter: Adapter, results: Sequence[CaseResul
 
 
 def _table(results: Sequence[CaseResult], *, evidence: bool) -> Table:
-    """A row for each subject and value; the modes where they differ."""
+    """Return a table with a row for each subject and value, and the modes where they differ."""
     from rich.table import Table
     from rich.text import Text
 

@@ -35,7 +35,7 @@ class Bar:
         return (status[0], "", status[2]) if status else status
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Advance by one item; reports of setup and teardown do not count."""
+        """Advance by one item; reports of setup and teardown are not counted."""
         if self._shown and (report.when == "call" or report.skipped):
             if self._advance is None:
                 self._advance = self._stack.enter_context(progress("", self._total))

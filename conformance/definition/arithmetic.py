@@ -57,7 +57,7 @@ CLASSES = (
 
 
 def classes_of(dtype: DType) -> tuple[AccuracyClass, ...]:
-    """The classes that can be told apart: one where the accumulator is no wider than the dtype."""
+    """Return the classes that can be told apart: one if sums are no wider than the dtype."""
     return CLASSES if dtype.accumulator < dtype.roundoff else CLASSES[:1]
 
 
@@ -65,19 +65,19 @@ class Exact:
     """Float64, rounding nothing."""
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """An intermediate as an implementation would hold it."""
+        """Return an intermediate as an implementation would store it."""
         return values
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """A sum of products, in einsum's notation."""
+        """Return a sum of products, in einsum's notation."""
         return np.einsum(axes, left, right)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """A sum, in einsum's notation."""
+        """Return a sum over axes given in einsum's notation."""
         return np.einsum(axes, values)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """The weights as the backward pass has them: kept, or made again as exp(s - log_total)."""
+        """Return the weights for the backward pass: stored, or recomputed as exp(s - log_total)."""
         return weights
 
     def lift(self, values: Array) -> Array:
@@ -108,7 +108,7 @@ class Noisy(Exact):
         self._random = np.random.Generator(np.random.SFC64(seed))
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """x·(1 + u·ξ) + η·ξ'; an exact zero stays one (nothing was computed to get it)."""
+        """Return x·(1 + u·ξ) + η·ξ'; an exact zero stays zero, as it needed no computation."""
         roundoff = _column(self._roundoff[kind], values.ndim)
         shape = np.broadcast_shapes(roundoff.shape, values.shape)
         noise = self._uniform(shape) * roundoff
@@ -120,13 +120,13 @@ class Noisy(Exact):
         return noise
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """A sum of products with the noise of its own accumulation, then rounded."""
+        """Return a sum of products with the noise of its own accumulation, then rounded."""
         squares = np.einsum(axes, _first(left, axes, 0) ** 2, _first(right, axes, 1) ** 2)
         terms = _terms(axes, left, right)
         return self._accumulated(np.einsum(axes, left, right), squares, terms, kind)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """A sum with the noise of its own accumulation, then rounded."""
+        """Return a sum with the noise of its own accumulation, then rounded."""
         squares = np.einsum(axes, values[:1] ** 2)
         return self._accumulated(np.einsum(axes, values), squares, _terms(axes, values), kind)
 
@@ -140,7 +140,7 @@ class Noisy(Exact):
         return weights * (1.0 + error * self._uniform(error.shape))
 
     def lift(self, values: Array) -> Array:
-        """A leading axis of one: an input is the same in all samples."""
+        """Add a leading axis of size one: an input is the same in all samples."""
         return values[None]
 
     def _accumulated(self, exact: Array, squares: Array, terms: int, kind: Kind) -> Array:
@@ -160,7 +160,7 @@ class Noisy(Exact):
         return self(noise, kind)
 
     def _uniform(self, shape: tuple[int, ...]) -> Array:
-        """Uniform in [-1, 1]: a stretch of the pool from a random start; not to be written to."""
+        """Return noise uniform in [-1, 1], a read-only stretch of the pool from a random start."""
         size = math.prod(shape)
         pool = _pool()
         if size > pool.size // 2:
@@ -175,17 +175,17 @@ def _column(per_sample: Array, dimensions: int) -> Array:
 
 @lru_cache(maxsize=1)
 def _pool() -> Array:
-    """Noise drawn once: drawing it anew for every intermediate would cost as much as the rest."""
+    """Return a pool of noise, drawn once: drawing anew would double the cost of an evaluation."""
     return np.random.Generator(np.random.SFC64(0)).uniform(-1.0, 1.0, 2**20)
 
 
 def _first(operand: Array, axes: str, position: int) -> Array:
-    """The first sample of an operand that has the sample axis; a weight has none."""
+    """Return the first sample of an operand with a sample axis, or the operand itself."""
     return operand[:1] if axes.split("->")[0].split(",")[position].startswith("...") else operand
 
 
 def _terms(axes: str, *operands: Array) -> int:
-    """How many terms each element of an einsum adds up."""
+    """Return how many terms each element of an einsum adds up."""
     inputs, output = axes.replace("...", "").split("->")
     sizes: dict[str, int] = {}
     for letters, operand in zip(inputs.split(","), operands, strict=True):

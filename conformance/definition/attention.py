@@ -46,7 +46,7 @@ class Forward:
 
 
 def forward(problem: Problem, hold: Exact) -> Forward:
-    """The output `[batch query output_width]`, the weights, and what the gradients need."""
+    """Return the output `[batch query output_width]`, the weights, and what `backward` needs."""
     shape, weights = problem.shape, problem.weights
     q = _project(problem.query, weights.query, weights.query_bias, hold)
     k = _project(problem.key, weights.key, weights.key_bias, hold)
@@ -73,7 +73,7 @@ def forward(problem: Problem, hold: Exact) -> Forward:
 
 
 def masked_softmax(logits: Array, allowed: BoolArray, hold: Exact) -> tuple[Array, Array]:
-    """Softmax over the allowed keys, 0 elsewhere; 0 throughout where no key is allowed.
+    """Return the softmax over allowed keys, 0 elsewhere; 0 throughout where no key is allowed.
 
     Also returns the logarithm of the normaliser, `[batch heads query 1]`.
     """
@@ -86,7 +86,7 @@ def masked_softmax(logits: Array, allowed: BoolArray, hold: Exact) -> tuple[Arra
 
 
 def backward(problem: Problem, found: Forward, hold: Exact) -> dict[str, Array]:
-    """Gradients of ⟨output, cotangent⟩ by canonical name, each in its array's own shape."""
+    """Return the gradients of ⟨output, cotangent⟩ by canonical name, each in its array's shape."""
     shape, weights = problem.shape, problem.weights
     gradients: dict[str, Array] = {}
     d_output = hold.lift(problem.cotangent)
@@ -136,7 +136,7 @@ def backward(problem: Problem, found: Forward, hold: Exact) -> dict[str, Array]:
 
 
 def _project(values: Array, weight: Array, bias: Array | None, hold: Exact) -> Array:
-    """`[batch length embed]` to `[batch heads length head]`."""
+    """Project `[batch length embed]` to `[batch heads length head]`."""
     heads = hold.contract("...bqe,ehd->...bhqd", hold.lift(values), weight, "tensor")
     return heads if bias is None else hold(heads + bias[:, None, :], "tensor")
 
@@ -163,7 +163,7 @@ def _sum_groups(gradient: Array, group: int, hold: Exact) -> Array:
 
 
 def _add_shared(problem: Problem, d_inputs: dict[str, Array], hold: Exact) -> dict[str, Array]:
-    """One gradient per distinct input array: those of inputs that share it are added."""
+    """Return one gradient per distinct input array; inputs that share an array are added."""
     if problem.shape.sharing == "separate":
         return d_inputs
     memory = hold(d_inputs["key"] + d_inputs["value"], "tensor")

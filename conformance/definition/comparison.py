@@ -37,7 +37,7 @@ class Comparison:
 
     @property
     def fits(self) -> bool:
-        """Within the limit, everywhere."""
+        """Whether every element is within the limit."""
         return self.figures.max_ratio <= self.figures.limit
 
 
@@ -110,7 +110,7 @@ def compare_all(
 
 
 def element(name: str, index: tuple, got: float, want: float, noise: float) -> Worst:
-    """One element as evidence."""
+    """Return one element as evidence."""
     texts = (f"{float(value):.10g}" for value in (got, want, noise))
     return Worst(name, tuple(int(i) for i in index), *texts)
 
@@ -155,12 +155,12 @@ def all_between(
 
 
 def _joined(arrays: Mapping[str, Array], names: Sequence[str]) -> Array:
-    """The arrays of these names, laid end to end."""
+    """Concatenate the arrays of these names, flattened."""
     return np.concatenate([arrays[name].reshape(-1) for name in names])
 
 
 def _spans(arrays: Mapping[str, Array], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """How many elements each array has, and where it starts if they are laid end to end."""
+    """Return how many elements each array has, and where it starts if they are laid end to end."""
     counts = np.array([arrays[name].size for name in names])
     return counts, np.cumsum(counts) - counts
 
@@ -175,7 +175,7 @@ def against(
 
 
 def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str:
-    """The most accurate class in whose limits every array lies, or "" for none."""
+    """Return the most accurate class whose limits hold for every array, or "" if none does."""
     names = list(arrays)
     got, want = _joined(arrays, names), _joined(expectation.arrays, names)
     for accuracy, noise in expectation.noise.items():
@@ -186,10 +186,10 @@ def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str
 
 
 def worst_of(comparisons: Iterable[Comparison]) -> Comparison:
-    """The one that comes closest to its limit or is furthest beyond it."""
+    """Return the comparison that is closest to its limit, or furthest beyond it."""
     return max(comparisons, key=lambda item: item.figures.max_ratio / item.figures.limit)
 
 
 def _rounded(value: float) -> float:
-    """Four digits: more would only make records longer."""
+    """Round to four digits; more would only lengthen records."""
     return float(f"{min(max(value, -INFINITE), INFINITE):.4g}")

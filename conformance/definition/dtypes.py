@@ -37,7 +37,7 @@ class DType:
 
     @property
     def roundoff(self) -> float:
-        """Unit roundoff u = 2^-p for p significand bits."""
+        """The unit roundoff u = 2^-p for p significand bits."""
         return 2.0**-self.significand_bits
 
     def round(self, values: npt.ArrayLike) -> Array:

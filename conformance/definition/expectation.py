@@ -39,19 +39,19 @@ class Expectation:
 
     @property
     def loosest(self) -> Mapping[str, Array]:
-        """σ of the least accurate class: what decides between conforms and deviates."""
+        """The σ of the least accurate class, which separates conforming from deviating."""
         return list(self.noise.values())[-1]
 
 
 def solve(problem: Problem) -> Answer:
-    """The exact answer, as float64."""
+    """Return the exact answer, as float64."""
     exact = Exact()
     found = forward(problem, exact)
     return Answer(found.output, found.weights, backward(problem, found, exact))
 
 
 def expect(problem: Problem, times: int = 1) -> Expectation:
-    """The exact answer and the noise of each accuracy class.
+    """Return the exact answer and the noise of each accuracy class.
 
     `times` is how often the noisy evaluations are repeated: who looks for the one element of
     millions that stands out needs more samples than who looks at a thousand.
@@ -78,7 +78,7 @@ def expect(problem: Problem, times: int = 1) -> Expectation:
 def _squares(
     problem: Problem, exact: Mapping[str, Array], seed: int
 ) -> dict[str, dict[str, Array]]:
-    """Mean squares of the noise, by accuracy class and array, of one noisy evaluation."""
+    """Return the mean squares of the noise of one noisy evaluation, by class and array."""
     noisy = Noisy(problem.format, seed)
     found = forward(problem, noisy)
     samples = Answer(found.output, found.weights, backward(problem, found, noisy)).arrays()
@@ -94,5 +94,5 @@ def _squares(
 
 
 def _seed(problem: Problem) -> int:
-    """The same noise for the same problem, on every machine."""
+    """Return a seed that is the same for the same problem on every machine."""
     return zlib.crc32(problem.query.tobytes() + problem.dtype.encode())

@@ -103,17 +103,17 @@ class Shape:
 
     @property
     def group(self) -> int:
-        """Query heads per key/value head."""
+        """The number of query heads per key/value head."""
         return self.heads // self.kv_heads
 
     @property
     def default_scale(self) -> float:
-        """1/√head for the scaled dot product, 1 for the additive score."""
+        """The default scale: 1/√head for the scaled dot product, 1 for the additive score."""
         return 1.0 / math.sqrt(self.head_size) if self.score == "scaled-dot" else 1.0
 
     @property
     def logits(self) -> tuple[int, int, int, int]:
-        """`[batch heads query key]`."""
+        """The shape of the logits, `[batch heads query key]`."""
         return (self.batch, self.heads, self.query_length, self.key_length)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -217,7 +217,7 @@ class Problem:
 
     @property
     def format(self) -> DType:
-        """The floating-point format of every number here."""
+        """The floating-point format of every number in the problem."""
         return dtype_of(self.dtype)
 
     @property
@@ -227,7 +227,7 @@ class Problem:
 
     @property
     def allowed(self) -> BoolArray | None:
-        """Mask and causal flag in one: True = may attend; 4 axes, or None if nothing blocks."""
+        """The mask and causal flag as one, True = may attend; 4 axes, or None if nothing blocks."""
         if self.causal is None:
             return self.mask
         triangle = causal_mask(self.shape, self.causal)
@@ -298,7 +298,7 @@ class Answer:
     dtypes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def arrays(self) -> dict[str, Array]:
-        """Everything returned, by the names that expectations use."""
+        """All returned arrays, by the names that expectations use."""
         found = {"output": self.output}
         if self.weights is not None:
             found["weights"] = self.weights
@@ -306,7 +306,7 @@ class Answer:
 
 
 def causal_mask(shape: Shape, alignment: Causal) -> BoolArray:
-    """The causal flag as a mask `[1 1 query key]`."""
+    """Return the causal flag as a mask `[1 1 query key]`."""
     offset = 0 if alignment == "top-left" else shape.key_length - shape.query_length
     triangle = np.tri(shape.query_length, shape.key_length, offset, dtype=np.bool_)
     return triangle[None, None]

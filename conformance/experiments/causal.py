@@ -78,7 +78,7 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _telling(way: Blocking, shape: Shape) -> BoolArray:
-    """A pattern that differs from both triangles in every way that `combined` tells apart."""
+    """Return a pattern that differs from both triangles in every way that `combined` can detect."""
     for seed in range(200):
         visible = visible_of(way, shape, seed)
         if all(
@@ -90,7 +90,7 @@ def _telling(way: Blocking, shape: Shape) -> BoolArray:
 
 
 def _needed(lab: Laboratory, name: str | None, shape: Shape) -> dict[str, Native]:
-    """The mask of this name, holding the triangle."""
+    """Return the triangle as the mask argument of this name."""
     argument = next(item for item in lab.adapter.mask_arguments if item.name == name)
     way = blocking(lab, argument)
     native = None if way is None else way.native(_triangle(shape, "top-left"), shape)

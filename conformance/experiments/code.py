@@ -20,7 +20,7 @@ SIZES = dict(zip(AXES, SMALL.logits, strict=True))
 
 
 def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token: int = 0) -> str:
-    """Lines that print how far the other outputs move when a token is replaced.
+    """Return code that prints how far the other outputs move when a token is replaced.
 
     Args:
         lab: whose adapter has an `example` for its mode; "" without one.
@@ -45,18 +45,18 @@ def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token:
 
 
 def difference(lab: Laboratory, name: str, made: Sequence[str], told: str) -> str:
-    """Lines that print how far the output with the argument is from the one without."""
+    """Return code that prints how far the argument moves the output."""
     shown = ["first = {call}", "second = {plain}", f"print(abs(first - second).max())  # {told}"]
     return _code(lab, made, name, shown)
 
 
 def output(lab: Laboratory, name: str, made: Sequence[str], shown: str, told: str) -> str:
-    """Lines that print an expression of `output`."""
+    """Return code that prints an expression of `output`."""
     return _code(lab, made, name, ["output = {call}", f"print({shown})  # {told}"])
 
 
 def mask(layout: str, dtype: str, fill: float, mark: float | None, note: str) -> list[str]:
-    """Lines that make the array `mask`: all `fill`, and `mark` at token 0."""
+    """Return lines that create the array `mask`: all `fill`, but `mark` at token 0."""
     shape = layouts.shape(layout, SIZES)
     kind = "float32" if dtype == "own" else dtype
     made = f"mask = np.full({shape}, {_written(fill, kind)}, {kind!r})"
@@ -66,7 +66,7 @@ def mask(layout: str, dtype: str, fill: float, mark: float | None, note: str) ->
 
 
 def _code(lab: Laboratory, made: Sequence[str], name: str, shown: Sequence[str]) -> str:
-    """The whole program; "" where the adapter does not say what a user types."""
+    """Return the complete program; "" if the adapter does not describe the user's code."""
     example, framework = lab.adapter.small_example(lab.mode), FRAMEWORKS.get(lab.adapter.framework)
     # Without derivatives the call needs a context, which these lines do not have.
     if example is None or framework is None or not lab.mode.gradients:

@@ -65,7 +65,7 @@ def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArra
 
 
 def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, BoolArray]:
-    """Who is visible, by what became of the two patterns."""
+    """Return the visible keys for each hypothesis about the two patterns."""
     first, second = (np.broadcast_to(item, shape.logits) for item in (one, other))
     both, either = first & second, first | second
     neither = np.ones_like(first)
@@ -73,7 +73,7 @@ def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, Bool
 
 
 def distinct(patterns: dict[str, BoolArray]) -> bool:
-    """Whether they all differ, in rows too that none of them hides altogether."""
+    """Return whether all patterns differ, even in the rows that none of them hides entirely."""
     several = list(patterns.values())
     shown = np.all([item.any(axis=-1) for item in several], axis=0)[..., None]
     pairs = itertools.combinations(several, 2)

@@ -85,7 +85,7 @@ def _kept(lab: Laboratory, applied: Array, plain: Array) -> tuple[Phrase, str]:
 
 
 def _mean(applied: Array, plain: Array) -> Entry:
-    """One number a draw, since what is within a draw may be shared: the factor that fits it best.
+    """Return the mean of one scale factor per draw, as values within a draw may be correlated.
 
     A dropout that divides each row by its sum again takes from large weights, and is seen by this.
     """
@@ -112,7 +112,7 @@ def _shared(applied: Array) -> Entry:
 
 
 def _returned(weights: Array, applied: Array, plain: Array) -> Entry:
-    """Whether returned weights are those before dropout."""
+    """Return an entry that says whether returned weights are those before dropout."""
     scale = np.abs(plain).max()
     if np.abs(weights - applied).max() <= 1e-2 * scale:
         value = Phrase("dropout.after")

@@ -1,4 +1,4 @@
-"""An Experiment: what is asked, and in which modes."""
+"""An experiment determines a convention of an implementation by asking it questions."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """As in `--case probe/NAME`."""
+        """The name, as in `--case probe/NAME`."""
         return self.topic.name
 
     @property
     def id(self) -> str:
-        """The case id under which it is recorded."""
+        """The case id under which the experiment is recorded."""
         return self.topic.id
 
     def modes(self, adapter: Adapter) -> tuple[Mode, ...]:
-        """Those of the adapter in which it is worth asking."""
+        """Return the modes of the adapter in which the experiment is worth running."""
         if not self.every_mode or (self.costly and adapter.compiles):
             return tuple(adapter.modes[:1])
         # Nothing is compiled here, so a mode that differs in that only is the same again.
         return tuple(mode for mode in adapter.modes if not mode.optimised)
 
     def run(self, lab: Laboratory) -> Findings:
-        """All entries.
+        """Return all entries.
 
         Raises:
             Unsupported: there is nothing to ask.

@@ -123,7 +123,7 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
 
 
 def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
-    """Where NaN turns up; `blocked` are the masked queries `[batch query]`."""
+    """Return where NaN turns up; `blocked` are the masked queries `[batch query]`."""
     places = nan_places(found, blocked)
     if places:
         lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]
@@ -132,7 +132,7 @@ def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
 
 
 def nan_places(found: Seen, blocked: BoolArray) -> list[Phrase]:
-    """The masked queries, other queries, keys, values, parameters: whose gradient holds NaN."""
+    """Return where gradients are NaN: masked queries, other queries, keys, values or parameters."""
     places: list[Phrase] = []
     for name, array in found.answer.gradients.items():
         lost = ~np.isfinite(array)

@@ -50,7 +50,7 @@ def meanings(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) -> str:
-    """Lines in which the argument hides token 0, as far as it can in this form."""
+    """Return code in which the argument hides token 0, as far as this form can."""
     layout = argument.layouts[0]
     if argument not in lab.adapter.mask_arguments:
         return ""
@@ -82,12 +82,12 @@ class Blocking:
 
     @property
     def about(self) -> dict[str, Argument]:
-        """Arguments of a phrase about it."""
+        """Return the arguments of a phrase about this form."""
         return {"argument": self.argument.name, "form": self.form.phrase}
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Of the argument's first layout."""
+        """The axes of the argument's first layout."""
         return layouts.axes(self.argument.layouts[0])
 
     def native(self, visible: BoolArray, shape: Shape) -> Native | None:
@@ -102,7 +102,7 @@ class Blocking:
 
 
 def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
-    """The forms with which the argument blocks: booleans or 0 and 1, and 0 with −inf."""
+    """Return the forms with which the argument blocks: booleans, 0 and 1, or 0 and −inf."""
     for form in (BOOL, ZERO_ONE):
         value = examined(lab, argument, form).value
         if value in ATTENDING:
@@ -116,7 +116,7 @@ def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
 
 
 def blocking(lab: Laboratory, argument: MaskArgument) -> Blocking | None:
-    """The first of them."""
+    """Return the first of the forms with which the argument blocks, or None."""
     return next(blockings(lab, argument), None)
 
 

@@ -47,7 +47,7 @@ def _compared(lab: Laboratory, name: str, found: Outcome, want: Array) -> Entry:
 
 
 def _alone(problem: Problem) -> Problem:
-    """The first entry of the batch."""
+    """Return a problem with only the first entry of the batch."""
     return dataclasses.replace(
         problem,
         shape=dataclasses.replace(problem.shape, batch=1),

@@ -41,7 +41,7 @@ WRITTEN = ("one-attends", "one-blocks", "added")
 
 
 def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
-    """An entry for each way to write the mask, with the weights `[query key]` of the first head."""
+    """Yield an entry for each way to write the mask, with the weights `[query key]` of head 0."""
     argument = next((item for item in lab.adapter.mask_arguments if _over_queries(item)), None)
     if argument is None:
         return

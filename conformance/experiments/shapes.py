@@ -154,7 +154,7 @@ class _Marking(NamedTuple):
 
 
 def _markings(lab: Laboratory) -> Iterator[tuple[MaskArgument, _Marking]]:
-    """The arguments that say who attends or blocks, and how: as found out, not as declared.
+    """Yield the arguments that mark tokens, with the meaning found by experiment, not declared.
 
     What a framework attaches to its tensors goes the way of the arguments, so it is left out.
     """
@@ -178,7 +178,7 @@ def _tried(
     names: Sequence[str],
     sizes: Sizes,
 ) -> Iterator[tuple[str, Seen | Refused, list[str]]]:
-    """Each shape once, with what came of it and every reading of its axes that explains that."""
+    """Yield each shape once, with its result and every reading of its axes that explains it."""
     tried: set[tuple[int, ...]] = set()
     problem = lab.problem(sizes)
     for number, name in enumerate(names):
@@ -203,7 +203,7 @@ def _told(sizes: Sizes) -> str:
 
 
 def _as(name: str, readings: list[str]) -> Phrase:
-    """Nothing for the axes that the shape was made of, else what it was taken for."""
+    """Return the axes that the shape was taken for, or nothing if they are the intended ones."""
     if name in readings:
         return NOTHING
     return Phrase("axes", {"axes": [*readings]}) if readings else Phrase("axes.unexplained")

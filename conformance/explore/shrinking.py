@@ -254,7 +254,7 @@ def _simpler_arrays(array: Array) -> Iterator[Array]:
 
 
 def _simpler_numbers(number: float) -> Iterator[float]:
-    """Closer to 0, in the order 0, 1, small whole numbers, halves."""
+    """Yield numbers closer to 0, in the order 0, 1, small whole numbers, halves."""
     if number == 0:
         return
     yield 0.0

@@ -89,7 +89,7 @@ class Deviation:
 
     @property
     def nature(self) -> tuple[str, str, str]:
-        """Equal for two deviations of the same kind."""
+        """A key that is equal for two deviations of the same kind."""
         return (self.requirement, self.kind, self.array)
 
     def as_clear_as(self, other: Deviation) -> bool:

@@ -100,7 +100,7 @@ class Jax(Framework):
 
     @lru_cache(maxsize=1)  # noqa: B019 - the bridge lives as long as the process
     def _known_options(self) -> frozenset[str]:
-        """The names in `QUICK` and `OPTIMISED` that this version of XLA knows.
+        """Return the names in `QUICK` and `OPTIMISED` that this version of XLA knows.
 
         Options come and go with XLA's versions; an unknown one is refused when compiling. Before
         JAX 0.4.36 there are none for `jit`.
@@ -140,7 +140,7 @@ class Jax(Framework):
 
 
 def _on_cpu() -> bool:
-    """Whether arrays without a device of their own are on the CPU, in a session."""
+    """Return whether arrays without a device of their own are on the CPU, in a session."""
     device = jax.config.jax_default_device
     return device is None or device.platform == "cpu"
 
@@ -158,14 +158,14 @@ def _optimising(on: bool) -> Iterator[None]:
 
 
 def _mapped() -> int:
-    """Mappings of memory that this process has; 0 where nobody counts them."""
+    """Return the number of memory mappings of this process; 0 where it is unknown."""
     with suppress(OSError), open("/proc/self/maps", "rb") as lines:
         return sum(1 for _ in lines)
     return 0
 
 
 def _enable_x64(on: bool) -> AbstractContextManager[Any]:
-    """Whether there are 64 bits; in JAX' experimental part before 0.8."""
+    """Return a context that turns 64-bit types on or off; JAX before 0.8 has it as experimental."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(on)
     from jax.experimental import enable_x64

@@ -46,7 +46,7 @@ class Node:
     domain: str = ""
 
     def model(self, given: Signature) -> onnx.ModelProto:
-        """The model, for inputs of these dtypes; outputs have the dtype of the first."""
+        """Return the model for inputs of these dtypes; outputs have the dtype of the first."""
         names = [name if name in {item[0] for item in given} else "" for name in self.inputs]
         while not names[-1]:
             names.pop()
@@ -81,7 +81,7 @@ class _Models(Runtime):
         self._loaded: dict[tuple[Node, Signature], Any] = {}
 
     def run(self, node: Node, arrays: Arrays) -> dict[str, np.ndarray]:
-        """What the operator gives: the outputs that are asked for, by name."""
+        """Return the requested outputs of the operator, by name."""
         signature = tuple((name, array.dtype, array.ndim) for name, array in arrays.items())
         if (node, signature) not in self._loaded:
             self._loaded[node, signature] = self.loaded(node.model(signature))
@@ -90,7 +90,7 @@ class _Models(Runtime):
 
     @abstractmethod
     def loaded(self, model: onnx.ModelProto) -> Any:
-        """The model, as something whose `run(None, arrays by name)` returns the outputs."""
+        """Return the model as an object whose `run(None, arrays by name)` returns the outputs."""
 
     def matmul(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return self.run(MATMUL, {"left": left, "right": right})["output"]

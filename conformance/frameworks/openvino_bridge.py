@@ -55,7 +55,7 @@ class OpenVino(Runtime):
         *inferences: Mapping[str, np.ndarray],
         known: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> np.ndarray:
-        """The output of a model after the last of these inferences, which share its state.
+        """Return the output of the last of these inferences, which share the state of the model.
 
         Args:
             program: equal for models that differ in nothing but their inputs' dtypes and sizes.

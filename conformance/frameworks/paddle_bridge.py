@@ -87,7 +87,7 @@ class Paddle(Framework):
 
 
 def _frozen(tensor: Any) -> Any:
-    """The same tensor without a gradient; another only where it is computed from something."""
+    """Return the tensor without a gradient; a new one only if it is computed from others."""
     if not tensor.is_leaf:
         return tensor.detach()
     tensor.stop_gradient = True

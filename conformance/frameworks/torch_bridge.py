@@ -86,7 +86,7 @@ class Torch(Framework):
 
 
 def _frozen(tensor: Any) -> Any:
-    """The same tensor without a gradient; another only where it is computed from something."""
+    """Return the tensor without a gradient; a new one only if it is computed from others."""
     return tensor.requires_grad_(False) if tensor.is_leaf else tensor.detach()
 
 

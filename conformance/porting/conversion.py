@@ -99,7 +99,7 @@ def convert_file(
     out_prefix: str = "",
     force: bool = False,
 ) -> Shape:
-    """`convert` for files of safetensors; the metadata is kept, and the conversion noted in it.
+    """Convert safetensors files as `convert` does; keep the metadata, and note the conversion.
 
     Args:
         weights: the file to read.
@@ -243,7 +243,7 @@ def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> Parameter
 
 
 def _widths(shape: Shape) -> str:
-    """Where they differ, which few layers can have."""
+    """Return where they differ, which few layers can have."""
     if len({shape.query_width, shape.key_width, shape.value_width, shape.output_width}) == 1:
         return ""
     return (
@@ -453,7 +453,7 @@ class _Reading:
 
     @property
     def joined(self) -> int:
-        """Heads times head size, by an axis that holds nothing else; 0 if there is none."""
+        """Return heads times head size from an axis that holds nothing else; 0 if there is none."""
         for row in self.rows:
             shape = self.tensors[row.native].bits.shape if row.native in self.tensors else ()
             for size, sums in zip(shape, _axes(row), strict=False):

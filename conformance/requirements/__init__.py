@@ -37,7 +37,7 @@ REQUIREMENTS: tuple[Requirement, ...] = tuple(_collected())
 
 
 def find_requirement(name: str) -> Requirement:
-    """The requirement of this id; raises `UnknownName`."""
+    """Return the requirement with this id; raises `UnknownName`."""
     for requirement in REQUIREMENTS:
         if requirement.id == name:
             return requirement

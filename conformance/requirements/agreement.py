@@ -75,7 +75,7 @@ def repeats(ex: Examination) -> Finding | None:
 
 
 def compare_answers(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
-    """Every array that both answers have."""
+    """Return a comparison for every array that both answers have."""
     ones, others = one.arrays(), other.arrays()
     if ex.answer.weights is None or ones.get("weights") is None:
         ones.pop("weights", None)

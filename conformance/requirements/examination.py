@@ -35,13 +35,13 @@ class Raised(Exception):
 
     @property
     def original(self) -> BaseException:
-        """What the implementation raised."""
+        """The exception that the implementation raised."""
         assert self.__cause__ is not None
         return self.__cause__
 
     @property
     def told(self) -> str:
-        """Its type and the first line of its message."""
+        """The type of the exception and the first line of its message."""
         lines = str(self.original).strip().splitlines() or [""]
         return f"{type(self.original).__name__}: {lines[0]}"
 
@@ -54,7 +54,7 @@ class Memory:
         self._known: OrderedDict[Hashable, Any] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gave for this key, or raised."""
+        """Return what `make` returned for this key, or raise again what it raised."""
         if key in self._known:
             self._known.move_to_end(key)
         else:
@@ -70,7 +70,7 @@ class Memory:
         return value
 
     def known(self, key: Hashable) -> Any:
-        """What was computed for this key, or None."""
+        """Return what was computed for this key, or None."""
         return self._known.get(key, (None, None))[0]
 
 
@@ -116,22 +116,22 @@ class Examination:
 
     @cached_property
     def problem(self) -> Problem:
-        """The case's problem in this dtype."""
+        """The problem of the case in this dtype."""
         return self.case.problem(self.dtype)
 
     @cached_property
     def expectation(self) -> Expectation:
-        """What is expected of the case."""
+        """The expectation for the case."""
         return self.expected("", lambda: self.problem)
 
     def expected(self, variant: str, problem: Callable[[], Problem]) -> Expectation:
-        """What is expected of a variant of the case, remembered under that name."""
+        """Return the expectation for a variant of the case, cached under that name."""
         key = (self.case.id, self.dtype, variant)
         return self.bench.expectations.get(key, lambda: self.bench.expect(problem()))
 
     @cached_property
     def suited_expectation(self) -> Expectation:
-        """As `expectation`, with weights averaged over heads where the implementation does that."""
+        """The expectation, with weights averaged over heads if the implementation averages them."""
         weights = self.answer.weights
         if weights is not None and weights.ndim == 3:
             key = (self.case.id, self.dtype, "averaged")
@@ -144,7 +144,7 @@ class Examination:
         return self.answer_in(self.mode)
 
     def answer_in(self, mode: Mode) -> Answer:
-        """Its answer in some mode; raises what the implementation raised."""
+        """Return the implementation's answer in a mode; raises what the implementation raised."""
         return self.bench.answers.get(
             self._answer_key(mode), lambda: self.ask(self.problem, mode=mode)
         )
@@ -154,12 +154,12 @@ class Examination:
 
     @cached_property
     def answer_identity(self) -> Hashable:
-        """Equal for two modes whose answers are the same, bit for bit."""
+        """A key that is equal for two modes whose answers are equal bit for bit."""
         key = (id(self.adapter), self.case.id, self.dtype, self.device)
         return (*key, self.mode.gradients, self.mode.weights, fingerprint(self.answer))
 
     def exchanged(self) -> dict[str, Array]:
-        """Output, reference and noise for comparisons between implementations, if computed."""
+        """The output, reference and noise for comparing implementations, if computed."""
         answer = self.bench.answers.known(self._answer_key(self.mode))
         if answer is None:
             return {}
@@ -167,7 +167,7 @@ class Examination:
         return {"output": answer.output, "want": want, "noise": noise}
 
     def pictured(self) -> dict[str, Array]:
-        """Attention weights, reference, noise and blocked pairs (1 or 0) to draw, if computed."""
+        """Weights, reference, noise and blocked pairs (1 or 0) to draw, if computed."""
         answer = self.bench.answers.known(self._answer_key(self.mode))
         if answer is None or answer.weights is None:
             return {}
@@ -198,14 +198,14 @@ class Examination:
         return answer
 
     def ask_rewritten(self, earlier: Problem) -> Answer:
-        """Its answer to the case, from arrays that held the earlier problem in a call before."""
+        """Return the answer from arrays that held the earlier problem in a previous call."""
         with _theirs():
             answer = self.adapter.rewritten(self.problem, earlier, Call(self.mode, self.device))
         check_answer(answer, self.problem)
         return answer
 
     def side_effects(self) -> SideEffects:
-        """What two calls on the same objects leave behind."""
+        """Return the side effects of two calls on the same objects."""
         key = ("side effects", self._answer_key(self.mode))
 
         def look() -> SideEffects:
@@ -218,7 +218,7 @@ class Examination:
 
 
 def fingerprint(answer: Answer) -> bytes:
-    """A hash of every bit of an answer."""
+    """Return a hash of every bit of an answer."""
     digest = hashlib.blake2b(repr(sorted(answer.dtypes.items())).encode(), digest_size=16)
     for name, array in answer.arrays().items():
         digest.update(name.encode())
@@ -228,7 +228,7 @@ def fingerprint(answer: Answer) -> bytes:
 
 @contextmanager
 def _theirs() -> Iterator[None]:
-    """What comes out of here is the implementation's doing."""
+    """Attribute exceptions that are raised inside the context to the implementation."""
     try:
         yield
     except (Unsupported, ConformanceError):
@@ -265,7 +265,7 @@ def check_answer(answer: Answer, problem: Problem) -> None:
 
 
 def averaged_over_heads(expectation: Expectation) -> Expectation:
-    """The same expectation with attention weights `[batch query key]`."""
+    """Return the same expectation with attention weights `[batch query key]`."""
     arrays = dict(expectation.arrays)
     arrays["weights"] = arrays["weights"].mean(axis=1)
     noise = {}

@@ -22,7 +22,7 @@ from conformance.requirements.requirement import Requirement, judge
 def _between(
     ex: Examination, name: str, one: Array, other: Array, noise: Array | None = None
 ) -> Comparison:
-    """Two answers of the implementation under the noise of both."""
+    """Compare two answers of the implementation, with the noise of both."""
     noise = ex.expectation.loosest[name] if noise is None else noise
     return between(name, one, other, noise, ex.expectation.underflow)
 
@@ -44,13 +44,13 @@ def with_other_content(problem: Problem, tokens: BoolArray, random: np.random.Ge
 
 
 def influenced(problem: Problem, tokens: BoolArray) -> BoolArray:
-    """Which outputs `[batch query]` may depend on the content of the tokens `[batch key]`."""
+    """Return which outputs `[batch query]` may depend on the tokens `[batch key]`."""
     seen: BoolArray = np.any(problem.allowed_in_full() & tokens[:, None, None, :], axis=(1, 3))
     return seen | tokens if problem.shape.sharing == "self" else seen
 
 
 def blocked_tokens(problem: Problem) -> BoolArray:
-    """The tokens `[batch key]` to change: those blocked for every query, else one per entry."""
+    """Return the tokens `[batch key]` to change: those blocked for all queries, else one each."""
     allowed = problem.allowed_in_full()
     never: BoolArray = np.logical_not(allowed.any(axis=(1, 2)))
     if never.any():

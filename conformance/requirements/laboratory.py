@@ -56,14 +56,14 @@ class Sizes:
     key: int = 5
 
     def named(self) -> dict[str, int]:
-        """By the names of the axes."""
+        """Return the sizes by axis name."""
         return {"batch": self.batch, "heads": self.heads, "query": self.query, "key": self.key}
 
 
 def readout_shape(
     sizes: Sizes, sharing: Sharing, score: Score, *, bias: bool = True, group: int = 1
 ) -> Shape:
-    """The shape of the problem: heads wide enough to hold one number for each key, and more."""
+    """Return a shape with heads wide enough to hold at least one number for each key."""
     head = max(sizes.key, 1) + 3
     width = sizes.heads * head
     return Shape(
@@ -86,7 +86,7 @@ def readout_shape(
 
 @lru_cache(maxsize=64)
 def readout(shape: Shape, dtype: str, seed: int = 0) -> Problem:
-    """The problem; raises nothing for empty axes."""
+    """Return the readout problem; empty axes are allowed."""
     random = np.random.default_rng([20261121, seed])
     rounded = dtype_of(dtype).round
     keys = shape.key_length
@@ -138,7 +138,7 @@ def _noise(shape: Shape, dtype: str) -> Array:
 
 
 def pattern(problem: Problem, output: Array) -> Array:
-    """The applied weights `[batch heads query key]` in an output `[batch query width]`."""
+    """Return the applied weights `[batch heads query key]` from an output `[batch query width]`."""
     shape = problem.shape
     heads = output.reshape(shape.batch, shape.query_length, shape.heads, shape.value_head_size)
     return heads[..., : shape.key_length].transpose(0, 2, 1, 3)
@@ -203,7 +203,7 @@ class Laboratory:
 
     @cached_property
     def sharing(self) -> Sharing:
-        """Inputs as different as the implementation allows: some know self-attention only."""
+        """Inputs as distinct as the implementation allows; some support only self-attention."""
         if self.case is not None:
             return self.case.sharing
         for sharing in ("separate", "memory", "self"):
@@ -213,11 +213,11 @@ class Laboratory:
 
     @cached_property
     def biased(self) -> bool:
-        """Whether it can have biases."""
+        """Whether the layer can have biases."""
         return self.case.bias if self.case else self._expressible(self.sharing, bias=True)
 
     def has(self, dtype: str) -> bool:
-        """Whether the adapter and its framework have it, on this device."""
+        """Return whether the adapter and its framework support a dtype on this device."""
         if not self._is_expressible(self.problem(dtype=dtype)):
             return False
         try:
@@ -243,7 +243,7 @@ class Laboratory:
         return True
 
     def sizes(self, **sizes: int) -> Sizes:
-        """All different unless said otherwise; lengths are equal where there is one input."""
+        """Return sizes that differ unless given; lengths are equal if there is only one input."""
         if self.sharing == "self":
             length = sizes.get("key", sizes.get("query", 5))
             sizes |= {"query": length, "key": length}
@@ -259,7 +259,7 @@ class Laboratory:
         bias: bool | None = None,
         dtype: str = "",
     ) -> Problem:
-        """The readout problem of these sizes."""
+        """Return the readout problem of these sizes."""
         score: Score = "scaled-dot" if "scaled-dot" in self.adapter.scores else "additive"
         shape = readout_shape(
             sizes or self.sizes(),
@@ -319,7 +319,7 @@ class Laboratory:
         return getattr(self.adapter, "bridge", None)
 
     def plain(self, sizes: Sizes | None = None, dtype: str = "") -> Seen:
-        """The answer without any mask.
+        """Return the answer without any mask.
 
         Raises:
             Unsupported: the implementation cannot express even that.
@@ -336,7 +336,7 @@ class Laboratory:
         return found
 
     def noise(self, problem: Problem) -> Array:
-        """σ of the weights `[batch heads query key]`, for an honest implementation."""
+        """Return σ of the weights `[batch heads query key]` for an honest implementation."""
         return _noise(problem.shape, problem.dtype)
 
     def alike(self, seen: Seen, predicted: Array) -> bool:
@@ -355,11 +355,11 @@ class Laboratory:
 
     @staticmethod
     def alike_to_noise(one: Array, other: Array, noise: Array) -> bool:
-        """Whether two answers to one problem differ by rounding only."""
+        """Return whether two answers to one problem differ by rounding only."""
         return bool((np.abs(one - other) <= BETWEEN_ANSWERS * noise).all())
 
     def arguments(self) -> tuple[MaskArgument, ...]:
-        """The declared mask arguments, then what the framework attaches by itself."""
+        """Return the declared mask arguments, then those that the framework attaches by itself."""
         known = (*self.adapter.mask_arguments, *self.adapter.implicit_masks)
         return tuple(item for item in known if not self.only or item.name in self.only)
 

@@ -54,7 +54,7 @@ class Form:
     dtype: str
 
     def array(self, values: Array) -> Native:
-        """The values in the dtype of this form; float64 stands for the implementation's own."""
+        """Return the values in the dtype of this form; float64 means the implementation's own."""
         if self.dtype == "own":
             return values
         if self.dtype == "bool":
@@ -90,7 +90,7 @@ FORMS = (
 
 
 def own_forms(dtype: str) -> tuple[Form, ...]:
-    """In a problem of another dtype: masks in that dtype, and in float32 beside it."""
+    """Return the forms to use in another dtype: masks in that dtype and also in float32."""
     large = -1e4 if dtype == "float16" else -1e9
     return (
         BOOL,
@@ -128,7 +128,7 @@ def _values(form: Form, layout: str, shape: Shape, seed: int) -> Array:
 def arrange(
     random: np.random.Generator, sizes: list[int], axis: int, values: tuple[float, ...]
 ) -> Array:
-    """An array whose rows along `axis` hold all values, in different orders."""
+    """Return an array whose rows along `axis` hold all values, in different orders."""
     length = sizes[axis]
     row = np.resize(np.array(values, np.float64), length)
     rows = int(np.prod(sizes)) // max(length, 1)
@@ -153,7 +153,7 @@ REJECTED, UNEXPLAINED = Phrase("mask.rejected"), Phrase("mask.unexplained")
 
 
 def meaning(lab: Laboratory, seen: Seen, fed: Array) -> Phrase:
-    """The one hypothesis that explains the applied weights; `fed` has four axes."""
+    """Return the one hypothesis that explains the applied weights; `fed` has four axes."""
     for found, predicted in predictions(lab, seen, fed).items():
         if lab.alike(seen, predicted):
             return found
@@ -179,7 +179,7 @@ ATTENDING = tuple(found for found in READINGS if found not in BLOCKING)
 
 
 def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
-    """What each hypothesis predicts; of those that predict the same, the first."""
+    """Return what each hypothesis predicts; equal predictions keep only the first."""
     shape = seen.problem.shape
     plain = lab.plain(Sizes(*shape.logits), seen.problem.dtype).applied
     fed = np.broadcast_to(fed, shape.logits).astype(np.float64)
@@ -205,13 +205,13 @@ def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
 
 
 def among(plain: Array, visible: BoolArray) -> Array:
-    """The weights if only these keys are visible; NaN where none is."""
+    """Return the weights if only these keys are visible; NaN where none is."""
     with np.errstate(all="ignore"):
         return _normal(plain * visible)
 
 
 def among_shown(plain: Array, visible: BoolArray, seen: Seen) -> Array:
-    """The same, but where no key is visible: there the weights that were seen, whatever they are.
+    """Return the weights for these keys, or the observed weights where no key is visible.
 
     NaN in one head reaches the query's whole output, so it is seen in the other heads too.
     """
@@ -229,7 +229,7 @@ def _same(one: Array, other: Array) -> bool:
 
 
 def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
-    """Which queries `[batch query]` have other weights than without a mask."""
+    """Return which queries `[batch query]` have weights that differ from those without a mask."""
     shape = seen.problem.shape
     plain = lab.plain(Sizes(*shape.logits), seen.problem.dtype)
     noise = lab.noise(seen.problem)
@@ -253,11 +253,11 @@ class ReadAs:
 
     @property
     def name(self) -> str:
-        """ "batch 1 key"."""
+        """The axes by name, such as "batch 1 key"."""
         return " ".join(self.axes)
 
     def apply(self, array: Array, sizes: Mapping[str, int]) -> Array:
-        """The array with four axes, 1 where it has none."""
+        """Return the array with four axes, of size 1 where it has none."""
         split: list[str] = []
         shape: list[int] = []
         for axis, size in zip(self.axes, array.shape, strict=True):
@@ -274,7 +274,7 @@ class ReadAs:
 
 
 def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[ReadAs]:
-    """Every way to read an array of this shape."""
+    """Yield every way to read an array of this shape."""
     joined = {
         "batch·heads": sizes["batch"] * sizes["heads"],
         "heads·batch": sizes["batch"] * sizes["heads"],

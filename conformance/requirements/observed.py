@@ -58,7 +58,7 @@ def fully_masked_row(ex: Examination) -> Finding:
 
 
 def _beside(answer: Answer) -> Phrase:
-    """What comes with a fully masked row: NaN in gradients, or in other rows."""
+    """Return side effects of a fully masked row: NaN in gradients or in other rows."""
     lost = [name for name, array in answer.gradients.items() if np.isnan(array).any()]
     parts: list[Part] = [
         Phrase("beside.nan-in-gradients", {"arrays": [*lost]})

@@ -74,7 +74,7 @@ def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "
 
 
 def declaration(argument: MaskArgument, form: Form) -> Phrase:
-    """What the adapter says about this form, as a meaning, if it says anything.
+    """Return the meaning that the adapter declares for this form, or an empty phrase.
 
     Of "0 or 1 only" there is nothing to compare with in other forms.
     """
@@ -104,7 +104,7 @@ def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
 
 
 def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
-    """An argument over queries: marked rows, or the others, lose their weights."""
+    """Return the meaning of an argument over queries, found by whether marked rows lose weights."""
     changed = rows_changed(lab, seen)
     marked = np.broadcast_to(fed[:, 0, :, 0], changed.shape)
     rows = ", ".join(str(row) for row in np.flatnonzero(changed[0])) or "none"

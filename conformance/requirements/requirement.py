@@ -56,7 +56,7 @@ class Requirement:
         return self.id.split(".")[0]
 
     def serves(self, case: Case) -> bool:
-        """Whether the case says something about this requirement."""
+        """Return whether the case says something about this requirement."""
         if self.id in case.serves:
             return True
         matches = any(fnmatch.fnmatchcase(case.id, pattern) for pattern in self.cases)
@@ -70,7 +70,7 @@ def judge(
     accuracy: str = "",
     said: str = "{array} is off",
 ) -> Finding:
-    """Conforms if every comparison fits; otherwise deviates, with the worst element as evidence."""
+    """Return `conforms` if every comparison fits, else `deviates` with the worst element."""
     worst = worst_of(comparisons)
     figures = worst.figures
     if accuracy:

@@ -58,7 +58,7 @@ def rewritten(ex: Examination) -> Finding | None:
 
 
 def _other(ex: Examination) -> Problem:
-    """Of the same shape, with other numbers in every argument."""
+    """Return a problem of the same shape with other numbers in every argument."""
     problem, random = ex.problem, ex.case.random("earlier")
     inputs = {
         name: problem.format.round(random.standard_normal(getattr(problem, name).shape))

@@ -13,7 +13,7 @@ from conformance.requirements.requirement import Requirement, judge
 
 
 def _weights(ex: Examination) -> Array | None:
-    """The weights; None where this mode does not return any."""
+    """Return the weights, or None if this mode does not return any."""
     if not ex.mode.weights:
         return None
     weights = ex.answer.weights

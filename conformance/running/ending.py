@@ -161,7 +161,7 @@ class Missed(msgspec.Struct, frozen=True):
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """An implementation.
+    """The outcome for one implementation.
 
     Attributes:
         items: verdicts of its items.

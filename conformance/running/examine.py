@@ -1,4 +1,4 @@
-"""`examine`: an implementation is examined by a function call, and the outcome is an object."""
+"""Examine an implementation by a function call; the result is an object."""
 
 from __future__ import annotations
 

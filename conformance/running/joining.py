@@ -148,7 +148,7 @@ def join(files: Sequence[Path], output: Path) -> Joined:
 
 
 def _judged(result: CaseResult) -> list[tuple[str, str, Phrase]]:
-    """Return what two measurements must agree in; a figure may differ between machines."""
+    """Return the values in which two measurements must agree; figures may differ by machine."""
     return [(f.requirement, f.verdict, f.value) for f in result.findings]
 
 

@@ -69,7 +69,7 @@ def cache_folder() -> Path | None:
 
 @cache
 def _code() -> str:
-    """A hash of what an expectation depends on besides the problem."""
+    """Return a hash of the code on which an expectation depends, besides the problem."""
     digest = hashlib.blake2b(np.__version__.encode(), digest_size=6)
     for path in (*sorted(Path(definition.__path__[0]).glob("*.py")), Path(numbers.__file__)):
         digest.update(path.read_bytes())
@@ -125,7 +125,7 @@ def _checksum(tensors: Mapping[str, np.ndarray]) -> int:
 
 @cache
 def _make_room(folder: Path) -> None:
-    """Once per process: if the folder is full, remove the files that have been there longest."""
+    """Remove the oldest files, once per process, if the folder is full."""
     files = [(path.stat(), path) for path in folder.iterdir() if path.is_file()]
     size = sum(status.st_size for status, _ in files)
     if size <= MOST_BYTES:

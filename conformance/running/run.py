@@ -120,7 +120,7 @@ class Run:
 
     @cached_property
     def narrowing(self) -> str:
-        """What narrows the run or adds to it, or ""."""
+        """The options that narrow or extend the run, or ""."""
         words = [str(self.selection)] if str(self.selection) else []
         words += [f"--shard {self.shard[0]}/{self.shard[1]}"] if self.shard[1] > 1 else []
         keyword = self.config.getoption("keyword", "")
@@ -236,7 +236,7 @@ class Run:
 
     @property
     def _record(self) -> Path | None:
-        """The file to write: a narrowed run never overwrites a whole record, nor does a shard."""
+        """Return the file to write; a narrowed run or a shard never overwrites a whole record."""
         given = self._given
         if given is not None and self.shard[1] > 1:
             return given.with_suffix(f".shard-{self.shard[0]}-of-{self.shard[1]}.json")
@@ -511,14 +511,14 @@ class Run:
 
     @property
     def chosen(self) -> list[str]:
-        """Ids of what is to be examined, after -k and the like."""
+        """Return the ids of the selected items, after -k and similar options."""
         if self._collected is not None:
             return self._collected
         return [row.id for row in self.planned]
 
     @property
     def outcome(self) -> Outcome:
-        """What is known when the run has ended."""
+        """Return the outcome at the end of the run."""
         results = [self.results[name] for name in self.chosen if name in self.results]
         complete = len(results) == len(self.chosen)
         return Outcome(Record(self._header(), complete, results), path=self.written)

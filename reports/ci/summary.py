@@ -58,7 +58,7 @@ class Item:
 
     @cached_property
     def wrong(self) -> tuple[Finding, ...]:
-        """What is wrong and not known."""
+        """The findings that are wrong and not known."""
         return tuple(
             finding
             for finding in self.result.findings
@@ -67,7 +67,7 @@ class Item:
 
     @cached_property
     def worth_showing(self) -> tuple[Finding, ...]:
-        """Those of `wrong`, with the same error of several requirements once."""
+        """The findings of `wrong`, where several requirements that met one error appear once."""
         errors = {f.detail: f for f in reversed(self.wrong) if f.verdict == "error"}
         return tuple(
             finding
@@ -77,13 +77,13 @@ class Item:
 
     @cached_property
     def verdict(self) -> str:
-        """The item's, or "known" if all that is wrong with it is."""
+        """The verdict of the item, or "known" if everything wrong with it is known."""
         verdict = self.result.verdict
         return KNOWN if verdict in BAD and not self.wrong else verdict
 
     @cached_property
     def fails(self) -> bool:
-        """Whether `run --strict` would: something wrong that a requirement forbids."""
+        """Whether `run --strict` would fail: a requirement forbids something that was found."""
         return any(
             finding.verdict != "deviates" or self._is_must(finding.requirement)
             for finding in self.wrong
@@ -91,7 +91,7 @@ class Item:
 
     @property
     def reason(self) -> str:
-        """Why it has no answer, or ""."""
+        """The reason why the item has no answer, or ""."""
         return next((finding.detail for finding in self.result.findings if finding.detail), "")
 
     def _is_must(self, name: str) -> bool:
@@ -112,7 +112,7 @@ class Source:
 
     @cached_property
     def implementations(self) -> list[tuple[Record, Implementation]]:
-        """Each with its record."""
+        """Every implementation with its record."""
         return [(record, one) for record in self.records for one in record.header.implementations]
 
     def counts(self, implementation: str, device: str) -> dict[str, int]:
@@ -126,12 +126,12 @@ class Source:
 
     @cached_property
     def totals(self) -> dict[str, int]:
-        """Verdicts of all items."""
+        """The number of items for each verdict."""
         return counted(item.verdict for item in self.items)
 
     @cached_property
     def wrong(self) -> list[Change]:
-        """What is wrong and not known; what is alike is one, the worst first."""
+        """Changes that are wrong and not known; similar ones are merged, the worst come first."""
         findings = [
             Located(item.result, finding.requirement, "", finding.verdict, finding)
             for item in self.items
@@ -142,7 +142,7 @@ class Source:
 
     @cached_property
     def open(self) -> dict[tuple[str, str, str], int]:
-        """What has no answer: implementation, verdict and reason, to the number of items."""
+        """The number of items without an answer, by implementation, verdict and reason."""
         return Counter(
             (item.result.implementation, item.result.verdict, item.reason)
             for item in self.items
@@ -156,7 +156,7 @@ class Source:
 
     @property
     def outcome(self) -> ExitCode:
-        """The exit code of the records; failing for what deviates is left to run and gate."""
+        """The exit code of the records; deviations are left to `run` and `gate`."""
         counts = count(item.result.verdict for item in self.items)
         if not verified(counts):
             return ExitCode.NOTHING_VERIFIED

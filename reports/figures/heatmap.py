@@ -34,7 +34,7 @@ STEPS = 50
 
 
 def shade(value: float, most: float) -> float:
-    """Return the opacity for |value|, full at `most`; never none for what is not zero."""
+    """Return the opacity for |value|: 1 at `most`, and above 0 for everything but 0."""
     if value == 0 or most <= 0:
         return 0.0
     step = round(min(1.0, abs(value) / most) * STEPS)
@@ -118,24 +118,24 @@ class Grid:
 
     @property
     def cell_width(self) -> float:
-        """Of one cell."""
+        """The width of one cell."""
         return 40.0 if self.has_text else round(min(24.0, max(3.4, 320.0 / self.keys)), 1)
 
     @property
     def cell_height(self) -> float:
-        """Of one cell; long rows of narrow cells get higher ones."""
+        """The height of one cell; long rows of narrow cells are higher."""
         if self.has_text:
             return 28.0
         return round(min(max(self.cell_width, 190.0 / self.queries), 24.0, 3 * self.cell_width), 1)
 
     @property
     def width(self) -> float:
-        """Of the map."""
+        """The width of the map."""
         return round(self.keys * self.cell_width, 1)
 
     @property
     def height(self) -> float:
-        """Of the map."""
+        """The height of the map."""
         return round(self.queries * self.cell_height, 1)
 
 
@@ -266,7 +266,7 @@ def _marks(grid: Grid, marked: BoolArray) -> str:
 
 
 def _crosses(grid: Grid, values: Array) -> str:
-    """Cross out what is no number, where there is no room to write so."""
+    """Return crosses over the cells that are not finite, where there is no room for text."""
     width, height = grid.cell_width, grid.cell_height
     lines = []
     for query, key in np.argwhere(~np.isfinite(values)):

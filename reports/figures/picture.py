@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it is within the noise of an honest implementation."""
+        """Whether the weights are within the noise of an honest implementation."""
         return self.ratio <= LIMIT
 
 
@@ -75,19 +75,19 @@ class Picture:
 
     @cached_property
     def difference(self) -> Array:
-        """got - want; NaN where either is no number."""
+        """The difference got - want; NaN where either is NaN."""
         with np.errstate(invalid="ignore"):
             error = self.got - self.want
         return np.where(np.isfinite(error), error, np.nan)
 
     @cached_property
     def ratio(self) -> Array:
-        """|got - want| / σ."""
+        """The ratio |got - want| / σ."""
         return np.abs(ratios(self.got, self.want, self.noise, self.underflow))
 
     @cached_property
     def leaks(self) -> BoolArray:
-        """Blocked pairs that have a weight all the same; what is no number shows by itself."""
+        """The blocked pairs that have a nonzero weight; NaN is not counted."""
         return self.blocked & np.isfinite(self.got) & (np.abs(self.got) > self.underflow)
 
     @property

@@ -102,24 +102,24 @@ class Entry:
 
     @property
     def has_reason(self) -> bool:
-        """Whether it says why."""
+        """Whether the entry gives a reason."""
         return bool(self.reason.strip()) and not self.reason.lstrip().upper().startswith("TODO")
 
     @property
     def says(self) -> tuple[object, ...]:
-        """What it says of its findings; of two entries that say the same, one is too many."""
+        """A key of what the entry says of its findings; two entries with one key are duplicates."""
         arguments = repr(sorted(self.arguments.items()))
         checks = (self.verdict, self.cause, arguments, self.raises, self.within, self.strict)
         return *checks, self.reason.strip()
 
     @property
     def address(self) -> str:
-        """Where it stands in the file."""
+        """Where the entry stands in the file."""
         return f"line {self.line}" if self.line else f"entry {self.number}"
 
     @property
     def place(self) -> str:
-        """Where it stands and what it is about, in one line."""
+        """Where the entry stands and what it is about, in one line."""
         about = [f"{name} {_some(getattr(self, name))}" for name in PLACES if getattr(self, name)]
         about += [f"when {self.condition.text}"] if self.condition else []
         return f"{self.address}: {', '.join(about)}"
@@ -136,7 +136,7 @@ class Baseline:
 
     @property
     def absence(self) -> str:
-        """A line if it is not there, else "": a mistyped name must not pass for an empty file."""
+        """A message if the file is missing, else "": a mistyped name is not an empty baseline."""
         return "" if self.there else f"{self.path}: no such file, nothing is known yet"
 
 
@@ -147,7 +147,7 @@ def _some(patterns: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=4096)
 def fits(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether patterns match a name: no patterns match all names, and "!" takes away."""
+    """Return whether patterns match a name; no patterns match all names, and "!" excludes."""
     wanted, unwanted = _compiled(patterns)
     return (not wanted or any(item.match(name) for item in wanted)) and not any(
         item.match(name) for item in unwanted
@@ -162,7 +162,7 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[list[re.Pattern[str]], list[re
 
 
 def agrees_on_cause(entry: Entry, cause: Phrase) -> bool:
-    """Whether a finding's cause is the one that an entry names.
+    """Return whether a finding's cause is the one that an entry names.
 
     An entry that quotes wording goes on matching what was worded so when it was written.
     """
@@ -179,7 +179,7 @@ def _has(phrase: Phrase, wanted: Mapping[str, Any]) -> bool:
 
 
 def _is(argument: Argument, wanted: Any) -> bool:
-    """Whether an argument is what a TOML value stands for."""
+    """Return whether an argument equals a TOML value."""
     if isinstance(argument, list):
         return (
             isinstance(wanted, list)

@@ -35,7 +35,7 @@ class Comparison:
     values: tuple[str, ...]
 
     def holds(self, variables: Mapping[str, str]) -> bool:
-        """Whether it is true of these values of variables."""
+        """Return whether the comparison is true for these values of variables."""
         actual = variables[self.name]
         if self.operator in ("in", "not in"):
             is_one = any(self._compare(actual, "==", value) for value in self.values)
@@ -50,18 +50,18 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold for an entry to be about a finding."""
+    """A condition on which findings an entry applies to."""
 
     text: str
     tree: Comparison | Combined
 
     @property
     def names(self) -> frozenset[str]:
-        """Its variables."""
+        """The names of the variables that occur in the condition."""
         return frozenset(part.name for part in _comparisons(self.tree))
 
     def holds(self, variables: Mapping[str, str]) -> bool:
-        """Whether it is true; all `names` must be given."""
+        """Return whether the condition is true; a value must be given for each of `names`."""
         return self.tree.holds(variables)
 
 
@@ -73,7 +73,7 @@ class Combined:
     parts: tuple[Comparison | Combined, ...]
 
     def holds(self, variables: Mapping[str, str]) -> bool:
-        """Whether it is true of these values of variables."""
+        """Return whether the condition is true for these values of variables."""
         parts = (part.holds(variables) for part in self.parts)
         if self.word == "not":
             return not next(parts)
@@ -81,7 +81,7 @@ class Combined:
 
 
 def is_version(name: str) -> bool:
-    """Whether a variable is compared as versions are."""
+    """Return whether a variable is compared as a version."""
     return name.endswith("_version")
 
 

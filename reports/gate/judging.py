@@ -56,12 +56,12 @@ class Cell:
 
     @property
     def requirement(self) -> str:
-        """The id of its requirement."""
+        """The id of the requirement."""
         return self.finding.requirement
 
     @property
     def wrong(self) -> bool:
-        """Whether an entry has to know of it."""
+        """Whether the finding needs an entry in the baseline."""
         return self.finding.verdict in VERDICTS
 
     def part(self, place: str) -> str:
@@ -107,17 +107,17 @@ class Judgement:
 
     @property
     def lost(self) -> tuple[Cell, ...]:
-        """Where the implementation died or hung."""
+        """The cells in which the implementation crashed or hung."""
         return tuple(cell for cell in self.open if cell.finding.verdict in LOST)
 
     @property
     def worse(self) -> bool:
-        """Whether something is wrong that no entry knows of."""
+        """Whether something is wrong that no entry covers."""
         return bool(self.new or self.lost)
 
     @property
     def to_edit(self) -> tuple[tuple[str, Entry], ...]:
-        """Each entry that has to be edited, with a reason; an entry may occur several times."""
+        """Every entry to edit, with a reason; an entry may occur several times."""
         return (
             *(("fixed, remove or narrow it", entry) for entry, _ in self.fixed),
             *(("matches nothing", entry) for entry in self.unmatched),
@@ -137,7 +137,7 @@ class Judgement:
 
     @property
     def whole(self) -> bool:
-        """Whether everything was asked and answered; else an entry without match may be right."""
+        """Whether everything was asked and answered; otherwise an unmatched entry may be right."""
         header = self.record.header
         narrowed = header.deselected or NARROWS.search(header.provenance.selection)
         return self.answered and not narrowed
@@ -201,7 +201,7 @@ class Claims:
         return [entry for entry in self.active if self._claims(entry, cell)]
 
     def knows(self, result: CaseResult, finding: Finding) -> Entry | None:
-        """Return the entry by which a deviation is known, or None."""
+        """Return the entry that covers a deviation, or None."""
         claiming = self.of(result, finding) if finding.requirement != RUN else []
         return next((entry for entry in claiming if agrees(entry, finding)), None)
 
@@ -215,7 +215,7 @@ class Claims:
         return entry.condition.holds(self._variables.get(result.implementation, {}) | item)
 
     def _applies(self, entry: Entry, implementation: Implementation) -> bool:
-        """Whether an entry is about this implementation, in its versions, on this device."""
+        """Return whether an entry applies to this implementation, its versions and its device."""
         if not fits(entry.implementation, implementation.name):
             return False
         if entry.condition is None:
@@ -234,7 +234,7 @@ class Claims:
 
 
 def agrees(entry: Entry, finding: Finding) -> bool:
-    """Whether a finding is what an entry says."""
+    """Return whether a finding is as an entry says."""
     if entry.within < math.inf:
         figures = finding.figures
         if figures is None or figures.max_ratio > entry.within:

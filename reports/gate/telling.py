@@ -1,4 +1,4 @@
-"""What the gate prints, for somebody who sees nothing but the log of a build."""
+"""Print the outcome of the gate, for a reader who sees only the log of a build."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class _Log:
         self.text.append("\n")
 
     def _first(self, items: Sequence[T], one: str, several: str) -> Iterator[T]:
-        """The first few, and a line with how many more there are."""
+        """Yield the first few lines, and one line that counts the others."""
         shown = items if self.verbose else items[:SHORT]
         yield from shown
         if len(items) > len(shown):
@@ -275,7 +275,7 @@ class _Log:
             self._line(f"written by: {shlex.join(command)}", DIM)
 
     def _known(self) -> None:
-        """Show every entry that holds, with its reason."""
+        """Print every entry that holds, with its reason."""
         wrong = {entry.number for _, entry in self.judgement.to_edit}
         for entry in self.judgement.baseline.entries:
             cells = self.judgement.claimed.get(entry.number)

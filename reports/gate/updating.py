@@ -246,7 +246,7 @@ def cover(names: Collection[str], others: Collection[str]) -> Patterns:
 
 
 def folders(names: Collection[str], others: Collection[str]) -> Patterns:
-    """As `cover`, but nothing is left out."""
+    """Return patterns as `cover` does, but never with exclusions."""
     patterns = set()
     for name in names:
         parts = name.split("/")
@@ -331,7 +331,7 @@ class _Edit:
 
     @property
     def _entries(self) -> Iterable[Entry]:
-        """The entries of which it can be decided what becomes of them."""
+        """Yield the entries whose outcome can be decided."""
         for entry in self.baseline.entries:
             if entry.number in self.judgement.claimed and not {entry.number} & (
                 self.removed | self.unclear

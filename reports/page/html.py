@@ -250,7 +250,7 @@ def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
 
 
 def _gathers(deviation: Deviation, result: CaseResult) -> bool:
-    """Whether an item is one of those of a deviation."""
+    """Return whether an item is one of those of a deviation."""
     return (
         result.case in deviation.cases
         and result.dtype in deviation.dtypes

@@ -69,7 +69,7 @@ def places(report: Report) -> list[str]:
 
 
 def known(column: Column) -> bool:
-    """Whether anything at all was verified."""
+    """Return whether any item of a column was verified."""
     return verified(column.findings) > 0
 
 
@@ -77,7 +77,7 @@ def known(column: Column) -> bool:
 
 
 def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
-    """Return what was asked by chapter, each row with its place in the matrix."""
+    """Return the rows by chapter, each with its index in the matrix."""
     rows = [(index, row) for index, row in enumerate(report.matrix) if _was_asked(row)]
     return list(by_key(rows, lambda item: item[1].chapter).items())
 
@@ -88,7 +88,7 @@ def asked(report: Report) -> list[Row]:
 
 
 def unasked(report: Report) -> list[str]:
-    """Return the requirements of which no implementation was asked anything."""
+    """Return the requirements that no implementation was asked about."""
     return [row.requirement for row in report.matrix if not _was_asked(row)]
 
 
@@ -150,7 +150,7 @@ def cards(report: Report) -> list[Card]:
 
 
 def polarity(cards: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]]]:
-    """Return the arguments that attend where True, and those that block: what most look for."""
+    """Return the mask arguments by meaning: those where True attends, and those where it blocks."""
     answer: dict[str, list[tuple[Card, list[Reading]]]] = {"attends": [], "blocks": []}
     for card in cards:
         for meaning, entries in answer.items():
@@ -309,14 +309,14 @@ def dtypes(report: Report) -> list[str]:
 
 
 def position(value: float) -> float:
-    """Return where a ratio stands on the axis, in per cent; what is beyond stands at the end."""
+    """Return the position of a ratio on the axis, in per cent; larger ratios are put at the end."""
     inside = min(max(value, LOWEST), HIGHEST)
     share = math.log(inside / LOWEST) / math.log(HIGHEST / LOWEST)
     return round(MARGIN + (100 - 2 * MARGIN) * share, 2)
 
 
 def beyond(value: float) -> bool:
-    """Whether the axis ends before a ratio."""
+    """Return whether a ratio is beyond the end of the axis."""
     return value > HIGHEST
 
 
@@ -336,7 +336,7 @@ def heat(report: Report) -> list[tuple[str, list[Column], dict[tuple[str, str], 
 
 
 def heat_level(pair: Pair, limit: float) -> int:
-    """Return 0 to 3 for what cannot be told apart, 4 for what can."""
+    """Return the heat level: 0 to 3 if the pair cannot be told apart, 4 if it can."""
     if pair.nan_cases or pair.max_ratio > limit:
         return 4
     return sum(pair.max_ratio >= edge for edge in (1.0, 2.0, 4.0))
@@ -354,7 +354,7 @@ def undefined(report: Report) -> list[tuple[str, list[Apart]]]:
 
 
 def apart_count(report: Report) -> int:
-    """Return how many pairs, counted once per dtype, can be told apart."""
+    """Return the number of pairs that can be told apart, counted once per dtype."""
     return sum(heat_level(pair, report.limit) == 4 for pair in report.pairs)
 
 
@@ -474,7 +474,7 @@ def symptoms(report: Report, column: Column) -> list[Symptom]:
 
 
 def _symptom(item: Deviation) -> str:
-    """Return the cause or the message; else where the numbers are off, which is often one thing."""
+    """Return the cause or the message, or else the location, which one defect often shares."""
     if item.cause:
         return say(item.cause)
     if item.figures is None:

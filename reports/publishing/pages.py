@@ -62,22 +62,22 @@ class Known:
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`, or `UNSORTED`."""
+        """The kind of the deviation: one of `KINDS`, or `UNSORTED`."""
         return (self.entry.kind if self.entry else "") or UNSORTED
 
     @property
     def reason(self) -> str:
-        """Why it is known, or ""."""
+        """The reason why the deviation is known, or ""."""
         return self.entry.reason.strip() if self.entry else ""
 
     @property
     def when(self) -> str:
-        """The condition of its entry, or ""."""
+        """The condition of the baseline entry, or ""."""
         return self.entry.condition.text if self.entry and self.entry.condition else ""
 
     @property
     def identity(self) -> str:
-        """The same for deviations that show one defect."""
+        """A key that is equal for deviations that show one defect."""
         return (self.entry.reproduction if self.entry else "") or self.reason or self.detail
 
 
@@ -330,7 +330,7 @@ def _kinds(known: Sequence[Known]) -> list[tuple[str, int]]:
 
 
 def _changes(course: Trend) -> str:
-    """Return in few words how much changed over all versions."""
+    """Return a short summary of how much changed over all versions."""
     changes = [point.change for point in course.points if point.change is not None]
     times = {
         "worse": sum(sum(change.worse.values()) for change in changes),

@@ -164,7 +164,7 @@ def keep(records: Sequence[Loaded], folder: Path) -> int:
 
 
 def packed(record: Record) -> bytes:
-    """Compress a record without its arrays, which lie beside it and are not kept."""
+    """Compress a record, leaving out its arrays, which are kept in another file."""
     text = msgspec.json.encode(msgspec.structs.replace(record, exchange="", digest=""))
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9, mtime=0, filename="") as file:

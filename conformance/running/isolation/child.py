@@ -156,7 +156,7 @@ def _refused(error: BaseException) -> Refused:
 
 
 def settle(printed: Connection) -> None:
-    """Detach from the terminal, print into the pipe, end with the parent."""
+    """Detach from the terminal, redirect output to the pipe, and exit with the parent."""
     if hasattr(os, "setsid"):
         # Ctrl-C is for the run; what the implementation starts is killed with its process group.
         os.setsid()
@@ -187,7 +187,7 @@ def _end_with_parent() -> None:
 
 
 def _ask_kernel(sentinel: int) -> None:
-    """Linux: when the other end of this pipe closes, the kernel kills the process group."""
+    """On Linux, let the kernel kill the process group when the other end of this pipe closes."""
     # Not prctl's signal at the parent's death: the parent is the server, which outlives the run.
     fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
     fcntl.fcntl(sentinel, fcntl.F_SETOWN, -os.getpgrp())

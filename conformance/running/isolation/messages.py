@@ -115,7 +115,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(data: bytes, kind: Any) -> Any:
-    """The inverse; `kind` may be a union of the messages that are expected."""
+    """Decode a message; `kind` may be a union of the messages that are expected."""
     return msgspec.msgpack.decode(data, type=kind)
 
 

@@ -369,7 +369,7 @@ class Printed:
         return True
 
     def forget(self) -> None:
-        """Drop what was printed so far."""
+        """Discard what was printed so far."""
         self.read()
         self._end = b""
 
@@ -422,7 +422,7 @@ def last_words(text: str, spec: str) -> str:
 
 
 def _place(stack: str, spec: str) -> str:
-    """Return the innermost line in the implementation's file, or else the innermost of all."""
+    """Return the innermost stack line in the implementation's file, or the innermost of all."""
     frames = _FRAME.findall(stack)
     file = Path(spec.partition(":")[0]).name
     theirs = [frame for frame in frames if Path(frame[0]).name == file] or frames
