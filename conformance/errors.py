@@ -1,4 +1,4 @@
-"""What can go wrong, as the user meets it: one line, what to do next, and an exit code.
+"""Errors as users see them: one line, what to do next, and an exit code.
 
 Everything that the suite raises on purpose derives from `ConformanceError`. The command line
 prints its text as one line and exits with its code, so both are part of the interface.

@@ -1,4 +1,4 @@
-"""Progress bars, for whoever waits at a terminal, and nobody else.
+"""Show progress bars, but only at a terminal.
 
 They go to stderr and vanish. In CI, in a pipe and with --quiet there are none, so that a log holds
 results only.
@@ -24,7 +24,7 @@ def silence() -> None:
 
 
 def wanted() -> bool:
-    """Return whether somebody looks on."""
+    """Return whether stderr is a terminal and bars are not disabled."""
     dumb = os.environ.get("TERM") in ("dumb", "unknown")
     return bool(
         not (_silenced or dumb or os.environ.get("CI"))

@@ -1,4 +1,4 @@
-"""How far implementations are from the reference, and from each other, in units of noise σ."""
+"""Distances of implementations from the reference and each other, in units of noise σ."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def accuracy(columns: Sequence[Column], seen: Iterable[Seen]) -> list[Accuracy]:
 
 
 def limit(entries: Iterable[Accuracy]) -> float:
-    """Return what was allowed when the records were made."""
+    """Return the limit that applied when the records were made."""
     spreads = [spread for entry in entries for spread in (entry.output, entry.gradients)]
     return next((spread.limit for spread in spreads if spread is not None), LIMIT)
 

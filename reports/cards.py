@@ -54,7 +54,7 @@ def experiment_cards(
 
 
 def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
-    """Return what each implementation makes of one and the same mask, in column order."""
+    """Return the effect of one mask on each implementation, in column order."""
     shown: dict[str, list[Handed]] = {}
     for part in parts:
         shown[part.key] = [
@@ -148,7 +148,7 @@ class Shown(NamedTuple):
 
     @property
     def alarming(self) -> bool:
-        """Whether it should catch the eye."""
+        """Whether the value should be highlighted."""
         return self.phrase.id in _ALARMING
 
 
@@ -175,7 +175,7 @@ def _of_infinite(card: Card, about: str) -> list[Shown]:
 
 
 def _of_form(card: Card, form: str, dtype: str = "") -> list[Shown]:
-    """Return what each mask argument does with a form."""
+    """Return the effect of each mask argument in one form."""
     subjects = []
     for subject in _subjects(card, "mask.meaning"):
         phrase = subject.phrase.part("form")
@@ -185,14 +185,14 @@ def _of_form(card: Card, form: str, dtype: str = "") -> list[Shown]:
 
 
 def _of_lengths(card: Card, lengths: str, *about: str, named: bool = False) -> list[Shown]:
-    """Return what a causal flag does for these lengths; or that there is none."""
+    """Return the effect of a causal flag for these lengths, or that there is none."""
     subjects = _subjects(card, *about)
     fitting = (item for item in subjects if item.phrase.part("lengths").id in ("", lengths))
     return _pooled(fitting, named=named)
 
 
 def _of_nan(card: Card, *inputs: str) -> list[Shown]:
-    """Return how far NaN gets from a blocked element of these inputs."""
+    """Return how far NaN spreads from a blocked element of these inputs."""
     return _pooled(
         (
             subject
@@ -215,7 +215,7 @@ def _furthest(value: Phrase) -> Phrase:
 
 
 def _weights(card: Card) -> list[Shown]:
-    """Return how weights come back where they do, and whether before or after dropout."""
+    """Return the form of returned weights, if any, and whether dropout is applied to them."""
     shown = _pooled(_subjects(card, "weights.returned"))
     if len(shown) > 1 and any(item.phrase.id == "weights.none" for item in shown):
         shown = [item for item in shown if item.phrase.id != "weights.none"]
@@ -300,7 +300,7 @@ Observations = Sequence[tuple[CaseResult, Phrase]]
 
 
 def conventions(parts: Iterable[Part], columns: Sequence[Column]) -> list[Convention]:
-    """Return what each column declares of masks, with what was observed."""
+    """Return the declared mask conventions of each column, with those observed."""
     by_column = {part.key: part for part in parts}
     return [_convention(by_column[column.key]) for column in columns]
 
@@ -331,7 +331,7 @@ def _convention(part: Part) -> Convention:
 def _meanings(
     observed: Observations, experiments: Sequence[CaseResult]
 ) -> dict[tuple[str, str], list[tuple[CaseResult, Phrase]]]:
-    """Return what each form of each argument means, by requirement and by experiment."""
+    """Return the meaning of each form of each argument, by requirement and by experiment."""
     meanings: dict[tuple[str, str], list[tuple[CaseResult, Phrase]]] = defaultdict(list)
     for result, value in observed:
         for part in value.parts("meanings"):
@@ -416,7 +416,7 @@ def _variants(observed: Observations) -> list[Variant]:
 
 
 def _where(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str | None:
-    """Return the dtypes, modes and cases that tell some from the others; None if these do not."""
+    """Return the dtypes, modes and cases that set some results apart; None if they do not."""
     values = {axis: _values(some, axis) for axis in _AXES}
     cases = _cases(some) or _cases(every)
     inside = [item for item in every if all(getattr(item, axis) in values[axis] for axis in _AXES)]

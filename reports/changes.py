@@ -1,4 +1,4 @@
-"""What changed between two sets of records: regressions first, and nothing hidden.
+"""Compare two sets of records: regressions first, and nothing hidden.
 
 The unit is a finding: item and requirement. Only records are read, so neither a framework nor the
 catalogue that the records were made with is needed.
@@ -228,7 +228,7 @@ Answers = Mapping[Key, CaseResult]
 
 
 class Pair(NamedTuple):
-    """What two sides say of one requirement of an item; None where a side was not asked."""
+    """The findings of two sides on one requirement of an item; None where a side has none."""
 
     key: Key
     requirement: str
@@ -374,7 +374,7 @@ def load_side(*paths: Path) -> tuple[Side, Records]:
 
 
 def compare(before: tuple[Side, Records], after: tuple[Side, Records]) -> Changes:
-    """Return what changed from the first to the second."""
+    """Return the changes from the first to the second."""
     (side_before, one), (side_after, two) = before, after
     kinds: dict[Kind, list[Located]] = defaultdict(list)
     shared = one.specs.keys() & two.specs.keys()
@@ -509,7 +509,7 @@ def _conventions(before: Records, after: Records) -> list[Convention]:
 
 
 def _members(these: Records, others: Records, findings: int, wrong: list[Change]) -> Members:
-    """Return what these records have, and the others have not."""
+    """Return the items that these records have and the others do not."""
     shared = these.specs.keys() & others.specs.keys()
     keys = [key for key in these.results if key not in others.results and key[:2] in shared]
     asked = {key[2] for key in others.results}

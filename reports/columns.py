@@ -1,4 +1,4 @@
-"""From records to columns: one for each implementation on each device."""
+"""Turn records into columns: one for each implementation on each device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Named = TypeVar("Named", RequirementInfo, Topic)
 
 
 class Part(NamedTuple):
-    """What one record holds of one implementation.
+    """The content of one record on one implementation.
 
     Attributes:
         key: of its column; the name where that is unique, else with the device, else with the
@@ -69,7 +69,7 @@ def findings_of(parts: Iterable[Part]) -> list[Seen]:
 
 
 def sources(records: Sequence[Loaded]) -> list[Source]:
-    """Return what is said about each record as a whole."""
+    """Return information about each record as a whole."""
     return [
         Source(
             name=record.header.name,

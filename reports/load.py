@@ -35,7 +35,7 @@ def find_records(paths: Iterable[Path]) -> list[Path]:
 
 
 class Read(NamedTuple):
-    """What was read.
+    """The records that were read.
 
     Attributes:
         current: the records that belong together.

@@ -116,12 +116,12 @@ def worst_verdict(counts: Mapping[str, int]) -> str:
 
 
 def item_counts(results: Iterable[CaseResult]) -> Counts:
-    """Return how many items have each verdict."""
+    """Return the number of items of each verdict."""
     return count(result.verdict for result in results)
 
 
 def finding_counts(results: Iterable[CaseResult]) -> Counts:
-    """Return how many findings have each verdict."""
+    """Return the number of findings of each verdict."""
     return count(finding.verdict for result in results for finding in result.findings)
 
 

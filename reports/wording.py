@@ -158,13 +158,13 @@ def shape(layout: str) -> str:
 
 
 def causal(flag: CausalInfo) -> str:
-    """Return what a causal flag is declared to do where lengths differ."""
+    """Return the declared alignment of a causal flag where lengths differ."""
     alignment = flag.alignment or "equal lengths only"
     return f"{alignment}, with {flag.needs}" if flag.needs else alignment
 
 
 def weights(declared: WeightsInfo | None) -> str:
-    """Return how attention weights are declared to come back."""
+    """Return the declared form of returned attention weights."""
     if declared is None:
         return "none are returned"
     if declared.option:
@@ -173,27 +173,27 @@ def weights(declared: WeightsInfo | None) -> str:
 
 
 def boolean(meaning: Phrase) -> str:
-    """Return what True was seen to mean."""
+    """Return the observed meaning of True."""
     return _OBSERVED_BOOL.get(meaning.id) or f"True: {say(meaning)}"
 
 
 def ones(meaning: Phrase) -> str:
-    """Return what 0 and 1 were seen to mean."""
+    """Return the observed meaning of 0 and 1."""
     return _ONES.get(meaning.id) or say(meaning)
 
 
 def infinite(meaning: Phrase) -> str:
-    """Return what 0 and −∞ were seen to mean."""
+    """Return the observed meaning of 0 and −∞."""
     return _INFINITE.get(meaning.id) or say(meaning)
 
 
 def masked_row(value: Phrase) -> str:
-    """Return what a fully masked query gets."""
+    """Return the output of a fully masked query."""
     return _ROWS.get(value.id) or say(value)
 
 
 def consequence(value: Phrase) -> str:
-    """Return what comes with a fully masked query; a long list of arrays is counted instead."""
+    """Return side effects of a fully masked query; a long list of arrays is counted instead."""
     texts = []
     for part in value.parts("parts"):
         arrays = part.parts("arrays") if isinstance(part, Phrase) else []
@@ -226,7 +226,7 @@ ALONE = (
 
 
 class Questions(Protocol):
-    """What was asked: the header of a record, or the suite itself."""
+    """The source of case descriptions: the header of a record, or the suite itself."""
 
     def requirement(self, name: str, /) -> RequirementInfo | None:
         """Return the requirement of this id, or None if it is not known."""
@@ -299,7 +299,7 @@ def sigmas(value: float) -> str:
 
 
 def measured(figures: Figures) -> str:
-    """Return what was measured and what is allowed, in units of noise."""
+    """Return the measured and the allowed value, in units of noise."""
     return f"{figures.array}: {sigmas(figures.max_ratio)}σ, allowed {figures.limit:.3g}σ"
 
 

@@ -1,4 +1,4 @@
-"""From record files to the files of a report, and the exit code of the whole."""
+"""Write the files of a report from record files, and return the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How implementations are wrapped: declarations, base classes, and finding them by name.
+"""Wrap implementations: declarations, base classes, and lookup by name.
 
 An adapter of one's own needs what `conformance` exports. Adapters of libraries, with several
 versions and native arrays of their own, also need these names.

@@ -74,7 +74,7 @@ DEFAULT_MODE = Mode("default")
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """How to ask an implementation; only experiments depart from most defaults.
+    """Options of a call to an implementation; only experiments depart from most defaults.
 
     Attributes:
         mode, device: in which mode, and on which kind of device.
@@ -102,7 +102,7 @@ class Call:
 
 @dataclass(frozen=True)
 class SideEffects:
-    """What two identical calls on the same objects showed.
+    """The results of two identical calls on the same objects.
 
     Attributes:
         changed: names of inputs whose numbers changed or to which something was attached.
@@ -188,7 +188,7 @@ class Adapter(ABC):
     def example_for(
         self, shape: Shape, dtype: str, scale: float | None, mode: Mode
     ) -> Example | None:
-        """Return what a user types to call this implementation in this mode; None if unknown.
+        """Return the user code that calls this implementation in this mode; None if unknown.
 
         By default it is `example`, with the shape's sizes, in the modes that it knows.
         """

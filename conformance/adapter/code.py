@@ -1,4 +1,4 @@
-"""What a user of an implementation types, and the words of frameworks around it.
+"""Describe the code that users of an implementation write, and the syntax of its framework.
 
 An adapter describes it once, as an `Example`. Convention cards, stand-alone reproductions and
 advice on porting are made of that description: text only, no framework is imported.
@@ -32,7 +32,7 @@ SMALL = Shape(
 
 @dataclass(frozen=True)
 class Example:
-    """What a user of the implementation types.
+    """The code that a user of the implementation writes.
 
     The lines find NumPy as `np`, native inputs under `query`, `key` and `value`, and where they
     load given parameters, these under `native`, by the names of the parameter table. In JAX, `load`
@@ -125,7 +125,7 @@ def keywords(usual: Mapping[str, object], **given: object) -> str:
 
 @dataclass(frozen=True)
 class Framework:
-    """How users of a framework write arrays; `{}` stands for the code of an array.
+    """The syntax for arrays in a framework; `{}` stands for the code of an array.
 
     Attributes:
         imported: the line that imports it.

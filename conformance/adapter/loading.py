@@ -1,4 +1,4 @@
-"""From a name to an adapter: built in, `path/to/file.py:Name`, or `package.module:Name`.
+"""Load adapters by name: built in, `path/to/file.py:Name`, or `package.module:Name`.
 
 A built-in adapter is named by the table `ADAPTERS` of its own module, "torch-mha" to the name of
 the class. The tables are read from the source files, so that listing names imports nothing.

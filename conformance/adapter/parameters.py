@@ -1,4 +1,4 @@
-"""How canonical weights become native parameters: a table of invertible einops patterns.
+"""Map canonical weights to native parameters by a table of invertible einops patterns.
 
 One table gives loading, exporting, the mapping of native gradients back to canonical ones, and,
 between two implementations, a converter of weights.

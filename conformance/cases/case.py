@@ -157,7 +157,7 @@ STORED = "file"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredCase(Case):
-    """A case that is not in the catalogue, made of given numbers.
+    """A case that is not in the catalogue, made from stored numbers.
 
     Attributes:
         stored: the problem before it is rounded to the dtype in which it is asked for.

@@ -35,7 +35,7 @@ _KEPT = {
 
 
 def cause(finding: Finding, ex: Examination) -> Phrase:
-    """Return what the observation says, or nothing."""
+    """Return the cause that the observation shows, or nothing."""
     if finding.requirement == "mask.polarity-is-as-declared":
         return _polarity(ex)
     if finding.requirement == "observed.fully-masked-row":

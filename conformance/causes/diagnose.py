@@ -57,7 +57,7 @@ MadeBy = Literal["", "kernel", "projections"]
 
 @dataclasses.dataclass(frozen=True)
 class Causes:
-    """What is known of an answer: a cause for each of its parts, or nothing."""
+    """The causes that are known for each part of an answer; a part may have none."""
 
     output: Phrase = NOTHING
     weights: Phrase = NOTHING
@@ -141,7 +141,7 @@ def _of_spellings(
 
 
 def _of_arguments(ex: Examination) -> Phrase:
-    """Return what becomes of a mask in an argument that does not mean what it is declared to."""
+    """Return the effect of a mask argument whose meaning is not the declared one."""
     tried = observations(ex)
     misdeclared = {argument.name for argument, _, entry in tried if not entry.agrees}
     # Numbers of 0 and 1 are a bias as well as a mask; the other forms say which of them is wrong.
@@ -286,7 +286,7 @@ def _wrong(expectation: Expectation, answer: Answer, name: str) -> np.ndarray:
 
 
 def _made_by(finding: Finding, ex: Examination) -> MadeBy:
-    """Return what made a deviation from the definition: the kernel or the supplied projections.
+    """Return whether the kernel or the supplied projections cause a deviation.
 
     The kernel is asked for itself: heads that the reference projected, rounded to the dtype, become
     its inputs, and there are no projections. Whatever still deviates, the kernel made. "" where

@@ -97,7 +97,7 @@ def _coarse(maker: Maker, wrong: Mapping[str, Evidence], again: Again) -> Phrase
 
 
 def _of_one(maker: Maker, name: str, one: Evidence) -> Phrase:
-    """Return what one gradient is instead; the caller adds of which array it is the gradient."""
+    """Return what one gradient equals instead; the caller adds the name of its array."""
     got, want, batch = one.got, one.want, maker.problem.shape.batch
     if not got.any():
         return Phrase("gradient.missing")

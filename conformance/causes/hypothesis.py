@@ -179,7 +179,7 @@ class Evidence:
         return max(1.0, size / self._size)
 
     def tolerance(self, found: Array, gain: float = 1.0) -> Array:
-        """Return how far an honest computation of `found` may be off, with room.
+        """Return how far an honest computation of `found` may be off, with a margin.
 
         A hypothesis has noise of its own, and more of it if it is larger than the right answer, or
         made of what is (`gain`).
@@ -203,7 +203,7 @@ class Evidence:
 
     @cached_property
     def _is_noise(self) -> bool:
-        """As the gradient of the key's bias in a dot product: 0, but for rounding."""
+        """Return whether the array is zero but for rounding, as the gradient of a key bias is."""
         return self._size <= 10 * self.spread
 
     @cached_property
@@ -211,13 +211,13 @@ class Evidence:
         return float(self.noise.max())
 
     def near(self, found: Array, gain: float = 1.0) -> BoolArray:
-        """Return where the array is `found`, to the noise."""
+        """Return where the answer equals `found` to within the noise."""
         with np.errstate(invalid="ignore", over="ignore"):
             near: BoolArray = np.abs(self.got - found) <= self.tolerance(found, gain)
         return near
 
     def misfit(self, found: Array) -> float:
-        """Return how much of the answer a hypothesis that explains it leaves: rms."""
+        """Return the rms of the answer that remains unexplained by the hypothesis."""
         left = (self.got - found)[np.isfinite(found) & np.isfinite(self.got)]
         return float(np.sqrt(np.mean(left**2))) if left.size else 0.0
 

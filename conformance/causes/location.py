@@ -57,7 +57,7 @@ def indices(axis: str, at: Sequence[int] | np.ndarray, size: int) -> Phrase:
 
 
 def rows(problem: Problem, wrong: BoolArray) -> Phrase:
-    """Return what the wrong rows `[batch query]` have in common and the others have not."""
+    """Return what the wrong rows `[batch query]` have in common that the others do not."""
     allowed = problem.allowed_in_full()
     blocked = (~allowed).any(axis=(1, 3))
     if wrong.any() and not wrong.all() and blocked.any() and not blocked.all():

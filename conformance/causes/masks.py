@@ -228,7 +228,7 @@ def _bias(maker: Maker, bias: Array) -> Iterator[Hypothesis]:
 
 
 def hidden_by(logits: Array, weights: Array, allowed: BoolArray) -> Phrase:
-    """What was done to blocked logits, from returned weights that are not zero there.
+    """Return how blocked logits were changed, judging by returned weights that are not zero there.
 
     A weight is exp(logit − c); c is told by the row's allowed weights.
     """

@@ -1,4 +1,4 @@
-"""What commands print for programs: JSON, and the JSON schema of it.
+"""Print the output of commands for programs: JSON, and its JSON schema.
 
 Every output is a struct of msgspec, so the schema is made of the type and cannot drift from it.
 """

@@ -182,7 +182,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _implementation(name: str, place: str) -> ListedImplementation:
-    """As its adapter says; one that does not import is listed with the reason."""
+    """Return an implementation as its adapter describes it, or why it fails to import."""
     import importlib.util
 
     from conformance.adapter.loading import load

@@ -1,4 +1,4 @@
-"""What the command line adds to a pytest session: a progress bar and one-line errors."""
+"""Additions of the command line to a pytest session: a progress bar and one-line errors."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Refusals:
         self.echo()
 
     def echo(self) -> None:
-        """Print what was collected."""
+        """Print what was captured, and clear it."""
         sys.stderr.write(self._heard.getvalue())
         self._heard.seek(0)
         self._heard.truncate()

@@ -185,7 +185,7 @@ def _first(operand: Array, axes: str, position: int) -> Array:
 
 
 def _terms(axes: str, *operands: Array) -> int:
-    """Return how many terms each element of an einsum adds up."""
+    """Return the number of terms that each element of an einsum sums up."""
     inputs, output = axes.replace("...", "").split("->")
     sizes: dict[str, int] = {}
     for letters, operand in zip(inputs.split(","), operands, strict=True):

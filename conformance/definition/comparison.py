@@ -160,7 +160,7 @@ def _joined(arrays: Mapping[str, Array], names: Sequence[str]) -> Array:
 
 
 def _spans(arrays: Mapping[str, Array], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many elements each array has, and where it starts if they are laid end to end."""
+    """Return the size of each array, and its start when they are concatenated."""
     counts = np.array([arrays[name].size for name in names])
     return counts, np.cumsum(counts) - counts
 

@@ -1,4 +1,4 @@
-"""What an honest implementation may answer: the reference, and the noise σ of every element.
+"""The expected answer of a correct implementation: the reference, and the noise σ per element.
 
 σ combines the spread of the noisy evaluations (regularised: half the element's own variance, half
 that of its row, because few samples estimate one element badly), the final rounding to the

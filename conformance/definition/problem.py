@@ -140,7 +140,7 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Canonical weights: one layout for everybody.
+    """The canonical weights, in one layout for all implementations.
 
     `query`, `key` `[embed heads head]`, `value` `[embed heads value_head]`, `output`
     `[heads value_head embed]`; biases `[heads head]`, `[heads value_head]`, `[embed]`; `score`
@@ -281,7 +281,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What an implementation returned, as float64.
+    """The results of an implementation, as float64.
 
     Attributes:
         output: `[batch query output_width]`, or None where it was not computed.

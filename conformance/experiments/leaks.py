@@ -54,7 +54,7 @@ def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
 
 
 def _places(found: Seen) -> list[Phrase]:
-    """Return where something that is not finite turns up, but for the blocked token's own row."""
+    """Return where non-finite values appear, except in the row of the blocked token itself."""
     queries = np.arange(found.problem.shape.query_length)
     own = found.problem.shape.sharing == "self"
     seen = queries != HIDDEN if own else queries >= 0

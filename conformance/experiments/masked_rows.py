@@ -123,7 +123,7 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
 
 
 def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
-    """Return where NaN turns up; `blocked` are the masked queries `[batch query]`."""
+    """Return where NaN appears in gradients; `blocked` marks masked queries `[batch query]`."""
     places = nan_places(found, blocked)
     if places:
         lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]

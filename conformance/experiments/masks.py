@@ -1,4 +1,4 @@
-"""What each mask argument means, in every form that people hand over."""
+"""Determine what each mask argument means, in every form that users pass."""
 
 from __future__ import annotations
 

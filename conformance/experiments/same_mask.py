@@ -1,4 +1,4 @@
-"""One causal mask, written in each of three ways, handed to everybody exactly as it is.
+"""Pass one causal mask, written in three ways, to every implementation without conversion.
 
 Whoever takes a mask from another library's documentation does this. What comes of it is the share
 of its attention that a query gives to tokens of its future.

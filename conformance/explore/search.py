@@ -36,7 +36,7 @@ CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
 
 @dataclass(frozen=True)
 class Options:
-    """What a search covers, and how long it takes; without names, all dtypes and modes."""
+    """The extent and duration of a search; without names, all dtypes and modes."""
 
     dtypes: Sequence[str] = ()
     modes: Sequence[str] = ()
@@ -173,7 +173,7 @@ def _ways(adapter: Adapter, options: Options) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Limits:
-    """What an implementation can express.
+    """The limits of what an implementation can express.
 
     `masks` has the combinations of mask, additive bias and causal flag.
     """

@@ -38,7 +38,7 @@ class WrongAnswer(ConformanceError):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What a bridge evaluates.
+    """A request for a bridge to evaluate.
 
     Attributes:
         function: pure in its two arguments, the variables and the constants.
@@ -74,7 +74,7 @@ class Evaluated:
 
 
 class Framework(ABC):
-    """What the suite needs of a framework."""
+    """The operations that the suite needs from a framework."""
 
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]

@@ -1,1 +1,1 @@
-"""From one convention to another: masks and weights."""
+"""Convert masks and weights from one convention to another."""

@@ -243,7 +243,7 @@ def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> Parameter
 
 
 def _widths(shape: Shape) -> str:
-    """Return where they differ, which few layers can have."""
+    """Return the widths that differ, if any; few layers support that."""
     if len({shape.query_width, shape.key_width, shape.value_width, shape.output_width}) == 1:
         return ""
     return (

@@ -260,7 +260,7 @@ def _shape(sizes: Mapping[str, int]) -> Shape:
 
 
 def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> _Meaning:
-    """Return what the elements mean in the source's convention."""
+    """Return the meaning of the elements in the convention of the source."""
     floating = array.dtype.kind in "fV"
     dtype = array.dtype if floating else np.dtype(np.float32)
     if array.dtype == np.bool_:

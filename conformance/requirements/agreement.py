@@ -1,4 +1,4 @@
-"""What means the same must give the same: modes, spellings of a mask, repeated calls."""
+"""Equivalent calls must give equal answers: modes, spellings of a mask, repeated calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What adapters declare, beside what experiments show (`conformance.experiments`)."""
+"""Compare what adapters declare with what experiments show (`conformance.experiments`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MOST = 3
 
 
 def declared_row(said: str) -> Phrase:
-    """Return what `Adapter.fully_masked_row` says of a query, as a value of convention cards."""
+    """Return the declared `Adapter.fully_masked_row` as a value of convention cards."""
     return Phrase(f"row.{said.replace(' ', '-')}")
 
 
 def returned_weights(adapter: Adapter, returned: str) -> Phrase:
-    """Return how weights come back if one calls the implementation without this adapter.
+    """Return the form in which the implementation itself, without the adapter, returns weights.
 
     `returned` is "per head", "averaged" or "none", as they come back with it.
     """

@@ -76,7 +76,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Workbench:
-    """What examinations share."""
+    """State that several examinations share."""
 
     decided: Memory = field(default_factory=lambda: Memory(256))
     answers: Memory = field(default_factory=lambda: Memory(64))

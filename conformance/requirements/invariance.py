@@ -1,4 +1,4 @@
-"""What must not matter: blocked keys, the order of keys, other batch entries, a constant.
+"""Invariances: to blocked keys, the order of keys, other batch entries, and a constant.
 
 Each check puts a changed problem to the implementation and compares its two answers. None of them
 needs to know the right answer, so each speaks of its own defect alone.

@@ -1,4 +1,4 @@
-"""Where an implementation is experimented with: it is asked, and what it does is seen or refused.
+"""The laboratory in which experiments call an implementation and record what it does or refuses.
 
 An experiment hands native arrays to mask arguments as they are, in any dtype and shape; nothing is
 translated.
@@ -45,7 +45,7 @@ OUTPUT_BIAS = 0.25
 
 @dataclass(frozen=True)
 class Sizes:
-    """What may coincide, and hide a wrong axis where it does.
+    """Sizes of the axes; a wrong axis stays hidden where two sizes coincide.
 
     The number of heads is even, because there are fast paths for no other.
     """
@@ -171,7 +171,7 @@ class Refused:
 
     @property
     def told(self) -> str:
-        """As evidence."""
+        """The refusal as evidence."""
         return f"unsupported: {self.reason}" if self.unsupported else self.reason
 
 

@@ -1,4 +1,4 @@
-"""What an array did to the attention weights: every hypothesis predicts them, one must be right.
+"""Find which meaning of an array explains the attention weights, by predicting them for each.
 
 With p the weights without a mask, and M the array that was handed over, the weights are
 

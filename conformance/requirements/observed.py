@@ -113,7 +113,7 @@ def returned_weights(ex: Examination) -> Finding | None:
 
 
 def _near(ex: Examination, output: Array, want: Array) -> bool:
-    """Close enough to tell hypotheses apart: to the noise, or to a thousandth of the output."""
+    """Return whether two answers agree to within the noise, or a thousandth of the output."""
     noise = np.sqrt(np.mean(ex.expectation.loosest["output"] ** 2))
     size = np.sqrt(np.mean(ex.expectation.arrays["output"] ** 2))
     with np.errstate(invalid="ignore"):

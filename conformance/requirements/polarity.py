@@ -1,4 +1,4 @@
-"""What a mask argument means: the experiment, and the requirement that it be as declared.
+"""Find what a mask argument means, and require that this is what the adapter declares.
 
 An array is handed to the argument natively, in a problem whose output is the attention weights, and
 every meaning predicts the weights (`meaning`). The requirement asks this in the case's sharing,
@@ -49,7 +49,7 @@ Tried = tuple[MaskArgument, Form, Entry]
 
 
 def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
-    """Return what one argument in one form means, in the laboratory's dtype or another."""
+    """Return the meaning of one argument in one form, in the laboratory's dtype or another."""
     about: dict[str, Argument] = {"argument": argument.name, "form": form.phrase}
     subject = Phrase("mask.meaning", about)
     if dtype:
@@ -121,7 +121,7 @@ def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
 
 
 def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
-    """Return what the argument means by which queries the content of one token moves."""
+    """Return the meaning of the argument, judged by which queries one token influences."""
     problem = lab.problem()
     shape = problem.shape
     for seed in range(1000):

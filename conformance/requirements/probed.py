@@ -1,4 +1,4 @@
-"""What experiments decide beside the declaration: `conformance.experiments` yields the entries."""
+"""Requirements that experiments decide: `conformance.experiments` yields the entries."""
 
 from __future__ import annotations
 

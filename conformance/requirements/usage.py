@@ -1,4 +1,4 @@
-"""What programs do around a call: freeze parts, go back twice, write into buffers.
+"""Common ways to use a layer: freeze parts, differentiate twice, write into buffers.
 
 None of it is a question to frameworks that compile: there, derivatives are functions of their own,
 and arrays are never written to.

@@ -35,7 +35,7 @@ SHOWN_IN_FULL = 2
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What the checks of one implementation share; `spec` is its name on the command line."""
+    """State shared by the checks of one implementation; `spec` is its name on the command line."""
 
     adapter: Adapter
     spec: str

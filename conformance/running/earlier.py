@@ -1,4 +1,4 @@
-"""What an earlier run measured, and whether that still holds.
+"""Reuse the results of an earlier run where they are still valid.
 
 An outcome holds as long as nothing changed on which it depends: the case, the requirements that it
 serves, the adapter, the packages, the machine. All of that is in the header of a record, so two
@@ -76,7 +76,7 @@ def earlier(
     planned: Sequence[Row],
     places: Mapping[str, int],
 ) -> Earlier:
-    """Return what still holds of these records and journals; earlier files take precedence.
+    """Return the results in these records and journals that are still valid; earlier files win.
 
     Args:
         files: records and journals.

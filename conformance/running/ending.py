@@ -1,4 +1,4 @@
-"""What a run says: failures, the counts at its end and the worst deviation, as text and as data."""
+"""Report a run as text and as data: failures, counts, and the worst deviation."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def heading(name: str, of: int) -> str:
 
 
 def everything(record: str) -> str:
-    """Return how to see the other items; `record` is the path of the record, or ""."""
+    """Return a hint on how to see the other items; `record` is the path of the record, or ""."""
     again = "the same with --strict"
     if record:
         return f"all of them: {shlex.join(['mha-conformance', 'report', record])}, or {again}"
@@ -196,7 +196,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summary(outcome: Outcome, code: int) -> Summary:
-    """Return what `mha-conformance run --json` prints; `code` is its exit code."""
+    """Return the output of `mha-conformance run --json`; `code` is its exit code."""
     header, results = outcome.record.header, outcome.results
     return Summary(
         schema=SCHEMA,

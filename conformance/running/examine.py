@@ -137,7 +137,7 @@ def _global_name(given: Any) -> tuple[Any, str]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Outcome:
-    """What a run found.
+    """The outcome of a run.
 
     Attributes:
         record: the findings with their provenance.

@@ -212,7 +212,7 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
 
 
 def _joined_selection(selections: Sequence[str]) -> str:
-    """Return what narrows the whole: nothing if a part was whole or all shards are there."""
+    """Return the joined selection: none if a part was whole or all shards are there."""
     shards: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     left: dict[str, None] = {}
     for selection in selections:

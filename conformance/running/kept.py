@@ -36,7 +36,7 @@ MOST_BYTES = 400 * 2**20
 
 
 def expectation(problem: Problem) -> Expectation:
-    """Return what `expect(problem)` returns, from the disk if it was computed before."""
+    """Return `expect(problem)`, from the disk if it was computed before."""
     folder = cache_folder()
     if folder is None:
         return expect(problem)

@@ -1,4 +1,4 @@
-"""Where and how a run was made: enough to repeat it, and to refuse to join what differs."""
+"""Record where and how a run was made, to repeat it and to join only records that are alike."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def header_of(
 def provenance(
     adapters: Sequence[Adapter], device: str, command: str, run: str, selection: str
 ) -> Provenance:
-    """Return what is known before the run."""
+    """Return the provenance that is known before the run."""
     packages = package_versions(("mha-conformance", *BASE_PACKAGES, "pytest"))
     model = ""
     for adapter in adapters:
@@ -238,7 +238,7 @@ def _kind(adapter: Adapter) -> Literal["layer", "function", "other"]:
 
 
 def _about(adapter: Adapter) -> str:
-    """Return what the adapter's file says about the library."""
+    """Return the description of the library from the adapter's file."""
     name = type(adapter).__module__
     # An adapter made by `attention_function` has no module of its own.
     module = None if name.startswith("conformance.adapter.") else sys.modules.get(name)

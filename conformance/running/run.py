@@ -272,7 +272,7 @@ class Run:
         )
 
     def _read_earlier(self) -> Earlier:
-        """Return what still holds of an earlier record, or of the journal of a killed run."""
+        """Return the valid results of an earlier record, or of the journal of a killed run."""
         option = self.config.getoption
         if self._given is None or option("--fresh") or self.config.option.collectonly:
             return Earlier()
@@ -479,7 +479,7 @@ class Run:
                 write(line)
 
     def _about_record(self) -> Iterator[str]:
-        """Yield how much was not measured again, what could not be used, and the record's path."""
+        """Yield lines on reused results, on unusable files, and on the record's path."""
         for problem in self._earlier.problems:
             yield f"measured again: {problem}"
         if self._earlier.lines:
@@ -543,7 +543,7 @@ def is_isolated(spec: str, isolate: bool | None, *, debugging: bool) -> bool:
 
 
 def _row(item: pytest.Item) -> Row | None:
-    """Return what a test examines; None for other tests, and if there is nothing to examine."""
+    """Return the row that a test examines; None for other tests and for empty ones."""
     call = getattr(item, "callspec", None)
     row = call.params.get("conformance_item") if call is not None else None
     return row if isinstance(row, Item | Inquiry) else None

@@ -1,4 +1,4 @@
-"""What a run examines: everything, unless patterns, dtypes, modes, a level or a shard narrow it."""
+"""Select what a run examines: everything, unless patterns, dtypes, modes or a shard narrow it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Selection:
         device: str,
         modes: Callable[[Adapter, Case, str], Sequence[Mode]] = modes_of,
     ) -> list[Row]:
-        """Return what is examined: first the cases, then the experiments.
+        """Return the rows to examine: first the cases, then the experiments.
 
         Args:
             adapters: the implementations.

@@ -1,4 +1,4 @@
-"""What a build shows of records: JUnit XML, a badge, annotations for GitHub, a summary.
+"""Write records for CI systems: JUnit XML, a badge, GitHub annotations, a summary.
 
 A test case of JUnit is an item; what `run --strict` would fail is a failure, what has no answer an
 error, and what is unsupported or known is skipped, with the reason.
@@ -34,7 +34,7 @@ MOST = 10
 
 @dataclass(frozen=True)
 class Outputs:
-    """What to write, and where; None for nothing.
+    """The files to write; None for those that are not wanted.
 
     Attributes:
         summary: file that Markdown is appended to; "" for the one that GitHub names.

@@ -1,4 +1,4 @@
-"""What a build shows of records, what is known of them and what was before; and its summary.
+"""Summarise records for a build, with known deviations and the changes since the last one.
 
 `markdown` writes the summary, for `$GITHUB_STEP_SUMMARY`, a merge request's comment, or a file:
 counts, what changed, what is wrong, what is not verified. What a record says is escaped as in the
@@ -116,7 +116,7 @@ class Source:
         return [(record, one) for record in self.records for one in record.header.implementations]
 
     def counts(self, implementation: str, device: str) -> dict[str, int]:
-        """Return the verdicts of the items of one, with "known" apart."""
+        """Return the verdicts of the items of one implementation, with "known" apart."""
         return counted(
             item.verdict
             for item in self.items

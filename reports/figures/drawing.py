@@ -128,7 +128,7 @@ def how(picture: Picture) -> str:
 
 
 def _about(picture: Picture, row: Row) -> list[str]:
-    """Return what is said about a row, the verdict first."""
+    """Return a description of a row, the verdict first."""
     if row.fits:
         lines = [f"within noise: {heatmap.sigmas(row.ratio)} of {LIMIT:.0f}σ allowed"]
     elif row.unreal:

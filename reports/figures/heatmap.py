@@ -141,7 +141,7 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """What one heat map shows.
+    """The content of one heat map.
 
     Attributes:
         values: `[query key]`.

@@ -1,4 +1,4 @@
-"""What a drawing of attention patterns shows: the weights of some batch entries.
+"""The content of a drawing of attention patterns: the weights of some batch entries.
 
 Axes are `[entry row query key]`; a row is a head, or the mean over heads.
 """

@@ -65,14 +65,14 @@ class Cell:
         return self.finding.verdict in VERDICTS
 
     def part(self, place: str) -> str:
-        """Return what patterns under this key are matched with; also the dtype."""
+        """Return the text that patterns under this key are matched with, which may be a dtype."""
         text: str = self.requirement if place == "requirement" else getattr(self.result, place)
         return text
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of every finding, and of every entry.
+    """The judgement on every finding and every entry.
 
     Attributes:
         known: deviations that are as their entry says.

@@ -143,7 +143,7 @@ class _Log:
         self._line(f"gate: {names}: {word} ({'; '.join(filter(None, whole))})", style)
 
     def _new(self) -> None:
-        """Show what no entry knows of, the worst first."""
+        """Print the deviations that no entry covers, the worst first."""
         several = groups(self.judgement.new, self.judgement.decided, named=True)
         several.sort(key=lambda group: max(gravity(c.finding) for c in group.cells), reverse=True)
         for group in self._first(several, "kind of new deviation", "kinds of new deviations"):
@@ -181,7 +181,7 @@ class _Log:
         self._line(f"  again: {again(result, spec)}", DIM)
 
     def _where(self, group: Group) -> Iterator[str]:
-        """Yield where it is so, if not everywhere: patterns, or numbers if these are many."""
+        """Yield where a deviation occurs, if not everywhere: patterns, or counts if many."""
         for key in ("case", "mode"):
             patterns = group.patterns.get(key, ())
             without = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
@@ -199,7 +199,7 @@ class _Log:
             yield f"where {group.dtype}"
 
     def _open(self) -> None:
-        """Show what has no answer."""
+        """Print the items that have no answer."""
         found = self.judgement
         by_reason = by_key(
             sorted(found.open, key=lambda cell: cell.finding.verdict not in LOST),

@@ -47,7 +47,7 @@ _SOURCE = re.compile(r" \(at [^()]*\)$")
 
 
 class Kind(NamedTuple):
-    """What an entry says of its findings; `apart` keeps requirements out of each other's entry."""
+    """The content of an entry; `apart` keeps requirements in separate entries."""
 
     verdict: str
     cause: Phrase
@@ -56,7 +56,7 @@ class Kind(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Where an implementation does not meet a requirement; an empty part stands for everywhere."""
+    """Where an implementation violates a requirement; an empty part stands for everywhere."""
 
     case: Patterns
     mode: Patterns
@@ -148,7 +148,7 @@ def _text(cell: Cell) -> str:
 
 
 def _raised(texts: Collection[str]) -> dict[str, str]:
-    """Return by what to recognise each error: its text, or the words that similar texts share.
+    """Return a pattern for each error: its text, or the words that similar texts share.
 
     Texts are similar if they differ in numbers only.
     """
@@ -490,7 +490,7 @@ def _set(document: TOMLDocument, key: str, value: object) -> None:
 
 
 def _toml(value: Any) -> Any:
-    """Return what stands in a baseline for the arguments of a phrase, or for one of them."""
+    """Return the arguments of a phrase, or one of them, as TOML values."""
     if isinstance(value, dict):
         table = tomlkit.inline_table()
         table.update({name: _toml(item) for name, item in value.items()})

@@ -62,7 +62,7 @@ SCRIPTS = (
 
 
 class Figure(NamedTuple):
-    """What a panel shows: a drawing, or the anchor of the panel that has the same one."""
+    """The content of a panel: a drawing, or the anchor of the panel that has the same one."""
 
     svg: str
     elsewhere: str

@@ -1,4 +1,4 @@
-"""How a report is read: what says the same on several backends is said once, causes come first.
+"""Prepare a report for templates: merge what is equal on several backends, put causes first.
 
 Templates call these functions. A layer's conventions are one block, however many backends it has:
 where these differ, the most frequent value comes first and the others say where they were seen.
@@ -384,13 +384,13 @@ class Line(NamedTuple):
 
 
 def across(index: int, count: int) -> float:
-    """Return where the record of this place stands; a little is left free at both ends."""
+    """Return the horizontal position of a record; a little space is left at both ends."""
     wide = WIDTH - LEFT - 60
     return round(LEFT + 30 + (wide * index / (count - 1) if count > 1 else wide / 2), 1)
 
 
 def height(value: float) -> float:
-    """Return where a ratio stands on the vertical axis."""
+    """Return the position of a ratio on the vertical axis."""
     return round((HEIGHT - BELOW) * (1 - position(value) / 100), 1)
 
 
@@ -410,7 +410,7 @@ def lines(trend: Trend) -> list[Line]:
 
 
 def changed(point: Point) -> str:
-    """Return what changed since the point before, in one line."""
+    """Return the changes since the previous point, in one line."""
     change = point.change
     if point.unavailable:
         return point.unavailable
@@ -513,7 +513,7 @@ def evidence(report: Report) -> dict[tuple[str, str], str]:
 
 
 def reasons(report: Report) -> list[tuple[str, list[Column], list[Unsupported]]]:
-    """Return what is unsupported; backends of a layer with the same reasons are one entry."""
+    """Return what is unsupported, with backends of a layer merged if their reasons are equal."""
     own = by_key(report.unsupported, lambda item: item.column)
     alike = by_key(
         (column for column in report.columns if column.key in own),

@@ -343,7 +343,7 @@ def _changes(course: Trend) -> str:
 def _elsewhere(
     published: Published, column: Column, course: Trend | None
 ) -> list[tuple[Known, list[str]]]:
-    """Return what deviates in other versions only, and in which."""
+    """Return the deviations that occur only in other versions, with these versions."""
     if course is None:
         return []
     here = {item.reason or item.detail for item in published.known.get(column.key, ())}

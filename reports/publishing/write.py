@@ -51,7 +51,7 @@ END = "\n<!-- made by mha-conformance publish -->\n"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to publish, and where.
+    """The options of a publication: inputs and output.
 
     Attributes:
         records: files or folders; none to render again what is kept in `output`.
@@ -190,7 +190,7 @@ def _write_made(made: Made, folder: Path) -> None:
 
 
 def read_made(folder: Path) -> Made | None:
-    """Return what was written beside the records, or None."""
+    """Return the provenance stored beside the records, or None."""
     try:
         return msgspec.json.decode((folder / MADE).read_bytes(), type=Made)
     except (OSError, msgspec.MsgspecError):

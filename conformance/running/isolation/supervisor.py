@@ -83,7 +83,7 @@ class Supervisor:
             raise NotAnAdapter(self._ended.reason)
 
     def declare(self, cases: Sequence[Case], dtypes: Sequence[str]) -> Declared:
-        """Return what a run needs to know for its plan."""
+        """Return what a run has to know about an implementation for its plan."""
         self.start()
         if self._ended is None:
             names = [case.id for case in cases]
@@ -398,7 +398,7 @@ class Fate:
 
 
 def died(code: int | None) -> str:
-    """Return how a process ended by itself."""
+    """Return a description of how a process ended by itself."""
     if code is not None and code < 0:
         try:
             return f"the process died with {signal.Signals(-code).name}"
