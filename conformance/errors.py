@@ -101,7 +101,7 @@ class NotAnAdapter(ConformanceError):
 
 
 class FailsOnImport(NotAnAdapter):
-    """It raises when it is imported or made."""
+    """An adapter that raises when it is imported or constructed."""
 
 
 class WrongDeclaration(ConformanceError):
@@ -117,7 +117,7 @@ class Untranslatable(ConformanceError):
 
 
 class WrongTensors(ConformanceError):
-    """Weights that are not what the table of their implementation asks for."""
+    """Weights that do not fit the parameter table of their implementation."""
 
 
 class BrokenRecord(ConformanceError):

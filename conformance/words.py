@@ -1,4 +1,4 @@
-"""The English of findings, card entries and causes: the text that each id of a `Phrase` stands for.
+"""The English text of findings, card entries and causes, for each id of a `Phrase`.
 
 The sentences are in `words.toml`, and nowhere else. No program parses them, so each may be improved
 without changing a verdict, a gate or the structure of a page.

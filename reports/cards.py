@@ -1,4 +1,4 @@
-"""Convention cards from records: what was declared about masks, and what was observed.
+"""Build convention cards from records: what was declared about masks, and what was observed.
 
 `experiment_cards` and `handed` show what experiments of a run showed, `GLANCES` puts the answers
 that people look for first into one table, and `conventions` holds declarations beside what

@@ -117,7 +117,7 @@ class SideEffects:
 
 
 class Adapter(ABC):
-    """Wraps one implementation. The class attributes are its declaration.
+    """The base class of adapters: it wraps one implementation, which class attributes declare.
 
     Attributes:
         name: as in `--implementation`; set by the loader where it is not declared.

@@ -62,7 +62,7 @@ class Hypothesis:
 
 
 class Maker:
-    """Makes hypotheses about one problem; what they share with the right computation is shared.
+    """A factory of hypotheses about one problem; they share what the right computation has.
 
     Each takes the id of the cause, and the arguments of that id.
     """

@@ -47,7 +47,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
-    """The output is a multiple of what it should be."""
+    """Add to `best` the hypothesis that the output is a multiple of the expected one."""
     if not np.isfinite(evidence.got).all():
         return
     bias = maker.problem.weights.output_bias
@@ -64,7 +64,7 @@ def of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
 
 
 def of_logits(maker: Maker, evidence: Evidence) -> Phrase:
-    """Scale or bias are a multiple of what they should be."""
+    """Return the factor by which scale or bias is off, if one explains the answer."""
     if not np.isfinite(evidence.got).all():
         return NOTHING
     problem = maker.problem

@@ -42,7 +42,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def over(axis: int | tuple[int, ...], empty: float) -> Any:
-    """A softmax over another axis; `empty` where all is blocked."""
+    """Return a softmax over another axis; `empty` is the result where all is blocked."""
 
     def softmax(a: Stages, logits: Array) -> Array:
         with np.errstate(invalid="ignore"):
@@ -104,7 +104,7 @@ def _peak(logits: Array) -> Array:
 
 
 def _powers(change: Any) -> Any:
-    """The softmax with something else for exp(logit − maximum)."""
+    """Return the softmax with another function in place of exp(logit − maximum)."""
 
     def softmax(a: Stages, logits: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -227,7 +227,7 @@ def _maximum(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _range(peak: Any) -> Any:
-    """The softmax with another maximum, in the range in which sums are made."""
+    """Return the softmax with another maximum, in the range in which sums are computed."""
 
     def softmax(a: Stages, logits: Array) -> Array:
         kind = np.float64 if a.problem.dtype == "float64" else np.float32
@@ -284,7 +284,7 @@ def _rescaled(size: int, times: float) -> Any:
 
 
 def _one_rescaled(size: int, *, normaliser: bool) -> Any:
-    """One of the two sums is left as it was when the maximum grew."""
+    """Return the softmax with one of two sums not rescaled when the maximum grew."""
 
     def softmax(a: Stages, logits: Array) -> Array:
         running = _running(logits, size)
@@ -310,7 +310,7 @@ def _last_normaliser(start: int) -> Any:
 
 
 def returned(maker: Maker, evidence: Evidence, again: Again) -> Phrase:
-    """Return what the returned weights are instead, or nothing."""
+    """Return what was returned in place of the weights, or nothing."""
     if evidence.got.ndim != 4:
         return NOTHING
     for mistake, found in _instead(maker):
@@ -374,7 +374,7 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
 
 
 def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
-    """Small weights are 0, and no others are wrong."""
+    """Return the threshold if small weights are 0 and no others are wrong."""
     dropped = evidence.wrong & (evidence.got == 0)
     if not dropped.any() or (evidence.wrong & ~dropped).any():
         return NOTHING

@@ -34,7 +34,7 @@ SUFFIXES = (".svg", ".png", ".html")
 
 @dataclass(frozen=True)
 class Question:
-    """What to draw, as the command line names it; "" is the first mode that returns weights."""
+    """The request for a drawing, as on the command line; "" is the first mode with weights."""
 
     implementation: str
     case: str

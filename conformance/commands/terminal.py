@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """Replaces pytest's letters by a progress bar, or by nothing if `shown` is False."""
+    """A progress bar in place of pytest's letters; nothing is shown if `shown` is False."""
 
     def __init__(self, *, shown: bool) -> None:
         self._stack = ExitStack()
@@ -56,7 +56,7 @@ class Bar:
 
 
 class Refusals:
-    """Collects what pytest prints about arguments that it refuses; keeps the run."""
+    """A collector of pytest's messages about invalid arguments."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

@@ -31,7 +31,7 @@ lay beyond 8σ; with 16, one in 2,500,000, at twice the cost.
 
 @dataclass(frozen=True)
 class AccuracyClass:
-    """Which intermediates an implementation holds in the problem's dtype.
+    """A class of implementations by which intermediates they hold in the problem's dtype.
 
     The rest it holds in the accumulator's format: float32 for half precision. `accumulators`
     says the same of the running sums inside matrix products.
@@ -62,7 +62,7 @@ def classes_of(dtype: DType) -> tuple[AccuracyClass, ...]:
 
 
 class Exact:
-    """Float64, rounding nothing."""
+    """Arithmetic in float64 without added rounding."""
 
     def __call__(self, values: Array, kind: Kind) -> Array:
         """Return an intermediate as an implementation would store it."""
@@ -86,7 +86,7 @@ class Exact:
 
 
 class Noisy(Exact):
-    """Float64 with the rounding noise of every accuracy class at once.
+    """Arithmetic in float64 with the rounding noise of every accuracy class at once.
 
     Arrays have a leading axis `samples`: `counts` evaluations for each class of the dtype.
     """

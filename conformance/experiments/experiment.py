@@ -1,4 +1,4 @@
-"""An experiment determines a convention of an implementation by asking it questions."""
+"""Experiments: each determines a convention of an implementation by calling it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Made = Iterator[Entry] | Iterator[tuple[Entry, Array | None]]
 
 @dataclass
 class Findings:
-    """What an experiment found: entries, and arrays by the text of the entry's subject."""
+    """The findings of an experiment: entries, and arrays by the text of the entry's subject."""
 
     entries: list[Entry] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)

@@ -73,7 +73,7 @@ def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) ->
 
 @dataclass(frozen=True)
 class Blocking:
-    """An argument in a form, and the values that hide a key and leave it visible."""
+    """A form of an argument, with the values that hide a key and that leave it visible."""
 
     argument: MaskArgument
     form: Form

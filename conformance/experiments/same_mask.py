@@ -1,7 +1,7 @@
 """Pass one causal mask, written in three ways, to every implementation without conversion.
 
-Whoever takes a mask from another library's documentation does this. What comes of it is the share
-of its attention that a query gives to tokens of its future.
+Users do this when they copy a mask from another library's documentation. The result is the share of
+attention that a query gives to future tokens.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Mlx(Framework):
 
 
 class _NoDerivative(Exception):
-    """What the function returned has no vector-Jacobian product with this cotangent."""
+    """An error: MLX returned something without a vector-Jacobian product for this cotangent."""
 
 
 def _vjp(function: Function) -> Callable[..., dict[str, Any]]:

@@ -72,7 +72,7 @@ MATMUL = Node("MatMul", ("left", "right"))
 
 
 class _Models(Runtime):
-    """What runs models: each is loaded once for each kind of inputs."""
+    """A runner of models; each is loaded once per kind of inputs."""
 
     node = Node
     """For adapters, which know their bridge and no module of this room."""

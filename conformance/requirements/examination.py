@@ -47,7 +47,7 @@ class Raised(Exception):
 
 
 class Memory:
-    """Remembers the most recent results, exceptions included."""
+    """A cache of the most recent results, exceptions included."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -179,7 +179,7 @@ Outcome = Seen | Refused
 
 
 class NoAnswer(ConformanceError):
-    """There is nothing to compare a mask's answer with."""
+    """An error: there is no unmasked answer to compare with."""
 
 
 @dataclass

@@ -76,7 +76,7 @@ def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "
 def declaration(argument: MaskArgument, form: Form) -> Phrase:
     """Return the meaning that the adapter declares for this form, or an empty phrase.
 
-    Of "0 or 1 only" there is nothing to compare with in other forms.
+    An argument that takes only 0 and 1 has no declared meaning in other forms.
     """
     if form.dtype == "bool":
         return Phrase(f"mask.{argument.true}") if argument.true else NOTHING

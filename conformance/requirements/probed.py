@@ -36,7 +36,7 @@ LAYOUT = Requirement(
 
 @dataclass(frozen=True)
 class Rule:
-    """Which entries of which experiment decide a requirement, and what its values mean, by id."""
+    """A rule by which entries of an experiment decide a requirement."""
 
     requirement: Requirement
     experiment: str

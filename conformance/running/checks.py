@@ -51,7 +51,7 @@ class Bench:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """One check: call it. It raises `AssertionError` with a message that stands on its own."""
+    """A callable check; it raises `AssertionError` with a self-contained message."""
 
     id: str
     run: Callable[[], None]

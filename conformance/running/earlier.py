@@ -57,7 +57,7 @@ SETTING = (
 
 @dataclass(frozen=True)
 class Earlier:
-    """Outcomes of earlier runs that still hold.
+    """The outcomes of earlier runs that are still valid.
 
     Attributes:
         lines: item id to its journal line, which says when it was measured.
@@ -110,7 +110,7 @@ def earlier(
 
 
 def as_measured(days: Sequence[str], total: int) -> str:
-    """Return "1,803 of 1,848 items as measured on 2026-11-22"; `days` has one for each item."""
+    """Return e.g. "1,803 of 1,848 items as measured on 2026-11-22"; `days` has one day per item."""
     each = sorted({*days})
     when = f"between {each[0]} and {each[-1]}" if len(each) > 3 else f"on {' and '.join(each)}"
     return f"{len(days):,} of {total:,} items as measured {when}"

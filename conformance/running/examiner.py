@@ -24,7 +24,7 @@ def is_exchanged(row: Row) -> bool:
 
 @dataclass
 class Examiner:
-    """Examines the rows of one process; keeps what they share.
+    """An examiner of rows in one process, with the state that they share.
 
     Attributes:
         places: item id to its place in the run, for items whose weights may go into the record.

@@ -41,7 +41,7 @@ _SHARD = re.compile(r"(?:^| )--shard (\d+)/(\d+)$")
 
 
 class Lock:
-    """Lets one process write a record, until `release`.
+    """A lock that lets one process write a record, until `release`.
 
     The kernel holds the lock, so it ends with the process, however that ends. On a platform without
     such locks nothing is locked.
@@ -88,7 +88,7 @@ class Lock:
 
 
 class Joined(NamedTuple):
-    """A record made of parts.
+    """A record joined from parts.
 
     Attributes:
         record: of each item it has the outcome in the first part that verified it.

@@ -93,7 +93,7 @@ def _read(path: Path, problem: Problem) -> Expectation | None:
 
 
 def _write(path: Path, found: Expectation) -> None:
-    """Write an expectation, whole or not at all."""
+    """Write an expectation atomically."""
     rows = [found.arrays, *found.noise.values()]
     # safetensors sorts by name, so the names begin with the place of the array.
     tensors = {

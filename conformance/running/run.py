@@ -61,7 +61,7 @@ SETUP_OPTIONS = ("usepdb", "trace", "setupshow", "setuponly", "setupplan")
 
 
 class Run:
-    """What this pytest session examines. It is registered as a plugin."""
+    """A pytest plugin with everything that this session examines."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config

@@ -24,7 +24,7 @@ CORE_DTYPES = (SINGLE[0], HALVES[0])
 
 @dataclass(frozen=True)
 class Selection:
-    """What narrows a run.
+    """The options that narrow a run.
 
     Attributes:
         cases: parts of ids or patterns, of cases and experiments; all if empty.

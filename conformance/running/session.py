@@ -72,7 +72,7 @@ class Inquiry:
 
     @property
     def case_id(self) -> str:
-        """Return the experiment's id, which stands for a case's."""
+        """Return the experiment's id in place of a case id."""
         return self.experiment.id
 
     @property
@@ -127,7 +127,7 @@ def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
 
 @dataclass
 class Session:
-    """Examines items and keeps what they share.
+    """A session that examines items and keeps the state that they share.
 
     Attributes:
         only: mask arguments that experiments look at; all if empty.
@@ -202,7 +202,7 @@ class Session:
 
 
 def _without_answer(requirement: Requirement, error: Exception) -> Finding:
-    """Return the finding where an exception stands in place of an answer."""
+    """Return the finding for an exception raised in place of an answer."""
     if isinstance(error, Unsupported):
         return Finding(requirement.id, "unsupported", detail=str(error))
     if isinstance(error, Unavailable):

@@ -179,7 +179,7 @@ def part_of(path: Path, names: Sequence[str]) -> Record:
 
 
 class Claims:
-    """Which entries claim a finding, in the surroundings of one run.
+    """The entries that claim a finding, for the platform and versions of one run.
 
     Raises:
         BrokenBaseline: a condition asks for what the run does not know.

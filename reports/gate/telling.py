@@ -217,7 +217,7 @@ class _Log:
             self._line("  what could not be asked is never known; fix that, or narrow the run", DIM)
 
     def _stale(self) -> None:
-        """Show which entries are wrong, and how."""
+        """Print which entries are wrong, and how."""
         lines = list(self._entries())
         if lines:
             self._line("")
@@ -244,7 +244,7 @@ class _Log:
             yield f'no reason: {entry.place}: say why it is known: reason = "..."'
 
     def _edit(self, judged: Sequence[str]) -> None:
-        """Show the edit; if something is wrong as well, only that of entries out of date."""
+        """Print the edit; if something is wrong as well, only the edit of outdated entries."""
         found = self.judgement
         if not (found.new or found.to_edit):
             return

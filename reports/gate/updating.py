@@ -56,7 +56,7 @@ class Kind(NamedTuple):
 
 
 class Where(NamedTuple):
-    """Where an implementation violates a requirement; an empty part stands for everywhere."""
+    """A place where an implementation violates a requirement; "" stands for everywhere."""
 
     case: Patterns
     mode: Patterns
@@ -292,7 +292,7 @@ def propose(
 
 
 def write(path: Path, text: str) -> None:
-    """Write a baseline as a whole or not at all."""
+    """Write a baseline atomically."""
     # A link stays a link, and may lead to another file system.
     target = path.resolve()
     try:

@@ -53,7 +53,7 @@ def text(value: object) -> Markup:
 
 
 def code(value: str) -> Markup:
-    """Return inline code, which may stand in a table too."""
+    """Return inline code, which is also valid in a table."""
     if _HARMLESS.fullmatch(value) and value.strip() == value:
         return Markup(f"`{value}`")
     return Markup(f"<code>{text(value)}</code>")

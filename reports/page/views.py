@@ -263,7 +263,7 @@ def _masked(members: Sequence[tuple[str, Sequence[MaskedRow]]]) -> list[MaskedRo
 
 
 class HandedRow(NamedTuple):
-    """What one implementation makes of one mask in several encodings."""
+    """The effect of one mask in several encodings on one implementation."""
 
     column: Column
     argument: str

@@ -165,7 +165,7 @@ class Made(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Published:
-    """All that the pages are made of.
+    """The data that the pages are made from.
 
     Attributes:
         report: of the published records.

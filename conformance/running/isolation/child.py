@@ -73,7 +73,7 @@ def serve(channel: Connection, printed: Connection, spec: str, device: str) -> N
 
 
 class Desk:
-    """Answers requests about one adapter."""
+    """A server of requests about one adapter."""
 
     def __init__(self, adapter: Adapter, spec: str, device: str) -> None:
         self._adapter, self._spec, self._device = adapter, spec, device

@@ -120,7 +120,7 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 class StandIn(Adapter):
-    """Stands for an implementation in another process: it has its declaration, and no code."""
+    """A stand-in for an implementation in another process, with its declaration but no code."""
 
     def __init__(self, declared: Declared) -> None:
         self.declared = declared
