@@ -74,6 +74,8 @@ def run_alone(*paths):
 
 def launch(command, folder):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    # Other tests of this process have chosen a backend; each script chooses its own.
+    environment.pop("KERAS_BACKEND", None)
     ran = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=folder, check=False
     )

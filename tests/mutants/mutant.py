@@ -89,6 +89,7 @@ def chapter(name: str, mutants: list[Mutant]) -> Maker:
     ) -> None:
         unknown = [stage for stage in changes if not hasattr(Attention, stage)]
         assert not unknown, f"{mutant}: the attention has no {unknown}"
+        assert all(other.name != mutant for other in mutants), f"{mutant}: the name is taken"
         mutants.append(Mutant(mutant, name, did, killed_by, changes, case, dtype))
 
     return add
