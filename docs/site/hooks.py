@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,14 @@ ROOT = Path(__file__).parent.parent.parent
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)")
 CODE = {".py": "python", ".toml": "toml"}
 CHANGES = "changes.md"
+
+
+def on_startup(**_: Any) -> None:
+    """Copy the rooms of the package together, so that the reference finds their docstrings."""
+    package = ROOT / "build" / "documented" / "conformance"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(ROOT / "conformance", package)
+    shutil.copytree(ROOT / "reports", package / "reports")
 
 
 def on_files(files: Any, *, config: Any) -> Any:
