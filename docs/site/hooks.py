@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-import shutil
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,8 @@ CHANGES = "changes.md"
 
 
 def on_startup(**_: Any) -> None:
-    """Copy the rooms of the package together, so that the reference finds their docstrings."""
-    package = ROOT / "build" / "documented" / "conformance"
-    shutil.rmtree(package, ignore_errors=True)
-    shutil.copytree(ROOT / "conformance", package)
-    shutil.copytree(ROOT / "reports", package / "reports")
+    """Lay the rooms of the package together, so that the reference finds their docstrings."""
+    runpy.run_path(str(ROOT / "tests" / "typed.py"))["lay_links"]()
 
 
 def on_files(files: Any, *, config: Any) -> Any:
