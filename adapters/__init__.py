@@ -1,4 +1,4 @@
-"""Who is checked: one file per library, each readable as documentation of that library.
+"""The built-in adapters: one file per library, each readable as documentation of that library.
 
-Adapters import their framework when they are first used, and know nothing of what is expected.
+Adapters import their framework when they are first used, and never see expected results.
 """

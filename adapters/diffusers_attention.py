@@ -1,12 +1,12 @@
-"""diffusers' Attention under its processors: SDPA, two products and a softmax, and in slices.
+"""diffusers' Attention with its processors: SDPA, two products and a softmax, and in slices.
 
 What a port gets wrong: `attention_mask` is added to the logits, and has three axes: `[batch query
-key]`, which is repeated for each head, or `[(batch heads) query key]`. Which of the two it is, is
-told by whether the first axis is shorter than batch × heads (`prepare_attention_mask`), so a batch
-axis of 1 is not broadcast. Models make it of `[batch key]`, with -10000 where it is 0, not with
--inf. What a boolean means depends on the processor: under AttnProcessor2_0, which is torch's SDPA,
-True attends; AttnProcessor refuses it. Dropout is on the output, not on the weights.
-AttnProcessor2_0 does not look at `scale_qk=False`.
+key]`, which is repeated for each head, or `[(batch heads) query key]`. `prepare_attention_mask`
+distinguishes them by whether the first axis is shorter than batch × heads, so a batch axis of 1 is
+not broadcast. Models derive the mask from `[batch key]`, with -10000 instead of -inf where that is
+0. The meaning of a boolean depends on the processor: with AttnProcessor2_0, which is torch's SDPA,
+True attends; AttnProcessor rejects it. Dropout applies to the output, not to the weights.
+AttnProcessor2_0 ignores `scale_qk=False`.
 
 The layer can do more than attend: group norm, spatial norm, norms of queries and keys, a residual
 connection, `rescale_output_factor`. All of it is off by default, and stays off here. `bias` is of
@@ -24,7 +24,7 @@ from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Un
 
 
 class DiffusersAttention(Layer):
-    """diffusers.models.attention_processor.Attention."""
+    """The adapter of diffusers.models.attention_processor.Attention."""
 
     title = "diffusers.models.attention_processor.Attention"
     documentation = "https://huggingface.co/docs/diffusers/api/attnprocessor"
@@ -104,7 +104,7 @@ class DiffusersAttention(Layer):
 
 
 def _sizes(shape: Shape) -> dict[str, Any]:
-    """Arguments of the constructor; widths that are left out are the query's."""
+    """Return the constructor's arguments; widths that are omitted default to the query's."""
     sizes = {
         "query_dim": shape.query_width,
         "cross_attention_dim": shape.key_width,

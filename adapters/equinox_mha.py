@@ -1,11 +1,11 @@
 """equinox.nn.MultiheadAttention, mapped over a batch by `jax.vmap`.
 
-What a port gets wrong: the layer knows no batch; its inputs are `[length width]`, and a batch is
-mapped over from outside. Kernels are `[out in]`, applied as `W x`, with heads side by side in the
-first axis, and biases are off unless each of four flags says otherwise. A mask means *may attend*
-and is `[query key]` or `[heads query key]` in full: no axis may be 1. There is no causal flag, no
-bias on logits, no choice of the scale, and no weights come back. The softmax is in float32 for half
-precision. Dropout is on unless `inference=True`; with it each call needs a key, and a batch keys.
+What a port gets wrong: inputs have no batch axis, `[length width]`; users map the layer over a
+batch. Kernels are `[out in]`, applied as `W x`, with heads concatenated in the first axis, and
+biases are off unless enabled by four flags. True in a mask attends; a mask is `[query key]` or
+`[heads query key]`, without axes of size 1. There is no causal flag, no bias on logits, no choice
+of the scale, and no weights are returned. The softmax is in float32 for half precision. Dropout is
+on unless `inference=True`; while it is on, each call and each batch entry needs a random key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROJECTION = "embed heads head -> (heads head) embed"
 
 
 class EquinoxMultiheadAttention(Layer):
-    """equinox.nn.MultiheadAttention in inference and in training."""
+    """The adapter of equinox.nn.MultiheadAttention, in inference and in training."""
 
     title = "equinox.nn.MultiheadAttention"
     documentation = (
@@ -32,7 +32,7 @@ class EquinoxMultiheadAttention(Layer):
     fully_masked_row = "mean of values"
     dropout_modes = ("training",)
 
-    # As jax.vmap hands them on: without the batch they are [query key] or [heads query key].
+    # jax.vmap removes the batch axis: the layer gets [query key] or [heads query key].
     mask_arguments = (
         MaskArgument(
             "mask",

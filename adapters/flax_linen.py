@@ -1,9 +1,9 @@
 """flax.linen.MultiHeadDotProductAttention.
 
-What a port gets wrong: kernels are `[embed heads head]`, so nothing is transposed; the mask says
-who is attended, and a mask of three axes is read as `[heads query key]`, not `[batch query key]`;
-there is no causal flag, no additive bias and no choice of the scale. A fully masked row attends all
-keys alike, because blocked logits become a large finite number.
+What a port gets wrong: kernels are `[embed heads head]`, so nothing is transposed; True in a mask
+attends, and a mask of three axes is read as `[heads query key]`, not `[batch query key]`; there is
+no causal flag, no additive bias and no choice of the scale. A fully masked query attends to all
+keys equally, because blocked logits become a large finite number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ FLAX_MODES = (
         about="called with sow_weights=True: weights are put among the intermediates",
     ),
     Mode(
-        "no-weights", {"sow": False}, weights=False, every_case=False, about="without sow_weights"
+        "no-weights",
+        {"sow": False},
+        weights=False,
+        every_case=False,
+        core_cases=True,
+        about="without sow_weights",
     ),
     Mode(
         "optimised",
@@ -49,7 +54,7 @@ FLAX_MODES = (
         optimised=True,
         about="as sown-weights, with XLA's optimisations on; the others are compiled quickly",
     ),
-    # Without dropout it is the same program again.
+    # Without dropout, training runs the same program.
     Mode(
         "training",
         {"sow": True, "train": True},
@@ -58,11 +63,11 @@ FLAX_MODES = (
         about="as sown-weights, deterministic=False",
     ),
 )
-"""Both Flax attentions name and shape their parameters alike, and have the same mask argument."""
+"""The parameters of both Flax layers, which have equal names and shapes."""
 
 
 class FlaxLinen(Layer):
-    """flax.linen.MultiHeadDotProductAttention, through `apply`."""
+    """The adapter of flax.linen.MultiHeadDotProductAttention, called through `apply`."""
 
     title = "flax.linen.MultiHeadDotProductAttention"
     documentation = (

@@ -1,12 +1,12 @@
 """flax.nnx.MultiHeadAttention.
 
-What a port gets wrong: as `flax.linen`'s, but key and value have one width (`in_kv_features`);
+What a port gets wrong: the same as in `flax.linen`, but key and value share `in_kv_features`;
 fewer key/value heads are possible; there is a causal flag, aligned top-left; and without
 `sow_weights` (and without dropout) it goes through `jax.nn.dot_product_attention`, another
 implementation with a softmax in float32 whatever the dtype.
 
-It came by degrees: that function in Flax 0.10.5, a width for key and value in 0.10.7, fewer
-key/value heads in 0.12.6, the flag in 0.12.8.
+Flax 0.10.5 introduced the use of that function, 0.10.7 the width of key and value, 0.12.6 fewer
+key/value heads, and 0.12.8 the causal flag.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conformance.adapters.flax_linen import FLAX_MASKS, FLAX_MODES, FLAX_PARAMET
 
 
 class FlaxNnx(Layer):
-    """flax.nnx.MultiHeadAttention, split and merged as a functional program."""
+    """The adapter of flax.nnx.MultiHeadAttention, split and merged as a pure function."""
 
     title = "flax.nnx.MultiHeadAttention"
     documentation = "https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/attention.html"
@@ -132,7 +132,7 @@ class FlaxNnx(Layer):
 
 
 def _newer(shape: Shape) -> dict[str, Any]:
-    """Arguments that came with later versions."""
+    """Return those constructor arguments that only later versions of Flax accept."""
     found: dict[str, Any] = {}
     if since("flax", "0.10.7"):
         found |= {"in_kv_features": shape.key_width, "keep_rngs": False}

@@ -1,12 +1,12 @@
 """haiku.MultiHeadAttention, through `hk.transform`.
 
-What a port gets wrong: heads lie side by side in one axis of the kernels, and the last projection
-is called `linear`, because nobody named it. By default the output is as wide as all heads, not as
-the input (`model_size`). A mask means *may attend* and has all four axes, any of them 1; there is
-no causal flag, no bias on logits, no dropout, no choice of the scale, and no weights come back.
+What a port gets wrong: heads are concatenated in one axis of the kernels, and the last projection
+has the default name `linear`. By default the output is as wide as all heads, not as the input
+(`model_size`). True in a mask attends, and a mask has four axes, any of them of size 1; there is no
+causal flag, no bias on logits, no dropout, no choice of the scale, and no weights are returned.
 
-What is blocked gets the logit -1e30, which is -inf in float16: a query that may attend nothing gets
-the mean of the values, and in float16 NaN. So what it gets is not declared.
+Blocked logits become -1e30, which is -inf in float16: the output of a fully masked query is the
+mean of the values, but NaN in float16. So it is not declared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _kernel(module: str, name: str) -> tuple[Parameter, Parameter]:
 
 
 class HaikuMultiHeadAttention(Layer):
-    """haiku.MultiHeadAttention as a pure function of its parameters."""
+    """The adapter of haiku.MultiHeadAttention, as a pure function of its parameters."""
 
     title = "haiku.MultiHeadAttention"
     documentation = "https://dm-haiku.readthedocs.io/en/latest/api.html#multiheadattention"

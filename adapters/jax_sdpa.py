@@ -1,16 +1,22 @@
 """jax.nn.dot_product_attention, written out for XLA, and as cuDNN's kernel.
 
 What a port gets wrong: heads come after the length, `[batch length heads head]`, unlike torch's. A
-mask is boolean, True attends; numbers are refused there and go into `bias`. The causal flag is
-aligned top-left where lengths differ. What is blocked gets a large finite logit, so that a query
-that may attend nothing gets the mean of all values, not zeros as from torch. The softmax is in
-float32, whatever the dtype. Values have the size of keys.
+mask is boolean, True attends; numbers are rejected there and go into `bias`. The causal flag is
+aligned top-left if lengths differ. Blocked logits become a large finite number, so that the output
+of a fully masked query is the mean of all values, not zeros as in torch. The softmax is in float32
+for all dtypes. Values have the head size of keys.
 
-It came by degrees: fewer key/value heads and `key_value_seq_lengths` in JAX 0.4.33. That argument
-is a count for each batch entry, so it spells only masks that let the first keys through. Not
-examined are `query_seq_lengths`, which empties the rows of padded queries, and `local_window_size`.
+JAX 0.4.33 added fewer key/value heads and three arguments. `key_value_seq_lengths` is a count of
+keys for each batch entry, and so can encode only padding on the right; a count of 0 gives the mean
+of all values, padding included, and NaN in the values beyond a count reaches every query, since its
+weight of 0 is multiplied by it. `query_seq_lengths` zeroes the outputs of the queries beyond.
+`local_window_size` is (keys before, keys after), inclusive, or one number for both sides, also
+beside `is_causal`; it is aligned top-left as the causal flag is, and −1 is not "no limit", as in
+flash attention, but blocks the own key. It is ignored before JAX 0.8 unless there is another mask.
 
-cuDNN's kernel is for GPUs, half precision and some sizes; on a CPU it is unavailable.
+cuDNN's kernel is for GPUs, half precision and some sizes; on a CPU it is unavailable. A window is
+not declared for it: (W, 0) without `is_causal` shows all later keys
+(https://github.com/jax-ml/jax/pull/39576).
 """
 
 from __future__ import annotations
@@ -25,19 +31,21 @@ from conformance import (
     CausalFlag,
     Example,
     Function,
+    Lengths,
     MaskArgument,
     Mode,
     Problem,
     Shape,
     Unavailable,
     Unsupported,
+    Window,
 )
 from conformance.adapter import MaskTable, Spelling, since
 from conformance.adapters.lengths import LengthTable
 
 
 class _WithLengths(LengthTable):
-    """The mask arguments, and in second place lengths, so that they are among those examined."""
+    """A mask table that puts the encoding by lengths second, so that it is always examined."""
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         masks = MaskTable.spellings(self, problem)
@@ -47,7 +55,7 @@ class _WithLengths(LengthTable):
 
 
 class DotProductAttention(Function):
-    """jax.nn.dot_product_attention(implementation="xla"), which is also the default."""
+    """The adapter of jax.nn.dot_product_attention(implementation="xla"), the default."""
 
     title = "jax.nn.dot_product_attention"
     documentation = "https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html"
@@ -67,6 +75,11 @@ class DotProductAttention(Function):
         MaskArgument("bias", "batch heads query key", number="added", broadcasts=True),
     )
     causal_flag = CausalFlag("is_causal", alignment="top-left")
+    features = (
+        Window("local_window_size", none=None, alignment="top-left"),
+        Lengths("key_value_seq_lengths", of="keys", aligns=False),
+        Lengths("query_seq_lengths", of="queries", aligns=False),
+    )
     modes = (
         Mode("xla", about='implementation="xla", and the default: written out in operations'),
         Mode(
@@ -81,13 +94,18 @@ class DotProductAttention(Function):
 
     def __init__(self) -> None:
         self.grouped = since("jax", "0.4.33")
+        if not self.grouped:
+            self.features = ()
 
     @cached_property
     def masks(self) -> MaskTable:
-        if not since("jax", "0.4.33"):
+        if not self.grouped:
             return super().masks
         return _WithLengths(
-            tuple(self.mask_arguments), self.causal_flag, lengths="key_value_seq_lengths"
+            tuple(self.mask_arguments),
+            self.causal_flag,
+            self.features,
+            lengths="key_value_seq_lengths",
         )
 
     def check_shape(self, shape: Shape) -> None:
@@ -100,17 +118,22 @@ class DotProductAttention(Function):
     ) -> Any:
         import jax
 
+        if isinstance(window := masks.get("local_window_size"), tuple):
+            # There is no "no limit": who wants none passes the length.
+            most = max(query.shape[1], key.shape[1])
+            limits = tuple(most if limit is None else limit for limit in window)
+            masks = masks | {"local_window_size": limits}
         return jax.nn.dot_product_attention(
             query, key, value, **masks, **options, implementation=self.implementation
         )
 
 
 class CudnnAttention(DotProductAttention):
-    """jax.nn.dot_product_attention(implementation="cudnn"), without gradients.
+    """The adapter of jax.nn.dot_product_attention(implementation="cudnn"), without gradients.
 
-    With them lengths must be even, and in no family of the suite are they where heads fit the
-    kernel. What it says of a query that may attend nothing, and of causal masks where lengths
-    differ, is not declared. Masks may not have one row for all queries.
+    Gradients need even lengths, which no shape family has whose heads fit the kernel. The output
+    of a fully masked query and the causal alignment for different lengths are not declared. Masks
+    may not have one row for all queries.
     """
 
     title = "jax.nn.dot_product_attention (cuDNN)"
@@ -120,6 +143,7 @@ class CudnnAttention(DotProductAttention):
         replace(argument, broadcasts=False) for argument in DotProductAttention.mask_arguments
     )
     causal_flag = CausalFlag("is_causal")
+    features = tuple(f for f in DotProductAttention.features if isinstance(f, Lengths))
     modes = (Mode("cudnn", gradients=False, about='implementation="cudnn": one kernel, for GPUs'),)
     implementation = "cudnn"
 
@@ -134,7 +158,7 @@ class CudnnAttention(DotProductAttention):
         try:
             return super().attend(query, key, value, masks, **options)
         except NotImplementedError as error:
-            # As documented: "supports only a subset of shapes/dtypes", and this is how it says so.
+            # JAX documents: "supports only a subset of shapes/dtypes"; others raise this error.
             raise Unsupported(str(error)) from error
 
 

@@ -2,12 +2,12 @@
 
 What a port gets wrong: the cache holds *projected* keys and values, `[batch 2 length heads head]`,
 one array for both, so their heads have one size. It has its full length from the beginning:
-`cache_update_index` says where the projections of this call are written, and everything else in it
-is attended as it stands, zeros too, unless the mask blocks it. So the mask is for the length of the
-cache, `[batch query length]`, also when one token is asked, and it is the caller's duty to block
-what is still to come. There is no causal flag, and masks that hang on tensors are not read, unlike
-in the layer that it is derived from. With a cache and no index, the cache is all that is attended,
-and key and value are ignored. What comes back is (output, cache), with scores between the two.
+`cache_update_index` says where the projections of this call are written, and queries attend to
+everything else in it too, even zeros, unless the mask blocks it. So the mask has the length of the
+cache, `[batch query length]`, also for a single query, and the caller must block positions that
+are not yet filled. There is no causal flag, and masks attached to tensors are not read, unlike in
+the base class. With a cache and no index, queries attend only to the cache, and key and value are
+ignored. The layer returns (output, cache), or (output, scores, cache).
 
 On TensorFlow, which keras-hub needs in any case.
 """
@@ -25,7 +25,7 @@ _NO_CACHE = ("scores", "no-scores", "training")
 
 
 class CachedMultiHeadAttention(KerasMultiHeadAttention):
-    """Without a cache, with one that is filled at once, and token by token."""
+    """The adapter: without a cache, with a cache filled in one call, and token by token."""
 
     title = "keras_hub.layers.CachedMultiHeadAttention"
     documentation = "https://keras.io/api/keras_hub/modeling_layers/cached_multi_head_attention"
@@ -123,9 +123,9 @@ def _token_by_token(
     import keras
 
     length = cache.shape[2]
-    mask = keras.ops.cast(masks.get("attention_mask", keras.ops.ones((1, 1, length))), "bool")
+    mask = masks.get("attention_mask", keras.ops.ones((1, 1, length), "bool"))
     future = keras.ops.triu(keras.ops.ones((length, length), "bool"), 1)
-    if inputs[0].shape[1] != length or keras.ops.any(mask & future):
+    if inputs[0].shape[1] != length or keras.ops.any(keras.ops.cast(mask, "bool") & future):
         raise Unsupported("it would attend what is not in the cache yet")
     steps = []
     for place in range(length):

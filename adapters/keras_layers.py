@@ -46,7 +46,6 @@ from conformance.adapter import (
     Natives,
     framework,
     keywords,
-    since,
 )
 
 _DOCS = "https://keras.io/api/layers/attention_layers"
@@ -66,10 +65,10 @@ _MODES: tuple[Mode, ...] = (
     Mode("no-scores", _NO_SCORES, weights=False, about=_ABOUT["no-scores"]),
     Mode("training", _TRAINING, every_case=False, about=_ABOUT["training"]),
 )
-# Each mode is compiled anew; without dropout, training is the same program as scores.
+# Each mode is compiled separately; without dropout, training is the same program as scores.
 _COMPILED_MODES: tuple[Mode, ...] = (
     _MODES[0],
-    replace(_MODES[1], every_case=False),
+    replace(_MODES[1], every_case=False, core_cases=True),
     replace(_MODES[2], dtypes=_OPTIMISED),
     Mode(
         "optimised",
@@ -80,11 +79,8 @@ _COMPILED_MODES: tuple[Mode, ...] = (
         about=_ABOUT["optimised"],
     ),
 )
-# Before 3.10, -1e9 was added to blocked logits and no weight set to zero: it depends on the dtype.
-_MASKED_WITH_SCORES: Mapping[str, FullyMasked] = (
-    dict.fromkeys(("scores", "training", "optimised"), "output bias")
-    if since("keras", "3.10")
-    else {}
+_MASKED_WITH_SCORES: Mapping[str, FullyMasked] = dict.fromkeys(
+    ("scores", "training", "optimised"), "output bias"
 )
 _MASKED: Mapping[str, FullyMasked] = {**_MASKED_WITH_SCORES, "no-scores": "mean of values"}
 
@@ -99,11 +95,11 @@ KERAS_PARAMETERS = (
     Parameter("attention_output/kernel", "output", "heads head embed -> heads head embed"),
     Parameter("attention_output/bias", "output_bias", "embed -> embed"),
 )
-"""Those of MultiHeadAttention in Keras 2 and 3, and of GroupQueryAttention."""
+"""The parameters of MultiHeadAttention in Keras 2 and 3, and of GroupQueryAttention."""
 
 
 class OnBackend(NativeAdapter):
-    """What everything of Keras shares: one process has one backend."""
+    """The base class of all Keras adapters; a process can use only one Keras backend."""
 
     packages = ("keras",)
 
@@ -115,20 +111,22 @@ class OnBackend(NativeAdapter):
     def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
         import keras
 
-        # On torch, Keras moves every tensor to a device of its own choice.
-        with keras.device(f"{call.device}:0"):
+        # On torch, Keras moves tensors to its default device, so set it. In the scope of "cpu:0" no
+        # layer with dropout can be made there: a parameter that is moved to it from "cpu" is none.
+        on_torch = self.framework == "torch" and call.device == "cpu"
+        with keras.device("cpu" if on_torch else f"{call.device}:0"):
             yield
 
 
 class _Keras(OnBackend):
-    """What all layers share."""
+    """The base class of the adapters of Keras layers."""
 
     returns_weights = "per head"
     causal_flag = CausalFlag("use_causal_mask", alignment="top-left")
 
 
 def _backend(name: str) -> Framework:
-    """Keras on this backend, or `Unavailable`; returns the backend's bridge."""
+    """Select a Keras backend and return its bridge; raise `Unavailable` if that is impossible."""
     if "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = name
     bridge = framework(name)
@@ -147,7 +145,7 @@ def _backend(name: str) -> Framework:
 
 
 class _Stateless:
-    """A Keras layer with its weights as arguments, by the names that they have within the layer."""
+    """A Keras layer that is called with its weights as arguments, by name within the layer."""
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
@@ -163,20 +161,20 @@ class _Stateless:
             return self.layer(*inputs, **arguments)
 
     def named_parameters(self) -> list[tuple[str, Any]]:
-        """As a torch module has them."""
+        """Return (name, value) of all weights, as `torch.nn.Module.named_parameters` does."""
         return [(name, variable.value) for name, variable in self.variables.items()]
 
     def to(self, device: str) -> _Stateless:
-        """As a torch module has it; the layer was built where it belongs."""
+        """Return the layer itself, for code that calls `torch.nn.Module.to`."""
         return self
 
 
 class _DotProduct(_Keras, Layer):
-    """The layers with projections of their own."""
+    """The base class of the adapters of Keras layers that include projections."""
 
     fully_masked_row = _MASKED
     parameters = KERAS_PARAMETERS
-    # The first three are what Keras passes on by itself from an Embedding with mask_zero=True.
+    # Keras itself passes the first three on from an Embedding with mask_zero=True.
     mask_arguments = (
         MaskArgument("value_mask", "batch key", true="attends", number="attends if nonzero"),
         MaskArgument("key_mask", "batch key", true="attends", number="attends if nonzero"),
@@ -189,7 +187,7 @@ class _DotProduct(_Keras, Layer):
             broadcasts=True,
         ),
     )
-    # What Keras attaches to a tensor, and reads in a layer that is called with it.
+    # Keras attaches these to tensors, and layers read them from their inputs.
     implicit_masks = (
         MaskArgument("query._keras_mask", "batch query", true="attends"),
         MaskArgument("value._keras_mask", "batch key", true="attends"),
@@ -224,7 +222,7 @@ class _DotProduct(_Keras, Layer):
         )
         if self.framework != "jax":
             return example
-        # Parameters are arguments there, so that a derivative by them can be had.
+        # In JAX parameters are arguments, so that one can differentiate by them.
         return replace(
             example,
             build=(f"layer = {made}", f"layer.build({sizes})"),
@@ -239,7 +237,7 @@ class _DotProduct(_Keras, Layer):
         )
 
     def _constructor(self, shape: Shape) -> str:
-        """The layer's own words, without the last bracket."""
+        """Return code that constructs the layer, without the closing parenthesis."""
         raise NotImplementedError
 
     def bind(self, layer: _Stateless, parameters: Natives) -> Any:
@@ -259,13 +257,13 @@ class _DotProduct(_Keras, Layer):
 
 
 class KerasMultiHeadAttention(_DotProduct):
-    """MultiHeadAttention on any backend, and what is derived from it."""
+    """The base class of the adapters of Keras's MultiHeadAttention and layers derived from it."""
 
     documentation = f"{_DOCS}/multi_head_attention/"
     made_by = "keras.layers.MultiHeadAttention"
 
     def layer_class(self) -> Any:
-        """The class that is built."""
+        """The Keras class of the layer."""
         import keras
 
         return keras.layers.MultiHeadAttention
@@ -327,7 +325,7 @@ class _GroupQueryAttention(_DotProduct):
 
 
 def _common(dtype: str, mode: Mode) -> dict[str, Any]:
-    # Zeros, because weights are loaded anyway, and random ones are compiled shape by shape on JAX.
+    # Initialise with zeros: weights are loaded anyway, and JAX compiles random ones for each shape.
     common = {"dtype": dtype, "kernel_initializer": "zeros"}
     return common | ({"dropout": mode.dropout, "seed": mode.draw} if mode.dropout else {})
 
@@ -339,16 +337,16 @@ def _built(layer: Any, shape: Shape) -> _Stateless:
 
 
 class _AdditiveAttention(_Keras, Function):
-    """One AdditiveAttention for each head, between projections that the suite supplies.
+    """The base class of adapters that run one AdditiveAttention per head, on projected heads.
 
-    What a fully masked row gives is not declared, because it depends on the dtype: from blocked
-    scores 1e9 is subtracted (65504 in float16), which leaves nothing of them in float32, and enough
-    in float64 to attend as if unmasked.
+    The output of a fully masked query is not declared, because it depends on the dtype: 1e9 (65504
+    in float16) is subtracted from blocked scores. In float32 nothing is left of the scores, but in
+    float64 enough is left to attend as if unmasked.
     """
 
     documentation = f"{_DOCS}/additive_attention/"
     scores = ("additive",)
-    # The elements of its argument `mask`, which is a list.
+    # These are the elements of its argument `mask`, which is a list.
     mask_arguments = (
         MaskArgument("value_mask", "batch key", true="attends", number="attends if nonzero"),
         MaskArgument("query_mask", "batch query", true="attends", number="attends if nonzero"),
@@ -362,7 +360,7 @@ class _AdditiveAttention(_Keras, Function):
     def attend_for(self, problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
         import keras
 
-        # Here, because a layer cannot be built inside a program that is being compiled.
+        # Build layers here, because they cannot be built inside a compiled program.
         size, dtype = problem.shape.head_size, problem.dtype
         if (size, dtype) not in self._layers:
             layer = keras.layers.AdditiveAttention(use_scale=True, dtype=dtype)
@@ -392,28 +390,28 @@ class _AdditiveAttention(_Keras, Function):
 
 
 class TensorFlowMultiHeadAttention(KerasMultiHeadAttention):
-    """On TensorFlow, eagerly."""
+    """The adapter of MultiHeadAttention on TensorFlow, run eagerly."""
 
     title = "keras.layers.MultiHeadAttention (TensorFlow)"
     framework = "tensorflow"
 
 
 class TensorFlowGroupQueryAttention(_GroupQueryAttention):
-    """On TensorFlow, eagerly."""
+    """The adapter of GroupQueryAttention on TensorFlow, run eagerly."""
 
     title = "keras.layers.GroupQueryAttention (TensorFlow)"
     framework = "tensorflow"
 
 
 class TensorFlowAdditiveAttention(_AdditiveAttention):
-    """On TensorFlow, eagerly."""
+    """The adapter of AdditiveAttention on TensorFlow, run eagerly."""
 
     title = "keras.layers.AdditiveAttention (TensorFlow)"
     framework = "tensorflow"
 
 
 class JaxMultiHeadAttention(KerasMultiHeadAttention):
-    """On JAX, compiled."""
+    """The adapter of MultiHeadAttention on JAX, compiled."""
 
     title = "keras.layers.MultiHeadAttention (JAX)"
     framework = "jax"
@@ -421,7 +419,7 @@ class JaxMultiHeadAttention(KerasMultiHeadAttention):
 
 
 class JaxGroupQueryAttention(_GroupQueryAttention):
-    """On JAX, compiled."""
+    """The adapter of GroupQueryAttention on JAX, compiled."""
 
     title = "keras.layers.GroupQueryAttention (JAX)"
     framework = "jax"
@@ -429,7 +427,7 @@ class JaxGroupQueryAttention(_GroupQueryAttention):
 
 
 class JaxAdditiveAttention(_AdditiveAttention):
-    """On JAX, compiled."""
+    """The adapter of AdditiveAttention on JAX, compiled."""
 
     title = "keras.layers.AdditiveAttention (JAX)"
     framework = "jax"
@@ -446,7 +444,7 @@ class JaxAdditiveAttention(_AdditiveAttention):
 
 
 class TorchMultiHeadAttention(KerasMultiHeadAttention):
-    """On torch."""
+    """The adapter of MultiHeadAttention on torch."""
 
     title = "keras.layers.MultiHeadAttention (torch)"
     framework = "torch"
@@ -456,7 +454,7 @@ class TorchMultiHeadAttention(KerasMultiHeadAttention):
 
 
 class TorchGroupQueryAttention(_GroupQueryAttention):
-    """On torch."""
+    """The adapter of GroupQueryAttention on torch."""
 
     title = "keras.layers.GroupQueryAttention (torch)"
     framework = "torch"
@@ -464,7 +462,7 @@ class TorchGroupQueryAttention(_GroupQueryAttention):
 
 
 class TorchAdditiveAttention(_AdditiveAttention):
-    """On torch."""
+    """The adapter of AdditiveAttention on torch."""
 
     title = "keras.layers.AdditiveAttention (torch)"
     framework = "torch"

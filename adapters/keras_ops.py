@@ -1,16 +1,16 @@
 """keras.ops.dot_product_attention, on three backends.
 
 What a port gets wrong: query, key and value are `[batch length heads head]`, while `bias` and
-`mask` are `[batch heads query key]`. True in `mask` attends, and only booleans are meant; numbers
-go into `bias`, which is added to the logits. `is_causal` is aligned top-left. With fewer key/value
-heads, each serves a group of neighbouring query heads. By `mask`, a query that may attend nothing
-attends all keys alike, because blocked logits become a large finite number; by a `bias` of -inf it
-gets NaN (on torch, zeros). No weights come back.
+`mask` are `[batch heads query key]`. `mask` is boolean, and True attends; numbers go into `bias`,
+which is added to the logits. `is_causal` is aligned top-left. With fewer key/value heads, each
+serves a group of neighbouring query heads. A query that `mask` blocks fully attends all keys
+equally, because blocked logits become a large finite number; one that a `bias` of -inf blocks fully
+gets NaN (on torch, zeros). Attention weights are not returned.
 
-What is behind it differs: on TensorFlow the formula written out, on JAX
-`jax.nn.dot_product_attention`, on torch `scaled_dot_product_attention`, whose one argument holds
-`mask` or `bias`: both at once are refused there. On each of them float64 is computed in float32,
-and comes back as float32, since Keras 3.12.
+The backends compute it differently: TensorFlow with the formula written out, JAX with
+`jax.nn.dot_product_attention`, and torch with `scaled_dot_product_attention`, which has a single
+argument for `mask` and `bias` and therefore refuses both at once. Since Keras 3.12, all three
+compute float64 in float32 and return float32.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _DotProductAttention(OnBackend, Function):
 
 
 class TensorFlowDotProductAttention(_DotProductAttention):
-    """On TensorFlow, eagerly."""
+    """The adapter of keras.ops.dot_product_attention on TensorFlow, run eagerly."""
 
     title = "keras.ops.dot_product_attention (TensorFlow)"
     framework = "tensorflow"
@@ -60,7 +60,7 @@ class TensorFlowDotProductAttention(_DotProductAttention):
 
 
 class JaxDotProductAttention(_DotProductAttention):
-    """On JAX, compiled."""
+    """The adapter of keras.ops.dot_product_attention on JAX, compiled."""
 
     title = "keras.ops.dot_product_attention (JAX)"
     framework = "jax"
@@ -83,12 +83,12 @@ class JaxDotProductAttention(_DotProductAttention):
 
 
 class TorchDotProductAttention(_DotProductAttention):
-    """On torch."""
+    """The adapter of keras.ops.dot_product_attention on torch."""
 
     title = "keras.ops.dot_product_attention (torch)"
     framework = "torch"
     example = _example("torch")
-    # Before 3.14 it says "doesn't support `bias`".
+    # Before Keras 3.14, torch's backend raises "doesn't support `bias`".
     mask_arguments = (_MASK, replace(_BIAS, alone=True)) if since("keras", "3.14") else (_MASK,)
 
 

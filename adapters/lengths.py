@@ -1,4 +1,4 @@
-"""Lengths: how serving kernels say padding, one number for each sequence of the batch.
+"""Encode padding as lengths, one number per sequence of the batch, as serving kernels require.
 
 What a port gets wrong: a length counts keys from the left, so the padding has to be on the right;
 and it is a count in one library, and a count minus one in the next.
@@ -18,12 +18,12 @@ from conformance.adapter import MaskTable, Spelling
 
 @dataclass(frozen=True, eq=False)
 class LengthTable(MaskTable):
-    """Mask arguments, and lengths for masks that are padding on the right and nothing else.
+    """A mask table with an additional argument that encodes padding on the right as lengths.
 
     Args:
-        lengths: the argument's name.
-        less: what is subtracted from the count of keys.
-        first: whether lengths are the preferred way to say padding.
+        lengths: the name of the additional argument.
+        less: the number to subtract from the count of keys.
+        first: whether lengths are the preferred encoding of padding.
     """
 
     lengths: str = ""
@@ -47,13 +47,15 @@ class LengthTable(MaskTable):
             if self.lengths not in other.arguments:
                 label = f"{self.lengths}=int[batch]"
                 label += f", {other.label}" if other.arguments else ""
-                yield Spelling(label, {self.lengths: native, **other.arguments}, other.bias)
+                yield replace(
+                    other, label=label, arguments={self.lengths: native, **other.arguments}
+                )
 
 
 def right_padding(visible: np.ndarray) -> np.ndarray | None:
-    """The number of keys of each batch entry, if that is all `[batch heads query key]` says.
+    """Return the number of keys of each batch entry, `[batch]`, if a mask is padding on the right.
 
-    None if it says something else, or leaves an entry no key at all.
+    Return None for any other mask, and if an entry has no key at all.
     """
     counts = visible[:, 0, 0].sum(axis=-1)
     padded = np.arange(visible.shape[-1]) < counts[:, None, None, None]

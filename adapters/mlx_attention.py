@@ -9,6 +9,12 @@ declared. The layer has no causal flag. The function takes the string "causal" i
 aligned bottom-right, so there cannot be a mask beside it; and it does not know the factor 1/√d, so
 `scale` has to be given. No attention weights come back.
 
+`sinks` holds one logit for each query head, as it is: natural units, neither scaled nor masked. It
+must have a dtype that promotes to the output's, so sinks in float32 beside bfloat16 are an error; a
+fully masked query with a sink is zeros. Rotary embeddings are a function of their own, put before
+the attention here: `traditional=True` pairs neighbours, (2t, 2t + 1), and False pairs halves.
+`offset` is where the first token stands, so queries beside a cache need the cache's length.
+
 On CPUs the function is computed operation by operation; fused kernels are for GPUs.
 """
 
@@ -24,7 +30,9 @@ from conformance import (
     MaskArgument,
     Mode,
     Parameter,
+    RotaryBase,
     Shape,
+    Sinks,
     Unsupported,
 )
 from conformance.adapter import keywords
@@ -46,7 +54,7 @@ _MODES = (
 
 
 class MlxMultiHeadAttention(Layer):
-    """mlx.nn.MultiHeadAttention, with its parameters as arguments."""
+    """The adapter of mlx.nn.MultiHeadAttention, with its parameters as arguments."""
 
     title = "mlx.nn.MultiHeadAttention"
     documentation = f"{_DOCS}/nn/_autosummary/mlx.nn.MultiHeadAttention.html"
@@ -124,7 +132,7 @@ class MlxMultiHeadAttention(Layer):
 
 
 class MlxScaledDotProductAttention(Function):
-    """mlx.core.fast.scaled_dot_product_attention, between projections that the suite supplies."""
+    """The adapter of mlx.core.fast.scaled_dot_product_attention, a function of projected heads."""
 
     title = "mlx.core.fast.scaled_dot_product_attention"
     documentation = f"{_DOCS}/_autosummary/mlx.core.fast.scaled_dot_product_attention.html"
@@ -132,8 +140,12 @@ class MlxScaledDotProductAttention(Function):
     grouped = True
     custom_scale = True
     mask_arguments = (_MASK,)
-    # mask="causal", as a flag: it stands in the mask's place.
+    # The adapter passes this flag as mask="causal", so there can be no other mask.
     causal_flag = CausalFlag("causal", alignment="bottom-right", alone=True)
+    features = (
+        Sinks("sinks"),
+        RotaryBase("base", size="dims", flag="traditional", alignment="bottom-right"),
+    )
     modes = _MODES
     example = Example(
         imports="import mlx.core as mx",
@@ -156,7 +168,14 @@ def attention(query, key, value, mask=None, causal=False):
         if "causal" in masks:
             if "mask" in masks:
                 raise Unsupported('mask is "causal" or an array, not both')
-            masks = {"mask": "causal"}
+            masks = {name: given for name, given in masks.items() if name != "causal"}
+            masks["mask"] = "causal"
+        if "base" in masks:
+            names = ("dims", "base", "traditional")
+            turn = {"scale": 1.0, **{name: masks[name] for name in names}}
+            masks = {name: given for name, given in masks.items() if name not in names}
+            query = mx.fast.rope(query, offset=key.shape[2] - query.shape[2], **turn)
+            key = mx.fast.rope(key, offset=0, **turn)
         return mx.fast.scaled_dot_product_attention(query, key, value, scale=scale, **masks)
 
 

@@ -8,29 +8,46 @@ heads as an axis of their own, or side by side if `q_num_heads` and `kv_num_head
 weights are the fourth output, in mode 3 only: by default that is the logits before the mask. The
 softmax is in the inputs' own dtype, float16 included, unless `softmax_precision` says otherwise.
 
-Opset 23 has the operator, 24 adds the input `nonpad_kv_seqlen`, 25 adds windows. onnxruntime has
-kernels for float32 and float16; float64 it computes operator by operator, as ONNX defines it.
+`softcap` comes before the mask, and 0 or less means none; before ONNX changed its mind, in 2026, it
+came after, and −∞ became −cap (onnxruntime before 1.27). `left_window_size` and `right_window_size`
+count the keys before and after the own one, and −1 means no limit. All of them count from the first
+query's position: 0, or the number of keys in the cache, or with `nonpad_kv_seqlen` that number less
+the queries. So beside `nonpad_kv_seqlen`, `is_causal` is aligned at the end of each entry, and only
+there. What lies beyond that number is multiplied by 0, so NaN there reaches every query. A mask for
+fewer keys is padded with −∞ in ONNX, and refused by onnxruntime.
+
+Opset 23 has the operator, 24 adds the input `nonpad_kv_seqlen`, 25 adds windows; the modes pass
+what a feature needs in the first opset that has it. onnxruntime has kernels for float32 and
+float16; float64 it computes operator by operator, as ONNX defines it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from conformance import (
+    Cache,
     CausalFlag,
     Example,
     Function,
+    Lengths,
     MaskArgument,
     Mode,
+    Problem,
+    SoftCap,
     Unsupported,
+    Window,
 )
-from conformance.adapter import DTYPES, Natives, since
+from conformance.adapter import DTYPES, MaskTable, Natives, Spelling, since
 from conformance.adapters.lengths import right_padding
 
 _DOCS = "https://onnx.ai/onnx/operators/onnx__Attention.html"
+_SINCE_OPSET = {"nonpad_kv_seqlen": 24, "window_size": 25}
 _INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 _OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
 _WITH_WEIGHTS = {"qk_matmul_output_mode": 3}
@@ -76,7 +93,7 @@ _WINDOWS = Mode(
 
 
 def _example(imports: str, run: str) -> Example:
-    """A model for each set of inputs, run by the last line."""
+    """Return user code that builds a model for its inputs; `run` is the code that runs it."""
     return Example(
         imports=f"from onnx import helper as oh\n{imports}",
         build="""\
@@ -96,8 +113,30 @@ def attention(query, key, value, attn_mask=None, **attributes):
     )
 
 
+_FLAG = CausalFlag("is_causal", alignment="top-left")
+_LENGTHS = Lengths("nonpad_kv_seqlen", of="keys", dtype="int64")
+_WINDOW = Window("window_size", none=-1, alignment="top-left")
+
+
+@dataclass(frozen=True, eq=False)
+class _Table(MaskTable):
+    """A mask table whose lengths move where the causal triangle and windows are aligned.
+
+    Args:
+        at_end: the table of encodings with lengths, where both are aligned at the end.
+    """
+
+    at_end: MaskTable = field(default_factory=MaskTable)
+
+    def spellings(self, problem: Problem) -> Iterator[Spelling]:
+        for spelling in self.at_end.spellings(problem):
+            if _LENGTHS.name in spelling.arguments:
+                yield spelling
+        yield from super().spellings(problem)
+
+
 class _Attention(Function):
-    """What both share: they run the same models."""
+    """The base class of both adapters, which run the same models."""
 
     documentation = _DOCS
     grouped = True
@@ -117,22 +156,45 @@ class _Attention(Function):
             broadcasts=True,
         ),
     )
-    causal_flag = CausalFlag("is_causal", alignment="top-left")
+    causal_flag = _FLAG
+    features = (SoftCap("softcap"), _LENGTHS, Cache("past_key", "past_value", prepared=False))
     opsets: ClassVar[Mapping[int, str]]
-    """Those in which the operator differs, and the first version that runs it there."""
+    """For each opset that changed the operator, the first version of the runtime to support it."""
+
+    @cached_property
+    def masks(self) -> _Table:
+        arguments = tuple(self.mask_arguments)
+        others = tuple(feature for feature in self.features if feature is not _LENGTHS)
+        # The operator does not take a cache beside lengths.
+        ended = tuple(
+            replace(feature, alignment="bottom-right") if isinstance(feature, Window) else feature
+            for feature in self.features
+            if not isinstance(feature, Cache)
+        )
+        flag = replace(_FLAG, alignment="bottom-right")
+        return _Table(arguments, _FLAG, others, MaskTable(arguments, flag, ended))
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
-        opset = mode["opset"]
+        opset = max(
+            [mode["opset"], *(since_ for name, since_ in _SINCE_OPSET.items() if name in masks)]
+        )
         if not since(self.framework, self.opsets[opset]):
             raise Unsupported(f"opset {opset}: since {self.framework} {self.opsets[opset]}")
         given = {"Q": query, "K": key, "V": value}
+        given |= {name: masks[name] for name in _INPUTS if name in masks}
         attributes = dict(mode.options.get("attributes", _WITH_WEIGHTS)) | options
-        mask = masks.get("attn_mask")
+        attributes |= {name: masks[name] for name in ("softcap",) if name in masks}
+        if "window_size" in masks:
+            left, right = masks["window_size"]
+            attributes |= {"left_window_size": left, "right_window_size": right}
+        mask = given.pop("attn_mask", None)
         if "is_causal" in masks:
             attributes["is_causal"] = 1
-        elif "instead" in mode.options:
+        elif "instead" in mode.options and not given.keys() & {"past_key", _LENGTHS.name}:
+            if "window_size" in masks:
+                raise Unsupported("a window counts from the keys in the cache, and is one")
             inputs, further, mask = _INSTEAD[mode["instead"]](query, key, value, mask)
             given, attributes = given | inputs, attributes | further
         if mask is not None:
@@ -153,16 +215,16 @@ class _Attention(Function):
         return context, weights
 
     def check_inputs(self, given: Natives) -> None:
-        """Raise `Unsupported` for what this version refuses."""
+        """Raise `Unsupported` for inputs that the installed version of the runtime rejects."""
 
 
 def _side_by_side(heads: np.ndarray) -> np.ndarray:
-    """`[batch heads length head]` to `[batch length (heads head)]`."""
+    """Return `[batch heads length head]` rearranged to `[batch length (heads head)]`."""
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(heads.shape[0], heads.shape[2], -1)
 
 
 _Instead = tuple[Natives, dict[str, Any], Any]
-"""Inputs and attributes that say something instead of the mask, and the mask that is left."""
+"""Inputs and attributes that replace a mask or part of it, and the remaining mask or None."""
 
 
 def _past(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
@@ -177,7 +239,8 @@ def _past(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
 def _lengths(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
     batch, keys = key.shape[0], key.shape[2]
     counts = right_padding(mask) if mask is not None and mask.dtype == np.bool_ else None
-    known = np.full(batch, keys) if counts is None else counts
+    # A mask may say the padding of all entries at once; the operator wants a number for each.
+    known = np.broadcast_to(keys if counts is None else counts, batch)
     inputs = {"nonpad_kv_seqlen": known.astype(np.int64)}
     if _is_band(mask, query, key, -keys, keys - query.shape[2]):
         return inputs, {"is_causal": 1}, None
@@ -197,7 +260,7 @@ _INSTEAD = {"past": _past, "lengths": _lengths, "windows": _windows}
 
 
 def _is_band(mask: Any, query: Any, key: Any, first: int, last: int) -> bool:
-    """Whether True stands just where a key is so many places after its query."""
+    """Return whether a mask allows exactly the keys `first` to `last` positions after the query."""
     if mask is None or mask.dtype != np.bool_:
         return False
     after = np.arange(key.shape[2]) - np.arange(query.shape[2])[:, None]
@@ -205,7 +268,7 @@ def _is_band(mask: Any, query: Any, key: Any, first: int, last: int) -> bool:
 
 
 class OnnxReference(_Attention):
-    """In onnx.reference.ReferenceEvaluator."""
+    """The adapter of the operator in onnx.reference.ReferenceEvaluator."""
 
     title = "ONNX Attention (reference evaluator)"
     framework = "onnx"
@@ -214,13 +277,14 @@ class OnnxReference(_Attention):
         "ReferenceEvaluator(model).run(None, given)[0]",
     )
     dtypes = tuple(DTYPES) if since("onnx", "1.19") else ("float64", "float32", "float16")
-    fully_masked_row = "zeros" if since("onnx", "1.23") else "nan"
+    fully_masked_row = "zeros"
     modes = (*_MODES, _WINDOWS)
+    features = (*_Attention.features, *([_WINDOW] if since("onnx", "1.23") else []))
     opsets: ClassVar = {23: "1.18", 24: "1.19", 25: "1.23"}
 
 
 class OnnxRuntimeAttention(_Attention):
-    """In onnxruntime, on the CPU."""
+    """The adapter of the operator in onnxruntime, on the CPU."""
 
     title = "ONNX Attention (onnxruntime)"
     framework = "onnxruntime"
@@ -228,11 +292,10 @@ class OnnxRuntimeAttention(_Attention):
         "from onnxruntime import InferenceSession",
         "InferenceSession(model.SerializeToString()).run(None, given)[0]",
     )
-    # For bfloat16 there is not even a product. For float64 there is no kernel, but ONNX' own
-    # definition of the operator, which 1.23 did not get right for axes of one element.
+    # There is no matrix product of bfloat16. float64 has no kernel, but is computed by ONNX's
+    # definition of the operator, which version 1.23 got wrong for axes of size 1.
     dtypes = (*(("float64",) if since("onnxruntime", "1.24") else ()), "float32", "float16")
-    # Before, it depended on how the mask is said.
-    fully_masked_row = "zeros" if since("onnxruntime", "1.28") else None
+    fully_masked_row = "zeros"
     opsets: ClassVar = {23: "1.23", 24: "1.24"}
 
     def check_inputs(self, given: Natives) -> None:

@@ -3,12 +3,21 @@
 What a port gets wrong: inputs are heads side by side, `[batch length (heads head)]`. Padding is
 said in three ways, all of them int32: `key_padding_mask` holds 1 for a key that is attended, or one
 length for each sequence; `seqlens_k` holds the length *minus one*. To a key that is masked so
--10000 is added (`mask_filter_value`), so a query that may attend nothing attends as if unmasked.
+-10000 is added (`mask_filter_value`), so a fully masked query attends as if unmasked.
 Only `attention_bias` is added as it is; -inf blocks there.
 
 MultiHeadAttention adds the biases of the projections, if it is given them. Its fourth output is not
 the weights but the logits, bias and mask included. `unidirectional` is aligned top-left, or moved
 by the length of the cache. With float16 it computes in float32.
+
+GroupQueryAttention has what language models need, on a CPU all but the norms of heads. `softcap`
+comes before bias and masks; 0 or less means none. `local_window_size` counts the query's own key
+since 1.24, so W shows the own key and W − 1 before it, as in Mistral; before, it showed W before
+it. −1 means no window, and 0 shows nothing, which gives zeros. `head_sink` holds natural logits,
+neither scaled nor capped; `smooth_softmax=1` is a sink of 0. The tables of `do_rotary` have as many
+columns as pairs, so fewer columns rotate a part of each head; `rotary_interleaved` pairs
+neighbours, (2t, 2t + 1). Keys in the cache are rotated already, and the new ones stand behind them.
+Of `position_ids` a CPU reads only the first of a prompt. NaN beyond a length has no effect.
 
 GroupQueryAttention is made for decoding. It is causal, aligned bottom-right, unless told otherwise
 (`causal=0`, since 1.30). Keys that come before the queries have to be in a cache, and beside one a
@@ -18,21 +27,29 @@ the values: others are filled up with zeros here, and the scale is given, which 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from conformance import (
+    Cache,
     CausalFlag,
     Example,
     Function,
+    Lengths,
     MaskArgument,
     Mode,
+    Problem,
+    RotaryTables,
     Shape,
+    Sinks,
+    SoftCap,
     Unsupported,
+    Window,
 )
-from conformance.adapter import MaskTable, Natives, since
+from conformance.adapter import MaskTable, Natives, Spelling, since
 from conformance.adapters.lengths import LengthTable
 
 _DOCS = "https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md"
@@ -42,7 +59,7 @@ _HEAD_MULTIPLE = 8
 
 
 class _Contrib(Function):
-    """What both share."""
+    """The base class of both adapters, which run one operator."""
 
     framework = "onnxruntime"
     dtypes = ("float32", "float16")
@@ -50,10 +67,10 @@ class _Contrib(Function):
     differentiable = False
     operator: ClassVar[str]
     inputs: ClassVar[tuple[str, ...]]
-    """The operator's, in order."""
+    """The names of the operator's inputs, in order."""
 
     def _run(self, outputs: tuple[str, ...], given: Natives) -> Natives:
-        """Run the operator; what is given and is no input is an attribute."""
+        """Return the outputs of the operator; `given` holds its inputs and its attributes."""
         arrays = {name: given[name] for name in self.inputs if name in given}
         attributes = tuple(item for item in given.items() if item[0] not in arrays)
         node = self.bridge.node(
@@ -64,7 +81,7 @@ class _Contrib(Function):
 
 
 class OnnxRuntimeMultiHeadAttention(_Contrib):
-    """com.microsoft.MultiHeadAttention."""
+    """The adapter of com.microsoft.MultiHeadAttention."""
 
     title = "com.microsoft.MultiHeadAttention (onnxruntime)"
     documentation = f"{_DOCS}#com.microsoft.MultiHeadAttention"
@@ -81,7 +98,10 @@ class OnnxRuntimeMultiHeadAttention(_Contrib):
     )
     mask_arguments = (
         MaskArgument(
-            "key_padding_mask", ("batch key", "batch query key"), number="attends, 0 or 1 only"
+            "key_padding_mask",
+            ("batch key", "batch query key"),
+            number="attends, 0 or 1 only",
+            dtype="int32",
         ),
         MaskArgument("attention_bias", "batch heads query key", number="added"),
     )
@@ -139,8 +159,6 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
         given = {"num_heads": heads, **options, **masks}
         if biases:
             given["bias"] = np.concatenate(biases)
-        if "key_padding_mask" in given:
-            given["key_padding_mask"] = _whole(given["key_padding_mask"])
         causal = given.pop("unidirectional", False)
         if mode.options.get("cache") and not causal:
             if value.shape[3] != key.shape[3]:
@@ -159,8 +177,22 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
         return _split(found["output"], heads)
 
 
+class _LastIndexTable(LengthTable):
+    """A mask table without the causal flag beside lengths where there are more keys than queries.
+
+    There the operator aligns queries at the end of each length; `Cache` says so.
+    """
+
+    def spellings(self, problem: Problem) -> Iterator[Spelling]:
+        ahead = problem.shape.key_length > problem.shape.query_length
+        lengths = ahead and problem.key_lengths is not None
+        for spelling in super().spellings(problem):
+            if not (lengths and spelling.arguments.keys() >= {"causal", "seqlens_k"}):
+                yield spelling
+
+
 class OnnxRuntimeGroupQueryAttention(_Contrib):
-    """com.microsoft.GroupQueryAttention."""
+    """The adapter of com.microsoft.GroupQueryAttention."""
 
     title = "com.microsoft.GroupQueryAttention (onnxruntime)"
     documentation = f"{_DOCS}#com.microsoft.GroupQueryAttention"
@@ -182,9 +214,25 @@ class OnnxRuntimeGroupQueryAttention(_Contrib):
         "sin_cache",
         "position_ids",
         "attention_bias",
+        "head_sink",
     )
     mask_arguments = (MaskArgument("attention_bias", "batch heads query key", number="added"),)
     causal_flag = CausalFlag("causal", alignment="bottom-right")
+    features = (
+        Cache("past_key", "past_value", lengths="seqlens_k_of_cache", counts="last index"),
+        Lengths("seqlens_k", of="keys", counts="last index", aligns=False),
+        Window(
+            "local_window_size",
+            form="own and before" if since("onnxruntime", "1.24") else "before",
+            none=-1,
+            alignment="bottom-right",
+            needs_causal=True,
+        ),
+        SoftCap("softcap"),
+        *([Sinks("head_sink")] if since("onnxruntime", "1.23") else []),
+        # Keys that come before the queries are rotated when they enter the cache.
+        RotaryTables("cos_cache", "sin_cache", flag="rotary_interleaved"),
+    )
     modes = (
         Mode("default", weights=False, about="query, key and value as three inputs"),
         Mode("packed", {"packed": True}, weights=False, about="query, key and value in one input"),
@@ -193,8 +241,13 @@ class OnnxRuntimeGroupQueryAttention(_Contrib):
 
     @cached_property
     def masks(self) -> MaskTable:
-        return LengthTable(
-            self.mask_arguments, self.causal_flag, lengths="seqlens_k", less=1, first=True
+        return _LastIndexTable(
+            self.mask_arguments,
+            self.causal_flag,
+            self.features,
+            lengths="seqlens_k",
+            less=1,
+            first=True,
         )
 
     def check_shape(self, shape: Shape) -> None:
@@ -215,13 +268,24 @@ class OnnxRuntimeGroupQueryAttention(_Contrib):
         if not given.pop("causal", queries == 1):
             _needs("1.30", "causal=0")
             given["causal"] = 0
+        cached = "past_key" in given
+        if cached:
+            given["seqlens_k"] = given.pop("seqlens_k_of_cache")
         last = given.setdefault("seqlens_k", np.full(batch, keys - 1, np.int32))
-        given["total_sequence_length"] = np.array(keys, np.int32)
+        total = last.max() + 1 if cached else keys
+        given["total_sequence_length"] = np.array(total, np.int32)
+        if "cos_cache" in given:
+            if given["cos_cache"].shape[1] % _HEAD_MULTIPLE:
+                raise Unsupported(f"rotary pairs that are no multiple of {_HEAD_MULTIPLE}")
+            given["do_rotary"] = 1
+        given["rotary_interleaved"] = int(given.get("rotary_interleaved", False))
         value_size = value.shape[3]
         filled = -max(size, value_size) // _HEAD_MULTIPLE * -_HEAD_MULTIPLE
         query, key, value = (_filled(array, filled) for array in (query, key, value))
-        if keys > queries:
-            # What is appended to the cache are the keys of the queries, before the padding.
+        if cached:
+            given |= {n: _filled(given[n], filled) for n in ("past_key", "past_value")}
+        elif keys > queries:
+            # The keys of the queries are appended to the cache, before the padding.
             own = last[:, None] + np.arange(1 - queries, 1)
             given |= {"past_key": key[:, :, :-queries], "past_value": value[:, :, :-queries]}
             key, value = (
@@ -233,6 +297,8 @@ class OnnxRuntimeGroupQueryAttention(_Contrib):
         outputs = ("output", *_PRESENT)
         if mode.weights:
             _needs("1.23", "qk_output")
+            if cached:
+                raise Unsupported("beside a cache, weights end at the longest length")
             given["qk_output"] = 2
             outputs += ("output_qk",)
         found = self._run(outputs, given | inputs)
@@ -245,14 +311,8 @@ def _needs(version: str, what: str) -> None:
         raise Unsupported(f"{what}: since onnxruntime {version}")
 
 
-def _whole(numbers: np.ndarray) -> np.ndarray:
-    """Whole numbers as int32, which is all that these operators take; others as they are."""
-    floating = numbers.dtype in (np.float32, np.float16)
-    return numbers.astype(np.int32) if floating and (numbers == numbers.round()).all() else numbers
-
-
 def _is_causal(mask: np.ndarray | None, query: np.ndarray, key: np.ndarray) -> bool:
-    """Whether `[batch query key]` is the triangle that is aligned bottom-right."""
+    """Return whether a mask `[batch query key]` is the causal mask aligned bottom-right."""
     queries, keys = query.shape[2], key.shape[2]
     return (
         mask is not None
@@ -262,18 +322,18 @@ def _is_causal(mask: np.ndarray | None, query: np.ndarray, key: np.ndarray) -> b
 
 
 def _filled(heads: np.ndarray, size: int) -> np.ndarray:
-    """With zeros behind, up to this head size."""
+    """Return heads padded with zeros at the end to this head size."""
     return np.pad(heads, [(0, 0)] * 3 + [(0, size - heads.shape[3])])
 
 
 def _merged(heads: np.ndarray) -> np.ndarray:
-    """`[batch heads length head]` to `[batch length (heads head)]`."""
+    """Return `[batch heads length head]` rearranged to `[batch length (heads head)]`."""
     batch, _, length, _ = heads.shape
     return heads.swapaxes(1, 2).reshape(batch, length, -1)
 
 
 def _split(merged: np.ndarray, heads: int) -> np.ndarray:
-    """`[batch length (heads head)]` to `[batch heads length head]`."""
+    """Return `[batch length (heads head)]` rearranged to `[batch heads length head]`."""
     batch, length, _ = merged.shape
     return np.ascontiguousarray(merged.reshape(batch, length, heads, -1).swapaxes(1, 2))
 

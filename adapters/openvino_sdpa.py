@@ -6,7 +6,7 @@ is aligned top-left. `causal` is an attribute, `scale` an input. Key and value h
 the query, and no weights come back.
 
 What computes it depends on the model, not on the operator. In a model without state it is taken
-apart into products and a softmax, and a query that may attend nothing gets NaN. In one that keeps
+apart into products and a softmax, and a fully masked query gets NaN. In one that keeps
 keys and values from one inference to the next, as exported language models do, it is one kernel:
 there such a query gets the mean of the values if the mask is boolean, and the triangle is aligned
 bottom-right.
@@ -34,7 +34,7 @@ from conformance.adapter import Natives
 
 
 class OpenVinoScaledDotProductAttention(Function):
-    """ScaledDotProductAttention-13 on the CPU."""
+    """The adapter of OpenVINO's ScaledDotProductAttention-13 on the CPU."""
 
     title = "openvino.opset13.scaled_dot_product_attention (CPU)"
     documentation = (
@@ -44,7 +44,7 @@ class OpenVinoScaledDotProductAttention(Function):
     framework = "openvino"
     custom_scale = True
     differentiable = False
-    # In a state it depends on how it is said: the mean of the values if by False, NaN if by -inf.
+    # With a state it depends on the mask: the mean of the values for False, NaN for -inf.
     fully_masked_row: ClassVar = {"dynamic": "nan", "static": "nan"}
     mask_arguments = (
         MaskArgument(
@@ -98,7 +98,7 @@ def attention(query, key, value, attention_mask=None, causal=False):
         if "scale" in options:
             given["scale"] = np.array(options["scale"], query.dtype)
         if mode.options.get("state"):
-            # The state has a shape of its own, of which the heads have to be known.
+            # The shape of the state must have a fixed number and size of heads.
             known = dict.fromkeys(("query", "key", "value"), (1, 3))
             make = partial(_stateful, causal)
             return self.bridge.run(("state", causal), make, *_steps(given), known=known)
@@ -109,7 +109,7 @@ def attention(query, key, value, attention_mask=None, causal=False):
 
 
 def _steps(given: Natives) -> list[Natives]:
-    """One inference for the keys before those of the queries, and one for the queries."""
+    """Return the inputs of two inferences: for the keys before the queries, and for the queries."""
     query, mask = given["query"], given.get("attention_mask")
     before = given["key"].shape[2] - query.shape[2]
     if before < 0:
@@ -133,7 +133,7 @@ def _plain(causal: bool, **nodes: Any) -> Any:
 
 
 def _stateful(causal: bool, **nodes: Any) -> Any:
-    """Keys and values go to the end of a state, which is empty at first."""
+    """Return a model that appends keys and values to its state, which is empty at first."""
     from openvino import Model, opset13
 
     def constant(*numbers: int) -> Any:
@@ -146,7 +146,7 @@ def _stateful(causal: bool, **nodes: Any) -> Any:
         sizes = opset13.shape_of(new, "i64") * constant(1, 1, 0, 1)
         empty = opset13.broadcast(opset13.constant(0, dtype), sizes)
         state = opset13.read_value(empty, name, dtype, shape)
-        # Language models choose among the beams of a search here; without it there is no kernel.
+        # Language models select beams of a search here; without this gather no kernel is used.
         past = opset13.gather(state, nodes["beam"], opset13.constant(0))
         joined[name] = opset13.concat([past, new], 2)
         kept.append(opset13.assign(joined[name], name))

@@ -38,7 +38,7 @@ _MASK = MaskArgument(
 
 
 class PaddleMultiHeadAttention(Layer):
-    """paddle.nn.MultiHeadAttention, in training and in evaluation."""
+    """The adapter of paddle.nn.MultiHeadAttention, in training and in evaluation."""
 
     title = "paddle.nn.MultiHeadAttention"
     documentation = f"{_DOCS}/MultiHeadAttention_en.html"
@@ -133,7 +133,7 @@ class PaddleMultiHeadAttention(Layer):
 
 
 class PaddleScaledDotProductAttention(Function):
-    """paddle.nn.functional.scaled_dot_product_attention, between projections of the suite."""
+    """The adapter of paddle.nn.functional.scaled_dot_product_attention, on projected heads."""
 
     title = "paddle.nn.functional.scaled_dot_product_attention"
     documentation = f"{_DOCS}/functional/scaled_dot_product_attention_en.html"
@@ -167,7 +167,7 @@ def attention(query, key, value, **masks):
 
 
 def _switched(layer: Any, mode: Mode) -> Any:
-    """Layers of Paddle return nothing from train() and eval()."""
+    """Switch a layer to the mode's training state and return it; Paddle's methods return None."""
     layer.train() if mode["train"] else layer.eval()
     return layer
 

@@ -3,7 +3,8 @@
 What a port gets wrong: `sm_scale` is 1 unless it is given, not 1/√head. The layout is
 `[batch, length, heads, head]`. There is no mask argument: `segment_ids`, one array for queries and
 keys, say which tokens belong together, so packed sequences can be said, and padding cannot. A
-length above the block size of 128 must be a multiple of it.
+length above the block size of 128 must be a multiple of it. The backward pass has blocks of 32, and
+no such check: with 33 to 127 tokens, but 64 and 96, it reads beyond the end.
 
 On a CPU the kernel is interpreted (`interpret=True`). On a GPU Triton compiles it, and takes
 powers of two only: most of the lengths that are interpreted here are refused there.
@@ -12,7 +13,8 @@ Not run: masks other than packed sequences, and biases, for which there are no a
 because the kernel accumulates in float32, and a float64 product does not fit its loop; and, for
 the time it takes to interpret, half precision where it is not self-attention. Queries and keys of
 one length above 128 are padded to a multiple of it, as users do, with a segment id for the
-padding; keys of another length than the queries (131 in the family `long`) cannot be.
+padding; keys of another length than the queries (131 in the family `long`) cannot be. The backward
+pass needs as many blocks of keys as of queries.
 """
 
 from __future__ import annotations
@@ -22,14 +24,23 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from conformance import Call, CausalFlag, Example, Function, Problem, Shape, Unsupported
+from conformance import (
+    Call,
+    CausalFlag,
+    Example,
+    Function,
+    Problem,
+    SegmentIds,
+    Shape,
+    Unsupported,
+)
 from conformance.adapters.segments import PADDING, SegmentTable, padded
 
 BLOCK = 128
 
 
 class PallasGpuAttention(Function):
-    """The kernel with its default block sizes: 128 forwards, 32 backwards."""
+    """The adapter of the kernel with its default block sizes: 128 forward, 32 backward."""
 
     title = "jax.experimental.pallas.ops.gpu.attention.mha"
     documentation = (
@@ -40,6 +51,7 @@ class PallasGpuAttention(Function):
     dtypes = ("float32", "bfloat16", "float16")
     custom_scale = True
     causal_flag = CausalFlag("causal", alignment="top-left")
+    features = (SegmentIds("segment_ids"),)
 
     example = Example(
         imports="from jax.experimental.pallas.ops.gpu.attention import mha",
@@ -49,7 +61,7 @@ class PallasGpuAttention(Function):
 
     @cached_property
     def masks(self) -> SegmentTable:
-        return SegmentTable((), self.causal_flag, shared=True)
+        return SegmentTable((), self.causal_flag, self.features, shared=True)
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
@@ -59,6 +71,8 @@ class PallasGpuAttention(Function):
             for length in (shape.query_length, shape.key_length):
                 if length > BLOCK and length % BLOCK:
                     raise Unsupported(f"{length} is no multiple of the block size {BLOCK}")
+            if max(shape.query_length, shape.key_length) > BLOCK:
+                raise Unsupported("no gradient where queries and keys have not as many blocks")
 
     @contextmanager
     def around_call(self, problem: Problem, call: Call) -> Iterator[None]:

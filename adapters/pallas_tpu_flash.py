@@ -6,7 +6,7 @@ whole numbers, and a query attends the keys with the same id: with ones for all 
 the keys are a padding mask. Lengths must be multiples of 128, so everybody pads.
 
 Lengths are padded here as users do: with zeros, and with another segment id for the padding than
-for tokens. A query that may attend nothing attends padding and tokens alike, or the padding alone
+for tokens. A fully masked query attends padding and tokens alike, or the padding alone
 if all its biases are −∞.
 
 No TPU is needed: the kernel runs in Pallas' interpreter, which does not show that TPUs round
@@ -30,16 +30,19 @@ from conformance import (
     Function,
     MaskArgument,
     Problem,
+    SegmentIds,
     Shape,
     Unsupported,
 )
-from conformance.adapters.segments import PADDING, SegmentTable, padded
+from conformance.adapters.segments import PADDING, UNSEEN, SegmentTable, padded
 
 BLOCK = 128
+# The other argument named segment_ids.kv says padding alone.
+SEGMENTS = SegmentIds("segment_ids.q", "segment_ids.kv of segments")
 
 
 class PallasTpuFlash(Function):
-    """The kernel with its default block sizes, which are 128."""
+    """The adapter of the kernel with its default block sizes, which are 128."""
 
     title = "jax.experimental.pallas.ops.tpu.flash_attention"
     documentation = (
@@ -49,11 +52,12 @@ class PallasTpuFlash(Function):
     dtypes = ("float32", "bfloat16")
     custom_scale = True
     mask_arguments = (
-        # The ids of the queries are ones.
+        # The ids of all queries are 1.
         MaskArgument("segment_ids.kv", "batch key", true="attends", number="attends, 0 or 1 only"),
         MaskArgument("ab", "batch heads query key", number="added"),
     )
     causal_flag = CausalFlag("causal", alignment="top-left")
+    features = (SEGMENTS,)
 
     example = Example(
         imports="from jax.experimental.pallas.ops.tpu.flash_attention import "
@@ -64,7 +68,7 @@ class PallasTpuFlash(Function):
 
     @cached_property
     def masks(self) -> SegmentTable:
-        return SegmentTable(self.mask_arguments, self.causal_flag)
+        return SegmentTable(self.mask_arguments, self.causal_flag, self.features)
 
     def check_shape(self, shape: Shape) -> None:
         super().check_shape(shape)
@@ -78,10 +82,10 @@ class PallasTpuFlash(Function):
 
     @contextmanager
     def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
-        # Around the derivative too, which is another kernel.
+        # The context must include the derivative, which is another kernel.
         from jax.experimental.pallas import tpu
 
-        # True is what `pallas_call(..., interpret=True)` has, InterpretParams a simulated TPU.
+        # True means `pallas_call(..., interpret=True)`; InterpretParams would simulate a TPU.
         with tpu.force_tpu_interpret_mode(True):
             yield
 
@@ -97,6 +101,8 @@ class PallasTpuFlash(Function):
         of_key = masks.pop("segment_ids.kv", jnp.ones((batch, key.shape[2]), jnp.int32))
         if of_key.dtype == bool:
             of_key = of_key.astype(jnp.int32)
+        if SEGMENTS.key in masks:
+            of_key = jnp.where(of_key == 1, masks.pop(SEGMENTS.key), UNSEEN)
         bias = masks.pop("ab", None)
         context = flash_attention(
             padded(query, {2: queries}),

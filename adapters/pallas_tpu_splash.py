@@ -4,14 +4,20 @@ What a port gets wrong: nothing is scaled; the query is multiplied by 1/√head 
 is made for its mask, and has no batch axis: it is mapped over the batch, with the same mask for
 all entries. Padding is said with segment ids, which are whole numbers: a query attends the keys
 with its id. "Causal" is a mask too, whose triangle stands at the top left unless it has an offset.
-There is no bias.
+There is no bias. A window is `LocalMask`, (keys before, keys after) around the own one, top-left as
+well; None means no limit on a side, but with None on both sides the kernel raises.
+
+`attn_logits_soft_cap` comes before the mask; None means none, and 0 makes all logits equal. Sinks
+are natural logits, one for each query head, neither scaled nor capped; their gradient is a sum of
+products in the inputs' dtype. With them a fully masked query gives zeros. Without, it is NaN where
+its whole block of 128 queries is fully masked, because such blocks are skipped.
 
 A mask may also be an array of JAX, which differs between entries of the batch, but not under
 `jax.jit`: there the kernel's own note that its mask is dynamic is a tracer, which cannot be asked
 (`TracerBoolConversionError`). So the mode "dynamic" does not compile.
 
 Lengths must be multiples of 128, and are padded here as users do: with zeros, and with another
-segment id for the padding than for tokens. A query that may attend nothing attends padding and
+segment id for the padding than for tokens. A fully masked query attends padding and
 tokens alike.
 
 No TPU is needed: the kernel runs in Pallas' interpreter, which does not show that TPUs round
@@ -24,7 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, reduce
+from operator import and_
 from typing import Any
 
 import numpy as np
@@ -37,31 +44,43 @@ from conformance import (
     MaskArgument,
     Mode,
     Problem,
+    SegmentIds,
     Shape,
+    Sinks,
+    SoftCap,
     Unsupported,
+    Window,
 )
 from conformance.adapter import Natives, Spelling
-from conformance.adapters.segments import PADDING, SegmentTable, padded
+from conformance.adapters.segments import PADDING, UNSEEN, SegmentTable, padded
 
 BLOCK = 128
 
 
 IDS = MaskArgument("segment_ids.kv", "batch key", true="attends", number="attends, 0 or 1 only")
 FLAG = CausalFlag("CausalMask", alignment="top-left")
+# The other argument named segment_ids.kv says padding alone.
+SEGMENTS = SegmentIds("segment_ids.q", "segment_ids.kv of segments")
+FEATURES = (
+    Window("LocalMask", none=None, alignment="top-left"),
+    SoftCap("attn_logits_soft_cap", none=None),
+    Sinks("sinks"),
+    SEGMENTS,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class SplashTable(SegmentTable):
-    """One mask for all entries of the batch; where they differ, an array with a batch axis."""
+    """A mask table with one mask for all batch entries, or if they differ, a batched array."""
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         shared = list(super().spellings(problem))
         mask = MaskArgument("mask", "batch heads query key", true="attends")
-        yield from shared or SegmentTable((IDS, mask), FLAG).spellings(problem)
+        yield from shared or SegmentTable((IDS, mask), FLAG, self.features).spellings(problem)
 
 
 class PallasTpuSplash(Function):
-    """The kernel with its default block sizes, which are 128; one key/value head is its MQA."""
+    """The adapter of the kernel with its default block sizes of 128, including its MQA variant."""
 
     title = "jax.experimental.pallas.ops.tpu.splash_attention"
     documentation = (
@@ -71,9 +90,10 @@ class PallasTpuSplash(Function):
     dtypes = ("float32", "bfloat16")
     custom_scale = True
     grouped = True
-    # The ids of the queries are ones.
+    # The ids of all queries are 1.
     mask_arguments = (IDS, MaskArgument("mask", "heads query key", true="attends"))
     causal_flag = FLAG
+    features = FEATURES
     modes = (
         Mode(
             "static",
@@ -101,7 +121,7 @@ class PallasTpuSplash(Function):
 
     @cached_property
     def masks(self) -> SplashTable:
-        return SplashTable(self.mask_arguments, self.causal_flag)
+        return SplashTable(self.mask_arguments, self.causal_flag, self.features)
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
@@ -117,12 +137,13 @@ class PallasTpuSplash(Function):
             if problem.shape.sharing != "self":
                 raise Unsupported("interpreted and not compiled: for self-attention only")
             return self.attend, None
-        fixed = {"mask": _static(problem.shape, array, "CausalMask" in given)}
+        window = given.get("LocalMask")
+        fixed = {"mask": _static(problem.shape, array, "CausalMask" in given, window)}
 
         def static(query: Any, key: Any, value: Any, masks: Natives, **options: Any) -> Any:
             return self.attend(query, key, value, masks | fixed, **options)
 
-        return static, None if array is None else np.asarray(array).tobytes()
+        return static, (window, None if array is None else np.asarray(array).tobytes())
 
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], **options: Any
@@ -137,16 +158,23 @@ class PallasTpuSplash(Function):
         of_key = masks.get("segment_ids.kv", jnp.ones((batch, key.shape[2]), jnp.int32))
         if of_key.dtype == bool:
             of_key = of_key.astype(jnp.int32)
+        if SEGMENTS.key in masks:
+            of_key = jnp.where(of_key == 1, masks[SEGMENTS.key], UNSEEN)
         mask = masks.get("mask")
         if not isinstance(mask, splash.MultiHeadMask):
+            if "LocalMask" in masks:
+                window = masks["LocalMask"]
+                mask &= splash.make_local_attention_mask((length, key.shape[2]), window)
             if masks.get("CausalMask"):
                 mask &= splash.make_causal_mask((length, key.shape[2]))
-            # Padding is hidden by its segment ids alone.
+            # The segment ids alone hide the padding.
             axis = mask.ndim - 2
             mask = padded(mask, {axis: rows, axis + 1: columns}, value=True)
-        make = splash.make_splash_mha_single_device
+        cap = masks.get("attn_logits_soft_cap")
+        sinks = masks.get("sinks")
+        single = splash.make_splash_mha_single_device
         if key.shape[1] == 1:
-            make = splash.make_splash_mqa_single_device
+            single = splash.make_splash_mqa_single_device
             key, value = key[:, 0], value[:, 0]
         inputs = (
             padded(query * options.get("scale", size**-0.5), {2: rows}),
@@ -156,20 +184,26 @@ class PallasTpuSplash(Function):
                 padded(of_query, {1: rows}, PADDING), padded(of_key, {1: columns}, PADDING)
             ),
         )
+
+        def one(mask: Any, *inputs: Any) -> Any:
+            kernel = single(mask, interpret=True, attn_logits_soft_cap=cap)
+            return kernel(*inputs) if sinks is None else kernel(*inputs, sinks)
+
         if getattr(mask, "ndim", 3) == 4:
-            every = jax.vmap(lambda mask, *inputs: make(mask, interpret=True)(*inputs))
-            return every(mask, *inputs)[:, :, :length]
-        return jax.vmap(make(mask, interpret=True))(*inputs)[:, :, :length]
+            return jax.vmap(one)(mask, *inputs)[:, :, :length]
+        return jax.vmap(partial(one, mask))(*inputs)[:, :, :length]
 
 
-def _static(shape: Shape, array: Any, causal: bool) -> Any:
-    """The mask objects of all heads, over the padded lengths."""
+def _static(shape: Shape, array: Any, causal: bool, window: Any) -> Any:
+    """Return splash attention's mask objects for all heads, with the padded lengths."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     rows, columns = -shape.query_length % BLOCK, -shape.key_length % BLOCK
     area = (shape.query_length + rows, shape.key_length + columns)
+    rules: list[Any] = [splash.CausalMask(area)] if causal else []
+    rules += [] if window is None else [splash.LocalMask(area, window, 0)]
     if array is None:
-        whole: Any = splash.CausalMask(area) if causal else splash.FullMask(area)
+        whole = reduce(and_, rules) if rules else splash.FullMask(area)
         return splash.MultiHeadMask([whole] * shape.heads)
     if array.ndim == 4:
         raise Unsupported("a mask object is the same for all entries of the batch")
@@ -177,9 +211,7 @@ def _static(shape: Shape, array: Any, causal: bool) -> Any:
         splash.NumpyMask(np.pad(head, ((0, rows), (0, columns)), constant_values=True))
         for head in array
     ]
-    if causal:
-        masks = [mask & splash.CausalMask(area) for mask in masks]
-    return splash.MultiHeadMask(masks)
+    return splash.MultiHeadMask([reduce(and_, rules, mask) for mask in masks])
 
 
 ADAPTERS = {"pallas-tpu-splash": "PallasTpuSplash"}

@@ -1,9 +1,9 @@
-"""Segment ids: how the kernels of JAX, and those after them, say which tokens belong together.
+"""Encode masks as segment ids, which in JAX's kernels say which tokens belong together.
 
-What a port gets wrong: a segment id is no mask. A query attends the keys that have *its* id, so ids
-can hide padding only if queries have ids of their own: with one array for both, a query that is
-padding attends the rest of the padding, and not what comes before it. Masks by which two queries
-see overlapping sets of keys (a window, a prefix) cannot be said by ids at all.
+What a port gets wrong: a segment id is not a mask. A query attends to the keys with the *same* id,
+so ids can hide padding only if queries and keys have separate ids: with one array for both, padded
+queries attend to the padding, and not to the tokens. Masks in which two queries have overlapping
+sets of keys (a window, a prefix) cannot be expressed by ids.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from conformance import Problem, Unsupported
 from conformance.adapter import MaskTable, Spelling
 
 NOBODY = -1
-"""The id of a query that may attend nothing; no key has it."""
+"""The id of a fully masked query; no key has it."""
 UNSEEN = -2
-"""The id of a key that no query may attend."""
+"""The id of a key that no query may attend to."""
 PADDING = -3
-"""The id of what is appended to fill a block."""
+"""The id of padding that is appended to fill a block."""
 
 
 def padded(array: Any, missing: Mapping[int, int], value: int = 0) -> Any:
-    """A JAX array with so many elements appended on some of its axes."""
+    """Return a JAX array with elements of a value appended; `missing` is their number by axis."""
     import jax.numpy as jnp
 
     widths = [(0, missing.get(axis, 0)) for axis in range(array.ndim)]
@@ -35,11 +35,11 @@ def padded(array: Any, missing: Mapping[int, int], value: int = 0) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class SegmentTable(MaskTable):
-    """Mask arguments, and segment ids for masks that say who belongs together.
+    """A mask table that encodes masks as segment ids if they consist of separate segments.
 
     Args:
-        shared: one array `segment_ids` for queries and keys, instead of `segment_ids.q` and
-            `segment_ids.kv`.
+        shared: whether there is one array `segment_ids` for queries and keys, instead of
+            `segment_ids.q` and `segment_ids.kv`.
     """
 
     shared: bool = False
@@ -59,7 +59,7 @@ class SegmentTable(MaskTable):
                 if not ids.keys() & other.arguments.keys():
                     label = ", ".join(f"{name}=int" for name in ids)
                     label += f", {other.label}" if other.arguments else ""
-                    yield Spelling(label, {**ids, **other.arguments}, other.bias)
+                    yield replace(other, label=label, arguments={**ids, **other.arguments})
         yield from super().spellings(problem)
 
     def _ids(self, problem: Problem) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class SegmentTable(MaskTable):
         if mask is None or mask.shape[1] > 1:
             return {}
         if not self.shared and mask.shape[2] == 1:
-            # Padding alone: the keys' ids say it, and they are a declared argument.
+            # The mask is only padding, which the declared argument for the keys' ids encodes.
             return {}
         shape = problem.shape
         sizes = (shape.batch, shape.query_length, shape.key_length)

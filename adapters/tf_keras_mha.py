@@ -4,7 +4,7 @@ What a port gets wrong: the order of arguments is query, *value*, key. True in `
 attends, and there is no other mask argument: padding is read from the mask that hangs on a tensor,
 as `Embedding(mask_zero=True)` leaves it, of query, value and key alike. A mask that comes alone is
 not cast to bool but multiplied into a large negative number, which is *added* to the logits: 0.5
-blocks too, and 2 attracts. So a query that may attend nothing attends all keys alike, in float64 as
+blocks too, and 2 attracts. So a fully masked query attends all keys alike, in float64 as
 if nothing were masked, because there -1e9 leaves something of the logits; it is not zero as in
 Keras 3. `softmax_robust_masking=True` puts the number in the logit's place. The causal flag is
 aligned top-left. Weights come back per head where they are asked for, by the same path.
@@ -31,14 +31,14 @@ from conformance.adapters.keras_layers import KERAS_PARAMETERS
 
 
 class TfKerasMultiHeadAttention(Layer):
-    """Eagerly; its variables are loaded in place."""
+    """The adapter of tf_keras.layers.MultiHeadAttention, run eagerly."""
 
     title = "tf_keras.layers.MultiHeadAttention"
     documentation = "https://keras.io/2/api/layers/attention_layers/multi_head_attention"
     framework = "tensorflow"
     packages = ("tf-keras",)
     returns_weights = "per head"
-    # In the other modes it depends on the dtype: -1e9 leaves nothing of a logit, but in float64.
+    # In the other modes it depends on the dtype: only float64 keeps the logit after adding -1e9.
     fully_masked_row: ClassVar = {"robust-masking": "mean of values"}
     mask_arguments = (
         MaskArgument(
@@ -50,7 +50,7 @@ class TfKerasMultiHeadAttention(Layer):
         ),
     )
     causal_flag = CausalFlag("use_causal_mask", alignment="top-left")
-    # What Keras attaches to a tensor, and reads in a layer that is called with it.
+    # Keras attaches these to tensors, and layers read them from their inputs.
     implicit_masks = (
         MaskArgument("query._keras_mask", "batch query", true="attends"),
         MaskArgument("value._keras_mask", "batch key", true="attends"),
@@ -104,7 +104,7 @@ class TfKerasMultiHeadAttention(Layer):
             dtype=dtype,
         )
         sizes = shape.input_shapes()
-        # Only a call makes the variables.
+        # The first call creates the variables.
         layer(*(tf.zeros(sizes[name], dtype) for name in ("query", "value", "key")))
         return layer
 

@@ -21,7 +21,7 @@ from conformance import CausalFlag, Example, Function, MaskArgument, Problem, Un
 
 
 class TinygradScaledDotProductAttention(Function):
-    """tinygrad.Tensor.scaled_dot_product_attention, between projections that the suite supplies."""
+    """The adapter of tinygrad.Tensor.scaled_dot_product_attention, on projected heads."""
 
     title = "tinygrad.Tensor.scaled_dot_product_attention"
     documentation = (

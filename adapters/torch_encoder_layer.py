@@ -3,7 +3,7 @@
 What a port gets wrong: after .eval() and without gradients another implementation runs, one native
 operation for the whole layer, unless biases are left out, the number of heads is odd, a hook hangs
 on a part, or autocast is on. There a mask of numbers is not added: whatever is not 0 is blocked,
-and a query that may attend nothing gets NaN. Boolean masks say what is *blocked*, everywhere.
+and a fully masked query gets NaN. Boolean masks say what is *blocked*, everywhere.
 `is_causal` is a hint about `src_mask`, which is needed all the same; without it training raises,
 and the fast path attends the future. torch.nn.TransformerEncoder goes further: tokens at the end
 of a sequence that a padding mask hides are cut out before its layers, and come back as 0, where
@@ -33,14 +33,14 @@ from conformance import (
 )
 
 _BROAD = 4
-"""How many times as wide, and as many heads."""
+"""The factor by which the layer is wider, and has more heads, than the problem."""
 
 _POWERS = {"float64": 50, "float32": 20, "bfloat16": 20, "float16": 14}
-"""n by dtype: 2^n is a number of the dtype, and a variance vanishes beside 4^n."""
+"""The exponent n by dtype: the dtype represents 2^n, and a variance vanishes when added to 4^n."""
 
 
 class EncoderLayerAttention(Layer):
-    """torch.nn.TransformerEncoderLayer, batch_first=True, of which only the attention is left."""
+    """The adapter of torch.nn.TransformerEncoderLayer, with all but the attention neutralised."""
 
     title = "torch.nn.TransformerEncoderLayer (its attention)"
     documentation = (
@@ -54,7 +54,7 @@ class EncoderLayerAttention(Layer):
         ),
     )
     causal_flag = CausalFlag("is_causal", needs="src_mask", alignment="top-left")
-    # In the encoder it depends on the mask: a sequence that is all padding is cut out.
+    # In the encoder it depends on the mask: sequences of padding only are removed.
     fully_masked_row: ClassVar = {"train": "output bias", "fast-path": "nan"}
 
     modes = (
@@ -119,11 +119,11 @@ class EncoderLayerAttention(Layer):
             layer_norm_eps=4.0 ** _POWERS[dtype],
             batch_first=True,
             dtype=getattr(torch, dtype),
-            # All of its parameters are arguments.
+            # The layer is called with all of its parameters as arguments.
             device="meta",
         )
         whole = torch.nn.TransformerEncoder(layer, 1) if mode.options.get("encoder") else layer
-        # In a tuple, so that the only parameters are those of the problem.
+        # A tuple hides the layer, so that only the problem's parameters are registered.
         own.whole = (whole.train(mode["train"]),)
         return own
 
@@ -137,7 +137,7 @@ class EncoderLayerAttention(Layer):
         masks = dict(masks)
         mask = masks.pop("src_mask", None)
         if mask is not None:
-            # torch.nn.TransformerEncoder calls it otherwise.
+            # torch.nn.TransformerEncoder uses another name for this argument.
             masks["mask" if mode.options.get("encoder") else "src_mask"] = _for_all(mask, heads)
         zeros = torch.zeros_like(query)
         output = torch.func.functional_call(
@@ -151,7 +151,7 @@ class EncoderLayerAttention(Layer):
 
 
 def _parameters(own: Any, whole: Any, power: int) -> dict[str, Any]:
-    """Those of the wide layer, made of the problem's: what is not attention does nothing."""
+    """Return the wide layer's parameters, which make everything but the attention neutral."""
     import torch
 
     width = own.embed_dim
@@ -179,7 +179,7 @@ def _parameters(own: Any, whole: Any, power: int) -> dict[str, Any]:
 
 
 def _for_all(mask: Any, heads: int) -> Any:
-    """A mask for each head as one for each of the wide layer's; those without weights see all."""
+    """Return a mask per head extended to the wide layer's heads; the added heads see all keys."""
     import torch
 
     if mask.ndim != 3 or mask.shape[0] % heads:

@@ -1,31 +1,42 @@
 """torch.nn.attention.flex_attention.flex_attention, called as it is and compiled.
 
-What a port gets wrong: there is no mask argument. A mask is a function of four indices that says
-who attends, of which `create_block_mask` makes a block mask; a bias is a function that changes a
-score that is already scaled. Both index arrays here, as most do. A query that may attend nothing
-gets zeros. Called as it is, the whole matrix of scores is made, after dynamo has traced the two
-functions; only torch.compile makes a kernel of them, which goes tile by tile and skips what is
-blocked altogether. Fewer key/value heads need enable_gqa=True. On a CPU there is no derivative.
+What a port gets wrong: there is no mask argument. A mask is a function of four indices that returns
+whether a query attends to a key, from which `create_block_mask` makes a block mask; a bias is a
+function that changes a score after scaling. Here both index arrays, as in most uses. A fully masked
+query gets zeros. Uncompiled, dynamo traces the two functions and the whole matrix of scores is
+computed; only torch.compile makes a tiled kernel, which skips blocked tiles. Fewer key/value heads
+need enable_gqa=True. On a CPU there is no derivative.
 
-Tracing takes a fraction of a second for each set of shapes, compiling some seconds. So float16 is
-not asked, which goes the way of bfloat16; and the compiled mode is asked in float32 only, on the
-cases that every mode is asked on, and in no experiment.
+Windows, lengths and segments are masks too, here computed from positions, lengths and numbers of
+segments. A soft cap and ALiBi are functions of the score, and their order is the caller's: first
+the cap, then the slopes, then a bias. What they read but the score and the indices, they hold. No
+function of one score makes a sink, which needs the whole row.
+
+Tracing takes a fraction of a second for each set of shapes, compiling some seconds. So float16,
+which is handled like bfloat16, is not examined, and the compiled mode is examined in float32 only,
+on the cases that every mode must run, and in no experiment.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 from conformance import (
+    Alibi,
     Example,
     Function,
+    Lengths,
     MaskArgument,
     Mode,
+    PositionIds,
+    SegmentIds,
+    SoftCap,
     Unavailable,
     Unsupported,
+    Window,
 )
 
 _EAGER = {"compile": False}
@@ -33,7 +44,7 @@ _ASKED = ("float64", "float32", "bfloat16")
 
 
 class FlexAttention(Function):
-    """flex_attention, with masks and biases as arrays that its two functions index."""
+    """The adapter of flex_attention; its two functions index arrays of masks and biases."""
 
     title = "torch.nn.attention.flex_attention"
     documentation = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
@@ -45,6 +56,16 @@ class FlexAttention(Function):
     mask_arguments = (
         MaskArgument("block_mask", ("query key", "batch heads query key"), true="attends"),
         MaskArgument("score_mod", "batch heads query key", number="added"),
+    )
+    # What the two functions read; the library knows no such arguments.
+    features = (
+        SoftCap("soft_cap", none=None),
+        Alibi("slopes"),
+        Window("window", none=None, alignment="top-left"),
+        Lengths("key_lengths", aligns=False),
+        Lengths("query_lengths", of="queries", aligns=False),
+        SegmentIds("query_segments", "key_segments"),
+        PositionIds("query_positions", "key_positions", of=("alibi", "window")),
     )
 
     modes = (
@@ -95,15 +116,18 @@ def attention(query, key, value, block_mask=None, score_mod=None):
 
         sizes = (*query.shape[:3], key.shape[2])
         options["enable_gqa"] = query.shape[1] != key.shape[1]
-        bias, mask = masks.get("score_mod"), masks.get("block_mask")
-        if bias is not None:
-            added = _reader(bias, sizes)
-            options["score_mod"] = lambda score, *place: score + added(*place)
-        if mask is not None:
-            # None stands for batch entries and heads that are all alike.
-            alike = (None, None) if mask.ndim == 2 else sizes[:2]
+        added = _score_mod(masks, sizes)
+        if added is not None:
+            options["score_mod"] = added
+        rules = list(_mask_mods(masks, sizes))
+        if rules:
+            # None means that the mask is the same for all batch entries or heads.
+            alike = len(rules) == 1 and "block_mask" in masks and masks["block_mask"].ndim == 2
             options["block_mask"] = flex.create_block_mask(
-                _reader(mask, sizes), *alike, *sizes[2:], device=query.device
+                rules[0] if len(rules) == 1 else flex.and_masks(*rules),
+                *((None, None) if alike else sizes[:2]),
+                *sizes[2:],
+                device=query.device,
             )
         if mode["compile"]:
             return _compiled(query, key, value, options)
@@ -117,8 +141,56 @@ def attention(query, key, value, block_mask=None, score_mod=None):
                 raise Unsupported(str(error)) from error
 
 
+def _score_mod(masks: dict[str, Any], sizes: tuple[int, ...]) -> Callable[..., Any] | None:
+    """Return the function that caps a score and adds to it; None if it stays what it is."""
+    cap, slopes, bias = (masks.get(name) for name in ("soft_cap", "slopes", "score_mod"))
+    if cap is None and slopes is None and bias is None:
+        return None
+    added = None if bias is None else _reader(bias, sizes)
+    ahead = _ahead(masks)
+
+    def changed(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        if cap is not None:
+            score = cap * (score / cap).tanh()
+        if slopes is not None:
+            score = score - slopes[h] * ahead(b, i, j).abs()
+        return score if added is None else score + added(b, h, i, j)
+
+    return changed
+
+
+def _ahead(masks: dict[str, Any]) -> Callable[..., Any]:
+    """Return the function that says how far a key stands ahead of a query."""
+    if "query_positions" not in masks:
+        return lambda b, i, j: j - i
+    p, r = masks["query_positions"], masks["key_positions"]
+    return lambda b, i, j: r[b, j] - p[b, i]
+
+
+def _mask_mods(masks: dict[str, Any], sizes: tuple[int, ...]) -> Iterator[Callable[..., Any]]:
+    """Yield functions that return whether a query attends to a key."""
+    if "block_mask" in masks:
+        yield _reader(masks["block_mask"], sizes)
+    if "window" in masks:
+        before, after = masks["window"]
+        ahead = _ahead(masks)
+        if before is not None:
+            yield lambda b, h, i, j: ahead(b, i, j) >= -before
+        if after is not None:
+            yield lambda b, h, i, j: ahead(b, i, j) <= after
+    if "key_lengths" in masks:
+        keys = masks["key_lengths"]
+        yield lambda b, h, i, j: j < keys[b]
+    if "query_lengths" in masks:
+        queries = masks["query_lengths"]
+        yield lambda b, h, i, j: i < queries[b]
+    if "query_segments" in masks:
+        one, other = masks["query_segments"], masks["key_segments"]
+        yield lambda b, h, i, j: one[b, i] == other[b, j]
+
+
 def _reader(array: Any, sizes: tuple[int, ...]) -> Callable[..., Any]:
-    """A function of four indices that reads an array of two axes or four."""
+    """Return a function of four indices that reads from an array with two or four axes."""
     if tuple(array.shape) == sizes[2:]:
         return lambda b, h, i, j: array[i, j]
     if tuple(array.shape) == sizes:
@@ -142,7 +214,7 @@ def _program() -> Callable[..., Any]:
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
-    # One thread compiles in this process; several would be processes that outlive it for a while.
+    # Compile in this process: several threads would start processes that outlive it for a while.
     return torch.compile(
         flex_attention, fullgraph=True, dynamic=False, options={"compile_threads": 1}
     )

@@ -1,4 +1,4 @@
-"""torch.nn.MultiheadAttention, with batch_first=True but for one mode.
+"""torch.nn.MultiheadAttention, with batch_first=True in all modes except one.
 
 What a port gets wrong: query, key and value projections are one matrix, stacked on axis 0, unless
 key or value have another width than the query; then they are three. Boolean masks say what is
@@ -24,7 +24,7 @@ from conformance.adapter import keywords
 
 
 class TorchMultiheadAttention(Layer):
-    """torch.nn.MultiheadAttention in training, in evaluation, and through its fast path."""
+    """The adapter of torch.nn.MultiheadAttention: training, evaluation and fast path."""
 
     title = "torch.nn.MultiheadAttention"
     documentation = (
@@ -53,7 +53,7 @@ class TorchMultiheadAttention(Layer):
             "attn_mask", ("query key", "(batch heads) query key"), true="blocks", number="added"
         ),
     )
-    # "Provides a hint that attn_mask is the causal mask": the mask is needed all the same.
+    # "Provides a hint that attn_mask is the causal mask": the mask is still needed.
     causal_flag = CausalFlag("is_causal", needs="attn_mask", alignment="top-left")
 
     modes = (
@@ -75,7 +75,7 @@ class TorchMultiheadAttention(Layer):
             weights=False,
             about="after .eval(), need_weights=False",
         ),
-        # Without gradients evaluation may take the fused native path.
+        # Without gradients, evaluation may use the fused native path.
         Mode(
             "fast-path",
             {"train": False, "need_weights": False},
@@ -90,7 +90,7 @@ class TorchMultiheadAttention(Layer):
             gradients=False,
             about="the same with weights",
         ),
-        # What torch does unless told otherwise.
+        # This is torch's default.
         Mode(
             "sequence-first",
             {"train": True, "need_weights": True},
@@ -177,7 +177,7 @@ class TorchMultiheadAttention(Layer):
 
             torch.manual_seed(mode.draw)
         if not layer.batch_first:
-            # Inputs that are one tensor must stay one: torch projects those with one product.
+            # Inputs that are one tensor must stay one, because torch projects them together.
             swapped = {id(item): item.transpose(0, 1) for item in (query, key, value)}
             query, key, value = (swapped[id(item)] for item in (query, key, value))
         output, weights = layer(

@@ -1,17 +1,17 @@
 """torch.nn.functional.scaled_dot_product_attention: as torch chooses, and kernel by kernel.
 
 What a port gets wrong: True in a mask attends, which is the opposite of
-torch.nn.MultiheadAttention. The causal flag is aligned top-left where lengths differ, and does not
-go with a mask: the two have to be joined in one. Fewer key/value heads need enable_gqa=True.
-dropout_p drops always, also after .eval(). A query that may attend nothing gets zeros, not NaN
+torch.nn.MultiheadAttention. The causal flag is aligned top-left if lengths differ, and is rejected
+together with a mask: users must combine both in one mask. Fewer key/value heads need
+enable_gqa=True. dropout_p takes effect even after .eval(). A fully masked query gets zeros, not NaN
 (since torch 2.5).
 
-Behind the one name are several kernels, and torch chooses by device, dtype, shape, mask, and by
-what needs a gradient: on a CPU the tiled kernel ("flash"), unless the value's heads have another
-size, the mask has three axes or wants a gradient, or something is dropped; then the products are
-written out ("math"). `torch.nn.attention.sdpa_kernel` leaves torch a single choice. Where that
-kernel cannot do what is asked, torch raises "No available kernel" and warns of the reason, which
-is here the reason of `Unsupported`. Two kernels are for GPUs only.
+The function has several kernels, and torch chooses by device, dtype, shape, mask, and by what needs
+a gradient: on a CPU the tiled kernel ("flash"), unless the heads of values have another size, the
+mask has three axes or needs a gradient, or there is dropout; then it computes matrix products and a
+softmax ("math"). `torch.nn.attention.sdpa_kernel` restricts torch to one kernel. If that kernel
+does not support a problem, torch raises "No available kernel" and warns of the reason, which
+becomes the reason of `Unsupported`. Two kernels are for GPUs only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MODES = (
 )
 
 _NO_KERNEL = ("No available kernel", "No viable backend")
-"""How torch's error begins if the one kernel that is left to it cannot be used."""
+"""The beginnings of torch's error messages if the only enabled kernel cannot be used."""
 
 
 def _example(attention: str, imports: str = "") -> Example:
@@ -61,7 +61,7 @@ def _forced(backend: str) -> Example:
 
 
 class Default(Function):
-    """scaled_dot_product_attention, with the kernel that torch chooses."""
+    """The adapter of scaled_dot_product_attention with the kernel that torch chooses."""
 
     title = "torch.nn.functional.scaled_dot_product_attention"
     documentation = (
@@ -73,7 +73,7 @@ class Default(Function):
     custom_scale = True
     fully_masked_row = "zeros"
     modes = _MODES
-    # dropout_p is obeyed wherever it is given.
+    # dropout_p takes effect in all modes.
     dropout_modes = ("with-gradients", "no-grad")
     example = _example("scaled_dot_product_attention")
 
@@ -108,13 +108,13 @@ class Default(Function):
 
 
 class _OneKernel(Default):
-    """With all other kernels forbidden."""
+    """The base class of adapters in which only one kernel is enabled."""
 
     documentation = (
         "https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html"
     )
     backend: ClassVar[str]
-    """Its name in `torch.nn.attention.SDPBackend`."""
+    """The name of the kernel in `torch.nn.attention.SDPBackend`."""
 
     def _attention(self, *inputs: Any, **arguments: Any) -> Any:
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -132,18 +132,18 @@ class _OneKernel(Default):
 
 
 def _reason(warned: list[str], mask: Any) -> str:
-    """Why torch did not take the only kernel: what it warned of, without the sizes found."""
+    """Return why torch rejected the only enabled kernel: its warnings, without sizes."""
     told = [re.split(r" Got | \(Triggered internally", text)[0] for text in warned]
-    # The others are forbidden, of which it warns too.
+    # Omit the warnings about the disabled kernels.
     reasons = [it for it in told if not it.endswith("because:") and "runtime disabled" not in it]
     if not reasons and mask is not None and mask.requires_grad:
-        # check_attn_mask_shape in sdp_utils_cpp.h says no, and nothing else.
+        # check_attn_mask_shape in sdp_utils_cpp.h rejects it without a warning.
         return "the kernel gives no gradient of attn_mask"
     return " ".join(reasons) or "No available kernel, and torch does not say why"
 
 
 class Math(_OneKernel):
-    """The products written out, by operations of torch."""
+    """The adapter of the "math" kernel: matrix products and a softmax in torch operations."""
 
     title = "torch.nn.functional.scaled_dot_product_attention (math)"
     backend = "MATH"
@@ -151,9 +151,9 @@ class Math(_OneKernel):
 
 
 class Flash(_OneKernel):
-    """Tile by tile: FlashAttention 2 on a GPU, and a kernel of torch's own on a CPU.
+    """The adapter of the tiled kernel: FlashAttention 2 on a GPU, torch's own kernel on a CPU.
 
-    On a CPU it has float64 and float32 too.
+    On a CPU it also supports float64 and float32.
     """
 
     title = "torch.nn.functional.scaled_dot_product_attention (flash)"
@@ -162,7 +162,7 @@ class Flash(_OneKernel):
 
 
 class _OnGpu(_OneKernel):
-    """A kernel that there is for GPUs only."""
+    """The base class of adapters of kernels that exist only for GPUs."""
 
     def check_device(self, device: str) -> None:
         if device == "cpu":
@@ -171,7 +171,7 @@ class _OnGpu(_OneKernel):
 
 
 class Efficient(_OnGpu):
-    """Memory-efficient attention, from xFormers."""
+    """The adapter of the memory-efficient kernel, which is from xFormers."""
 
     title = "torch.nn.functional.scaled_dot_product_attention (efficient)"
     backend = "EFFICIENT_ATTENTION"
@@ -179,7 +179,7 @@ class Efficient(_OnGpu):
 
 
 class Cudnn(_OnGpu):
-    """That of cuDNN."""
+    """The adapter of cuDNN's kernel."""
 
     title = "torch.nn.functional.scaled_dot_product_attention (cuDNN)"
     backend = "CUDNN_ATTENTION"

@@ -2,9 +2,9 @@
 
 What a port gets wrong: the layer's mask is not the model's. `BertModel` takes `[batch key]` of 1
 and 0; the layer takes what the model makes of it, `[batch 1 query key]`. For eager that is added to
-the logits, and the model fills in the dtype's lowest number, not -inf, so a query that may attend
-nothing attends all keys alike there, where -inf gives NaN. Booleans are for SDPA, where True
-attends; eager does not refuse them, but adds True as 1, which hides nothing. The output projection
+the logits, and the model uses the dtype's lowest number, not -inf, so a fully masked query attends
+to all keys equally, whereas -inf would give NaN. Booleans are for SDPA, where True attends; eager
+accepts them too, but adds True as 1, which hides nothing. The output projection
 is not in the attention but in the block after it, with the residual connection and LayerNorm.
 
 What is examined is `BertAttention.self`, then `BertAttention.output.dense`: the layer without the
@@ -34,7 +34,7 @@ _MODES = (
 
 
 class _Bert(Layer):
-    """What both implementations of the same layer share."""
+    """The base class of both adapters of BERT's layer."""
 
     documentation = "https://huggingface.co/docs/transformers/model_doc/bert"
     framework = "torch"
@@ -107,7 +107,7 @@ class _Bert(Layer):
 
 
 def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
-    """A `BertAttention` with this implementation, whatever this version calls it."""
+    """Return a `BertAttention` with an `attn_implementation`, in any transformers version."""
     from transformers import BertConfig
     from transformers.models.bert import modeling_bert
 
@@ -129,7 +129,7 @@ def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
 def _arguments(
     attention: Any, context: Any, masks: dict[str, Any], *, weights: bool
 ) -> dict[str, Any]:
-    """Arguments by the names that this version has for them."""
+    """Return the call's arguments by their names in the installed transformers version."""
     known = inspect.signature(inspect.unwrap(attention.forward)).parameters
     given = dict(masks)
     if context is not None:
@@ -142,13 +142,13 @@ def _arguments(
 
 
 class BertEager(_Bert):
-    """attn_implementation="eager": two matrix products and a softmax."""
+    """The adapter with attn_implementation="eager": two matrix products and a softmax."""
 
     title = "transformers BERT attention (eager)"
     implementation = "eager"
     returns_weights = "per head"
     fully_masked_row = "nan"
-    # Booleans are not refused, but added as 1 and 0, so they are not declared as masks.
+    # Booleans are accepted but added as 1 and 0, so they are not declared as masks.
     mask_arguments = (
         MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True),
     )
@@ -156,7 +156,7 @@ class BertEager(_Bert):
 
 
 class BertSdpa(_Bert):
-    """attn_implementation="sdpa": torch's scaled_dot_product_attention; no weights."""
+    """The adapter with attn_implementation="sdpa": torch's SDPA, which returns no weights."""
 
     title = "transformers BERT attention (sdpa)"
     implementation = "sdpa"

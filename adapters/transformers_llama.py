@@ -41,7 +41,7 @@ _MODES = (
 
 
 class _Llama(Layer):
-    """What both implementations of the same layer share."""
+    """The base class of both adapters of Llama's layer."""
 
     documentation = "https://huggingface.co/docs/transformers/model_doc/llama"
     framework = "torch"
@@ -120,7 +120,7 @@ class _Llama(Layer):
 
 
 def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
-    """A `LlamaAttention` with this implementation, whatever this version calls it."""
+    """Return a `LlamaAttention` with an `attn_implementation`, in any transformers version."""
     from transformers import LlamaConfig
     from transformers.models.llama import modeling_llama
 
@@ -146,7 +146,7 @@ def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
 
 
 def _call(layer: Any, query: Any, mask: Any, *, bidirectional: bool = False) -> tuple[Any, Any]:
-    """Output, and weights or None, by the arguments that this version has."""
+    """Call the layer as the installed version requires; return output and weights or None."""
     from transformers.models.llama import modeling_llama
 
     given: dict[str, Any] = {"attention_mask": mask}
@@ -167,13 +167,13 @@ def _takes(layer: Any, name: str) -> bool:
 
 
 def _no_rotation(values: Any, *_: Any) -> tuple[Any, Any]:
-    """The cosine and sine of position 0, for all positions and any head size."""
+    """Return the cosine 1 and sine 0 of rotary embeddings that leave all positions unchanged."""
     cosine = values.new_ones(1, 1, values.shape[-1])
     return cosine, cosine - cosine
 
 
 def _is_triangle(mask: Any) -> bool:
-    """Whether a mask says causal, and nothing else."""
+    """Return whether a mask is exactly the causal mask."""
     import torch
 
     if mask is None or mask.requires_grad:
@@ -185,13 +185,13 @@ def _is_triangle(mask: Any) -> bool:
 
 
 class LlamaEager(_Llama):
-    """attn_implementation="eager": two matrix products and a softmax in float32."""
+    """The adapter with attn_implementation="eager": matrix products and a float32 softmax."""
 
     title = "transformers Llama attention (eager)"
     implementation = "eager"
     returns_weights = "per head"
     fully_masked_row = "nan"
-    # Booleans are not refused, but added as 1 and 0, so they are not declared as masks.
+    # Booleans are accepted but added as 1 and 0, so they are not declared as masks.
     mask_arguments = (
         MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True),
     )
@@ -199,7 +199,7 @@ class LlamaEager(_Llama):
 
 
 class LlamaSdpa(_Llama):
-    """attn_implementation="sdpa": torch's scaled_dot_product_attention; no weights."""
+    """The adapter with attn_implementation="sdpa": torch's SDPA, which returns no weights."""
 
     title = "transformers Llama attention (sdpa)"
     implementation = "sdpa"

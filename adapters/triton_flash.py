@@ -1,10 +1,10 @@
-"""A flash attention of ours in Triton: the kernel is in `triton_flash_kernel`, for you to copy.
+"""This project's flash attention in Triton; you may copy the kernel in `triton_flash_kernel`.
 
-What a port gets wrong: the list is in the kernel's own docstring, in the order of the code that
-gets it right. Here is how such a kernel is put to the suite: a `Function` is given projected heads,
-and declares what its mask and its flag mean.
+What a port gets wrong: the docstring of the kernel's module has a list, in the order of the code.
+This module shows how to test such a kernel with the suite: a `Function` takes projected heads and
+declares what its mask and its causal flag mean.
 
-On a CPU Triton interprets the kernel, which is to be said before triton is first imported. Not run
+On a CPU Triton interprets the kernel, if told so before triton is first imported. Not run
 then: bfloat16, for which the interpreter has no arithmetic, as Triton's documentation says
 (https://triton-lang.org/main/programming-guide/chapter-3/debugging.html); and in float64 and
 float16 what takes long, because tiles are interpreted one after the other.
@@ -17,15 +17,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from conformance import Call, CausalFlag, Example, Function, MaskArgument, Problem, Unsupported
+from conformance import (
+    Call,
+    CausalFlag,
+    Example,
+    Function,
+    MaskArgument,
+    Problem,
+    Sinks,
+    SoftCap,
+    Unsupported,
+    Window,
+)
 
 TILE = 32
 MOST_TILES = 8
-"""Of the queries of all heads, if interpreted in another dtype than float32."""
+"""The most tiles of queries, over all heads, to interpret in dtypes other than float32."""
 
 
 class TritonFlash(Function):
-    """Tiled, with an online softmax, and two kernels for the gradients."""
+    """The adapter of the kernel, which is tiled and has an online softmax and gradients."""
 
     title = "flash attention (ours, Triton)"
     documentation = "https://triton-lang.org/main/getting-started/tutorials/06-fused-attention.html"
@@ -39,6 +50,7 @@ class TritonFlash(Function):
         ),
     )
     causal_flag = CausalFlag("causal", alignment="top-left")
+    features = (Window("window", alignment="top-left"), SoftCap("softcap"), Sinks("sinks"))
     fully_masked_row = "zeros"
 
     example = Example(

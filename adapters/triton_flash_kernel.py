@@ -1,15 +1,21 @@
-"""A flash attention in Triton, forwards and backwards, with masks; written to be read and copied.
+"""A flash attention in Triton, forwards and backwards; written to be read and copied.
+
+It takes masks, a causal flag, a window, a soft cap, sinks, and groups of query heads.
 
 What a port gets wrong, in the order in which it is met below:
 
 - A tile reaches beyond the last key. Zeros loaded there have weight exp(0): block them.
 - Before its first allowed key a row has the maximum −∞, and exp(−∞ − −∞) is NaN.
-- A causal row ends at its diagonal, or at the last key, if that comes first.
+- A causal row ends at its diagonal, or at the last key, if that comes first; with a window it also
+  begins late, and a column of keys ends early.
+- A soft cap bounds logits before they are masked; after that, it would turn −∞ into −cap.
+- 1 − 2 / (exp(2x) + 1) is tanh(x) only for large x: for small x all digits cancel.
+- A sink is counted once, not once for each tile; it is the maximum before the first key.
 - `tl.dot` rounds float32 to TensorFloat-32 unless told otherwise.
 - A Python float that is handed to a kernel is a float32; as a constant it keeps its digits.
-- A row that may attend nothing has no softmax. Here its context is 0, and so are its gradients.
+- A fully masked row has no softmax. Here its context is 0, and so are its gradients.
 - Query heads that share a key/value head add up in its gradients.
-- The gradient of an additive mask is that of the logits, to which the scale does not belong.
+- The gradient of an additive mask is that of the logits, to which neither scale nor cap belong.
 
 Dao et al. 2022 (arXiv:2205.14135) and Dao 2023 (arXiv:2307.08691) have the algorithm: logits are
 never stored; the backward pass makes them again, and the weights from each row's logsumexp.
@@ -23,6 +29,7 @@ imported. That multiplies the bits of bfloat16 as if they were whole numbers, so
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,19 +38,43 @@ import triton.language as tl
 
 INFINITY = tl.constexpr(math.inf)
 TILE = 32
-"""Rows and columns of a tile: small, for the interpreter. A GPU has use for 64 or 128."""
+"""The size of a tile: small, for the interpreter. On a GPU, 64 or 128 are faster."""
+
+
+@triton.jit
+def tanh(x):
+    """Return the hyperbolic tangent, accurate to the last digits for small arguments too."""
+    # (u − 1) / log(u) has no cancellation although u − 1 has: its error is that of the logarithm.
+    y = -2 * tl.abs(x)
+    u = tl.exp(y)
+    lost = (u == 1) | (u == 0)
+    less = tl.where(u == 1, y, (u - 1) * y / tl.log(tl.where(lost, 0.5, u)))
+    less = tl.where(u == 0, -1.0, less)  # exp(y) − 1
+    return tl.where(x < 0, less, -less) / (less + 2)
 
 
 @triton.jit
 def logits_of(
     query, key, rows, columns, query_length, key_length, mask, mask_row, mask_column,
-    SCALE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, CAUSAL: tl.constexpr, BEFORE: tl.constexpr,
+    AFTER: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """A tile of logits, −∞ where a row may not attend a column."""
+    """Return a tile of logits, −∞ where a query (row) may not attend to a key (column).
+
+    Return the derivative of the soft cap too, 1 everywhere without one.
+    """
     logits = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=SUM) * SCALE
+    slope = tl.full(logits.shape, 1.0, SUM)
+    if CAP > 0:
+        bounded = tanh(logits / CAP)
+        logits, slope = CAP * bounded, 1 - bounded * bounded
     allowed = (rows[:, None] < query_length) & (columns[None, :] < key_length)
     if CAUSAL:
         allowed &= columns[None, :] <= rows[:, None]
+    if BEFORE >= 0:
+        allowed &= columns[None, :] >= rows[:, None] - BEFORE
+    if AFTER >= 0:
+        allowed &= columns[None, :] <= rows[:, None] + AFTER
     if MASK != "none":
         at = mask + rows[:, None] * mask_row + columns[None, :] * mask_column
         given = tl.load(at, mask=allowed, other=0)
@@ -51,18 +82,51 @@ def logits_of(
             allowed &= given != 0
         else:
             logits += given.to(SUM)
-    return tl.where(allowed, logits, -INFINITY)
+    return tl.where(allowed, logits, -INFINITY), slope
+
+
+@triton.jit
+def columns_of(
+    first_row, key_length,
+    CAUSAL: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Return the first column that a tile of rows sees, and where its columns end."""
+    start, end = 0, key_length
+    if CAUSAL:
+        end = tl.minimum(end, first_row + TILE)
+    if BEFORE >= 0:
+        start = tl.maximum(start, first_row - BEFORE)
+    if AFTER >= 0:
+        end = tl.minimum(end, first_row + TILE + AFTER)
+    return start, end
+
+
+@triton.jit
+def rows_of(
+    first_column, query_length,
+    CAUSAL: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Return the first row that sees a tile of columns, and where its rows end."""
+    start, end = 0, query_length
+    if CAUSAL:
+        start = tl.maximum(start, first_column)
+    if AFTER >= 0:
+        start = tl.maximum(start, first_column - AFTER)
+    if BEFORE >= 0:
+        end = tl.minimum(end, first_column + TILE + BEFORE)
+    return start, end
 
 
 @triton.jit
 def forward_kernel(
-    query, key, value, mask, context, logsumexp,
+    query, key, value, mask, sinks, context, logsumexp,
     heads, group, query_length, key_length, head_size, value_size,
     mask_batch, mask_head, mask_row, mask_column,
-    SCALE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
-    TILE: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, CAUSAL: tl.constexpr, BEFORE: tl.constexpr,
+    AFTER: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
+    TILE: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr, SINK: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows of one head, over all columns."""
+    """Compute the context and logsumexp of one tile of queries of one head, over all keys."""
     first_row = tl.program_id(0) * TILE
     head = tl.program_id(1).to(tl.int64)  # Counted over the batch; offsets may exceed 32 bits.
     tile = tl.arange(0, TILE).to(tl.int64)
@@ -81,20 +145,22 @@ def forward_kernel(
     maximum = tl.full([TILE], -INFINITY, SUM)
     total = tl.full([TILE], 0.0, SUM)
     result = tl.full([TILE, VALUE], 0.0, SUM)
-    end = key_length
-    if CAUSAL:
-        end = tl.minimum(key_length, first_row + TILE)
-    for first_column in range(0, end, TILE):
+    if SINK:
+        sink = tl.load(sinks + head % heads).to(SUM)
+        maximum = tl.full([TILE], 0.0, SUM) + sink
+        total = tl.where(maximum == -INFINITY, 0.0, 1.0).to(SUM)
+    start, end = columns_of(first_row, key_length, CAUSAL, BEFORE, AFTER, TILE)
+    for first_column in range(start, end, TILE):
         columns = first_column + tile
         column, in_columns = columns[:, None], columns[:, None] < key_length
         k = tl.load(key + column * head_size + q_axis, in_columns & (q_axis < head_size), 0.0)
         v = tl.load(value + column * value_size + v_axis, in_columns & (v_axis < value_size), 0.0)
-        logits = logits_of(
+        logits, _ = logits_of(
             q, k, rows, columns, query_length, key_length, mask, mask_row, mask_column,
-            SCALE, CAUSAL, MASK, SUM,
+            SCALE, CAP, CAUSAL, BEFORE, AFTER, MASK, SUM,
         )  # fmt: skip
         larger = tl.maximum(maximum, tl.max(logits, 1))
-        # Nothing allowed so far: any number will do that is finite.
+        # If no key was allowed so far, use any finite number.
         base = tl.where(larger == -INFINITY, 0.0, larger)
         powers = tl.exp(logits - base[:, None])
         earlier = tl.exp(maximum - base)
@@ -117,10 +183,11 @@ def backward_query_kernel(
     query, key, value, mask, cotangent, logsumexp, inner, query_gradient, mask_gradient,
     heads, group, query_length, key_length, head_size, value_size,
     mask_batch, mask_head, mask_row, mask_column,
-    SCALE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, CAUSAL: tl.constexpr, BEFORE: tl.constexpr,
+    AFTER: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
     TILE: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of one tile of rows of one head: of the query, and of its logits."""
+    """Compute the gradients of one tile of queries of one head, and of its additive mask."""
     first_row = tl.program_id(0) * TILE
     head = tl.program_id(1).to(tl.int64)
     tile = tl.arange(0, TILE).to(tl.int64)
@@ -143,17 +210,15 @@ def backward_query_kernel(
     sums = tl.load(logsumexp + query_at + row, in_rows, 0.0)
     inners = tl.load(inner + query_at + row, in_rows, 0.0)
     dq = tl.full([TILE, HEAD], 0.0, SUM)
-    end = key_length
-    if CAUSAL:
-        end = tl.minimum(key_length, first_row + TILE)
-    for first_column in range(0, end, TILE):
+    start, end = columns_of(first_row, key_length, CAUSAL, BEFORE, AFTER, TILE)
+    for first_column in range(start, end, TILE):
         columns = first_column + tile
         column, in_columns = columns[:, None], columns[:, None] < key_length
         k = tl.load(key + column * head_size + q_axis, in_columns & (q_axis < head_size), 0.0)
         v = tl.load(value + column * value_size + v_axis, in_columns & (v_axis < value_size), 0.0)
-        logits = logits_of(
+        logits, slope = logits_of(
             q, k, rows, columns, query_length, key_length, mask, mask_row, mask_column,
-            SCALE, CAUSAL, MASK, SUM,
+            SCALE, CAP, CAUSAL, BEFORE, AFTER, MASK, SUM,
         )  # fmt: skip
         weights = tl.exp(logits - sums)
         dweights = tl.dot(dout, tl.trans(v), input_precision="ieee", out_dtype=SUM)
@@ -161,6 +226,7 @@ def backward_query_kernel(
         if BIAS:
             inside = in_rows & (columns[None, :] < key_length)
             tl.store(mask_gradient + row * key_length + columns[None, :], dlogits, inside)
+        dlogits *= slope
         dq += tl.dot(dlogits.to(k.dtype), k, input_precision="ieee", out_dtype=SUM)
     dq = (dq * SCALE).to(query_gradient.dtype.element_ty)
     tl.store(query_gradient + row * head_size + q_axis, dq, in_rows & (q_axis < head_size))
@@ -171,10 +237,11 @@ def backward_key_kernel(
     query, key, value, mask, cotangent, logsumexp, inner, key_gradient, value_gradient,
     heads, group, query_length, key_length, head_size, value_size,
     mask_batch, mask_head, mask_row, mask_column,
-    SCALE: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
+    SCALE: tl.constexpr, CAP: tl.constexpr, CAUSAL: tl.constexpr, BEFORE: tl.constexpr,
+    AFTER: tl.constexpr, MASK: tl.constexpr, SUM: tl.constexpr,
     TILE: tl.constexpr, HEAD: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of one tile of keys and values, over all rows of the heads that share them."""
+    """Compute the gradients of one tile of keys and values, over all heads that share them."""
     first_column = tl.program_id(0) * TILE
     shared = tl.program_id(1).to(tl.int64)
     tile = tl.arange(0, TILE).to(tl.int64)
@@ -191,9 +258,7 @@ def backward_key_kernel(
     v = tl.load(value + column * value_size + v_axis, in_columns & (v_axis < value_size), 0.0)
     dk = tl.full([TILE, HEAD], 0.0, SUM)
     dv = tl.full([TILE, VALUE], 0.0, SUM)
-    start = 0
-    if CAUSAL:
-        start = first_column
+    start, end = rows_of(first_column, query_length, CAUSAL, BEFORE, AFTER, TILE)
     for member in range(0, group):
         head = shared * group + member
         query_at = head * query_length
@@ -202,7 +267,7 @@ def backward_key_kernel(
         its_mask = mask
         if MASK != "none":
             its_mask += head // heads * mask_batch + head % heads * mask_head
-        for first_row in range(start, query_length, TILE):
+        for first_row in range(start, end, TILE):
             rows = first_row + tile
             row, in_rows = rows[:, None], rows[:, None] < query_length
             q = tl.load(its_query + row * head_size + q_axis, in_rows & (q_axis < head_size), 0.0)
@@ -210,13 +275,13 @@ def backward_key_kernel(
             dout = tl.load(at, in_rows & (v_axis < value_size), 0.0)
             sums = tl.load(logsumexp + query_at + row, in_rows, 0.0)
             inners = tl.load(inner + query_at + row, in_rows, 0.0)
-            logits = logits_of(
+            logits, slope = logits_of(
                 q, k, rows, columns, query_length, key_length, its_mask, mask_row, mask_column,
-                SCALE, CAUSAL, MASK, SUM,
+                SCALE, CAP, CAUSAL, BEFORE, AFTER, MASK, SUM,
             )  # fmt: skip
             weights = tl.exp(logits - sums)
             dweights = tl.dot(dout, tl.trans(v), input_precision="ieee", out_dtype=SUM)
-            dlogits = weights * (dweights - inners)
+            dlogits = weights * (dweights - inners) * slope
             of_value, of_key = tl.trans(weights).to(dout.dtype), tl.trans(dlogits).to(q.dtype)
             dv += tl.dot(of_value, dout, input_precision="ieee", out_dtype=SUM)
             dk += tl.dot(of_key, q, input_precision="ieee", out_dtype=SUM)
@@ -228,11 +293,21 @@ def backward_key_kernel(
 
 
 INTERPRETED = not isinstance(forward_kernel, triton.runtime.JITFunction)
-"""Whether TRITON_INTERPRET was set when this was imported."""
+"""Whether TRITON_INTERPRET was set when this module was imported."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is constant when a kernel is compiled: see `flash_attention`."""
+
+    scale: float
+    causal: bool
+    window: tuple[int, int]
+    softcap: float
 
 
 class FlashAttention(torch.autograd.Function):
-    """The three kernels as one differentiable function."""
+    """A differentiable function made of the three kernels."""
 
     @staticmethod
     def forward(
@@ -241,33 +316,34 @@ class FlashAttention(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         mask: torch.Tensor | None,
-        causal: bool,
-        scale: float,
+        sinks: torch.Tensor | None,
+        options: Options,
     ) -> torch.Tensor:
-        """The context; what is kept for the backward pass grows with the length, not its square."""
+        """Return the context; the memory kept for the backward pass is linear in the length."""
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         batch, heads, length, _ = query.shape
         context = query.new_empty(batch, heads, length, value.shape[-1])
         sums = torch.float64 if query.dtype == torch.float64 else torch.float32
         logsumexp = query.new_empty(batch, heads, length, dtype=sums)
-        arguments, constants = _described(query, key, value, mask, causal, scale)
+        arguments, constants = _described(query, key, value, mask, options)
         grid = (triton.cdiv(length, TILE), batch * heads)
+        given = (query, key, value, _pointed(mask, query), query if sinks is None else sinks)
         forward_kernel[grid](
-            query, key, value, _pointed(mask, query), context, logsumexp, *arguments, **constants
+            *given, context, logsumexp, *arguments, **constants, SINK=sinks is not None
         )
-        ctx.save_for_backward(query, key, value, mask, context, logsumexp)
-        ctx.causal, ctx.scale = causal, scale
+        ctx.save_for_backward(query, key, value, mask, sinks, context, logsumexp)
+        ctx.options = options
         return context
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """The gradients of query, key, value and an additive mask."""
-        query, key, value, mask, context, logsumexp = ctx.saved_tensors
+        """Return the gradients of query, key, value, an additive mask and sinks."""
+        query, key, value, mask, sinks, context, logsumexp = ctx.saved_tensors
         (cotangent,) = cotangents
-        # Σ weights · their gradients, which is the same as Σ context · its gradient.
+        # This is Σ weights · gradient of weights, which equals Σ context · gradient of context.
         inner = (context.to(logsumexp.dtype) * cotangent.to(logsumexp.dtype)).sum(-1)
         cotangent = cotangent.contiguous()
-        arguments, constants = _described(query, key, value, mask, ctx.causal, ctx.scale)
+        arguments, constants = _described(query, key, value, mask, ctx.options)
         given = (query, key, value, _pointed(mask, query), cotangent, logsumexp, inner)
         batch, heads, length, _ = query.shape
         bias = ctx.needs_input_grad[3]
@@ -278,7 +354,12 @@ class FlashAttention(torch.autograd.Function):
         grid = (triton.cdiv(key.shape[2], TILE), batch * key.shape[1])
         backward_key_kernel[grid](*given, dkey, dvalue, *arguments, **constants)
         summed = dmask.sum_to_size(mask.shape).to(mask.dtype) if bias else None
-        return dquery, dkey, dvalue, summed, None, None
+        dsinks = None
+        if sinks is not None:
+            # A sink has no value, so the gradient of its weight is 0, less the row's inner product.
+            of_sink = torch.exp(sinks.to(logsumexp.dtype)[:, None] - logsumexp)
+            dsinks = -(of_sink * inner).sum((0, 2)).to(sinks.dtype)
+        return dquery, dkey, dvalue, summed, dsinks, None
 
 
 def flash_attention(
@@ -289,8 +370,11 @@ def flash_attention(
     *,
     causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention without storing its weights.
+    """Compute attention without storing its weights.
 
     Args:
         query: `[batch heads query head]`.
@@ -298,24 +382,38 @@ def flash_attention(
         value: `[batch kv_heads key value_head]`.
         mask: broadcastable to `[batch heads query key]`. Boolean: True attends. Numbers: added to
             the logits, so −∞ blocks; they get a gradient.
-        causal: whether query i may attend keys 0 to i only, whatever their number.
-        scale: factor of the logits, 1/√head by default.
+        causal: whether query i may attend only to keys 0 to i, whatever the number of keys.
+        scale: the factor of the logits, 1/√head by default.
+        window: how many keys before and after key i query i may attend to; −1 for no limit.
+        softcap: c, if logits are bounded to c · tanh(logits / c) before a mask is added; 0: none.
+        sinks: `[heads]`, logits of a sink per head, which takes weight and has no value.
 
     Returns:
-        The context, `[batch heads query value_head]`; 0 for a query that may attend nothing.
+        The context, `[batch heads query value_head]`; 0 for a fully masked query.
+
+    Raises:
+        ValueError: the shapes do not fit; the kernel would read beyond an array.
+        TypeError: it cannot compute in these dtypes.
     """
+    fits = key.shape[:3] == value.shape[:3] and query.shape[0] == key.shape[0]
+    if not fits or query.shape[3] != key.shape[3]:
+        shapes = ", ".join(str(list(array.shape)) for array in (query, key, value))
+        raise ValueError(f"query, key and value do not fit together: {shapes}")
     if query.shape[1] % key.shape[1]:
         raise ValueError(f"{query.shape[1]} heads cannot share {key.shape[1]} key/value heads")
     if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"the mask is {mask.dtype}; it must be boolean, or floats to be added")
     if INTERPRETED and query.dtype == torch.bfloat16:
         raise TypeError("Triton's interpreter has no arithmetic for bfloat16")
+    if sinks is not None and sinks.shape != (query.shape[1],):
+        raise ValueError(f"sinks have the shape {list(sinks.shape)}, not [{query.shape[1]}]")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return FlashAttention.apply(query, key, value, mask, causal, scale)
+    options = Options(scale, causal, tuple(window), softcap)
+    return FlashAttention.apply(query, key, value, mask, sinks, options)
 
 
 def _pointed(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:
-    """What the kernels read the mask from; without one they read nothing."""
+    """Return the tensor to pass as the kernels' mask: a placeholder if there is none."""
     if mask is None:
         return query
     return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
@@ -326,10 +424,9 @@ def _described(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    causal: bool,
-    scale: float,
+    options: Options,
 ) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """What all three kernels are told of sizes, strides and kinds."""
+    """Return the positional and keyword arguments common to all three kernels."""
     batch, heads, query_length, head_size = query.shape
     kv_heads, key_length, value_size = key.shape[1], key.shape[2], value.shape[3]
     strides = (0, 0, 0, 0)
@@ -340,8 +437,11 @@ def _described(
         kind = "boolean" if mask.dtype == torch.bool else "added"
     sizes = (heads, heads // kv_heads, query_length, key_length, head_size, value_size)
     constants = {
-        "SCALE": scale,
-        "CAUSAL": causal,
+        "SCALE": options.scale,
+        "CAP": options.softcap,
+        "CAUSAL": options.causal,
+        "BEFORE": options.window[0],
+        "AFTER": options.window[1],
         "MASK": kind,
         "SUM": tl.float64 if query.dtype == torch.float64 else tl.float32,
         "TILE": TILE,

@@ -7,13 +7,20 @@ are two masks of tokens: `context_mask` blocks keys and nothing else; `mask` is 
 own tokens, blocks the same keys where there is no context, and writes zeros into the *output* of
 those that are not there, after the projection. An `attn_mask` of three axes is `[heads query key]`,
 without a batch; a bias has an argument of its own, `attn_bias`. The causal triangle is aligned
-bottom-right; but with flash=True and more queries than keys it is top-left. A query that may attend
-nothing by a mask has a context of zeros; by the triangle, the mean of all values; by -inf in a
-bias, NaN.
+bottom-right; but with flash=True and more queries than keys it is top-left. The context of a query
+is zero if a mask blocks all of its keys, the mean of all values if the causal triangle does, and
+NaN if a bias of -inf does.
 
 Two things that cost a day with flash=True: `causal=True` is an argument of the constructor and of
 the call, and that of the call does nothing. And a boolean `attn_bias` attends where it is True, but
 where a mask or the triangle blocks, it is filled with a number that is True as well.
+
+`max_attend_past` counts keys before the query's own, and hides none after it; it is aligned
+bottom-right. `logit_softclamp_value` caps after a bias is added, and before masks. A learned sink
+(`head_learned_sink`) is one logit for each head, and its weights are the first of those that are
+returned. With flash=True there is neither. Rotary embeddings turn neighbours, and ALiBi and sinks
+go by the layer's own order of heads. `RotaryEmbedding` is a module whose buffer is rounded with a
+model, and positions are rounded like it: in bfloat16, 257 is 256. Here it stays in float32.
 
 The softmax is in float32 for every dtype, unless flash=True.
 
@@ -24,20 +31,26 @@ With a single head the output projection is left out by default: `project_out=Tr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from conformance import (
+    Alibi,
     CausalFlag,
     Example,
     Layer,
     MaskArgument,
     Mode,
     Parameter,
+    RotaryBase,
     Shape,
+    Sinks,
+    SoftCap,
     Unsupported,
+    Window,
 )
-from conformance.adapter import keywords
+from conformance.adapter import Static, keywords
 
 _PROJECTIONS = ("to_q", "to_k", "to_v", "to_out")
 _CAUSAL_AS_BUILT = (
@@ -45,18 +58,20 @@ _CAUSAL_AS_BUILT = (
     "    layer.causal = layer.attend.causal = causal  # as the constructor would",
     "    return layer(*inputs, **options)",
 )
+_BUILT_IN = ("max_attend_past", "logit_softclamp_value")
+"""Features that are arguments of the constructor."""
 _FLASH = ("flash", "flash-train", "flash-causal-in-call")
 
 
 class XTransformersAttention(Layer):
-    """x_transformers.x_transformers.Attention."""
+    """The adapter of x_transformers.x_transformers.Attention."""
 
     title = "x_transformers.x_transformers.Attention"
     documentation = "https://github.com/lucidrains/x-transformers"
     framework = "torch"
     packages = ("x-transformers",)
     returns_weights = "per head"
-    # Without flash it depends on the argument: zeros by a mask, NaN by an attn_bias of -inf.
+    # Without flash it depends on the argument: zeros for a mask, NaN for an attn_bias of -inf.
     fully_masked_row: ClassVar = dict.fromkeys(_FLASH, "output bias")
     dropout_modes = ("train", "flash-train")
     parameters = (
@@ -90,6 +105,13 @@ class XTransformersAttention(Layer):
         MaskArgument("mask", "batch query", true="attends"),
     )
     causal_flag = CausalFlag("causal", alignment="bottom-right")
+    features = (
+        Window("max_attend_past", "before", None, "bottom-right", needs_causal=True),
+        SoftCap("logit_softclamp_value", none=None),
+        Sinks("head_attn_sink"),
+        Alibi("slopes", alignment="bottom-right"),
+        RotaryBase("rotary.base", size="rotary.dim", pairs="interleaved"),
+    )
     modes = (
         Mode("eval", {"train": False, "flash": False}, about="flash=False, after .eval()"),
         Mode(
@@ -131,10 +153,22 @@ class XTransformersAttention(Layer):
         if shape.sharing == "separate":
             raise Unsupported("key and value are projected from one input")
 
-    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+    def build_with(
+        self,
+        shape: Shape,
+        dtype: str,
+        scale: float | None,
+        mode: Mode,
+        settings: Mapping[str, Static],
+    ) -> Any:
         import torch
-        from x_transformers.x_transformers import Attention
+        from x_transformers.x_transformers import Attention, RotaryEmbedding
 
+        options = {name: settings[name] for name in _BUILT_IN if name in settings}
+        if "logit_softclamp_value" in options:
+            if mode["flash"]:
+                raise Unsupported("no soft cap with flash=True")
+            options["softclamp_logits"] = True
         layer = Attention(
             shape.query_width,
             dim_context=shape.key_width,
@@ -146,12 +180,17 @@ class XTransformersAttention(Layer):
             project_out=True,
             dropout=mode.dropout,
             flash=mode["flash"],
+            **options,
         )
         for name in _PROJECTIONS if shape.bias else ():
             bare = getattr(layer, name)
             setattr(layer, name, torch.nn.Linear(bare.in_features, bare.out_features))
         layer.train(mode["train"])
-        return layer.to(getattr(torch, dtype))
+        layer.to(getattr(torch, dtype))
+        layer.rotary = None
+        if "rotary.dim" in settings:
+            layer.rotary = RotaryEmbedding(settings["rotary.dim"], base=settings["rotary.base"])
+        return layer
 
     def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
         kind = "" if dtype == "float32" else f", dtype=torch.{dtype}"
@@ -201,25 +240,57 @@ class XTransformersAttention(Layer):
 
             torch.manual_seed(mode.draw)
         if not mode.options.get("causal in call"):
-            # What the argument of the constructor sets.
+            # The constructor's argument sets these attributes.
             layer.causal = layer.attend.causal = masks.pop("causal", False)
         for name in ("attn_mask", "attn_bias"):
             if name in masks and masks[name].ndim > 2:
                 masks[name] = _interleaved(masks[name], layer.heads, layer.kv_heads)
+        lengths = query.shape[1], key.shape[1]
+        if "slopes" in masks:
+            alibi = _alibi(layer, masks.pop("slopes"))
+            if "attn_bias" in masks:
+                masks["attn_bias"] = masks["attn_bias"] + alibi(*lengths)
+            else:
+                masks["rel_pos"] = alibi
+        if layer.rotary is not None:
+            names = "rotary_pos_emb", "context_rotary_pos_emb"
+            masks |= {
+                n: layer.rotary.forward_from_seq_len(m) for n, m in zip(names, lengths, strict=True)
+            }
+        sinks = masks.pop("head_attn_sink", None)
+        layer.attend.head_learned_sink = sinks is not None
+        if sinks is not None:
+            if mode["flash"]:
+                raise Unsupported("no sinks with flash=True")
+            sinks = _interleaved(sinks[:, None, None], layer.heads, layer.kv_heads)
+            layer.attend.head_attn_sink = sinks.flatten()
         # A mask of queries blocks keys too, unless the keys are a context.
         context = None if key is query and "mask" not in masks else key
         output, found = layer(query, context=context, return_intermediates=True, **masks)
+        layer.attend.head_attn_sink = None
         weights = found.post_softmax_attn
+        if sinks is not None:
+            weights = weights[..., 1:]
         if weights is not None:
             weights = _interleaved(weights, layer.heads, layer.heads // layer.kv_heads)
         return output, weights
 
 
 def _interleaved(array: Any, heads: int, shared: int) -> Any:
-    """Heads on axis -3 in the order of the layer: the first of each group, then the second."""
+    """Return heads (axis -3) in the layer's order: the first of each group, then the second."""
     if array.shape[-3] != heads or shared in (1, heads):
         return array
     return array.unflatten(-3, (shared, -1)).transpose(-4, -3).flatten(-4, -3)
+
+
+def _alibi(layer: Any, slopes: Any) -> Any:
+    """Return the library's ALiBi with these slopes, `[heads]`, in the layer's order and dtype."""
+    from x_transformers.x_transformers import AlibiPositionalBias
+
+    ordered = _interleaved(slopes[:, None, None], layer.heads, layer.kv_heads)
+    alibi = AlibiPositionalBias(layer.heads, slopes=ordered.flatten().tolist())
+    alibi.slopes = ordered
+    return alibi
 
 
 ADAPTERS = {"x-transformers": "XTransformersAttention"}

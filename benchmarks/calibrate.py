@@ -3,6 +3,7 @@
     python benchmarks/calibrate.py ours torch-mha flax-linen
     python benchmarks/calibrate.py --planted
     python benchmarks/calibrate.py --widths
+    python benchmarks/calibrate.py --honest 150
     python benchmarks/calibrate.py --dtype float32 --case plain/ torch-mha
 
 Every implementation answers every case that has an agreed answer, in its first mode and in those
@@ -19,6 +20,11 @@ tables have one row for each implementation, mode, dtype and kind of array:
     classes   how many arrays fit into each accuracy class, the most accurate first
     outside   how many arrays fit into none; for planted arithmetic, how many cases notice it
 
+With --honest N: correct attentions that round in different places (`tests/mutants/honest.py`)
+answer N random problems in every dtype, forward and backward. Those that return weights also answer
+with a loss on them. Printed are the largest ratio of any element, the largest rms of an array whose
+rms is judged, and how many arrays deviate: every one of them would be a false alarm.
+
 With --widths: how much wider the classes are than the most accurate one, as the median over cases
 of the ratio of the rms of σ.
 """
@@ -26,24 +32,27 @@ of the ratio of the rms of σ.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.base import Adapter, Call, Mode
 from conformance.adapter.loading import load
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.definition.comparison import accuracy_class, compare
+from conformance.definition.comparison import FEWEST, accuracy_class, against, compare
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import expect
 from conformance.errors import Unavailable, Unsupported
+from conformance.explore.trial import askable
 from conformance.records.findings import INFINITE
 from conformance.requirements.examination import Examination, Workbench, averaged_over_heads
 from conformance.running.provenance import package_versions
@@ -69,6 +78,7 @@ def main() -> int:
     parser.add_argument("implementation", nargs="*")
     parser.add_argument("--planted", action="store_true", help="coarser arithmetic, in torch")
     parser.add_argument("--widths", action="store_true", help="how wide the accuracy classes are")
+    parser.add_argument("--honest", type=int, metavar="N", help="random problems for each dtype")
     parser.add_argument("--dtype", action="append", default=[], choices=list(DTYPES))
     parser.add_argument("--case", action="append", default=[])
     options = parser.parse_args()
@@ -79,6 +89,8 @@ def main() -> int:
     if options.widths:
         _print_widths(cases, dtypes)
         return 0
+    if options.honest:
+        return _print_honest(options.honest, dtypes)
     adapters = [load(name) for name in options.implementation]
     if options.planted:
         adapters += planted()
@@ -129,7 +141,7 @@ def _measure(
     if answer.weights is not None and answer.weights.ndim == 3:
         expectation = averaged_over_heads(expectation)
     for name, got in answer.arrays().items():
-        want, noise = expectation.arrays[name], expectation.loosest[name]
+        want, noise = expectation.arrays[name], expectation.sigma[name]
         figures = compare(name, got, want, noise, expectation.underflow).figures
         kind = name if name in KINDS else "gradients"
         row = rows[adapter.name, mode.name, dtype, kind]
@@ -202,6 +214,50 @@ def _print_widths(cases: Iterable[Case], dtypes: Iterable[str]) -> None:
     for dtype, label in dict.fromkeys(key[:2] for key in wider):
         cells = [f"{statistics.median(wider[dtype, label, kind]):.2g}" for kind in KINDS]
         print(f"| {dtype} | {label} | {' | '.join(cells)} |")
+
+
+def _print_honest(seeds: int, dtypes: Sequence[str]) -> int:
+    """Print the largest ratio and rms of each honest algorithm; return 1 if one deviates."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from mutants.honest import algorithms, drawn_recipe
+
+    started, elements, drawn = time.perf_counter(), 0, 0
+    largest: dict[tuple[str, str], float] = defaultdict(float)
+    rms: dict[tuple[str, str], float] = defaultdict(float)
+    alarms: Counter[str] = Counter()
+    for seed, dtype in itertools.product(range(seeds), dtypes):
+        with np.errstate(all="ignore"):
+            problem = drawn_recipe(seed).problem(dtype)
+        if not askable(problem):
+            continue
+        drawn += 1
+        loss = np.random.default_rng(seed).standard_normal(problem.shape.logits)
+        of_weights = problem.replace(weights_cotangent=problem.format.round(loss))
+        expected = {False: expect(problem), True: expect(of_weights)}
+        for adapter, on_weights in itertools.product(algorithms(), expected):
+            if on_weights and not adapter.modes[0].weights:
+                continue
+            asked = of_weights if on_weights else problem
+            arrays = adapter.run(asked, Call(mode=adapter.modes[0])).arrays()
+            key = adapter.name, dtype
+            for comparison in against(expected[on_weights], arrays):
+                figures = comparison.figures
+                largest[key] = max(largest[key], figures.max_ratio)
+                if arrays[figures.array].size >= FEWEST:
+                    rms[key] = max(rms[key], figures.rms_ratio)
+                alarms[adapter.name] += not comparison.fits
+                if not comparison.fits:
+                    print(seed, dtype, adapter.name, comparison.worst, file=sys.stderr)
+            elements += sum(array.size for array in arrays.values())
+    print(f"| algorithm | {' | '.join(dtypes)} | deviating arrays |")
+    print(f"| --- |{' ---: |' * len(dtypes)} ---: |")
+    for adapter in algorithms():
+        keys = [(adapter.name, dtype) for dtype in dtypes]
+        cells = " | ".join(f"{_ratio(largest[key])}, {_ratio(rms[key])}" for key in keys)
+        print(f"| {adapter.name} | {cells} | {alarms[adapter.name]} |")
+    seconds = time.perf_counter() - started
+    print(f"\n{drawn} problems, {elements:,} elements, {seconds:.0f} s")
+    return int(alarms.total() > 0)
 
 
 def _rms(values: list[float]) -> float:

@@ -1,8 +1,8 @@
 """What do other suites notice? The ONNX Attention node cases against the zoo.
 
     pip install onnx==1.23.2
-    python benchmarks/other_suites.py
-    python benchmarks/other_suites.py --all
+    PYTHONPATH=tests python benchmarks/other_suites.py
+    PYTHONPATH=tests python benchmarks/other_suites.py --all
 
 The node cases of the operator Attention (onnx.backend.test) are replayed, as ONNX's runner does it:
 rtol 1e-3, atol 1e-7, the output only, in float32. They know no weights of projections, no gradients
@@ -31,7 +31,7 @@ from mutants.attention import Attention, Given
 from mutants.contestant import Contestant
 from mutants.mutant import Mutant
 from mutants.run import Examiner
-from mutants.zoo import MUTANTS
+from mutants.zoo import SMALL
 
 from conformance.definition.dtypes import FLOAT32
 from conformance.definition.problem import Shape
@@ -199,7 +199,7 @@ def passes(kind: type[Attention], replay: Replay, fused: bool) -> bool:
 
 def of_the_function() -> Iterator[Mutant]:
     """Mutants that show in float32 between the projected heads and the context."""
-    for mutant in MUTANTS:
+    for mutant in SMALL:
         if mutant.chapter not in CHAPTERS or mutant.dtype != "float32":
             continue
         foreign = "additive" in mutant.case or "number" in mutant.name or mutant.name in FOREIGN

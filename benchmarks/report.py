@@ -1,16 +1,18 @@
 """How large is the page of a report, and how soon can it be used?
 
     pip install -e '.[browser]'
-    python benchmarks/report.py                     100,000 findings of ten implementations
+    python benchmarks/report.py                     800,000 findings of a hundred implementations
     python benchmarks/report.py --findings 20000
     python benchmarks/report.py --html FILE         keep the page, to look at it
+    python benchmarks/report.py --records reports/published/records      real ones
 
 A record is made up: every case of the catalogue in four dtypes and as many modes as it takes; one
 finding in twelve deviates, with a worst element. The page is opened in Chromium without a screen.
 
     size      bytes of the page
     render    seconds to build the report and render it
-    open      milliseconds until the page is loaded, its script included
+    nodes     elements of the page when it is loaded
+    open      milliseconds until the page can be used: its script has run
     filter    milliseconds to apply a filter
     cell      milliseconds until the findings of a cell are shown
 
@@ -34,12 +36,12 @@ from conformance.experiments import TOPICS
 from conformance.records.findings import CaseResult, Figures, Finding, Worst
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record
-from conformance.reports import build, render_html
+from conformance.reports import build, find_records, load, render_html
 from conformance.requirements import REQUIREMENTS
 from conformance.running.provenance import requirements
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-IMPLEMENTATIONS = 10
+IMPLEMENTATIONS = 100
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 FINDINGS_OF_AN_ITEM = 8
 
@@ -47,15 +49,18 @@ FINDINGS_OF_AN_ITEM = 8
 def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--findings", type=int, default=100_000)
+    parser.add_argument("--findings", type=int, default=800_000)
     parser.add_argument("--html", type=Path)
+    parser.add_argument("--records", type=Path, nargs="+")
     options = parser.parse_args()
-    record = made_up(options.findings)
-    loaded = [(Path("made-up.json"), record, {})]
+    if options.records:
+        loaded = load(find_records(options.records)).current
+    else:
+        loaded = [(Path("made-up.json"), made_up(options.findings), {})]
     begin = time.perf_counter()
     page = render_html(build(loaded), None, loaded)
     seconds = time.perf_counter() - begin
-    findings = sum(len(result.findings) for result in record.results)
+    findings = sum(len(result.findings) for _, record, _ in loaded for result in record.results)
     print(f"findings  {findings:,}")
     print(f"size      {len(page.encode()) / 1e6:.2f} MB")
     print(f"render    {seconds:.1f} s")
@@ -154,15 +159,15 @@ def opened(path: Path) -> None:
     if browser is None:
         print(f"open      not measured: none of {', '.join(BROWSERS)} is installed")
         return
-    times: dict[str, list[float]] = {"open": [], "filter": [], "cell": []}
+    times: dict[str, list[float]] = {"nodes": [], "open": [], "filter": [], "cell": []}
     with sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         for _ in range(5):
             page = chromium.new_page()
             page.goto(path.as_uri())
-            loaded = "performance.getEntriesByType('navigation')[0].loadEventEnd"
-            page.wait_for_function(f"{loaded} > 0")
-            times["open"].append(page.evaluate(loaded))
+            page.wait_for_selector("html[data-ready]")
+            times["open"].append(float(page.get_attribute("html", "data-ready") or 0))
+            times["nodes"].append(page.evaluate("document.querySelectorAll('*').length"))
             for name, address in (
                 ("filter", "#dtype=float32&verdict=deviates"),
                 ("cell", "#of=made-up-3&requirement=output.equals-definition"),
@@ -171,7 +176,7 @@ def opened(path: Path) -> None:
             page.close()
         chromium.close()
     for name, own in times.items():
-        print(f"{name:<9} {statistics.median(own):.0f} ms")
+        print(f"{name:<9} {statistics.median(own):,.0f}{'' if name == 'nodes' else ' ms'}")
 
 
 SHOWN = """async (address) => {

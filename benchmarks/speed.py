@@ -1,9 +1,11 @@
 """The figures that this repository holds itself to: its size, and how long things take.
 
-    python benchmarks/speed.py            all of the following but `tox`
+    python benchmarks/speed.py            all of the following but `core`, `large` and `tox`
     python benchmarks/speed.py house      lines, modules and packages of conformance/ and reports/
     python benchmarks/speed.py help       mha-conformance --help
     python benchmarks/speed.py torch      suite time / time in the implementation's own calls
+    python benchmarks/speed.py core       level "core" for a kernel of head size 128 in tiles of 128
+    python benchmarks/speed.py large      the suite's share of the time at level "large"
     python benchmarks/speed.py flax       CPU time of each Flax implementation, with compilation
     python benchmarks/speed.py probe      mha-conformance probe, with everything that it imports
     python benchmarks/speed.py tox        both commands of the README, in a fresh clone
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("conformance", "reports")
@@ -66,13 +69,14 @@ def seconds(command: list[str], folder: Path = ROOT) -> float:
     return time.perf_counter() - started
 
 
-def suite(implementation: str, cache: str = "") -> tuple[float, float, str]:
+def suite(implementation: str, cache: str = "", *selected: str) -> tuple[float, float, str]:
     """CPU seconds of the whole suite and of the implementation's own calls, and pytest's last line.
 
-    `cache` is where expectations are kept, if not in the user's cache.
+    `cache` is where expectations are kept, if not in the user's cache; what is selected is the
+    catalogue, if nothing else.
     """
-    command = [sys.executable, __file__, INNER, implementation]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, INNER, implementation, *selected]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
     environment |= {"MHA_CONFORMANCE_CACHE": cache} if cache else {}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     lines = done.stdout.strip().splitlines()
@@ -82,22 +86,27 @@ def suite(implementation: str, cache: str = "") -> tuple[float, float, str]:
     return float(whole), float(own), lines[-2]
 
 
-def inside(implementation: str) -> None:
-    """One suite run with the framework's `evaluate` timed; imports are not counted.
+def inside(implementation: str, *selected: str) -> None:
+    """One suite run with the implementation's own calls timed; imports are not counted.
 
-    Its own calls are those of `evaluate`: the forward pass and, where there are gradients, the
-    backward pass, on native arrays. Seconds are those of the CPU, so that what else the machine
-    does hardly matters.
+    Its own calls are those of the framework's `evaluate`: the forward pass and, where there are
+    gradients, the backward pass, on native arrays. An adapter with an `_evaluate` of its own does
+    the same there. Seconds are those of the CPU, so that what else the machine does hardly matters.
     """
     import conformance.running.run  # noqa: F401 - imports are not counted
     from conformance.adapter.loading import load
+    from conformance.adapter.native import NativeAdapter
     from conformance.cli import main as command
 
     # Also not what the framework imports at its first derivative.
-    command(["run", implementation, "--case", "plain/no-mask/self", "--dtype", "float32"])
+    small = ["--case", "plain/no-mask/self", "--dtype", "float32", "--no-isolate"]
+    command(["run", implementation, *small])
     adapter = load(implementation)
-    bridge = type(adapter.bridge)
-    evaluate, own = bridge.evaluate, [0.0]
+    owner: Any = type(adapter.bridge)
+    name, own = "evaluate", [0.0]
+    if type(adapter)._evaluate is not NativeAdapter._evaluate:
+        owner, name = type(adapter), "_evaluate"
+    evaluate = getattr(owner, name)
 
     def timed(self, *arguments, **options):
         started = time.process_time()
@@ -106,9 +115,10 @@ def inside(implementation: str) -> None:
         finally:
             own[0] += time.process_time() - started
 
-    bridge.evaluate = timed
+    setattr(owner, name, timed)
     started = time.process_time()
-    command(["run", implementation, "--case", "*/*/*"])  # the catalogue; `probe` is timed below
+    chosen = selected or ("--case", "*/*/*")  # the catalogue; `probe` is timed below
+    command(["run", implementation, "--no-isolate", *chosen])
     print(f"seconds {time.process_time() - started:.3f} {own[0]:.3f}")
 
 
@@ -125,6 +135,31 @@ def torch() -> None:
             figures = f"suite {whole:.1f} s, own calls {own:.1f} s, ratio {whole / own:.2f}"
             print(f"torch-mha, {run} run: {figures}")
     print(f"torch-mha: median ratio {statistics.median(ratios[1:]):.2f} (limit 2.5); {last_line}")
+
+
+def core() -> None:
+    """The claim: at most 60 s for a kernel in NumPy with gradients, with nothing kept before."""
+    name = "tests/mutants/sizes.py:Sized"
+    with tempfile.TemporaryDirectory() as cache:
+        for state in ("cold", "warm"):
+            whole, own, last_line = suite(name, cache, "--level", "core")
+            figures = f"suite {whole - own:.1f} s, own calls {own:.1f} s, {whole:.1f} s (limit 60)"
+            print(f"{name}, {state}: {figures}; {last_line}", flush=True)
+
+
+def large(*selected: str) -> None:
+    """The claim: the suite takes at most 1.5 times what the implementation's own calls take.
+
+    At first it computes what is expected, and the second time it finds that in the cache. The same
+    arguments as for `mha-conformance run` select a part of the level.
+    """
+    for name in ("torch-mha", "torch-sdpa", "docs/examples/numpy_function.py:attention"):
+        with tempfile.TemporaryDirectory() as cache:
+            for state in ("cold", "warm"):
+                whole, own, last_line = suite(name, cache, "--level", "large", *selected)
+                figures = f"suite {whole - own:.1f} s, own calls {own:.1f} s"
+                share = f"share {(whole - own) / own:.2f} (limit 1.5)"
+                print(f"{name}, {state}: {figures}, {share}; {last_line}", flush=True)
 
 
 def flax() -> None:
@@ -149,9 +184,12 @@ def probe() -> None:
 
 
 def main(names: list[str]) -> None:
-    """Run the named benchmarks; without a name, all but `tox`."""
+    """Run the named benchmarks; without a name, all but `core`, `large` and `tox`."""
     benchmarks = {"house": house, "help": help_, "torch": torch, "flax": flax, "probe": probe}
-    every = benchmarks | {"tox": tox}
+    every = benchmarks | {"core": core, "large": large, "tox": tox}
+    if names[:1] == ["large"]:
+        large(*names[1:])
+        return
     for name in names or list(benchmarks):
         if name not in every:
             sys.exit(f"unknown benchmark {name!r}; known: {', '.join(every)}")
@@ -160,6 +198,6 @@ def main(names: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [INNER]:
-        inside(sys.argv[2])
+        inside(*sys.argv[2:])
     else:
         main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""`python -m conformance` is `mha-conformance`."""
+"""Run the command line `mha-conformance` as `python -m conformance`."""
 
 from conformance.cli import main
 

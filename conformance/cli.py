@@ -1,8 +1,9 @@
-"""The command line. Each command imports what it needs when it runs, so that --help is quick."""
+"""The command line. Each command imports its dependencies when it runs, so that --help is fast."""
 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -15,12 +16,15 @@ from conformance.commands import (
     explore,
     gate,
     heads,
+    judge,
     listing,
+    long,
     new_adapter,
     probe,
     publish,
     report,
     run,
+    watch,
 )
 from conformance.errors import ConformanceError, ExitCode
 from conformance.text import printable
@@ -36,22 +40,24 @@ COMMANDS = (
     heads,
     convert,
     explore,
+    long,
+    judge,
     listing,
     explain,
     completion,
 )
-"""In the order of --help."""
+"""The modules of all commands, in the order in which --help lists them."""
 
 EXIT_CODES = {
-    ExitCode.OK: "all that was to be verified was verified; deviations are findings, not failures",
+    ExitCode.OK: "everything requested was checked; deviations are findings, not failures",
     ExitCode.DEVIATES: "run --strict: a requirement of level must is not met; gate: worse than the "
     "baseline says, or the baseline is out of date; compare: worse than before; explore, "
-    "reproduce: a deviation was found",
+    "reproduce: a deviation was found; judge: a candidate is not right",
     ExitCode.USAGE: "wrong usage, an unknown name, a file that is no adapter or no record; "
     "convert: refused, and nothing is written",
-    ExitCode.NOTHING_VERIFIED: "nothing was verified at all",
-    ExitCode.INCOMPLETE: "incomplete: something that was to be verified was not; what was "
-    "measured is kept",
+    ExitCode.NOTHING_VERIFIED: "nothing was checked at all",
+    ExitCode.INCOMPLETE: "incomplete: something requested was not checked; what was measured is "
+    "kept",
     ExitCode.INTERRUPTED: "interrupted; what was measured is kept",
     ExitCode.CLOSED: "whoever read the output closed it",
 }
@@ -60,28 +66,46 @@ EXIT_CODES = {
 def _epilog() -> str:
     import textwrap
 
-    told = (
-        textwrap.fill(told, 79, initial_indent=f"  {code:<4d} ", subsequent_indent=" " * 7)
-        for code, told in EXIT_CODES.items()
+    meanings = (
+        textwrap.fill(meaning, 79, initial_indent=f"  {code:<4d} ", subsequent_indent=" " * 7)
+        for code, meaning in EXIT_CODES.items()
     )
-    return "exit codes:\n" + "\n".join(told)
+    return "\n".join(["exit codes:", *meanings])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code."""
+    """Parse the arguments, run the command and return its exit code.
+
+    Without arguments this is the program: it takes those of `sys.argv`, and a command that may call
+    an implementation runs in a child process.
+    """
+    called = arguments is None and "_ARGCOMPLETE" not in os.environ and sys.argv[1:2]
+    if called and called[0] in watch.COMMANDS:
+        return watch.watched(lambda: _main(None))
+    return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     try:
         try:
             return _run(arguments)
         finally:
-            # Here, where a closed pipe is known for what it is, and not when the interpreter ends.
+            # Flush here, where a closed pipe can be handled, not when the interpreter exits.
             sys.stdout.flush()
     except ConformanceError as error:
         print(f"mha-conformance: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # Whoever read the output has enough; what Python still wants to flush goes nowhere.
+        # The reader has closed the pipe: discard what Python would flush on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.CLOSED
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        # An implementation has closed it; give the interpreter something to flush to.
+        print("mha-conformance: standard output is closed; nothing is certain", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.INCOMPLETE
     except KeyboardInterrupt:
         print("mha-conformance: interrupted; what was measured is kept", file=sys.stderr)
         return ExitCode.INTERRUPTED
@@ -90,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:
-        # The shell asks what may come next; nothing else imports this.
+        # The shell requests completions; in all other cases argcomplete is not imported.
         from conformance.commands.completion import complete
 
         complete(parser)
@@ -105,6 +129,16 @@ def _run(arguments: Sequence[str] | None) -> int:
     return options.action(options)
 
 
+class _Version(argparse.Action):
+    """Print the version of the suite and exit; it is looked up only if somebody asks."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        from importlib import metadata
+
+        print(f"mha-conformance {metadata.version('mha-conformance')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mha-conformance",
@@ -112,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands)

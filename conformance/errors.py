@@ -9,27 +9,28 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import Literal
 
 
 class ExitCode(IntEnum):
     """Exit codes of `mha-conformance`."""
 
     OK = 0
-    """Everything that was to be verified was verified (`run`, `report`), and is as the baseline
-    says (`gate`)."""
+    """Everything requested was checked (`run`, `report`); the results match the baseline
+    (`gate`)."""
     DEVIATES = 1
-    """`run --strict`: an implementation deviates from a requirement of level must. `gate`:
-    something is worse than the baseline says, or the baseline is out of date."""
+    """`run --strict`: an implementation violates a requirement of level must. `gate`: a result is
+    worse than in the baseline, or the baseline is out of date."""
     USAGE = 2
     """The command line, a name or a file was wrong; nothing was run."""
     NOTHING_VERIFIED = 3
-    """Not one finding: everything was unavailable, unsupported or deselected."""
+    """Nothing was checked: everything was unavailable, unsupported or deselected."""
     INCOMPLETE = 4
-    """Something that was to be verified was not; what was measured is kept."""
+    """Something requested was not checked; the results obtained so far are kept."""
     CLOSED = 141
-    """Whoever read the output, such as `head`, closed it before its end."""
+    """The program that read the output, such as `head`, closed the pipe early."""
     INTERRUPTED = 130
-    """Stopped by the user; what was measured is kept."""
+    """The user interrupted the run; the results obtained so far are kept."""
 
 
 PYTEST_CODES = {
@@ -40,17 +41,17 @@ PYTEST_CODES = {
     ExitCode.NOTHING_VERIFIED: 5,
     ExitCode.INCOMPLETE: 6,
 }
-"""The same as pytest ends with them, to which 3 and 4 mean something else; 6 is none of its own."""
+"""The exit status of a pytest session for each code: pytest itself uses 0 to 5, not 6."""
 
 
 class ConformanceError(Exception):
-    """Base of every error that the suite raises on purpose."""
+    """The base class of every error that the suite raises on purpose."""
 
     exit_code = ExitCode.USAGE
 
 
 MOST_NAMES = 24
-"""Names that one line can list; of more, those that are near, or the command that lists all."""
+"""The most names that a message lists; beyond that it names the command that lists all of them."""
 
 _LISTS = {
     "case": "list cases",
@@ -59,19 +60,27 @@ _LISTS = {
     "implementation": "list implementations",
     "case, experiment or requirement": "list cases, list experiments or list requirements",
 }
-"""By the kind of name, what `mha-conformance` lists them."""
+"""The subcommand of `mha-conformance` that lists all names of a kind, by kind."""
 
 
 class UnknownName(ConformanceError):
-    """A name that nothing has; the message lists the nearest ones."""
+    """A name that does not exist; the message suggests similar ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
         super().__init__(f"unknown {kind} {name!r}; {_hint(kind, _near(name, known), known)}")
 
 
+def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `UnknownName` for the first of `names` that is not in `known`."""
+    every = set(known)
+    for name in names:
+        if name not in every:
+            raise UnknownName(kind, name, every)
+
+
 def _near(name: str, known: list[str]) -> list[str]:
-    """Return up to three similar names, matched as a whole or by a part between slashes."""
+    """Return up to three known names that resemble this one, as a whole or in a "/"-part."""
     return (
         difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         or [candidate for candidate in known if name and name in candidate][:3]
@@ -97,56 +106,88 @@ def _hint(kind: str, near: list[str], known: list[str]) -> str:
 
 
 class NotAnAdapter(ConformanceError):
-    """A file, module or object that is no adapter."""
+    """A file, module or object was given as an adapter but is not one."""
 
 
 class FailsOnImport(NotAnAdapter):
-    """An adapter that raises when it is imported or constructed."""
+    """An adapter raised an exception when it was imported or constructed."""
 
 
 class WrongDeclaration(ConformanceError):
-    """An adapter whose tables contradict themselves or the implementation."""
+    """The declarations of an adapter contradict each other or the implementation."""
 
 
 class WrongShape(ConformanceError):
-    """An array whose shape does not fit the problem."""
+    """The shape of an array does not fit the problem."""
+
+
+class WrongAnswer(ConformanceError):
+    """An implementation returned something that is not an array of its framework."""
 
 
 class Untranslatable(ConformanceError):
-    """A mask or weights that may be read in two ways, or that the target has no way to say."""
+    """A mask or weights are ambiguous, or cannot be expressed in the target implementation."""
 
 
 class WrongTensors(ConformanceError):
-    """Weights that do not fit the parameter table of their implementation."""
+    """The weights do not fit the parameter table of their implementation."""
 
 
 class BrokenRecord(ConformanceError):
-    """A record that cannot be read: truncated, foreign or from another suite."""
+    """A record cannot be read: it is truncated, not a record, or written by another version."""
 
 
 class BrokenBaseline(ConformanceError):
-    """A baseline that cannot be read, or an entry of it that cannot be meant."""
+    """A baseline cannot be read, or one of its entries makes no sense."""
 
 
 class BrokenCase(ConformanceError):
-    """A case file that cannot be read: truncated, foreign, or beyond what one may hold."""
+    """A case file cannot be read: it is truncated, not a case file, or exceeds the limits."""
+
+
+class RankRaised(ConformanceError):
+    """A rank of a world of processes raised an exception."""
+
+
+class RankLost(ConformanceError):
+    """A world of processes ended before it answered; the verdict of the item is `verdict`."""
+
+    verdict: Literal["crashed", "timed-out"]
+
+
+class RankDied(RankLost):
+    """The process of a rank ended."""
+
+    verdict = "crashed"
+
+
+class RankLate(RankLost):
+    """A rank did not answer in time."""
+
+    verdict = "timed-out"
 
 
 class Unavailable(ConformanceError):
-    """A framework or a device that this machine does not have: the verdict `unavailable`."""
+    """This machine lacks a framework or a device; leads to the verdict `unavailable`."""
+
+    exit_code = ExitCode.NOTHING_VERIFIED
+
+
+class NothingRun(ConformanceError):
+    """pytest ended well, but examined nothing, as with --collect-only."""
 
     exit_code = ExitCode.NOTHING_VERIFIED
 
 
 class NothingToShow(ConformanceError):
-    """There is no answer to draw: no attention weights, an unsupported case, an implementation
-    that fails."""
+    """There is nothing to draw: the implementation returns no attention weights, does not support
+    the case, or fails on it."""
 
     exit_code = ExitCode.NOTHING_VERIFIED
 
 
 class Unsupported(Exception):
-    """An adapter says: this implementation cannot express the problem, and why.
+    """Raised by an adapter, with a reason, if the implementation cannot express a problem.
 
-    Not a `ConformanceError`: it is an answer (the verdict `unsupported`), not a fault.
+    It is not a `ConformanceError`, because it is a result (verdict `unsupported`), not an error.
     """

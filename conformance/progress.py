@@ -1,7 +1,7 @@
-"""Show progress bars, but only at a terminal.
+"""Show progress bars, but only on a terminal.
 
-They go to stderr and vanish. In CI, in a pipe and with --quiet there are none, so that a log holds
-results only.
+They are written to stderr and erased at the end. With --quiet, in CI, or if stderr is redirected,
+there are none, so that logs contain only results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[..., None]
-"""`advance(told="", steps=1)`: so much is done, and what comes next."""
+"""`advance(text="", steps=1)` reports that `steps` steps are done; `text` names the next one."""
 
 _silenced = False
 
@@ -28,17 +28,17 @@ def wanted() -> bool:
     dumb = os.environ.get("TERM") in ("dumb", "unknown")
     return bool(
         not (_silenced or dumb or os.environ.get("CI"))
-        # Not sys.stderr, which may be captured while a bar is shown beside it.
+        # sys.stderr may be replaced while output is captured; bars go to the real one.
         and sys.__stderr__ is not None
         and sys.__stderr__.isatty()
     )
 
 
 @contextmanager
-def progress(told: str, total: int | None = None) -> Iterator[Advance]:
+def progress(text: str, total: int | None = None) -> Iterator[Advance]:
     """Show a progress bar while the body runs, or a spinner if no total is given."""
     if not wanted():
-        yield lambda told="", steps=1: None
+        yield lambda text="", steps=1: None
         return
     from rich.console import Console
     from rich.markup import escape
@@ -55,20 +55,20 @@ def progress(told: str, total: int | None = None) -> Iterator[Advance]:
         console=Console(file=sys.__stderr__),
         transient=True,
         refresh_per_second=4,
-        # What implementations print stays where they print it.
+        # Leave the stdout of implementations alone.
         redirect_stdout=False,
         redirect_stderr=False,
     )
     with bar:
-        task = bar.add_task(_short(told), total=total)
+        task = bar.add_task(_short(text), total=total)
 
-        def advance(told: str = "", steps: int = 1) -> None:
+        def advance(text: str = "", steps: int = 1) -> None:
             bar.update(task, advance=steps)
-            if told:
-                bar.update(task, description=escape(_short(printable(told))))
+            if text:
+                bar.update(task, description=escape(_short(printable(text))))
 
         yield advance
 
 
-def _short(told: str, most: int = 36) -> str:
-    return told if len(told) <= most else told[: most - 1] + "…"
+def _short(text: str, most: int = 36) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,7 +1,7 @@
-"""Words for people: text of strangers made harmless, prose on a terminal, names of axes.
+"""Text output: escaping of untrusted text, paragraphs on a terminal, names of axes.
 
 A control sequence could move the cursor, clear the screen or rename the window, and a bidirectional
-mark could show a line backwards; so what does not print is shown as Python writes it.
+mark could reverse a line; so unprintable characters are shown as Python escapes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Redirect everything that is printed to stderr, so that stdout holds only the answer."""
+    """Redirect everything printed in the body to stderr, so that stdout holds only the result."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
             sys.__stdout__.flush()  # type: ignore[union-attr]
             kept = os.dup(1)
             os.dup2(2, 1)
         except (AttributeError, OSError, io.UnsupportedOperation):
-            # There are no such descriptors: nothing can be written past Python either.
+            # Without file descriptors, nothing can be printed outside Python's streams.
             yield
             return
         try:
@@ -49,6 +49,19 @@ def printable(text: str) -> str:
     )
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of anybody's exception, whose `__str__` may raise."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"its text cannot be read: {type(failure).__name__}"
+
+
+def message(error: BaseException) -> str:
+    """Return the text of anybody's exception in one line, "" if it has none."""
+    return " ".join(text_of(error).split())
+
+
 def relative(path: Path) -> str:
     """Return a path relative to the working directory where that is shorter."""
     here = Path.cwd()
@@ -56,13 +69,13 @@ def relative(path: Path) -> str:
 
 
 WIDTH = 88
-"""Longer lines are hard to read."""
+"""The maximum line length of paragraphs; longer lines are hard to read."""
 
 
 def paragraph(
     console: Console, text: str, *, indent: int = 2, bullet: str = "", style: str = ""
 ) -> None:
-    """Print it wrapped; names with hyphens stay whole, so that they can be copied."""
+    """Print a wrapped paragraph; hyphenated names are not split, so that they can be copied."""
     filled = textwrap.fill(
         printable(text),
         min(console.width, WIDTH),
@@ -75,9 +88,9 @@ def paragraph(
 
 
 def line(console: Console, text: str, *, indent: int = 0, style: str = "") -> None:
-    """Print it as it is, however long: commands and links, to be copied."""
-    told = " " * indent + printable(text)
-    console.print(told, markup=False, highlight=False, soft_wrap=True, style=style or None)
+    """Print a line without wrapping, such as a command or link that users copy."""
+    text = " " * indent + printable(text)
+    console.print(text, markup=False, highlight=False, soft_wrap=True, style=style or None)
 
 
 def heading(console: Console, text: str, style: str = "bold") -> None:
@@ -92,41 +105,36 @@ def plural(number: int, one: str, many: str = "") -> str:
 
 
 def some(names: list[str], most: int) -> str:
-    """Return the first few items, and how many more there are."""
+    """Return the first `most` names, joined by commas, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
-INPUTS = {"query": "query", "key": "key", "value": "key"}
-_WEIGHTS = {
-    "query": ("in", "head", "component"),
-    "key": ("in", "head", "component"),
-    "value": ("in", "head", "component"),
-    "output": ("head", "component", "out"),
-    "output_bias": ("out",),
+_INPUT_WEIGHT = ("in head component",)
+
+_AXES = {
+    "output": ("batch query component",),
+    "weights": ("batch head query key", "batch query key"),
+    "row sums": ("batch head query", "batch query"),
+    "attn_bias": ("batch head query key",),
+    "query": ("batch query component",),
+    "key": ("batch key component",),
+    "value": ("batch key component",),
+    **dict.fromkeys(("weights.query", "weights.key", "weights.value"), _INPUT_WEIGHT),
+    "weights.output": ("head component out",),
+    "weights.output_bias": ("out",),
 }
+"""The axis names of each array, in each of its forms; other weights are "head component"."""
 
 
 def axes(array: str, count: int) -> tuple[str, ...]:
-    """Return the axis names of an array such as "gradient.weights.key"; () if unknown."""
-    name = array.removeprefix("gradient.")
-    if array == "output":
-        found: tuple[str, ...] = ("batch", "query", "component")
-    elif array in ("weights", "row sums") or name == "attn_bias":
-        found = ("batch", "head", "query", "key")
-        if array == "weights" and count == 3:
-            found = ("batch", "query", "key")
-        if array == "row sums":
-            found = found[:-1] if count == 3 else ("batch", "query")
-    elif name in INPUTS:
-        found = ("batch", INPUTS[name], "component")
-    else:
-        found = _WEIGHTS.get(name.removeprefix("weights."), ("head", "component"))
-    return found if len(found) == count else ()
+    """Return the names of the `count` axes of an array such as "output"; () if unknown."""
+    known = _AXES.get(array.removeprefix("gradient."), ("head component",))
+    return next((names for it in known if len(names := tuple(it.split())) == count), ())
 
 
 def element(array: str, index: Sequence[int]) -> str:
     """Return one element as text, such as "output[batch 2, query 1, component 4]"."""
-    names = axes(array, len(index))
-    told = (f"{n} {i}" for n, i in zip(names, index, strict=True)) if names else map(str, index)
-    return f"{array}[{', '.join(told)}]"
+    names = axes(array, len(index)) or ("",) * len(index)
+    at = ", ".join(f"{name} {i}".strip() for name, i in zip(names, index, strict=True))
+    return f"{array}[{at}]"

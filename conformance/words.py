@@ -1,7 +1,7 @@
 """The English text of findings, card entries and causes, for each id of a `Phrase`.
 
-The sentences are in `words.toml`, and nowhere else. No program parses them, so each may be improved
-without changing a verdict, a gate or the structure of a page.
+All sentences are in `words.toml`. No program parses them, so rewording one changes no verdict, no
+gate and no structure of a page.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 from conformance.records.phrase import Argument, Phrase
 
 Wording = str | Callable[..., str]
-"""A template of `words.toml`, or a function of the arguments, by name."""
+"""A template from `words.toml`, or a function of the phrase's named arguments."""
 
 
 class Worded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A phrase with its text, for output that people read and programs compare."""
+    """A phrase with its English text, for output read by both people and programs."""
 
     id: str
     text: str
@@ -32,7 +32,7 @@ def worded(phrase: Phrase) -> Worded | None:
 
 
 def say(phrase: Phrase) -> str:
-    """Return the English text of a phrase; an id without a wording is printed as it is."""
+    """Return the English text of a phrase, or the id itself if it has no wording."""
     if not phrase:
         return ""
     around = tables()["around"]
@@ -52,6 +52,15 @@ def say(phrase: Phrase) -> str:
         if name in phrase.arguments:
             text = template.format(text=text, **{name: _field(phrase.arguments[name])})
     return text
+
+
+def advice(cause: Phrase) -> str:
+    """Return what to change for a cause, or "" if its wording says so already."""
+    template = tables()["advice"].get(cause.id, "")
+    try:
+        return template.format(**{name: _field(value) for name, value in cause.arguments.items()})
+    except (KeyError, IndexError, ValueError):
+        return ""
 
 
 @cache
@@ -80,7 +89,7 @@ TABLES = "entries", "causes", "places", "names"
 
 
 class _Listed:
-    """An argument that is no number, formatted as the head of `words.toml` describes."""
+    """A non-numeric argument; `words.toml` describes its format specifications at the top."""
 
     def __init__(self, value: Argument) -> None:
         self.values = value if isinstance(value, list) else [value]
@@ -115,7 +124,7 @@ def _mask_means(argument: str, form: Phrase, meaning: Phrase) -> str:
 
 
 def _fully_masked_query(row: Phrase, beside: Phrase | None = None) -> str:
-    # The rows are named as adapters declare them.
+    # Use the names of the values with which adapters declare `fully_masked_row`.
     names = {
         "row.nan": "nan",
         "row.output-bias": "output bias",

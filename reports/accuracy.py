@@ -15,7 +15,7 @@ from conformance.records.numbers import ACCURACY, LIMIT, UNDERFLOW, Array, ratio
 from conformance.records.record import PICTURED
 from conformance.reports.columns import Part
 from conformance.reports.model import Accuracy, Apart, Column, Loaded, Pair, Spread
-from conformance.reports.totals import Seen
+from conformance.reports.totals import Located
 
 # Against the reference
 
@@ -31,15 +31,15 @@ _KINDS = {
 """Requirements that compare an answer with the definition, and with which part of it."""
 
 
-def accuracy(columns: Sequence[Column], seen: Iterable[Seen]) -> list[Accuracy]:
+def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accuracy]:
     """Return one entry for each column and dtype in which something was measured."""
     measured: dict[tuple[str, str, str], list[tuple[str, Figures]]] = defaultdict(list)
     dtypes: dict[str, None] = {}
-    for key, result, finding in seen:
-        kind = _KINDS.get(finding.requirement)
-        if kind is not None and finding.figures is not None:
-            measured[key, result.dtype, kind].append((result.case, finding.figures))
-            dtypes[result.dtype] = None
+    for one in seen:
+        kind, figures = _KINDS.get(one.requirement), one.finding.figures
+        if kind is not None and figures is not None:
+            measured[one.column, one.result.dtype, kind].append((one.result.case, figures))
+            dtypes[one.result.dtype] = None
     entries = []
     for column in columns:
         for dtype in dtypes:
@@ -59,6 +59,7 @@ def limit(entries: Iterable[Accuracy]) -> float:
 def _spread(measured: Sequence[tuple[str, Figures]]) -> Spread | None:
     if not measured:
         return None
+    finite = [item for item in measured if item[1].max_ratio < INFINITE]
     case, worst = max(measured, key=lambda item: item[1].max_ratio)
     reached = Counter(figures.accuracy for _, figures in measured)
     # A class that this suite does not know stands before none, which is "".
@@ -72,6 +73,7 @@ def _spread(measured: Sequence[tuple[str, Figures]]) -> Spread | None:
         findings=len(measured),
         classes={name: reached[name] for name in names},
         worst_class=names[-1],
+        comparable=_spread(finite) if len(finite) < len(measured) else None,
     )
 
 
@@ -111,12 +113,12 @@ def exchanged(records: Sequence[Loaded], parts: Iterable[Part]) -> tuple[Answers
         by_item: dict[str, dict[str, Array]] = defaultdict(dict)
         for name, array in arrays.items():
             item, _, kind = name.rpartition("|")
-            # Attention weights, and what experiments showed, are there for figures.
-            _, result = items.get((id(record), item), ("", None))
-            if kind not in PICTURED and not (result and result.case.startswith(PREFIX)):
-                by_item[item][kind] = np.asarray(array, dtype=np.float64)
+            by_item[item][kind] = np.asarray(array, dtype=np.float64)
         for item, kinds in by_item.items():
             key, result = items.get((id(record), item), ("", None))
+            # Attention weights, and what experiments showed, are there for figures.
+            if kinds.keys() <= {*PICTURED} or (result and result.case.startswith(PREFIX)):
+                continue
             try:
                 answer = Exchanged(kinds["output"], kinds["want"], kinds["noise"])
             except KeyError as missing:
@@ -178,12 +180,10 @@ def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apa
             continue
         groups: list[list[str]] = []
         for key in order:
-            for group in groups:
-                if _alike(given[group[0]], given[key], dtype, limit):
-                    group.append(key)
-                    break
-            else:
-                groups.append([key])
+            same = (one for one in groups if _alike(given[one[0]], given[key], dtype, limit))
+            if (group := next(same, None)) is None:
+                groups.append(group := [])
+            group.append(key)
         entry = alike.setdefault((case, str(groups), str(nan)), Apart(case, [], groups, nan))
         entry.dtypes.append(dtype)
     return list(alike.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -118,7 +118,7 @@ def _numbers(weights: np.ndarray | None) -> list[list[float | None]]:
 
 def _is_infinite(subject: Phrase) -> bool:
     """Return whether the form uses infinite numbers; large finite ones do not block a whole row."""
-    return subject.part("form").id != "form.zero-large"
+    return subject.part("form").id not in ("form.zero-large", "form.zero-least")
 
 
 # The table of all cards
@@ -126,7 +126,10 @@ def _is_infinite(subject: Phrase) -> bool:
 _ALARMING = {
     "row.nan",
     "gradients.nan",
+    "gradients.sum-unlike",
     "leak.reaches",
+    "leak.visible-reaches-none",
+    "leak.visible-reaches-some",
     "mask.ignored",
     "mask.unexplained",
     "causal.ignored",
@@ -164,44 +167,70 @@ def glances_of(cards: Sequence[Card]) -> list[Glance]:
     return [glance for glance in GLANCES if any(glance.take(card) for card in cards)]
 
 
-def _subjects(card: Card, *about: str) -> list[Subject]:
-    """Return the subjects with one of these ids."""
-    subjects = [subject for chapter in card.chapters for subject in chapter.subjects]
-    return [subject for subject in subjects if subject.phrase.id in about]
+def taking(
+    *about: str,
+    named: bool = False,
+    value: Callable[[Phrase], Phrase] = lambda phrase: phrase,
+    fits: Callable[[Phrase], bool] = lambda subject: True,
+    **parts: Collection[str],
+) -> Callable[[Card], list[Shown]]:
+    """Return a function that takes from a card the values of some subjects.
+
+    Each value occurs once, with where it was seen if there are several.
+
+    Args:
+        about: ids of the subjects.
+        named: whether places name the mask arguments, and not only the modes.
+        value: what to show of a value.
+        fits: whether to take a subject.
+        parts: by name, what that argument of the subject may be.
+    """
+
+    def take(card: Card) -> list[Shown]:
+        seen = [
+            (subject.phrase, value(item.phrase), item.modes or chapter.modes, chapter.modes)
+            for chapter in card.chapters
+            for subject in chapter.subjects
+            for item in subject.observed
+            if subject.phrase.id in about
+            and fits(subject.phrase)
+            and all(str(subject.phrase.part(name)) in those for name, those in parts.items())
+        ]
+        usual: dict[tuple[str, str], set[Phrase]] = {}
+        of_mode: dict[str, set[Phrase]] = {}
+        for subject, found, modes, _ in seen:
+            for mode in () if _beyond(subject) else modes:
+                usual.setdefault((subject.name("argument"), mode), set()).add(found)
+                of_mode.setdefault(mode, set()).add(found)
+        places: dict[Phrase, dict[str, None]] = {}
+        for subject, found, modes, every in seen:
+            beyond, argument = _beyond(subject), subject.name("argument")
+            if beyond:
+                # What is as it is for other inputs and layouts needs no words.
+                modes = [mode for mode in modes if found not in usual.get((argument, mode), ())]
+                if not modes:
+                    continue
+            names = named or any(len(of_mode.get(mode, ())) > 1 for mode in modes)
+            beside = " and ".join(filter(None, (subject.name("needed"), argument))) if names else ""
+            if any(len(usual.get((argument, mode), ())) > 1 for mode in modes):
+                beside = " ".join(filter(None, (beside, say(subject.part("form")))))
+            where = " ".join(filter(None, (beside, beyond)))
+            if len(modes) < len(every):
+                where = f"{where} ({', '.join(modes)})" if where else ", ".join(modes)
+            places.setdefault(found, {}).update({where: None} if where else {})
+        is_alone = len(places) == 1
+        return [Shown(found, "" if is_alone else ", ".join(at)) for found, at in places.items()]
+
+    return take
 
 
-def _of_infinite(card: Card, about: str) -> list[Shown]:
-    return _pooled(item for item in _subjects(card, about) if _is_infinite(item.phrase))
-
-
-def _of_form(card: Card, form: str, dtype: str = "") -> list[Shown]:
-    """Return the effect of each mask argument in one form."""
-    subjects = []
-    for subject in _subjects(card, "mask.meaning"):
-        phrase = subject.phrase.part("form")
-        if phrase.id == form and phrase.name("dtype") == dtype:
-            subjects.append(subject)
-    return _pooled(subjects, named=True)
-
-
-def _of_lengths(card: Card, lengths: str, *about: str, named: bool = False) -> list[Shown]:
-    """Return the effect of a causal flag for these lengths, or that there is none."""
-    subjects = _subjects(card, *about)
-    fitting = (item for item in subjects if item.phrase.part("lengths").id in ("", lengths))
-    return _pooled(fitting, named=named)
-
-
-def _of_nan(card: Card, *inputs: str) -> list[Shown]:
-    """Return how far NaN spreads from a blocked element of these inputs."""
-    return _pooled(
-        (
-            subject
-            for subject in _subjects(card, "leak")
-            if subject.phrase.part("number").id == "number.nan"
-            and subject.phrase.part("input").id in inputs
-        ),
-        value=_furthest,
-    )
+def _beyond(subject: Phrase) -> str:
+    """Return what a subject says of inputs or of the mask's layout, which others do not; or ""."""
+    if subject.part("sharing"):
+        return f"with {say(subject.part('sharing'))}"
+    if subject.name("inputs_in"):
+        return f"with inputs in {subject.name('inputs_in')}"
+    return f"with {subject.name('laid_out')}" if subject.name("laid_out") else ""
 
 
 def _furthest(value: Phrase) -> Phrase:
@@ -216,66 +245,47 @@ def _furthest(value: Phrase) -> Phrase:
 
 def _weights(card: Card) -> list[Shown]:
     """Return the form of returned weights, if any, and whether dropout is applied to them."""
-    shown = _pooled(_subjects(card, "weights.returned"))
+    shown = taking("weights.returned")(card)
     if len(shown) > 1 and any(item.phrase.id == "weights.none" for item in shown):
-        shown = [item for item in shown if item.phrase.id != "weights.none"]
-        shown = [Shown(item.phrase, "") for item in shown]
-    for subject in _subjects(card, "dropout.returned"):
-        for item in subject.observed[:1]:
-            shown.append(Shown(Phrase("weights.those", {"which": item.phrase}), ""))
+        shown = [Shown(item.phrase, "") for item in shown if item.phrase.id != "weights.none"]
+    for item in taking("dropout.returned")(card)[:1]:
+        shown.append(Shown(Phrase("weights.those", {"which": item.phrase}), ""))
     return shown
 
 
-def _pooled(
-    subjects: Iterable[Subject],
-    *,
-    named: bool = False,
-    value: Callable[[Phrase], Phrase] = lambda phrase: phrase,
-) -> list[Shown]:
-    """Return every value of these subjects once, and where it was seen if there are several.
+def _form(*forms: str) -> Callable[[Card], list[Shown]]:
+    """Take the effect of each mask argument in one of these forms."""
+    return taking("mask.meaning", named=True, form=forms)
 
-    Places are modes; with `named`, they name the mask arguments too.
-    """
-    places: dict[Phrase, dict[str, None]] = {}
-    for subject in subjects:
-        arguments = (subject.phrase.name(name) for name in ("needed", "argument"))
-        beside = " and ".join(filter(None, arguments)) if named else ""
-        for item in subject.observed:
-            modes = f" ({', '.join(item.modes)})" if item.modes else ""
-            where = [beside + modes] if beside else item.modes
-            places.setdefault(value(item.phrase), {}).update(dict.fromkeys(where))
-    alone = len(places) == 1
-    return [Shown(phrase, "" if alone else ", ".join(names)) for phrase, names in places.items()]
+
+def _nan(*inputs: str) -> Callable[[Card], list[Shown]]:
+    """Take how far NaN spreads from a blocked element of these inputs."""
+    return taking("leak", value=_furthest, number=["number.nan"], input=inputs)
 
 
 GLANCES = (
-    Glance("True in a mask", lambda card: _of_form(card, "form.bool")),
-    Glance("0 and 1, as floats", lambda card: _of_form(card, "form.zero-one", "float32")),
-    Glance("0 and 1, as integers", lambda card: _of_form(card, "form.zero-one", "int32")),
-    Glance("0 and −inf", lambda card: _of_form(card, "form.zero-infinite", "float32")),
+    Glance("True in a mask", _form("form.bool")),
+    Glance("0 and 1, as floats", _form("form.zero-one(dtype=float32)")),
+    Glance("0 and 1, as integers", _form("form.zero-one(dtype=int32)")),
+    Glance("0 and −inf", _form("form.zero-infinite(dtype=float32)")),
     Glance(
         "A query that may attend nothing gets",
-        lambda card: _of_infinite(card, "fully-masked.output"),
+        taking("fully-masked.output", fits=_is_infinite),
     ),
-    Glance("… and gradients", lambda card: _of_infinite(card, "fully-masked.gradients")),
+    Glance("… and gradients", taking("fully-masked.gradients", fits=_is_infinite)),
     Glance(
         "Causal flag, fewer queries than keys",
-        lambda card: _of_lengths(card, "lengths.fewer-queries", "causal.no-flag", "causal.alone"),
+        taking("causal.no-flag", "causal.alone", lengths=["", "lengths.fewer-queries"]),
     ),
     Glance(
         "Causal flag beside a mask",
-        lambda card: _of_lengths(
-            card, "lengths.equal", "causal.beside", "causal.beside-two", named=True
-        ),
+        taking("causal.beside", "causal.beside-two", named=True, lengths=["", "lengths.equal"]),
     ),
-    Glance(
-        "NaN in a blocked key",
-        lambda card: _of_nan(card, "input.key", "input.token", "input.memory"),
-    ),
-    Glance("NaN in a blocked value", lambda card: _of_nan(card, "input.value")),
+    Glance("NaN in a blocked key", _nan("input.key", "input.token", "input.memory")),
+    Glance("NaN in a blocked value", _nan("input.value")),
     Glance("Returned weights", _weights),
-    Glance("No key at all", lambda card: _pooled(_subjects(card, "size.no-key", "size.no-length"))),
-    Glance("No batch axis", lambda card: _pooled(_subjects(card, "input.unbatched"))),
+    Glance("No key at all", taking("size.no-key", "size.no-length")),
+    Glance("No batch axis", taking("input.unbatched")),
 )
 """The columns of the table."""
 

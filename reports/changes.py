@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -29,7 +28,7 @@ from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import Record, read
 from conformance.reports.load import find_records
 from conformance.reports.model import Counts
-from conformance.reports.totals import BAD, Group, by_key, grouped, item_counts
+from conformance.reports.totals import BAD, Group, Located, by_key, grouped, item_counts
 from conformance.reports.wording import again, measured
 from conformance.text import heading, line, paragraph, plural, some
 from conformance.words import say
@@ -290,68 +289,50 @@ _Owner = tuple[str, str]
 """Implementation and device."""
 
 
-@dataclass
 class Records:
     """Several records as a whole.
 
     Attributes:
+        side: what they are, for people.
         specs: implementation and device to how the implementation is named on a command line.
         levels: requirement to its level.
+        results: by item.
+        cases: what each case asks.
     """
 
-    records: Sequence[Record]
-    specs: dict[_Owner, str] = field(default_factory=dict)
-    levels: dict[str, str] = field(default_factory=dict)
-    results: dict[Key, CaseResult] = field(default_factory=dict)
-    cases: dict[str, CaseInfo] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for record in self.records:
-            device = record.header.provenance.device
-            self.specs |= {(one.name, device): one.spec for one in record.header.implementations}
+    def __init__(self, records: Sequence[Record], where: str = "") -> None:
+        self.specs: dict[_Owner, str] = {}
+        self.levels: dict[str, str] = {}
+        self.results: dict[Key, CaseResult] = {}
+        self.cases: dict[str, CaseInfo] = {}
+        packages: dict[str, str] = {}
+        for record in records:
+            made = record.header.provenance
+            packages |= made.packages
+            self.specs |= {(i.name, made.device): i.spec for i in record.header.implementations}
             self.levels |= {one.id: one.level for one in record.header.requirements}
             self.results |= answers(record.results)
             self.cases |= record.header.cases
-
-    def side(self, where: str) -> Side:
-        """Describe them as a whole; `where` is the file or folder."""
-        made = [record.header.provenance for record in self.records]
-        packages: dict[str, str] = {}
-        for provenance in made:
-            packages |= provenance.packages
-        devices: dict[str, set[str]] = defaultdict(set)
-        for name, device in self.specs:
-            devices[name].add(device)
-        results = [result for record in self.records for result in record.results]
-        by_name = by_key(results, lambda result: result.implementation)
-        return Side(
+        every = [record.header.provenance for record in records]
+        devices = by_key(sorted(self.specs), lambda owner: owner[0])
+        by_name = by_key(self.results.values(), lambda result: result.implementation)
+        self.side = Side(
             file=where,
-            created=max(provenance.created for provenance in made),
-            suite=", ".join(sorted({provenance.suite for provenance in made})),
-            catalogue=", ".join(sorted({provenance.catalogue for provenance in made})),
+            created=max(made.created for made in every),
+            suite=", ".join(sorted({made.suite for made in every})),
+            catalogue=", ".join(sorted({made.catalogue for made in every})),
             packages=packages,
-            selection="; ".join(dict.fromkeys(p.selection for p in made if p.selection)),
-            complete=all(record.complete for record in self.records),
+            selection="; ".join(dict.fromkeys(made.selection for made in every if made.selection)),
+            complete=all(record.complete for record in records),
             implementations={
                 name: item_counts(by_name.get(name, []))
-                for name in dict.fromkeys([*devices, *by_name])
+                for name in dict.fromkeys([*(name for name, _ in self.specs), *by_name])
             },
-            devices={name: sorted(own) for name, own in devices.items()},
+            devices={name: [device for _, device in devices[name]] for name, _ in self.specs},
         )
 
 
-@dataclass
-class Located:
-    """One finding with its two states, before it is grouped with others."""
-
-    result: CaseResult
-    requirement: str
-    before: str
-    after: str
-    finding: Finding
-
-
-def load_side(*paths: Path) -> tuple[Side, Records]:
+def load_side(*paths: Path) -> Records:
     """Read a record, several, or all records in a folder.
 
     Raises:
@@ -369,13 +350,11 @@ def load_side(*paths: Path) -> tuple[Side, Records]:
             if (one.name, device) in owners:
                 raise BrokenRecord(f"{file}: {one.name} is in two records of {where}; remove one")
             owners.add((one.name, device))
-    loaded = Records(records)
-    return loaded.side(where), loaded
+    return Records(records, where)
 
 
-def compare(before: tuple[Side, Records], after: tuple[Side, Records]) -> Changes:
+def compare(one: Records, two: Records) -> Changes:
     """Return the changes from the first to the second."""
-    (side_before, one), (side_after, two) = before, after
     kinds: dict[Kind, list[Located]] = defaultdict(list)
     shared = one.specs.keys() & two.specs.keys()
     levels = one.levels | two.levels
@@ -386,25 +365,25 @@ def compare(before: tuple[Side, Records], after: tuple[Side, Records]) -> Change
         if was is None or now is None:
             added, removed = added + (both and was is None), removed + (both and now is None)
             if now is not None and now.verdict in BAD and key[:2] in shared:
-                wrong.append(Located(two.results[key], requirement, "", now.verdict, now))
+                wrong.append(Located(two.results[key], now, after=now.verdict))
             continue
         common += 1
         observed = levels.get(requirement) == "observed"
         kind, first, second = _classified(was, now, observed=observed)
-        kinds[kind].append(Located(two.results[key], requirement, first, second, now))
+        kinds[kind].append(Located(two.results[key], now, "", first, second))
     changes = {
         kind: grouped_changes(kinds[kind], two.specs, levels)
         for kind in ("worse", "lost", "otherwise", "fixed", "gained")
     }
     return Changes(
         schema=SCHEMA,
-        before=side_before,
-        after=side_after,
+        before=one.side,
+        after=two.side,
         **changes,
         conventions=_conventions(one, two),
         added=_members(two, one, added, grouped_changes(wrong, two.specs, levels)),
         removed=_members(one, two, removed, []),
-        notes=list(_notes(before, after)),
+        notes=list(_notes(one, two)),
         common=common,
         same=len(kinds["same"]),
     )
@@ -468,44 +447,34 @@ def grouped_changes(
     return sorted((_change(group, specs, levels) for group in groups), key=order)
 
 
-def _change(
-    group: Group[Located], specs: Mapping[_Owner, str], levels: Mapping[str, str]
-) -> Change:
+def _change(group: Group, specs: Mapping[_Owner, str], levels: Mapping[str, str]) -> Change:
     worst = group.worst
     result, finding = worst.result, worst.finding
     return Change(
+        **group.evidence,
         implementation=result.implementation,
-        device=result.device,
         requirement=worst.requirement,
         level=levels.get(worst.requirement, ""),
         before=worst.before,
         after=worst.after,
-        times=len(group),
-        cases=group.cases,
         dtypes=group.dtypes,
-        modes=group.modes,
-        case=result.case,
-        dtype=result.dtype,
-        mode=result.mode,
         command=again(result, specs[result.implementation, result.device]),
         told=finding.detail,
         cause=say(finding.cause),
-        figures=finding.figures,
-        worst=finding.worst,
     )
 
 
 def _conventions(before: Records, after: Records) -> list[Convention]:
     """Return card entries that differ now; modes that changed alike are one."""
-    changed: dict[tuple[str, str, str, Phrase, Phrase, Phrase], list[str]] = defaultdict(list)
-    for key, subject, one, other in differing_entries(before.results, after.results):
-        changed[*key[:3], subject, one, other].append(key[4])
-    return [
-        Convention(
-            name, device, case, say(subject), say(one), say(other), modes, [subject, one, other]
-        )
-        for (name, device, case, subject, one, other), modes in changed.items()
-    ]
+    alike = by_key(
+        differing_entries(before.results, after.results), lambda entry: (entry[0][:3], *entry[1:])
+    )
+    changed = []
+    for (owner, subject, one, other), entries in alike.items():
+        texts = say(subject), say(one), say(other)
+        modes = [key[4] for key, *_ in entries]
+        changed.append(Convention(*owner, *texts, modes, [subject, one, other]))
+    return changed
 
 
 def _members(these: Records, others: Records, findings: int, wrong: list[Change]) -> Members:
@@ -522,12 +491,11 @@ def _members(these: Records, others: Records, findings: int, wrong: list[Change]
     )
 
 
-def _notes(before: tuple[Side, Records], after: tuple[Side, Records]) -> Iterator[str]:
-    (one, before_records), (other, after_records) = before, after
-    cases = after_records.cases
+def _notes(before: Records, after: Records) -> Iterator[str]:
+    one, other, cases = before.side, after.side, after.cases
     if one.suite != other.suite:
         yield f"suite {one.suite} → {other.suite}"
-    changed = [name for name, case in before_records.cases.items() if cases.get(name, case) != case]
+    changed = [name for name, case in before.cases.items() if cases.get(name, case) != case]
     if changed:
         yield f"cases that ask something else now: {some(changed, 3)}"
     elif one.catalogue != other.catalogue:
@@ -585,9 +553,9 @@ def show(console: Console, changes: Changes) -> None:
 
 
 def deltas(changes: Changes) -> dict[str, str]:
-    """Return the count vector of each implementation, with what was added or taken away.
+    """Return the counts of verdicts for each implementation, with the changes in them.
 
-    Counts of other devices are of other items, so no difference between them is shown.
+    If the device changed, the items did too, so no differences are shown.
     """
     one, other = changes.before, changes.after
     vectors = {}
@@ -599,14 +567,19 @@ def deltas(changes: Changes) -> dict[str, str]:
 
 def _vector(counts: Counts, before: Counts | None) -> str:
     """Return counts with their changes: "12 conforms (+2), 3 deviates"."""
-    if before is None:
-        return ", ".join(f"{times} {verdict}" for verdict, times in counts.items()) + " (new)"
-    texts = []
-    for verdict in VERDICTS:
-        now, then = counts.get(verdict, 0), before.get(verdict, 0)
-        if now or then:
-            texts.append(f"{now} {verdict}" + (f" ({now - then:+d})" if now != then else ""))
-    return ", ".join(texts)
+    then = counts if before is None else before
+    texts = [
+        f"{counts.get(verdict, 0)} {verdict}" + difference(counts, then, verdict)
+        for verdict in VERDICTS
+        if counts.get(verdict) or then.get(verdict)
+    ]
+    return ", ".join(texts) + ("" if before is not None else " (new)")
+
+
+def difference(counts: Mapping[str, int], before: Mapping[str, int], verdict: str) -> str:
+    """Return what was added or taken away: " (+2)", or "" if nothing was."""
+    change = counts.get(verdict, 0) - before.get(verdict, 0)
+    return f" ({change:+,})" if change else ""
 
 
 def _show_kind(console: Console, title: str, style: str, changes: list[Change]) -> None:

@@ -12,7 +12,14 @@ from conformance.records.header import Header, Implementation, RequirementInfo
 from conformance.records.numbers import Array
 from conformance.records.record import Record
 from conformance.reports.model import Column, Loaded, Source
-from conformance.reports.totals import Seen, by_key, finding_counts, item_counts, standing
+from conformance.reports.totals import (
+    Located,
+    by_key,
+    finding_counts,
+    item_counts,
+    located,
+    standing,
+)
 
 _BRACKETED = re.compile(r"(.*\S)\s*\(([^()]+)\)")
 
@@ -58,14 +65,9 @@ def parts_of(records: Sequence[Loaded]) -> list[Part]:
     return [part for _, part in found]
 
 
-def findings_of(parts: Iterable[Part]) -> list[Seen]:
+def findings_of(parts: Iterable[Part]) -> list[Located]:
     """Return every finding with its column."""
-    return [
-        Seen(part.key, result, finding)
-        for part in parts
-        for result in part.results
-        for finding in result.findings
-    ]
+    return [one for part in parts for one in located(part.results, part.key)]
 
 
 def sources(records: Sequence[Loaded]) -> list[Source]:
@@ -96,16 +98,15 @@ def columns(parts: Iterable[Part]) -> list[Column]:
         match = _BRACKETED.fullmatch(_title(part))
         layer, variant = (match[1], match[2]) if match else (_title(part), "")
         layers.setdefault(layer, []).append((part, variant))
-    found = []
+    shown = []
     for layer, members in layers.items():
         times = Counter(variant for _, variant in members)
         for part, variant in members:
-            if len(members) == 1:
-                found.append(_column(part, _title(part), ""))
-            else:
-                unique = variant and times[variant] == 1
-                found.append(_column(part, layer, variant if unique else part.key))
-    return found
+            unique = variant if variant and times[variant] == 1 else part.key
+            is_alone = len(members) == 1
+            group = _title(part) if is_alone else layer
+            shown.append(_column(part, group, "" if is_alone else unique))
+    return shown
 
 
 def _title(part: Part) -> str:
@@ -153,10 +154,7 @@ def _newest(records: Sequence[Loaded]) -> list[Header]:
 
 
 def _each(items: Iterable[Named]) -> list[Named]:
-    first: dict[str, Named] = {}
-    for item in items:
-        first.setdefault(item.id, item)
-    return list(first.values())
+    return [same[0] for same in by_key(items, lambda item: item.id).values()]
 
 
 def declared(record: Record) -> list[Implementation]:
@@ -165,9 +163,9 @@ def declared(record: Record) -> list[Implementation]:
     unknown = dict.fromkeys(result.implementation for result in record.results)
     return [
         *record.header.implementations,
-        *(_undeclared(name) for name in unknown if name not in names),
+        *(
+            Implementation(name, name, "", "", name, versions={}, modes=[], dtypes=[], masks=[])
+            for name in unknown
+            if name not in names
+        ),
     ]
-
-
-def _undeclared(name: str) -> Implementation:
-    return Implementation(name, name, "", "", spec=name, versions={}, modes=[], dtypes=[], masks=[])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from conformance.records.findings import NOT_VERIFIED, Finding
-from conformance.records.header import RequirementInfo
+from conformance.records.header import KnownDeviation, RequirementInfo
 from conformance.reports.model import Column, Deviation, NotVerified, Open, Source, Unsupported
-from conformance.reports.totals import WRONG, Group, Seen, by_key, grouped
-from conformance.reports.wording import again
+from conformance.reports.totals import Group, Located, by_key, grouped
+from conformance.reports.wording import UNSORTED, again
 
 _NUMBER = re.compile(r"-?\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b")
 _REPEATED = re.compile(r"\(#,#\)(?: \(#,#\))*")
@@ -19,21 +19,25 @@ _EXAMPLES = 3
 
 
 def deviations(
-    columns: Sequence[Column], seen: Sequence[Seen], requirements: Sequence[RequirementInfo]
+    columns: Sequence[Column],
+    seen: Sequence[Located],
+    requirements: Sequence[RequirementInfo],
+    known: Mapping[Located, KnownDeviation],
 ) -> list[Deviation]:
     """Return the deviations by implementation, then requirement, the most frequent first.
 
-    The worst finding of each is its evidence.
+    The worst finding of each is its evidence. `known` has the entry of a baseline for those
+    of which one knows.
     """
     asked = {_place(group.worst): group for group in grouped(seen, _place)}
     level = {item.id: item.level for item in requirements}
     order = {column.key: index for index, column in enumerate(columns)}
     rank = {name: index for index, name in enumerate(level)}
     groups = sorted(
-        _alike([one for one in seen if one.finding.verdict in WRONG]),
+        _alike([one for one in seen if one.wrong], known),
         key=lambda group: (
             order[group.worst.column],
-            rank.get(group.worst.finding.requirement, len(rank)),
+            rank.get(group.worst.requirement, len(rank)),
             -len(group),
         ),
     )
@@ -47,33 +51,41 @@ def deviations(
         spec = columns[order[column]].spec
         identifier = f"{anchor}-{anchors[anchor]}"
         entries.append(
-            _deviation(identifier, group, level.get(requirement, ""), asked[place], spec)
+            _deviation(
+                identifier,
+                group,
+                level.get(requirement, ""),
+                asked[place],
+                spec,
+                known.get(group.worst),
+            )
         )
     return entries
 
 
-def _place(one: Seen) -> tuple[str, str]:
-    return one.column, one.finding.requirement
+def _place(one: Located) -> tuple[str, str]:
+    return one.column, one.requirement
 
 
-def _alike(wrong: Sequence[Seen]) -> list[Group[Seen]]:
+def _alike(wrong: Sequence[Located], known: Mapping[Located, KnownDeviation]) -> list[Group]:
     """Group findings that say the same.
 
     Where no cause is known, they are apart if their cases deviate in other dtypes: what is wrong
     in float64 alone is another fault than what is wrong in all.
     """
 
-    def says(one: Seen) -> tuple[object, ...]:
+    def says(one: Located) -> tuple[object, ...]:
         finding = one.finding
         text = normalised(finding, one.result.mode, one.result.dtype)
-        return *_place(one), finding.verdict, finding.cause, finding.made_by, text
+        entry = id(known.get(one))
+        return *_place(one), entry, finding.verdict, finding.cause, finding.made_by, text
 
     said = {id(one): says(one) for one in wrong}
     dtypes: dict[tuple[object, str], set[str]] = defaultdict(set)
     for one in wrong:
         dtypes[said[id(one)], one.result.case].add(one.result.dtype)
 
-    def key(one: Seen) -> tuple[object, ...]:
+    def key(one: Located) -> tuple[object, ...]:
         same = said[id(one)]
         if one.finding.cause or one.finding.figures is None:
             return (same,)
@@ -83,36 +95,37 @@ def _alike(wrong: Sequence[Seen]) -> list[Group[Seen]]:
 
 
 def _deviation(
-    identifier: str, group: Group[Seen], level: str, asked: Group[Seen], spec: str
+    identifier: str,
+    group: Group,
+    level: str,
+    asked: Group,
+    spec: str,
+    entry: KnownDeviation | None,
 ) -> Deviation:
-    column, result, finding = group.worst
+    result, finding = group.worst.result, group.worst.finding
     cases = by_key((member.result for member in group.members), lambda item: item.dtype)
     beside = [one.result for one in asked.members if one.result.case in group.cases]
     return Deviation(
+        **group.evidence,
         id=identifier,
-        column=column,
+        column=group.worst.column,
         requirement=finding.requirement,
         level=level,
         verdict=finding.verdict,
         cause=finding.cause,
         made_by=finding.made_by,
         detail=finding.detail,
-        times=len(group),
         of=len(asked),
         dtypes={dtype: len({item.case for item in items}) for dtype, items in cases.items()},
-        modes=group.modes,
         everywhere=(
             {item.dtype for item in beside} <= {*group.dtypes},
             {item.mode for item in beside} <= {*group.modes},
         ),
-        cases=group.cases,
-        case=result.case,
-        dtype=result.dtype,
-        mode=result.mode,
-        device=result.device,
-        figures=finding.figures,
-        worst=finding.worst,
         command=again(result, spec),
+        kind=(entry.kind if entry else "") or UNSORTED,
+        reason=entry.reason.strip() if entry else "",
+        link=entry.link if entry else "",
+        reproduction=entry.reproduction if entry else "",
     )
 
 
@@ -128,39 +141,45 @@ def normalised(finding: Finding, mode: str, dtype: str) -> str:
 # What was not answered
 
 
-def unsupported(columns: Sequence[Column], seen: Iterable[Seen]) -> list[Unsupported]:
+def unsupported(columns: Sequence[Column], seen: Iterable[Located]) -> list[Unsupported]:
     """Return the reasons by implementation, the most frequent first."""
-    items: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for key, result, finding in seen:
-        if finding.verdict == "unsupported":
-            items[key][finding.detail][result.id] = result.case
-    entries = []
-    for column in columns:
-        for reason, cases in sorted(items[column.key].items(), key=lambda item: -len(item[1])):
-            names = list(dict.fromkeys(cases.values()))
-            entries.append(
-                Unsupported(column.key, reason, len(cases), len(names), names[:_EXAMPLES])
-            )
-    return entries
+    left = [one for one in seen if one.finding.verdict == "unsupported"]
+    groups = _unanswered(columns, left)
+    entries = [
+        Unsupported(group.worst.column, group.worst.finding.detail, items, len(group.cases), some)
+        for group, items, some in sorted(groups, key=lambda group: -group[1])
+    ]
+    return [entry for column in columns for entry in entries if entry.column == column.key]
+
+
+def _unanswered(
+    columns: Sequence[Column], seen: Iterable[Located]
+) -> list[tuple[Group, int, list[str]]]:
+    """Return findings by column, verdict and reason, with the number of items and a few cases."""
+    groups = grouped(seen, lambda one: (one.column, one.finding.verdict, one.finding.detail))
+    place = {column.key: index for index, column in enumerate(columns)}
+    return [
+        (group, len({one.result.id for one in group.members}), group.cases[:_EXAMPLES])
+        for group in sorted(groups, key=lambda group: place[group.worst.column])
+    ]
 
 
 def not_verified(
     columns: Sequence[Column],
     sources: Sequence[Source],
-    seen: Iterable[Seen],
+    seen: Iterable[Located],
     expected: Sequence[str],
     problems: Sequence[str],
 ) -> NotVerified:
     """Return everything that was to be verified and was not, with the reason."""
     present = {source.name for source in sources}
     unavailable = {column.key: column.unavailable for column in columns if column.unavailable}
-    items: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
-    for column, result, finding in seen:
-        if finding.verdict in NOT_VERIFIED and not (
-            finding.verdict == "unavailable" and column in unavailable
-        ):
-            items[column, finding.verdict, finding.detail][result.id] = result.case
-    place = {column.key: index for index, column in enumerate(columns)}
+    left = (
+        one
+        for one in seen
+        if one.finding.verdict in NOT_VERIFIED
+        and not (one.finding.verdict == "unavailable" and one.column in unavailable)
+    )
     return NotVerified(
         missing=[name for name in dict.fromkeys(expected) if name not in present],
         unavailable=unavailable,
@@ -171,18 +190,17 @@ def not_verified(
             if not source.complete
         ],
         narrowed={
-            source.name: _narrowed(source)
+            source.name: (
+                source.provenance.selection
+                + (f" ({source.deselected} items deselected)" if source.deselected else "")
+            ).strip()
             for source in sources
             if source.provenance.selection or source.deselected
         },
         open=[
-            Open(*about, len(cases), list(dict.fromkeys(cases.values()))[:_EXAMPLES])
-            for about, cases in sorted(items.items(), key=lambda item: place[item[0][0]])
+            Open(one.column, one.finding.verdict, one.finding.detail, items, some)
+            for group, items, some in _unanswered(columns, left)
+            for one in [group.worst]
         ],
         problems=list(problems),
     )
-
-
-def _narrowed(source: Source) -> str:
-    deselected = f" ({source.deselected} items deselected)" if source.deselected else ""
-    return f"{source.provenance.selection}{deselected}".strip()

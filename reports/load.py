@@ -95,18 +95,18 @@ def _read_all(paths: Iterable[Path], run: str, *, arrays: bool) -> tuple[list[Lo
 
 def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:
     """Separate the current records from those that later whole ones replace, oldest first."""
+    whole = [item for item in loaded if _is_whole(item[1])]
     latest: dict[tuple[str, str], str] = {}
-    for _, record, _ in loaded:
-        if _is_whole(record):
-            for key in _contestants(record):
-                latest[key] = max(latest.get(key, ""), _created(record))
-    kept: list[Loaded] = []
-    earlier: list[Loaded] = []
-    for item in loaded:
-        record = item[1]
-        contestants = _contestants(record)
-        old = contestants and all(_created(record) < latest.get(key, "") for key in contestants)
-        (earlier if old and _is_whole(record) else kept).append(item)
+    for _, record, _ in whole:
+        for key in _contestants(record):
+            latest[key] = max(latest.get(key, ""), _created(record))
+    earlier = [
+        item
+        for item in whole
+        if (keys := _contestants(item[1])) and all(_created(item[1]) < latest[key] for key in keys)
+    ]
+    replaced = set(map(id, earlier))
+    kept = [item for item in loaded if id(item) not in replaced]
     return kept, sorted(earlier, key=lambda item: _created(item[1]))
 
 

@@ -105,6 +105,11 @@ class Row(msgspec.Struct, frozen=True):
     why: str
     cells: list[Cell]
 
+    @property
+    def asked(self) -> bool:
+        """Whether any implementation was asked about it."""
+        return any(cell.counts for cell in self.cells)
+
 
 class Variant(msgspec.Struct, frozen=True):
     """A value that was observed, how often, and where; `where` is "" if that is everywhere.
@@ -201,6 +206,33 @@ class Card(msgspec.Struct, frozen=True):
     chapters: list[Chapter]
 
 
+class Feature(msgspec.Struct, frozen=True):
+    """What became of one feature beyond masks in one implementation.
+
+    Attributes:
+        column, feature: the implementation, and the name of the feature.
+        declared: the arguments that it declares for it; None if the record does not say.
+        items: verdicts of the items (case x dtype x mode) that have it; {} if nobody asked.
+        seen: the conventions that experiments read off.
+    """
+
+    column: str
+    feature: str
+    declared: list[str] | None
+    items: Counts
+    seen: list[Variant]
+
+    @property
+    def answered(self) -> int:
+        """How many items have an answer that is right or wrong."""
+        return self.items.get("conforms", 0) + self.wrong
+
+    @property
+    def wrong(self) -> int:
+        """How many items deviate, or ended in an error."""
+        return self.items.get("deviates", 0) + self.items.get("error", 0)
+
+
 class Handed(msgspec.Struct, frozen=True):
     """One causal mask, handed to one implementation as it is.
 
@@ -230,6 +262,8 @@ class Spread(msgspec.Struct, frozen=True):
         limit: the largest max_ratio that conforms.
         classes: how many findings reached each accuracy class; "" is none.
         worst_class: the least accurate of those.
+        comparable: the same over the findings in which every element is finite; None if all are, or
+            none is. Where a known defect gives NaN, it says how accurate the rest is.
     """
 
     max_ratio: float
@@ -239,6 +273,17 @@ class Spread(msgspec.Struct, frozen=True):
     findings: int
     classes: Counts
     worst_class: str
+    comparable: Spread | None = None
+
+    @property
+    def finite(self) -> Spread:
+        """The spread over what is finite, or over everything if nothing else is."""
+        return self.comparable or self
+
+    @property
+    def lost(self) -> int:
+        """In how many findings an element is not finite, beside others in which all are."""
+        return self.findings - self.finite.findings
 
 
 class Accuracy(msgspec.Struct, frozen=True):
@@ -284,6 +329,8 @@ class Deviation(msgspec.Struct, frozen=True):
         everywhere: whether that is every dtype, and every mode, in which these cases were examined.
         case, dtype, mode, device: the item of the evidence.
         command: runs just that item again.
+        kind, reason, link, reproduction: of the entry of a baseline that knows of them; the kind is
+            "unsorted deviation" where none does.
     """
 
     id: str
@@ -307,6 +354,10 @@ class Deviation(msgspec.Struct, frozen=True):
     figures: Figures | None
     worst: Worst | None
     command: str
+    kind: str = "unsorted deviation"
+    reason: str = ""
+    link: str = ""
+    reproduction: str = ""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -410,6 +461,7 @@ class Report(msgspec.Struct, frozen=True):
     conventions: list[Convention]
     cards: list[Card]
     handed: list[Handed]
+    features: list[Feature]
     matrix: list[Row]
     accuracy: list[Accuracy]
     pairs: list[Pair]

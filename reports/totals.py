@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from conformance.records.findings import (
     PREFIX,
@@ -45,30 +47,37 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Seen(NamedTuple):
-    """A finding with the column and the item that it belongs to."""
+class Located(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A finding, and the item that it was found in.
 
-    column: str
+    Attributes:
+        column: the key of its implementation in a report, or "".
+        before, after: in a comparison of two records, what was there and what is there now.
+    """
+
     result: CaseResult
     finding: Finding
-
-
-class Located(Protocol):
-    """A finding, and the item that it was found in."""
-
-    @property
-    def result(self) -> CaseResult:
-        """The item that was examined."""
+    column: str = ""
+    before: str = ""
+    after: str = ""
 
     @property
-    def finding(self) -> Finding:
-        """The finding of one requirement about the item."""
+    def requirement(self) -> str:
+        """The id of the requirement."""
+        return self.finding.requirement
+
+    @property
+    def wrong(self) -> bool:
+        """Whether there is evidence that something is wrong."""
+        return self.finding.verdict in WRONG
+
+    def part(self, place: str) -> str:
+        """Return one of requirement, implementation, case, dtype, device and mode."""
+        text: str = self.requirement if place == "requirement" else getattr(self.result, place)
+        return text
 
 
-T = TypeVar("T", bound=Located)
-
-
-class Group(Generic[T]):
+class Group:
     """Findings that say the same.
 
     Attributes:
@@ -77,7 +86,7 @@ class Group(Generic[T]):
         cases, dtypes, modes: where they were found.
     """
 
-    def __init__(self, members: Sequence[T]) -> None:
+    def __init__(self, members: Sequence[Located]) -> None:
         self.members = members
         self.worst = max(members, key=lambda member: gravity(member.finding))
         self.cases = list(dict.fromkeys(member.result.case for member in members))
@@ -86,6 +95,19 @@ class Group(Generic[T]):
 
     def __len__(self) -> int:
         return len(self.members)
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """How often, where, and the worst: what every entry that shows a group has."""
+        result, finding = self.worst.result, self.worst.finding
+        return {
+            "times": len(self),
+            "cases": self.cases,
+            "modes": self.modes,
+            "figures": finding.figures,
+            "worst": finding.worst,
+            **{name: getattr(result, name) for name in ("case", "dtype", "mode", "device")},
+        }
 
 
 def by_key(items: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
@@ -96,7 +118,12 @@ def by_key(items: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
     return groups
 
 
-def grouped(findings: Iterable[T], key: Callable[[T], Hashable]) -> list[Group[T]]:
+def located(results: Iterable[CaseResult], column: str = "") -> list[Located]:
+    """Return every finding of some items."""
+    return [Located(result, one, column) for result in results for one in result.findings]
+
+
+def grouped(findings: Iterable[Located], key: Callable[[Located], Hashable]) -> list[Group]:
     """Return the findings in groups of equal keys, in the order of their first members."""
     return [Group(members) for members in by_key(findings, key).values()]
 
@@ -134,14 +161,14 @@ def standing(findings: Counts, complete: bool) -> Standing:
     return "not verified"
 
 
-def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[Seen]) -> Totals:
+def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[Located]) -> Totals:
     """Count everything once."""
     order: tuple[Standing, ...] = ("conforms", "deviates", "not verified")
     standings = [column.standing for column in columns]
     items = _sum(column.items for column in columns)
     # A journal has no line for what it did not reach; a finished record has.
     items["not-run"] = max(items["not-run"], sum(source.missing for source in sources))
-    cases = {result.case for _, result, _ in seen}
+    cases = {one.result.case for one in seen}
     experiments = sum(case.startswith(PREFIX) for case in cases)
     return Totals(
         implementations={name: standings.count(name) for name in order if name in standings},
@@ -149,17 +176,17 @@ def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[
         findings=count(_sum(column.findings for column in columns).elements()),
         cases=len(cases) - experiments,
         experiments=experiments,
-        dtypes=list(dict.fromkeys(result.dtype for _, result, _ in seen)),
+        dtypes=list(dict.fromkeys(one.result.dtype for one in seen)),
     )
 
 
 def matrix(
-    columns: Sequence[Column], seen: Iterable[Seen], requirements: Sequence[RequirementInfo]
+    columns: Sequence[Column], seen: Iterable[Located], requirements: Sequence[RequirementInfo]
 ) -> list[Row]:
     """Return a row for each requirement in the given order, then for what else was recorded."""
     verdicts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for key, _, finding in seen:
-        verdicts[finding.requirement][key].append(finding.verdict)
+    for one in seen:
+        verdicts[one.requirement][one.column].append(one.finding.verdict)
     rows = [
         Row(item.id, item.chapter, item.level, item.sentence, item.why, []) for item in requirements
     ]

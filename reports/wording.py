@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -22,9 +23,13 @@ from conformance.records.findings import (
 from conformance.records.header import CausalInfo, RequirementInfo, WeightsInfo
 from conformance.records.numbers import ACCURACY
 from conformance.records.phrase import NOTHING, Phrase
+from conformance.reports.model import Feature
 from conformance.reports.totals import BAD, GRAVITY
 from conformance.text import element, printable
-from conformance.words import say
+from conformance.words import advice, say, tables
+
+UNSORTED = "unsorted deviation"
+"""The kind of what no baseline sorts."""
 
 SYMBOLS = {
     "conforms": "✓",
@@ -52,36 +57,6 @@ MEANINGS = {
 }
 
 CLASS_MEANINGS = ACCURACY
-
-_OBSERVED_BOOL = {
-    "mask.attends": "True attends",
-    "mask.blocks": "True blocks",
-    "mask.added": "True is added",
-    "mask.ignored": "ignored",
-    "mask.rejected": "refused",
-}
-
-_ONES = {
-    "mask.attends": "1\u00a0attends, 0\u00a0blocks",
-    "mask.blocks": "1\u00a0blocks, 0\u00a0attends",
-    "mask.added": "added to the logits",
-    "mask.rejected": "refused",
-}
-
-_INFINITE = {
-    "mask.added": "−∞\u00a0blocks",
-    "mask.blocks": "−∞\u00a0blocks",
-    "mask.attends": "−∞\u00a0attends, 0\u00a0blocks",
-    "mask.rejected": "refused",
-}
-
-_ROWS = {
-    "row.nan": "NaN",
-    "row.zeros": "zeros",
-    "row.output-bias": "the output bias",
-    "row.mean-of-values": "the mean of all values",
-    "row.unmasked": "as if nothing were masked",
-}
 
 
 def ratio(value: float) -> str:
@@ -113,6 +88,16 @@ def superscript(value: int) -> str:
 def limit(value: float) -> str:
     """Return a limit: "8", "11.3"."""
     return f"{value:.3g}"
+
+
+def fared(feature: Feature) -> str:
+    """Return how a feature fares: "✓ 24 of 24", "✗ 2 of 24", "not declared", "not asked"."""
+    if feature.answered:
+        sign = SYMBOLS["deviates" if feature.wrong else "conforms"]
+        return f"{sign} {feature.items.get('conforms', 0):,} of {feature.answered:,}"
+    if feature.items.get("unsupported"):
+        return "not declared" if feature.declared == [] else "unsupported"
+    return "no answer" if feature.items else "not asked"
 
 
 def short(text: str, most: int = 120) -> str:
@@ -172,24 +157,10 @@ def weights(declared: WeightsInfo | None) -> str:
     return declared.returned
 
 
-def boolean(meaning: Phrase) -> str:
-    """Return the observed meaning of True."""
-    return _OBSERVED_BOOL.get(meaning.id) or f"True: {say(meaning)}"
-
-
-def ones(meaning: Phrase) -> str:
-    """Return the observed meaning of 0 and 1."""
-    return _ONES.get(meaning.id) or say(meaning)
-
-
-def infinite(meaning: Phrase) -> str:
-    """Return the observed meaning of 0 and −∞."""
-    return _INFINITE.get(meaning.id) or say(meaning)
-
-
-def masked_row(value: Phrase) -> str:
-    """Return the output of a fully masked query."""
-    return _ROWS.get(value.id) or say(value)
+def brief(phrase: Phrase, table: str) -> str:
+    """Return a phrase as a table of `words.toml` has it, else with the words it has elsewhere."""
+    wordings = tables()[table]
+    return wordings.get(phrase.id) or wordings.get("", "{text}").format(text=say(phrase))
 
 
 def consequence(value: Phrase) -> str:
@@ -202,11 +173,6 @@ def consequence(value: Phrase) -> str:
     return "; ".join(texts)
 
 
-def accuracy_class(name: str) -> str:
-    """Return a class by its name; "none" for none."""
-    return name or "none"
-
-
 def date(created: str) -> str:
     """Return the day of an ISO 8601 time."""
     return created[:10]
@@ -215,6 +181,11 @@ def date(created: str) -> str:
 def web(link: str) -> bool:
     """Return whether a link is a web link: an adapter may have declared anything."""
     return link.startswith(("https://", "http://"))
+
+
+def address(link: str) -> str:
+    """Return a web link as it is shown: without its scheme, and without GitHub's name."""
+    return re.sub(r"^https?://(www\.)?(github\.com/)?", "", link)
 
 
 # A failing item
@@ -265,15 +236,17 @@ def failure(
     prose = asked.question(result.case)
     lines += [f"  {prose}"] if prose else []
     lines += ["", ALONE] if alone else []
-    errors: set[str] = set()
+    same: dict[str, list[str]] = defaultdict(list)
     cause = NOTHING
     for finding in wrong:
-        if finding.verdict == "error" and finding.detail in errors:
-            lines += ["", f"{finding.requirement}: the same error"]
-            continue
-        errors.add(finding.detail)
+        if finding.verdict == "error":
+            same[finding.detail].append(finding.requirement)
+            if len(same[finding.detail]) > 1:
+                continue
         lines += _paragraph(finding, asked, said=cause)
         cause = finding.cause or cause
+    for others in (names[1:] for names in same.values()):
+        lines += ["", f"the same error: {', '.join(others)}"] if others else []
     if any(finding.figures for finding in wrong):
         lines += ["", f"σ: the rounding error that an honest {result.dtype} cannot avoid there"]
     program = command or again(result, spec, file)
@@ -299,8 +272,14 @@ def sigmas(value: float) -> str:
 
 
 def measured(figures: Figures) -> str:
-    """Return the measured and the allowed value, in units of noise."""
-    return f"{figures.array}: {sigmas(figures.max_ratio)}σ, allowed {figures.limit:.3g}σ"
+    """Return the measured and the allowed value, in units of noise.
+
+    Where no element is beyond its limit, the rms or the bias of the array can be.
+    """
+    element = f"{figures.array}: {sigmas(figures.max_ratio)}σ, allowed {figures.limit:.3g}σ"
+    if figures.max_ratio > figures.limit:
+        return element
+    return f"{element}; rms {figures.rms_ratio:.3g}σ, bias {figures.bias:.3g}"
 
 
 def _paragraph(finding: Finding, asked: Questions, said: Phrase) -> list[str]:
@@ -326,4 +305,6 @@ def _paragraph(finding: Finding, asked: Questions, said: Phrase) -> list[str]:
     if finding.cause:
         cause = "the same" if finding.cause == said else say(finding.cause)
         lines.append(f"  likely cause: {cause}")
+        if finding.cause != said and (change := advice(finding.cause)):
+            lines.append(f"  what to change: {change}")
     return lines

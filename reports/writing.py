@@ -21,6 +21,9 @@ from conformance.reports.columns import (
     topics_of,
 )
 from conformance.reports.deviations import deviations, not_verified, unsupported
+from conformance.reports.features import features
+from conformance.reports.gate.baseline import Baseline
+from conformance.reports.gate.judging import knower
 from conformance.reports.load import find_records, load, load_versions
 from conformance.reports.model import SCHEMA, Loaded, Report
 from conformance.reports.page.html import figures, render_html
@@ -30,6 +33,8 @@ from conformance.reports.trend import timelines, trends
 from conformance.reports.wording import counts_text
 from conformance.text import printable
 
+NO_BASELINE = Baseline(Path(), "", ())
+
 
 def build(
     records: Sequence[Loaded],
@@ -37,6 +42,7 @@ def build(
     problems: Sequence[str] = (),
     earlier: Sequence[Loaded] = (),
     versions: Sequence[Loaded] = (),
+    baseline: Baseline | None = None,
 ) -> Report:
     """Join records into one report, without any framework, adapter or clock.
 
@@ -46,15 +52,19 @@ def build(
         problems: lines about records that could not be used.
         earlier: records of the same implementations that were made before these.
         versions: records of the same implementations with other versions of their libraries.
+        baseline: known deviations; those of which a record knows itself need none.
     """
     order = {name: place for place, name in enumerate(expected)}
     records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
     parts = parts_of(records)
     shown, seen = columns(parts), findings_of(parts)
+    knows_of = {part.key: knower(baseline or NO_BASELINE, part.record) for part in parts}
+    known = {one: entry for one in seen if one.wrong and (entry := knows_of[one.column](one))}
     origins = sources(records)
     requirements = requirements_of(records)
     answers, mismatches = exchanged(records, parts)
     measured = accuracy(shown, seen)
+    cards = experiment_cards(parts, shown, topics_of(records))
     allowed = limit(measured)
     return Report(
         schema=SCHEMA,
@@ -63,13 +73,14 @@ def build(
         totals=totals(shown, origins, seen),
         columns=shown,
         conventions=conventions(parts, shown),
-        cards=experiment_cards(parts, shown, topics_of(records)),
+        cards=cards,
         handed=handed(parts, shown),
+        features=features(parts, shown, cards),
         matrix=matrix(shown, seen, requirements),
         accuracy=measured,
         pairs=pairs(shown, answers),
         apart=apart(shown, answers, allowed),
-        deviations=deviations(shown, seen, requirements),
+        deviations=deviations(shown, seen, requirements, known),
         unsupported=unsupported(shown, seen),
         not_verified=not_verified(shown, origins, seen, expected, [*problems, *mismatches]),
         sources=origins,
@@ -85,6 +96,7 @@ def write(
     run: Path | None = None,
     html: Path | None = None,
     versions: Sequence[Path] = (),
+    baseline: Baseline | None = None,
 ) -> int:
     """Write the report, and print a summary of a few lines.
 
@@ -95,9 +107,11 @@ def write(
         run: file with the id of the run that the records must be of.
         html: file for the page alone.
         versions: records of the same implementations with other versions of their libraries.
+        baseline: known deviations.
 
     Returns:
         An exit code: nothing verified, incomplete, or fine. Deviations are findings, not failures.
+        Without any record, nothing is written.
 
     Raises:
         ConformanceError: the run's file cannot be read, or a file cannot be written.
@@ -107,8 +121,12 @@ def write(
         others, refused = load_versions(find_records(versions))
         advance("making the report")
         problems = [*loaded.problems, *refused]
-        report = build(loaded.current, expected, problems, loaded.earlier, others)
+        report = build(loaded.current, expected, problems, loaded.earlier, others, baseline)
         page = render_html(report, figures(report, loaded.current), loaded.current).encode()
+    if not loaded.current:
+        for line in [*_summary(report), _nothing(records)]:
+            print(printable(line))
+        return outcome(report)
     files: dict[Path, bytes] = {}
     if output is not None:
         encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
@@ -141,6 +159,14 @@ def write_file(path: Path, content: bytes, *, append: bool = False) -> None:
             file.write(content)
     except OSError as error:
         raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _nothing(records: Sequence[Path]) -> str:
+    """Return the line that says why there is no report."""
+    folders = [place for place in records if place.is_dir()]
+    narrowed = sorted(file for folder in folders for file in folder.glob("*.narrowed.json*"))
+    named = f"; a narrowed one is read if it is named: {narrowed[0]}" if narrowed else ""
+    return f"nothing is written, because there is no record to report on{named}"
 
 
 def read_run(file: Path | None) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -14,6 +15,12 @@ def processes_can_be_interrupted():
     """Shells make those in their background ignore it, and these hand that on to their own."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def folders_of_modules_are_forgotten(monkeypatch):
+    """What one test imported an implementation from hides nothing from the next one."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,11 +9,15 @@ gradients, so that one of them can be perturbed or differentiated.
 from __future__ import annotations
 
 import math
+from functools import cache
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
+from conformance.cases import case
 from conformance.definition.dtypes import dtype_of
+from conformance.definition.features import Norm, Positions, Rotary, Segments
 from conformance.definition.problem import Problem, Shape, Weights
 
 SIZES = {
@@ -46,9 +50,13 @@ def make(
     causal=None,
     scale=None,
     gain=1.0,
+    modern=(),
     **changes,
 ) -> Problem:
-    """Inputs N(0, 1), weights half as wide; `mask` and `attn_bias` are shapes or arrays."""
+    """Inputs N(0, 1), weights half as wide; `mask` and `attn_bias` are shapes or arrays.
+
+    `modern` are names in `MODERN`.
+    """
     shape = Shape(**{**sizes, **changes})
     random = np.random.default_rng(seed)
     rounded = dtype_of(dtype).round
@@ -71,17 +79,72 @@ def make(
     cotangent = rounded(
         random.standard_normal((shape.batch, shape.query_length, shape.output_width))
     )
-    return Problem(
+    fields = {"causal": causal}
+    for name in modern:
+        fields |= MODERN[name](shape, np.random.default_rng(seed + 1))
+    problem = Problem(
         shape=shape,
-        dtype=dtype,
+        dtype="float64",
         weights=Weights(**weights),
         cotangent=cotangent,
         mask=mask,
         attn_bias=attn_bias,
-        causal=causal,
         scale=scale,
         **inputs,
+        **fields,
     )
+    return case.rounded(problem, dtype)
+
+
+def _norm(shape, random):
+    query, key = 1 + random.standard_normal((2, shape.head_size)) / 3
+    return {"norm": Norm(query=query, key=key, epsilon=0.1)}
+
+
+def _lengths(shape, random):
+    del random
+    batch = np.arange(shape.batch)
+    queries, keys = np.maximum(shape.query_length - batch, 0), shape.key_length - 1 + batch % 2
+    return {"query_lengths": queries, "key_lengths": keys}
+
+
+def _segments(shape, random):
+    """Two members, of which the second has at least the last key and query."""
+    del random
+    queries, keys = shape.query_length, shape.key_length
+    begins = np.arange(shape.batch)[:, None] + 1
+    return {
+        "segments": Segments(
+            query=(np.arange(queries) >= np.minimum(begins, queries - 1)).astype(np.int64) * 3,
+            key=(np.arange(keys) >= np.minimum(begins + 1, keys - 1)).astype(np.int64) * 3,
+        )
+    }
+
+
+def _positions(shape, random):
+    """Near 250, where bfloat16 has no consecutive integers any more, and in no order."""
+    query = 250 + random.integers(0, shape.key_length, (shape.batch, shape.query_length))
+    key = 248 + random.permuted(np.tile(np.arange(shape.key_length), (shape.batch, 1)), axis=1)
+    return {"positions": Positions(query=query, key=key)}
+
+
+MODERN = {
+    "norm": _norm,
+    "rotary": lambda shape, _: {"rotary": Rotary(size=shape.head_size // 2 * 2, base=50.0)},
+    "interleaved": lambda shape, _: {
+        "rotary": Rotary(size=(shape.head_size - 1) // 2 * 2, base=50.0, pairs="interleaved")
+    },
+    "cap": lambda *_: {"soft_cap": 0.75},
+    "slopes": lambda shape, random: {"slopes": random.uniform(0.1, 0.5, shape.heads)},
+    "window": lambda *_: {"window": (1, 2)},
+    "left window": lambda *_: {"window": (1, None)},
+    "lengths": _lengths,
+    "segments": _segments,
+    "positions": _positions,
+    "sinks": lambda shape, random: {"sinks": random.standard_normal(shape.heads)},
+    "bottom-right": lambda *_: {"causal": "bottom-right"},
+}
+"""Features of problems, as functions of a shape and a generator that return fields."""
 
 
 def emptied(logits: tuple[int, int, int, int]) -> np.ndarray:
@@ -127,6 +190,14 @@ FEATURES = {
         "bias": False,
     },
 }
+WIDE = {"head_size": 5, "kv_heads": 2}
+FEATURES |= {name: {"modern": (name,), **WIDE} for name in MODERN}
+FEATURES["modern, all at once"] = {
+    "modern": tuple(name for name in MODERN if name != "interleaved"),
+    "attn_bias": (1, 4, 3, 5),
+    "mask": (2, 1, 3, 5),
+    **WIDE,
+}
 SCORES = ("scaled-dot", "additive")
 BIAS_SHAPES = [
     tuple(size if kept else 1 for size, kept in zip(FULL, keep, strict=True))
@@ -138,7 +209,13 @@ def leaves(problem: Problem) -> dict[str, np.ndarray]:
     """Every array that has a gradient, by the gradient's name."""
     found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
     found |= {f"weights.{name}": weight for name, weight in problem.weights.named().items()}
-    return found if problem.attn_bias is None else found | {"attn_bias": problem.attn_bias}
+    if problem.attn_bias is not None:
+        found["attn_bias"] = problem.attn_bias
+    if problem.sinks is not None:
+        found["sinks"] = problem.sinks
+    if problem.norm is not None:
+        found |= {"norm.query": problem.norm.query, "norm.key": problem.norm.key}
+    return found
 
 
 def three_inputs(leaf: dict) -> tuple:
@@ -148,12 +225,49 @@ def three_inputs(leaf: dict) -> tuple:
     return query, key, leaf.get("value", key)
 
 
+def length_of(problem: Problem, side: str, entry: int) -> int:
+    lengths = getattr(problem, f"{side}_lengths")
+    return getattr(problem.shape, f"{side}_length") if lengths is None else int(lengths[entry])
+
+
+def member(problem: Problem, side: str, entry: int, token: int) -> int:
+    """The number of the sequence to which a token belongs."""
+    return 0 if problem.segments is None else int(getattr(problem.segments, side)[entry, token])
+
+
+def position_of(problem: Problem, side: str, entry: int, token: int) -> int:
+    """Where a token stands, from the words of the definition."""
+    if problem.positions is not None:
+        return int(getattr(problem.positions, side)[entry, token])
+    own = member(problem, side, entry, token)
+    before = sum(member(problem, side, entry, other) == own for other in range(token))
+    if side == "key" or problem.causal != "bottom-right":
+        return before
+    queries, keys = (
+        sum(
+            member(problem, each, entry, other) == own
+            for other in range(length_of(problem, each, entry))
+        )
+        for each in ("query", "key")
+    )
+    return before + keys - queries
+
+
 def may_attend(problem: Problem, entry: int, head: int, query: int, key: int) -> bool:
-    """Mask and causal flag for one pair, from the words of the definition."""
-    shape = problem.shape
-    if problem.causal == "top-left" and key > query:
+    """All rules for one pair, from the words of the definition."""
+    if query >= length_of(problem, "query", entry) or key >= length_of(problem, "key", entry):
         return False
-    if problem.causal == "bottom-right" and key > query + shape.key_length - shape.query_length:
+    if member(problem, "query", entry, query) != member(problem, "key", entry, key):
+        return False
+    stands, there = (
+        position_of(problem, side, entry, token) for side, token in (("query", query), ("key", key))
+    )
+    before, after = problem.window
+    if problem.causal is not None and there > stands:
+        return False
+    if before is not None and there < stands - before:
+        return False
+    if after is not None and there > stands + after:
         return False
     return problem.mask is None or bool(broadcast(problem.mask, entry, head, query, key))
 
@@ -179,28 +293,53 @@ def scale_of(problem: Problem, number=float):
     )
 
 
-def by_loops(problem: Problem, leaf: dict, number=float, exp=math.exp, tanh=math.tanh):
-    """Output and weights, one number at a time."""
+def by_loops(problem: Problem, leaf: dict, number=float, functions=math):
+    """Output and weights, one number at a time; `functions` has exp, tanh, sqrt, cos and sin."""
     shape, zero = problem.shape, number(0)
-    query, key, value = three_inputs(leaf)
+    tokens = dict(zip(("query", "key", "value"), three_inputs(leaf), strict=True))
     weight = {name.removeprefix("weights."): array for name, array in leaf.items()}
     weight |= {name: leaf[f"weights.{name}"] for name in ("query", "key", "value")}
     group = shape.heads // shape.kv_heads
     scale = scale_of(problem, number)
 
-    def project(name, tokens, entry, position, head, unit):
+    def project(name, entry, position, head, unit):
         total = zero
-        for width in range(tokens.shape[2]):
-            total += tokens[entry, position, width] * weight[name][width, head, unit]
+        for width in range(tokens[name].shape[2]):
+            total += tokens[name][entry, position, width] * weight[name][width, head, unit]
         return total + weight[f"{name}_bias"][head, unit] if f"{name}_bias" in weight else total
+
+    @cache
+    def vector(name, entry, position, head):
+        """One head of one token, normed and rotated."""
+        found = [project(name, entry, position, head, d) for d in range(shape.head_size)]
+        if problem.norm is not None:
+            square = sum((x * x for x in found), zero) / shape.head_size
+            root = functions.sqrt(square + number(problem.norm.epsilon))
+            found = [x * g / root for x, g in zip(found, leaf[f"norm.{name}"], strict=True)]
+        if problem.rotary is not None:
+            size, stands = problem.rotary.size, position_of(problem, name, entry, position)
+            for pair in range(size // 2):
+                i, j = pair, pair + size // 2
+                if problem.rotary.pairs == "interleaved":
+                    i, j = 2 * pair, 2 * pair + 1
+                angle = stands * number(problem.rotary.base) ** (-number(2 * pair) / size)
+                c, s = functions.cos(angle), functions.sin(angle)
+                found[i], found[j] = found[i] * c - found[j] * s, found[i] * s + found[j] * c
+        return found
 
     def logit(entry, head, i, j):
         total = zero
+        q, k = vector("query", entry, i, head), vector("key", entry, j, head // group)
         for d in range(shape.head_size):
-            q = project("query", query, entry, i, head, d)
-            k = project("key", key, entry, j, head // group, d)
-            total += weight["score"][head, d] * tanh(q + k) if "score" in weight else q * k
+            hidden = functions.tanh(q[d] + k[d]) if "score" in weight else zero
+            total += weight["score"][head, d] * hidden if "score" in weight else q[d] * k[d]
         total = scale * total
+        if problem.soft_cap is not None:
+            total = number(problem.soft_cap) * functions.tanh(total / number(problem.soft_cap))
+        if problem.slopes is not None:
+            stands = position_of(problem, "query", entry, i)
+            distance = abs(stands - position_of(problem, "key", entry, j))
+            total -= number(problem.slopes[head]) * distance
         return (
             total + broadcast(leaf["attn_bias"], entry, head, i, j)
             if "attn_bias" in leaf
@@ -215,21 +354,101 @@ def by_loops(problem: Problem, leaf: dict, number=float, exp=math.exp, tanh=math
         for head in range(shape.heads):
             seen = [j for j in range(shape.key_length) if may_attend(problem, entry, head, i, j)]
             logits = {j: logit(entry, head, i, j) for j in seen}
-            peak = max(logits.values(), default=zero)
-            powers = {j: exp(logits[j] - peak) for j in seen}
-            total = sum(powers.values(), zero)
+            sink = [leaf["sinks"][head]] if "sinks" in leaf else []
+            peak = max([*logits.values(), *sink], default=zero)
+            powers = {j: functions.exp(logits[j] - peak) for j in seen}
+            total = sum([*powers.values(), *(functions.exp(each - peak) for each in sink)], zero)
             for j in seen:
                 weights[entry, head, i, j] = powers[j] / total
             for d in range(shape.value_head_size):
                 context = zero
                 for j in seen:
-                    v = project("value", value, entry, j, head // group, d)
+                    v = project("value", entry, j, head // group, d)
                     context += weights[entry, head, i, j] * v
                 for e in range(shape.output_width):
                     row[e] += context * weight["output"][head, d, e]
         for e in range(shape.output_width):
             output[entry, i, e] = row[e] + weight["output_bias"][e] if shape.bias else row[e]
     return output, weights
+
+
+def alibi(problem: Problem) -> np.ndarray:
+    """What ALiBi subtracts from the logits, `[batch heads query key]`; 0 without slopes."""
+    shape, found = problem.shape, np.zeros(problem.shape.logits)
+    if problem.slopes is not None:
+        for entry, head, i, j in np.ndindex(found.shape):
+            stands = position_of(problem, "query", entry, i)
+            distance = abs(stands - position_of(problem, "key", entry, j))
+            found[entry, head, i, j] = problem.slopes[head] * distance
+    assert found.shape == shape.logits
+    return found
+
+
+def angles(problem: Problem, side: str) -> np.ndarray:
+    """The angle of each token and pair, `[batch length size/2]`."""
+    size, length = problem.rotary.size, getattr(problem.shape, f"{side}_length")
+    found = np.zeros((problem.shape.batch, length, size // 2))
+    for entry, token, pair in np.ndindex(found.shape):
+        stands = position_of(problem, side, entry, token)
+        found[entry, token, pair] = stands / problem.rotary.base ** (2 * pair / size)
+    return found
+
+
+def prepared(xp, epsilon, leaf: dict, side: str, heads, turned):
+    """Heads `[batch ... length head]` after norm and rotation, in operations that all have.
+
+    `epsilon` is that of the norm, `turned` what `rotations` returns; None leaves either out.
+    """
+    if epsilon is not None:
+        mean = (heads * heads).sum(-1)[..., None] / heads.shape[-1]
+        heads = heads * leaf[f"norm.{side}"] / xp.sqrt(mean + epsilon)
+    if turned is None:
+        return heads
+    letters = "blij,bhlj->bhli" if len(heads.shape) == 4 else "blij,blj->bli"
+    return xp.einsum(letters, turned, heads)
+
+
+def rotations(problem: Problem, side: str) -> np.ndarray:
+    """The matrix that rotates a head of each token, `[batch length head head]`."""
+    angle, rotary = angles(problem, side), problem.rotary
+    pairs = np.arange(rotary.size // 2)
+    one, other = (
+        (pairs, pairs + rotary.size // 2)
+        if rotary.pairs == "halves"
+        else (2 * pairs, 2 * pairs + 1)
+    )
+    found = np.zeros((*angle.shape[:2], problem.shape.head_size, problem.shape.head_size))
+    found[..., range(problem.shape.head_size), range(problem.shape.head_size)] = 1.0
+    for row, column, value in (
+        (one, one, np.cos(angle)),
+        (other, other, np.cos(angle)),
+        (one, other, -np.sin(angle)),
+        (other, one, np.sin(angle)),
+    ):
+        found[..., row, column] = value
+    return found
+
+
+def given(problem: Problem) -> dict[str, np.ndarray]:
+    """The arrays without gradients that `in_framework` needs, besides what is visible."""
+    found = {} if problem.slopes is None else {"alibi": alibi(problem)}
+    if problem.rotary is not None:
+        found |= {side: rotations(problem, side) for side in ("query", "key")}
+    return found
+
+
+class Numbers(NamedTuple):
+    """What a program is compiled for: all of a problem that is no array."""
+
+    shape: Shape
+    scale: float
+    soft_cap: float | None
+    epsilon: float | None
+
+    @classmethod
+    def of(cls, problem: Problem) -> Numbers:
+        epsilon = None if problem.norm is None else problem.norm.epsilon
+        return cls(problem.shape, scale_of(problem), problem.soft_cap, epsilon)
 
 
 def by_matrices(problem: Problem, leaf: dict, allowed: np.ndarray) -> np.ndarray:
@@ -239,26 +458,36 @@ def by_matrices(problem: Problem, leaf: dict, allowed: np.ndarray) -> np.ndarray
     kind = np.result_type(*leaf.values())
     output = np.zeros(problem.cotangent.shape, dtype=kind)
     scale, group = scale_of(problem), shape.heads // shape.kv_heads
+    numbers, arrays = Numbers.of(problem), given(problem)
 
     def head_of(name, tokens, head):
         found = tokens @ leaf[f"weights.{name}"][:, head]
         return found + leaf[f"weights.{name}_bias"][head] if shape.bias else found
 
     for head in range(shape.heads):
-        q = head_of("query", query, head)
-        k, v = (head_of(name, x, head // group) for name, x in (("key", key), ("value", value)))
+        q, k = head_of("query", query, head), head_of("key", key, head // group)
+        q = prepared(np, numbers.epsilon, leaf, "query", q, arrays.get("query"))
+        k = prepared(np, numbers.epsilon, leaf, "key", k, arrays.get("key"))
+        v = head_of("value", value, head // group)
         if shape.score == "additive":
             logits = np.tanh(q[:, :, None] + k[:, None]) @ leaf["weights.score"][head]
         else:
             logits = q @ np.swapaxes(k, 1, 2)
         logits = logits * scale
+        if problem.soft_cap is not None:
+            logits = np.tanh(logits / problem.soft_cap) * problem.soft_cap
+        if "alibi" in arrays:
+            logits = logits - arrays["alibi"][:, head]
         if "attn_bias" in leaf:
             bias = leaf["attn_bias"]
             logits = logits + bias[:, head if bias.shape[1] > 1 else 0]
         # Subtracting a real constant from a row changes no derivative.
         real = np.where(allowed[:, head], logits.real, -np.inf).max(axis=2, keepdims=True)
-        powers = np.exp(logits - np.where(np.isfinite(real), real, 0.0)) * allowed[:, head]
+        peak = np.where(np.isfinite(real), real, 0.0)
+        powers = np.exp(logits - peak) * allowed[:, head]
         total = powers.sum(axis=2, keepdims=True)
+        if "sinks" in leaf:
+            total = total + np.exp(leaf["sinks"][head] - peak)
         output += (powers / np.where(total == 0, 1.0, total)) @ v @ leaf["weights.output"][head]
     return output + leaf["weights.output_bias"] if shape.bias else output
 
@@ -278,11 +507,12 @@ def gradients_by_complex_steps(problem: Problem) -> dict[str, np.ndarray]:
     return found
 
 
-def in_framework(xp, constant, shape: Shape, scale: float, leaf: dict, allowed):
+def in_framework(xp, constant, numbers: Numbers, leaf: dict, allowed, arrays: dict):
     """Output and weights in operations that torch and `jax.numpy` have in common.
 
-    `constant` stops gradients.
+    `constant` stops gradients; `arrays` are those of `given`.
     """
+    shape, scale = numbers.shape, numbers.scale
     query, key, value = three_inputs(leaf)
     group = shape.heads // shape.kv_heads
 
@@ -290,6 +520,8 @@ def in_framework(xp, constant, shape: Shape, scale: float, leaf: dict, allowed):
         heads = xp.einsum("ble,ehd->bhld", tokens, leaf[f"weights.{name}"])
         if shape.bias:
             heads = heads + leaf[f"weights.{name}_bias"][:, None, :]
+        if name != "value":
+            heads = prepared(xp, numbers.epsilon, leaf, name, heads, arrays.get(name))
         return heads[:, [head // repeats for head in range(shape.heads)]]
 
     q, k, v = project("query", query), project("key", key, group), project("value", value, group)
@@ -299,14 +531,22 @@ def in_framework(xp, constant, shape: Shape, scale: float, leaf: dict, allowed):
     else:
         logits = xp.matmul(q, xp.swapaxes(k, 2, 3))
     logits = logits * scale
+    if numbers.soft_cap is not None:
+        logits = xp.tanh(logits / numbers.soft_cap) * numbers.soft_cap
+    if "alibi" in arrays:
+        logits = logits - arrays["alibi"]
     if "attn_bias" in leaf:
         logits = logits + leaf["attn_bias"]
     # Blocked logits are replaced before exp: a derivative of exp(-inf - -inf) is NaN in both.
     peak = xp.amax(xp.where(allowed, logits, xp.full_like(logits, -math.inf)), -1)[..., None]
+    if "sinks" in leaf:
+        peak = xp.maximum(peak, leaf["sinks"][:, None, None])
     peak = constant(xp.where(peak > -math.inf, peak, xp.zeros_like(peak)))
     nothing = xp.zeros_like(logits)
     powers = xp.where(allowed, xp.exp(xp.where(allowed, logits - peak, nothing)), nothing)
     total = powers.sum(-1)[..., None]
+    if "sinks" in leaf:
+        total = total + xp.exp(leaf["sinks"][:, None, None] - peak)
     weights = powers / xp.where(total > 0, total, xp.ones_like(total))
     output = xp.einsum("bhqd,hde->bqe", xp.matmul(weights, v), leaf["weights.output"])
     return (output + leaf["weights.output_bias"] if shape.bias else output), weights
@@ -322,8 +562,9 @@ def by_torch(problem: Problem, dtype: str | None = None) -> dict[str, np.ndarray
         for name, array in leaves(problem).items()
     }
     allowed = torch.tensor(visible(problem))
+    arrays = {name: torch.tensor(array).to(kind) for name, array in given(problem).items()}
     output, weights = in_framework(
-        torch, torch.Tensor.detach, problem.shape, scale_of(problem), leaf, allowed
+        torch, torch.Tensor.detach, Numbers.of(problem), leaf, allowed, arrays
     )
     cotangent = torch.tensor(problem.cotangent).to(kind)
     gradients = torch.autograd.grad(output, list(leaf.values()), cotangent, allow_unused=True)

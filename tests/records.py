@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ from conformance.records.phrase import Phrase
 from conformance.records.record import Record
 from conformance.reports import build
 from conformance.reports import model as data
+from conformance.reports import render_html as rendered
 from conformance.running.provenance import requirements
 
 OUTPUT = "output.equals-definition"
@@ -222,8 +224,76 @@ REPORTS = {
 }
 
 
+def _unpacked(text: str, name: str) -> bytes:
+    (found,) = re.findall(rf'<script type="text/plain" id="{name}">(.*?)</script>', text, re.DOTALL)
+    return gzip.decompress(base64.b64decode(found))
+
+
 def held(text: str) -> dict:
-    """The data in the page, as its script reads it."""
-    pattern = r'<script type="text/plain" id="contents">(.*?)</script>'
-    (found,) = re.findall(pattern, text, re.DOTALL)
-    return json.loads(gzip.decompress(base64.b64decode(found)))
+    """The data in the page, as its script reads it, with every finding as an object."""
+    page = json.loads(_unpacked(text, "contents"))
+    line, _, content = _unpacked(text, "findings-of").partition(b"\n")
+    head = json.loads(line)
+    columns: dict[str, list[int]] = {}
+    for name, many, wide in head["numbers"]:
+        octets = np.frombuffer(content[: many * wide], dtype=np.uint8).reshape(wide, many)
+        columns[name] = [int(n) for n in octets.T @ 256 ** np.arange(wide)]
+        content = content[many * wide :]
+    assert not content
+    lists, items, at = head["lists"], [], 0
+    for column, case, dtype, mode, many in zip(
+        *(columns[name] for name in ("column", "case", "dtype", "mode", "many")), strict=True
+    ):
+        findings = []
+        for place in range(at, at + many):
+            own = {name: values[place] for name, values in columns.items() if name in _OF_FINDINGS}
+            exact, worst = head["exact"][own["exact"]]
+            limit = lists["limits"][own["limit"]]
+            findings.append(
+                {
+                    "requirement": own["requirement"],
+                    "verdict": own["verdict"],
+                    "detail": lists["texts"][own["text"]][0],
+                    "figures": (exact or {"max_ratio": lists["ratios"][own["max"]]})
+                    if limit
+                    else None,
+                    "worst": worst,
+                }
+            )
+        at += many
+        items.append(
+            {
+                "column": column,
+                "case": lists["cases"][case],
+                "dtype": lists["in"][dtype],
+                "mode": lists["modes"][mode],
+                "findings": findings,
+            }
+        )
+    return page | {
+        "items": items,
+        "cards": json.loads(_unpacked(text, "cards-of")),
+        "cases": head["cases"],
+        "axes": head["axes"],
+    }
+
+
+_OF_FINDINGS = ("requirement", "verdict", "text", "max", "limit", "exact")
+
+
+def render_html(*given: object, **options: object) -> str:
+    """The page as it is when every part of it was looked at."""
+    return looked_at(rendered(*given, **options))  # type: ignore[arg-type]
+
+
+def looked_at(text: str) -> str:
+    """A page with all its parts in place."""
+    for name, part in json.loads(_unpacked(text, "contents"))["parts"].items():
+        empty = f'<div class="part" data-part="{name}"></div>'
+        text = text.replace(empty, empty.replace("></", f">{part}</"))
+    return text
+
+
+if __name__ == "__main__":
+    # Most of a page is compressed in it; this prints a page as a reader sees it.
+    print(looked_at(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -76,6 +76,8 @@ def labels(table, problem):
         (lambda: MaskArgument("mask", FULL, true=True), "mask: true=True; say 'attends'"),
         (lambda: MaskArgument("mask", FULL, number="multiplied"), "number='multiplied'; say"),
         (lambda: MaskArgument("mask", FULL, true="attends", whole="yes"), "mask: whole='yes'; say"),
+        (lambda: MaskArgument("mask", FULL, number="added", dtype="int32"), "dtype='int32'; say"),
+        (lambda: MaskArgument("mask", FULL, number="attends if 1", dtype="int"), "dtype='int'"),
         (lambda: MaskArgument("mask", (), true="attends"), "mask has no layout"),
         *[
             (lambda layout=layout: MaskArgument("mask", layout, true="attends"), repr(layout))

@@ -9,14 +9,17 @@ import runpy
 import sys
 import tomllib
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from test_docs import DOCS, ROOT, anchors
 
 from conformance.adapter.loading import registered
-from conformance.cases.catalogue import catalogue
+from conformance.cases.catalogue import catalogue, large_cases
 from conformance.experiments import EXPERIMENTS
+from conformance.long.ladder import PROBLEMS
+from conformance.records.long import PREFIX
 from conformance.reports.gate.baseline import KINDS, fits, read_baseline
 from conformance.requirements import REQUIREMENTS
 
@@ -39,7 +42,10 @@ ENTRIES = _entries(FILES)
 def test_every_pattern_finds_something(entry):
     known = {
         "requirement": [item.id for item in REQUIREMENTS],
-        "case": [item.id for item in (*catalogue(), *EXPERIMENTS)],
+        "case": [
+            *(item.id for item in (*catalogue(), *large_cases(), *EXPERIMENTS)),
+            *(f"{PREFIX}{problem.replace(' ', '-')}/64x4096" for problem in PROBLEMS),
+        ],
         "implementation": list(registered()),
     }
     for place, names in known.items():
@@ -63,7 +69,14 @@ EVERYBODY = {
 }
 """Environment to its extras, its implementations and, if it has another name, its baseline."""
 
-NEEDS_A_GPU = {"torch-sdpa-efficient", "torch-sdpa-cudnn"}
+NEEDS_A_GPU = {
+    "torch-sdpa-efficient",
+    "torch-sdpa-cudnn",
+    "flash-attn",
+    "flash-attn-varlen",
+    "flash-attn-kvcache",
+    "flash-attn-paged",
+}
 """Kernels that no environment on a CPU can run."""
 
 
@@ -90,12 +103,20 @@ def test_tox_makes_its_environments_of_that_table(monkeypatch):
     for module, names in stubs.items():
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**names))
     monkeypatch.setenv("EVERYBODY", "")
+    monkeypatch.setenv("EXPLORED", "")
+    monkeypatch.setenv("SIZES", "")
+    monkeypatch.delenv("EXPLORE_SECONDS", raising=False)
+    monkeypatch.setenv("LONG_SECONDS", "9")
     monkeypatch.setenv("WORKERS", "3")
     toxfile = runpy.run_path(str(ROOT / "toxfile.py"))
     made = defaultdict(list)
     conf = SimpleNamespace(pos_args=lambda _: ("-k", "a or b"), memory_seed_loaders=made)
-    toxfile["tox_add_core_config"](None, SimpleNamespace(conf=conf))
-    assert list(made) == toxfile["tox_extend_envs"]() == list(EVERYBODY)
+    toxfile["tox_add_core_config"]({"work_dir": "/made"}, SimpleNamespace(conf=conf))
+    explored, sizes = ([f"{name}-{kind}" for name in EVERYBODY] for kind in ("explored", "sizes"))
+    every = sorted([*EVERYBODY, *explored, *sizes])
+    assert sorted(made) == sorted(toxfile["tox_extend_envs"]()) == every
+    assert os.environ["EXPLORED"].split(",") == explored
+    assert os.environ["SIZES"].split(",") == sizes
     assert os.environ["EVERYBODY"].split(",") == list(EVERYBODY)
     for name, (extras, implementations, *baseline) in EVERYBODY.items():
         (section,) = made[name]
@@ -107,6 +128,21 @@ def test_tox_makes_its_environments_of_that_table(monkeypatch):
             f"reports/baselines/{(baseline or [name])[0]}.toml "
             f"--record reports/records/{name}.json -n 3 -k 'a or b'"
         )
+        (section,) = made[f"{name}-explored"]
+        assert (section["depends"], section["labels"]) == (name, ["published"])
+        installed = str(Path("/made", name, "bin", "mha-conformance"))
+        assert section["commands"] == [
+            f"- {installed} explore {implementations} --every-mode --seconds 60 "
+            "--record reports/published/explored"
+        ]
+        (section,) = made[f"{name}-sizes"]
+        assert (section["depends"], section["package"]) == (name, "skip")
+        large, *long = section["commands"]
+        assert large.startswith(f"- {installed} run {implementations} --level large ")
+        assert [command.split()[:4] for command in long] == [
+            ["-", installed, "long", one] for one in implementations.split()
+        ]
+        assert all("--seconds 9 --record reports/published/long" in command for command in long)
 
 
 def test_the_default_is_a_part_of_everybody():

@@ -207,6 +207,20 @@ def test_the_job_for_gitlab(runner):
     assert "### Since `before.json`" in (output / "summary.md").read_text()
 
 
+def test_jobs_of_gitlab_that_ask_a_part_each(runner):
+    own = {name: str(value) for name, value in GITLAB[".mha-conformance"]["variables"].items()}
+    own |= {"MHA_IMPLEMENTATION": "mine.py:right", "CI_NODE_TOTAL": "2"}
+    jobs = [(".mha-conformance-part", {"CI_NODE_INDEX": number}) for number in "12"]
+    own["MHA_ARGUMENTS"] = "--no-isolate --dtype float32 --case mask/per-head --case plain"
+    for name, variables in (*jobs, (".mha-conformance-whole", {})):
+        script = "\n".join(["set -eo pipefail", *GITLAB[name]["script"]])
+        done = runner.run(script, "bash", "-c", **own, **variables)
+        assert done.code == 0, (name, done)
+    assert "gate: mine: holds" in done.out
+    made = {path.name for path in (runner.folder / "conformance-results").glob("*.json")}
+    assert {"record.shard-1-of-2.json", "record.shard-2-of-2.json", "record.json"} <= made
+
+
 def test_a_job_that_never_began_reports_nothing(runner):
     script, after = runner.gitlab(MHA_IMPLEMENTATION="none.py:mine")
     assert (script.code, after.code) == (2, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from records import entry, held
+from records import entry, held, render_html
 
 from conformance.cli import main
 from conformance.errors import ExitCode
@@ -16,7 +16,7 @@ from conformance.experiments import EXPERIMENTS, TOPICS
 from conformance.records.findings import CaseResult, Finding
 from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.record import Record
-from conformance.reports import build, render_html, render_markdown
+from conformance.reports import build, render_markdown
 from conformance.reports.cards import GLANCES
 from conformance.reports.figures.heatmap import MORE, UNREAL, WEIGHT, pattern
 from conformance.reports.model import Card, Report
@@ -77,7 +77,7 @@ def cell(found: Card, heading: str) -> list[tuple[str, str]]:
 
 
 ORDER = "masks same-mask masked-rows causal pairs shapes coinciding-sizes leaks weights dropout"
-ORDER += " degenerate-sizes input-layouts repeatability"
+ORDER += " degenerate-sizes sizes input-layouts repeatability"
 
 
 def test_the_modules_of_experiments_make_up_a_card_in_its_order():

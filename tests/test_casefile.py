@@ -66,6 +66,21 @@ def test_what_is_written_comes_back(tmp_path, sharing, causal):
         assert np.array_equal(getattr(again.weights, name), array)
 
 
+def test_features_come_back_and_decide_what_the_case_is_called(tmp_path):
+    plain = RECIPE.problem("float32")
+    names = set()
+    for number, fields in enumerate(
+        ({}, {"window": (1, None)}, {"soft_cap": 2.0}, {"sinks": np.ones(plain.shape.heads)})
+    ):
+        path = tmp_path / f"{number}.case"
+        case = store(path, "tiny", plain.replace(**fields), "because", FOUND)
+        again = load_case(path)
+        assert again.id == case.id
+        assert again.problem("float32").digest() == plain.replace(**fields).digest()
+        names.add(case.id)
+    assert len(names) == 4
+
+
 def test_numbers_are_rounded_to_the_dtype_that_is_asked_for(stored):
     problem = load_case(stored).problem("bfloat16")
     assert problem.dtype == "bfloat16"
@@ -86,7 +101,7 @@ def test_other_numbers_have_another_id(stored):
         ({"name": ""}, "letters"),
         ({"extra": 1}, "description"),
         ({"causal": "diagonal"}, "description"),
-        ({"scale": 0.0}, "scale"),
+        ({"scale": 1e-40}, "scale"),
         ({"scale": 1e300}, "scale"),
         ({"gone": ["query"]}, "missing ['query']"),
         ({"gone": ["weights.output_bias"]}, "missing ['weights.output_bias']"),

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mutants import miniatures
 from mutants.__main__ import main
 from mutants.causes import CAUSES, KINDS, name
+from mutants.features import MUTANTS as FEATURES
+from mutants.handed import MUTANTS as HANDED
 from mutants.run import Examiner
-from mutants.zoo import MUTANTS
+from mutants.zoo import SMALL
 
 from conformance import MaskArgument
+from conformance.adapter.base import Call
+from conformance.adapter.loading import load
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.causes import location
+from conformance.causes.diagnose import diagnose
 from conformance.causes.hypothesis import Evidence, Maker
 from conformance.causes.precision import coarse
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import BFLOAT16
 from conformance.definition.expectation import expect, solve
 from conformance.errors import ExitCode
+from conformance.explore.recipe import Recipe
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.running.ending import failure
 from conformance.running.session import Item, Session
@@ -237,6 +244,15 @@ COMMON = {
         "mask/per-batch/self",
         "with the mask ignored, in heads 1 and later only",
     ),
+    "mask in the first head only, among many keys": (
+        lambda: wrong(
+            block=lambda self, x, mask: np.where(
+                mask | (np.arange(x.shape[1]) > 0)[:, None, None], x, -np.inf
+            )
+        ),
+        "causal/top-left/cross.d64t64x64",
+        "with the causal flag ignored, in head 1 (the last) only",
+    ),
     "normaliser not rescaled": (
         lambda: wrong(softmax=stale),
         "plain/no-mask/long",
@@ -283,6 +299,29 @@ def test_averaged_weights_are_named():
     )
 
 
+def test_a_parameter_without_a_gradient_is_told_as_one():
+    torch = pytest.importorskip("torch")
+    example = Path(__file__).parents[1] / "docs/examples/torch_module.py"
+    module = load(f"{example}:CrossAttention")
+
+    class Detached(type(module)):
+        def build(self, *given):
+            built = super().build(*given)
+            own = built.query
+            own.forward = lambda x: torch.nn.functional.linear(x, own.weight, own.bias.detach())
+            return built
+
+    result = examined(Detached(), "mask/key-padding/cross")
+    assert {found.verdict for found in result.findings} <= {"conforms", "deviates", "observed"}
+    found = finding(result, "gradient.parameters-equal-definition")
+    assert found.cause == Phrase(
+        "gradient.not-returned", {"arrays": [Phrase("array.weights.query_bias")]}
+    )
+    assert say(found.cause) == (
+        "no gradient of the query bias comes back: it is detached from the output, or not used"
+    )
+
+
 def test_a_right_one_has_no_cause():
     result = examined(Attention(), "mask/per-head/cross")
     assert not [item for item in result.findings if item.cause or item.where]
@@ -317,7 +356,7 @@ def test_what_nothing_explains_is_not_named(damage):
 def test_rounding_is_told_from_a_small_mistake_by_a_problem_next_to_it():
     problem = case("plain/no-mask/cross").problem("float32")
     expectation = expect(problem)
-    want, noise = expectation.arrays["output"], expectation.loosest["output"]
+    want, noise = expectation.arrays["output"], expectation.sigma["output"]
     random = np.random.default_rng(0)
 
     def told(error, beside):
@@ -331,6 +370,47 @@ def test_rounding_is_told_from_a_small_mistake_by_a_problem_next_to_it():
     in_one_row = np.where(np.arange(want.shape[1])[:, None] == 1, one, 0)
     assert told(in_one_row, other) == NOTHING
     assert told(np.where(one > 2 * size, np.nan, one), other) == NOTHING
+
+
+def in_float32(self, logits, axis=-1):
+    return Attention.softmax(self, logits.astype(np.float32), axis).astype(np.float64)
+
+
+NARROW = [
+    "plain/no-mask/self",  # products in float64: the error is a part of that of float32
+    "causal/square/self",  # the first query has no error: its weight is 1
+    "mask/one-allowed-key/self",
+    "bias/far-below-zero/cross",  # rounded alike if inputs change by one part in 2^23
+]
+
+
+@pytest.mark.parametrize("wanted", NARROW)
+def test_a_softmax_in_float32_is_told_in_every_case(wanted):
+    found = finding(examined(wrong(softmax=in_float32), wanted, "float64"))
+    assert found.cause == Phrase("accuracy.float32")
+
+
+@pytest.mark.parametrize("wanted", NARROW)
+def test_jax_in_float64_is_told_to_be_as_accurate_as_float32(wanted):
+    pytest.importorskip("jax")
+    found = finding(examined(load("jax-sdpa"), wanted, "float64"))
+    assert found.cause == Phrase("accuracy.float32")
+
+
+@pytest.mark.parametrize("size", [5, 6, 7])
+def test_a_scale_of_one_over_a_rounded_root_is_told(size):
+    def scale(self, query, scale=None):
+        return 1 / np.sqrt(np.float32(query.shape[-1])) if scale is None else scale
+
+    problem = Recipe(query=5, key=5, size=size).problem("float64")
+    assert problem.shape.head_size == size
+    adapter = wrong(scale=scale)
+
+    def ask(other):
+        return adapter.run(other, Call(adapter.modes[0]))
+
+    found = diagnose(problem, expect(problem), ask(problem), ask)
+    assert found.output == Phrase("scale.rounded", {"to": "float32"})
 
 
 # Where it is wrong
@@ -416,7 +496,7 @@ def test_a_hypothesis_that_changes_nothing_explains_nothing():
     expectation = expect(problem)
     want = expectation.arrays["output"]
     inverted = Maker(problem).masked("", ~problem.allowed).make().output
-    evidence = Evidence(inverted, want, expectation.loosest["output"], expectation.underflow)
+    evidence = Evidence(inverted, want, expectation.sigma["output"], expectation.underflow)
     assert evidence.explained(inverted)
     assert not evidence.explained(want)
     assert not Evidence(want, want, evidence.noise, evidence.underflow).explained(want)
@@ -428,17 +508,17 @@ def test_a_hypothesis_that_changes_nothing_explains_nothing():
 
 
 def test_expected_causes_are_of_mutants_that_exist():
-    assert CAUSES.keys() <= {mutant.name for mutant in MUTANTS}
+    assert CAUSES.keys() <= {mutant.name for mutant in (*SMALL, *FEATURES, *HANDED)}
 
 
 @pytest.mark.parametrize("part", range(2))
 def test_mutants_are_named_rightly_or_not_at_all(part):
     """A sample: `python -m mutants --causes` counts them all."""
     examiner = Examiner()
-    named = [name(examiner, mutant) for mutant in MUTANTS[part::12]]
+    named = [name(examiner, mutant) for mutant in (*SMALL[part::12], *FEATURES[part::24])]
     assert not [(one.mutant.name, one.cause) for one in named if one.kind == "named wrongly"]
     kinds = [one.kind for one in named]
-    assert kinds.count("named") >= 0.85 * (len(kinds) - kinds.count("none to name"))
+    assert kinds.count("named") >= 0.8 * (len(kinds) - kinds.count("none to name"))
 
 
 def test_the_command_counts_them(capsys):

@@ -8,9 +8,11 @@ import pty
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from mutants import miniatures
 from records import bad, good, record, result, save
 from schemas import faults, validator
 
@@ -19,6 +21,7 @@ from conformance.adapter.loading import registered
 from conformance.cases.catalogue import catalogue
 from conformance.cli import COMMANDS, main
 from conformance.commands.formats import OUTPUTS, print_json
+from conformance.commands.listing import is_installed
 from conformance.errors import ExitCode
 from conformance.experiments import TOPICS
 from conformance.requirements import REQUIREMENTS
@@ -121,6 +124,22 @@ def test_what_changed_as_json(capsys, tmp_path):
     other = save(tmp_path, record(result(bad())), "b.json")
     found = printed(capsys, "compare", one, other, code=ExitCode.DEVIATES)
     assert not faults("compare", found)
+
+
+def test_a_gate_as_json_says_what_is_new_and_what_is_outdated(capsys, tmp_path):
+    baseline = tmp_path / "known.toml"
+    about = {"requirement": "dtype.in-is-out", "verdict": "deviates", "reason": "It was so."}
+    entry = "\n".join(f"{key} = {json.dumps(value)}" for key, value in about.items())
+    baseline.write_text(f"[[known]]\n{entry}\n")
+    arguments = ["gate", mini("Inverted"), *NARROW, "--baseline"]
+    found = printed(capsys, *arguments, baseline, code=ExitCode.DEVIATES)
+    assert not faults("gate", found)
+    assert (found["holds"], found["exit_code"]) == (False, ExitCode.DEVIATES)
+    assert found["new"][0]["cause"] == "equals the answer with the mask inverted"
+    assert [own["why"] for own in found["outdated"]] == ["fixed"]
+    arguments[1] = mini("Correct")
+    found = printed(capsys, *arguments, tmp_path / "none.toml")
+    assert (found["holds"], found["new"], found["outdated"]) == (True, [], [])
 
 
 @pytest.mark.parametrize("name", [name for name in OUTPUTS if name not in ("record", "report")])
@@ -321,3 +340,25 @@ def test_every_command_has_help_that_fits(capsys, monkeypatch):
             main([name, "--help"])
         assert stopped.value.code == ExitCode.OK
         assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines()), name
+
+
+def test_the_version_is_one_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert printed == f"mha-conformance {metadata.version('mha-conformance')}\n"
+
+
+def test_who_lacks_a_package_beside_the_framework_is_not_installed():
+    class Correct(miniatures.Correct):
+        imports = packages = ()
+
+    assert is_installed(Correct())
+    Correct.imports = ("msgspec.json",)
+    Correct.packages = ("msgspec",)
+    assert is_installed(Correct())
+    Correct.imports = ("no_such_module.part",)
+    assert not is_installed(Correct())
+    Correct.imports, Correct.packages = (), ("msgspec", "no-such-distribution")
+    assert not is_installed(Correct())

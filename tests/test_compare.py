@@ -306,3 +306,22 @@ def test_what_a_record_says_stays_text(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert not {"\x1b", "\u202e"} & set(printed)
     assert json.loads(printed)["worse"][0]["cause"] == nasty
+
+
+def test_two_records_stand_side_by_side_on_a_page(tmp_path, capsys):
+    nasty = f"\x1b[2J{NASTY}"
+    one = save(tmp_path, record(result(good(), name=nasty)), "a.json")
+    other = save(tmp_path, record(result(bad(detail=nasty), name=nasty)), "b.json")
+    page = tmp_path / "page.html"
+    assert main(["compare", str(one), str(other), "--html", str(page)]) == ExitCode.DEVIATES
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<h2>✗ Worse: 1</h2>") == 1
+    assert f"<td>{one}</td><td>{other}</td>" in text
+    assert "conforms</td>" in text
+    assert "deviates</td>" in text
+    assert "\x1b" not in text
+    assert NASTY not in text
+    assert "default-src &#39;none&#39;" in text
+    assert capsys.readouterr().out
+    assert main(["compare", str(one), str(other), "--html", str(tmp_path)]) == ExitCode.USAGE
+    assert len(capsys.readouterr().err.splitlines()) == 1

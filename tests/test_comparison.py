@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from conformance.definition.comparison import (
     BETWEEN_ANSWERS,
+    NOTHING,
     accuracy_class,
     against,
     all_between,
@@ -46,6 +48,7 @@ def measure(got, want, noise, underflow=0.0, limit=LIMIT):
 def test_an_element_at_the_limit_fits_and_one_beyond_does_not():
     assert measure([1.0 + 8 * 2.0**-20], [1.0], [2.0**-20]).fits
     assert not measure([1.0 + 9 * 2.0**-20], [1.0], [2.0**-20]).fits
+    assert measure([1.0 + 8 * 2.0**-20], [1.0], [2.0**-20]).worst == NOTHING
     assert measure([1.0 - 8 * 2.0**-20], [1.0], [2.0**-20]).fits
     assert not measure([1.0 - 9 * 2.0**-20], [1.0], [2.0**-20]).fits
 
@@ -146,7 +149,8 @@ def test_other_shapes_are_not_broadcast(shape):
 def test_empty_arrays_fit(shape):
     found = measure(np.zeros(shape), np.zeros(shape), np.zeros(shape))
     assert found.fits
-    assert found.figures.max_ratio == 0.0
+    figures = found.figures
+    assert (figures.max_ratio, figures.rms_ratio, figures.bias, found.excess) == (0, 0, 0, 0)
     assert found.worst.index == ()
 
 
@@ -242,6 +246,9 @@ def test_two_answers_may_each_have_noise():
 def test_between_answers_nan_twice_is_no_disagreement():
     one, noise = np.array([NAN, 1.0]), np.ones(2)
     assert between("x", one, one, noise, 0.0).fits
+    assert between("x", one, one, 1e-6 * noise, 0.0).excess == 0.0
+    nothing = {"x": np.full(2, NAN), "y": np.full(2, NAN)}
+    assert all(found.fits for found in all_between(nothing, nothing, dict.fromkeys("xy", noise), 0))
     assert not between("x", one, np.array([0.0, 1.0]), noise, 0.0).fits
     assert not between("x", np.array([0.0, 1.0]), one, noise, 0.0).fits
 
@@ -251,6 +258,12 @@ def test_between_wrong_answers_an_exact_element_has_the_usual_noise():
     assert between("x", np.array([1.0, 0.0]), np.zeros(2), noise, 0.0).fits
     assert not between("x", np.array([99.0, 0.0]), np.zeros(2), noise, 0.0).fits
     assert between("x", np.zeros((0,)), np.zeros((0,)), np.zeros((0,)), 0.0).fits
+
+
+@pytest.mark.parametrize("shape", [(3,), (1,), (2, 1)])
+def test_two_answers_of_different_shapes_are_not_broadcast(shape):
+    with pytest.raises(WrongShape):
+        between("x", np.full(shape, NAN), np.full(2, NAN), np.ones(2), 0.0)
 
 
 # Against an expectation
@@ -289,10 +302,69 @@ def test_all_at_once_is_one_after_the_other(together, alone, arrays, underflow):
         return
     for got, want in zip(together(one, other, noise, underflow), wanted, strict=True):
         assert got.worst == want.worst
+        assert got.excess == pytest.approx(want.excess, rel=2e-3, abs=1e-12)
         assert (got.figures.array, got.figures.limit) == (want.figures.array, want.figures.limit)
         for figure in ("max_ratio", "rms_ratio", "bias"):
             near = pytest.approx(getattr(want.figures, figure), rel=2e-3, abs=1e-12)
             assert getattr(got.figures, figure) == near
+
+
+def spread(size, each, name="output", row=4, alike=1, relative=2.0**-20):
+    """Compare `size` elements that are all this many σ off, in rows, of which some are equal."""
+    want = (np.arange(size) // (row * alike)).reshape(-1, row) + 1.0
+    noise = relative * want
+    return compare(name, want + each * noise, want, noise, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "each", "fits"), [(64, 1.9, True), (64, 2.1, False), (63, 2.1, True)]
+)
+def test_many_elements_within_the_limit_may_be_too_much_together(size, each, fits):
+    signs = np.resize([1.0, -1.0], size)
+    array = each * signs
+    compared = compare("gradient.key", array, np.zeros(size), np.ones(size), 0.0)
+    assert compared.fits is fits
+    assert compared.worst == NOTHING if fits else compared.worst.array == "gradient.key"
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "fits"),
+    [("output", 60, True), ("output", 400, False), ("weights", 400, False),
+     ("gradient.key", 400, True)],
+)  # fmt: skip
+def test_errors_of_one_sign_add_up_in_outputs_and_weights(name, size, fits):
+    assert spread(size, 1.0, name).fits is fits
+
+
+@pytest.mark.parametrize("name", ["output", "weights"])
+def test_rows_that_are_equal_may_have_one_error(name):
+    """With a scale of 0 every row is rounded alike, so a bias is that of one row, many times."""
+    assert not spread(4_000, 0.3, name).fits
+    assert spread(4_000, 0.3, name, alike=100).fits
+    assert not spread(4_000, 1.9, "output", alike=10).fits
+
+
+def test_the_weights_of_a_row_may_share_the_error_of_its_normaliser():
+    """As many of them as there are keys; outputs do not, since signs of values differ."""
+    assert spread(400, 0.9, "weights", row=40).fits
+    assert spread(400, 1.2, "weights", row=40).fits
+    assert not spread(400, 1.3, "weights", row=40).fits
+    assert not spread(400, 0.9, "output", row=40).fits
+    assert not spread(40_000, 0.9, "weights", row=40).fits
+
+
+def test_normalisers_are_accurate_where_weights_are_in_half_precision():
+    """The error of a normaliser in float32 is no excuse for one that was kept in float16."""
+    assert not spread(400, 0.9, "weights", row=40, relative=2.0**-12).fits
+    assert spread(400, 0.9, "weights", row=40, relative=2.0**-24).fits
+
+
+def test_the_limit_of_the_bias_grows_with_the_root_of_the_size():
+    """8·(1 + √10,000/100) is 16; each of 10,000 elements adds a hundredth of its error."""
+    assert spread(10_000, 0.1599).fits
+    assert not spread(10_000, 0.1601).fits
+    assert spread(10_000, -0.1599).fits
+    assert not spread(10_000, -0.1601).fits
 
 
 @pytest.fixture
@@ -319,6 +391,32 @@ def test_the_class_that_was_reached(expectation, size, reached, fits):
 def test_every_array_must_reach_the_class(expectation):
     arrays = {"output": np.zeros(3), "gradient.query": np.array([5.0, 0.0])}
     assert accuracy_class(expectation, arrays) == "B"
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "reached", "fits"),
+    [(7.9, 0, "B", True), (8.1, 2, "B", True), (15.9, 2, "B", True), (16.1, 0, "", False)],
+)
+def test_sigma_is_estimated_again_where_it_is_in_doubt(expectation, size, asked, reached, fits):
+    more = {name: {k: 2 * v for k, v in each.items()} for name, each in expectation.noise.items()}
+    times = []
+
+    def careful():
+        times.append(1)
+        return replace(expectation, noise=more)
+
+    doubted = replace(expectation, careful=careful)
+    arrays = {"output": np.array([0.0, size, 0.0]), "gradient.query": np.zeros(2)}
+    assert accuracy_class(doubted, arrays) == reached
+    assert all(item.fits for item in against(doubted, arrays)) == fits
+    assert len(times) == asked
+
+
+def test_more_samples_do_not_excuse_what_deviates(expectation):
+    doubted = replace(expectation, careful=lambda: expectation)
+    arrays = {"output": np.array([0.0, 9.0, 0.0]), "gradient.query": np.zeros(2)}
+    assert accuracy_class(doubted, arrays) == ""
+    assert not all(item.fits for item in against(doubted, arrays))
 
 
 @pytest.mark.parametrize("odd", [NAN, INF])

@@ -23,7 +23,7 @@ SECTIONS = {
 """Heading of each of the five days to the lines of the page that it covers."""
 
 TARGETS = {
-    "Add a case": {"conformance/cases/catalogue.py", "tests/case_ids.txt"},
+    "Add a case": {"conformance/cases/catalogue.toml", "tests/case_ids.txt"},
     "Add a requirement": {"conformance/requirements/linearity.py", "tests/mutants/backward.py"},
     "Add an experiment": {
         "conformance/experiments/nan_query.py",

@@ -12,9 +12,12 @@ from conformance import reports as report
 from conformance.adapter.base import DEFAULT_MODE
 from conformance.adapter.loading import load, registered
 from conformance.cli import main
+from conformance.experiments import experiment
+from conformance.records.record import read
 
 NAMES = ("torch-mha", "tutorial-1", "tutorial-2")
 EXPERIMENTS = ("masks", "same-mask", "masked-rows")
+PUBLISHED = pages.ROOT / "reports" / "published" / "records"
 
 
 @pytest.fixture
@@ -56,9 +59,19 @@ def rows(table: str) -> set[tuple[str, ...]]:
     return found
 
 
+def published_revision(name):
+    """The revision of an experiment with which the records were published."""
+    header = read(PUBLISHED / "torch.json.gz").header
+    (revision,) = (topic.revision for topic in header.topics if topic.name == name)
+    return revision
+
+
 def test_the_page_says_what_experiments_show(made):
     page = (pages.DOCS / "masks.md").read_text(encoding="utf-8")
-    for table in EXPERIMENTS:
+    comparable = [n for n in EXPERIMENTS if published_revision(n) == experiment(n).topic.revision]
+    if not comparable:
+        pytest.skip("all of these experiments have changed since records were published")
+    for table in comparable:
         shown = re.search(rf"<!-- table {table} -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
         now = rows(made[table])
         assert {row[0] for row in now} == {

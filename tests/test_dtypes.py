@@ -169,3 +169,18 @@ def test_records_know_the_same_formats_and_classes():
     assert {name: dtype.underflow for name, dtype in DTYPES.items()} == UNDERFLOW
     assert list(DTYPES) == list(UNDERFLOW)
     assert [item.name for item in CLASSES] == list(ACCURACY)
+
+
+def test_float64_is_not_rounded():
+    values = np.array([1e300, -5e-324, 1 + 2.0**-52, 2.0**-1060])
+    assert FLOAT64.round(values).tobytes() == values.tobytes()
+
+
+def test_the_largest_numbers_and_the_underflow_are_those_of_numpy():
+    for name in ("float64", "float32", "float16"):
+        info = np.finfo(name)
+        assert DTYPES[name].largest == info.max
+        smallest = info.tiny if name == "float32" else info.smallest_subnormal
+        assert UNDERFLOW[name] == smallest
+    assert BFLOAT16.largest == 255 * 2.0**120
+    assert UNDERFLOW["bfloat16"] == UNDERFLOW["float32"]

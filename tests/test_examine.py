@@ -6,6 +6,7 @@ import json
 import sys
 from types import ModuleType
 
+import numpy as np
 import pytest
 from mutants import miniatures
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.console import Console
 import conformance
 from conformance import Outcome, attention_function, examine
 from conformance.cli import main
+from conformance.definition.problem import Answer
 from conformance.errors import ConformanceError, ExitCode, NotAnAdapter, UnknownName
 from conformance.records.record import read, read_arrays
 
@@ -164,6 +166,11 @@ def test_what_matches_nothing_is_an_error(given, options, error, text):
         (["--case", "plain/musk"], "unknown case"),
         (["--dtype", "float23"], "float23"),
         (["--mode", "quick"], "unknown mode 'quick'"),
+        (
+            ["--level", "core", "--case", "key-padding/narrow"],
+            "not in level core; without",
+        ),
+        (["--level", "core", "--case", "probe/dropout"], "probe/dropout is not in level core"),
     ],
 )
 def test_the_command_says_the_same(options, text, capsys):
@@ -177,6 +184,9 @@ def test_core_is_less_and_one_mode_is_one():
     assert {row.dtype for row in core.results} == {"float32", "bfloat16"}
     assert core.record.header.provenance.selection == "--level core"
     assert core.to_dict()["exit_code"] == ExitCode.NOTHING_VERIFIED
+    both = examine(miniatures.Refuses, level="core", cases="key-padding")
+    assert {row.case for row in both.results} == {"mask/key-padding/cross", "mask/key-padding/self"}
+    assert {row.dtype for row in both.results} == {"float32", "bfloat16"}
     rough = examine(miniatures.Moded, cases="plain/no-mask/self", dtypes="float32", modes="rough")
     assert [row.mode for row in rough.results] == ["rough"]
 
@@ -184,3 +194,20 @@ def test_core_is_less_and_one_mode_is_one():
 def test_it_is_public():
     assert {"examine", "Outcome"} <= {*conformance.__all__}
     assert {"examine", "Outcome"} <= {*dir(conformance)}
+
+
+class WithUndeclaredGradients(miniatures.Raw):
+    def run(self, problem, call):
+        found = super().run(problem, call)
+        return Answer(found.output, found.weights, {"query": np.zeros_like(problem.query)})
+
+
+def test_gradients_that_are_not_declared_are_not_compared():
+    """They are not expected either, which would take most of the time."""
+    asked = {"cases": "plain/no-mask/cross", "dtypes": "float32"}
+    one, other = (
+        [(row["requirement"], row["verdict"]) for row in examine(kind, **asked).findings]
+        for kind in (miniatures.Raw, WithUndeclaredGradients)
+    )
+    assert one == other
+    assert ("output.equals-definition", "conforms") in one

@@ -67,6 +67,7 @@ FAULTS = {
     "WrongShape": ("error", "what it returned, .* has shape .*, wanted .*"),
     "ForeignArray": ("error", "returned Foreign, not an array of numpy"),
     "WrongDtype": ("deviates", "inputs are float32, but output is float64"),
+    "ExplainedSlowly": ("deviates", "the output is not the definition's"),
     "NotANumber": ("deviates", "the output is not the definition's"),
 }
 """Verdict of the item with the fault, and its reason."""
@@ -348,16 +349,8 @@ def test_who_is_not_isolated_pays_nothing(tmp_path):
 @pytest.mark.parametrize("workers", [(), ("-n", 2)], ids=["alone", "xdist"])
 def test_isolated_or_not_the_record_is_the_same(tmp_path, workers):
     names = [faulty(name) for name in ("Fine", "Slow")]
-    arguments = [
-        "--dtype",
-        "float32",
-        "--case",
-        "mask/*/self",
-        "--case",
-        "plain",
-        "--case",
-        "probe/masks",
-    ]
+    wanted = ("mask/key-padding/self", "mask/per-head/self", "plain/no-mask", "probe/masks")
+    arguments = ["--dtype", "float32", *(word for case in wanted for word in ("--case", case))]
     for label, option in (("in", "--no-isolate"), ("out", "--isolate")):
         extra = workers if option == "--isolate" else ()
         run(tmp_path, *names, *arguments, option, "--record", f"{label}.json", *extra, expect=0)
@@ -395,15 +388,15 @@ def whole(tmp_path_factory):
     return folder / "r.narrowed.json", time.monotonic() - start
 
 
-def killed(folder, seconds, mark, *arguments, journal=None):
-    """Start, and kill after this time (since the first finding here); whether it still ran."""
+def killed(folder, seconds, mark, *arguments, journal=None, lines=1):
+    """Start, and kill after this time (since so many lines here); whether it still ran."""
     options = command(*arguments, "--record", "r.json")
     options["env"]["FAULTS_RUN"] = str(mark)
     with subprocess.Popen(
         **options, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         while journal and process.poll() is None:
-            if journal.exists() and journal.read_bytes().count(b"\n") > 1:
+            if journal.exists() and journal.read_bytes().count(b"\n") > lines:
                 break
             time.sleep(0.01)
         try:
@@ -414,18 +407,21 @@ def killed(folder, seconds, mark, *arguments, journal=None):
     return False
 
 
-def test_killed_at_twenty_random_moments(whole, tmp_path):
+def test_killed_at_random_moments(whole, tmp_path):
     record, seconds = whole
     random_moment = random.Random(20)
     interrupted = halfway = 0
-    for number in range(20):
+    for number in range(10):
         folder = tmp_path / str(number)
         folder.mkdir()
         journal = journal_path(folder / "r.narrowed.json")
         # Most of a run so short is its start: half of the moments come after it.
-        since = journal if number % 2 else None
-        moment = random_moment.uniform(0, 0.3 if since else 1) * seconds
-        interrupted += killed(folder, moment, tmp_path, *QUICK, journal=since)
+        if number % 2:
+            lines = random_moment.randint(1, 5)
+            interrupted += killed(folder, 0, tmp_path, *QUICK, journal=journal, lines=lines)
+        else:
+            moment = random_moment.uniform(0, 1) * seconds
+            interrupted += killed(folder, moment, tmp_path, *QUICK)
         if not journal.exists():
             continue
         content = journal.read_bytes()
@@ -434,12 +430,12 @@ def test_killed_at_twenty_random_moments(whole, tmp_path):
             _, results, _ = read_journal(journal)
             assert len(results) >= content.count(b"\n") - 1
             halfway += bool(results)
-        if number % 4 == 0:
+        if number % 4 == 1:
             run(folder, *QUICK, "--record", "r.json", expect=ExitCode.OK)
             assert_same(folder / "r.narrowed.json", record)
             assert not journal.exists()
-    assert interrupted >= 10
-    assert halfway >= 3
+    assert interrupted >= 5
+    assert halfway >= 2
     wait_until(lambda: not processes(tmp_path))
 
 
@@ -542,9 +538,11 @@ def test_a_record_that_another_run_writes_is_refused(tmp_path):
     with subprocess.Popen(**options, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         wait_until((tmp_path / "r.json.lock").exists)
         done = run(tmp_path, *QUICK, "--record", "r.json", expect=ExitCode.USAGE)
+        holders = [process.pid, *(it.pid for it in psutil.Process(process.pid).children())]
         process.kill()
     (line,) = done.stderr.strip().splitlines()
-    assert re.search(rf"r\.json: process {process.pid}, which began at .* writes this record", line)
+    among = "|".join(map(str, holders))
+    assert re.search(rf"r\.json: process ({among}), which began at .* writes this record", line)
     # The lock ends with whoever held it.
     run(tmp_path, *QUICK, "--record", "r.json", expect=ExitCode.OK)
     assert not (tmp_path / "r.json.lock").exists()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import msgspec
 import pytest
 
-from conformance.errors import BrokenBaseline, ExitCode
+from conformance.errors import BrokenBaseline, ExitCode, UnknownName
 from conformance.records.findings import RUN, CaseResult, Figures, Finding, Worst
-from conformance.records.header import Header, Implementation, Provenance
+from conformance.records.header import SCHEMA, Header, Implementation, Provenance
 from conformance.records.phrase import NOTHING, Phrase
-from conformance.records.record import Record
-from conformance.reports.gate import judging
-from conformance.reports.gate.baseline import read_baseline
+from conformance.records.record import Record, read, save
+from conformance.reports.gate import judging, tell, updating
+from conformance.reports.gate.baseline import read_baseline, recorded, to_record
 from conformance.reports.gate.condition import parse
-from conformance.reports.gate.judging import judge
-from conformance.reports.gate.telling import tell
+from conformance.reports.gate.judging import judge, part_of
 from conformance.reports.gate.updating import propose
 from conformance.running.provenance import requirements
 
@@ -215,6 +213,17 @@ def test_an_error_may_be_known_by_what_is_raised(judged):
     assert len(judged(text, made).new) == 2
 
 
+def test_errors_are_known_by_what_their_texts_share(judged, tmp_path):
+    """One text is quoted in full, and of several that differ in numbers the beginning."""
+    made = Made().say("error", requirement=OUTPUT, detail="ValueError: no mask of 3 axes here")
+    once = propose(read_baseline(tmp_path / "none.toml"), judged("", made), reason="so")
+    assert 'raises = "ValueError: no mask of 3 axes here"' in once
+    made.say("error", requirement=OUTPUT, case=SELF, detail="ValueError: no mask of 2 axes here")
+    twice = propose(read_baseline(tmp_path / "none.toml"), judged("", made), reason="so")
+    assert twice.count("raises =") == 1
+    assert 'raises = "ValueError: no mask of"' in twice
+
+
 def test_an_error_that_does_not_say_what_is_raised_is_refused(tmp_path):
     with pytest.raises(BrokenBaseline, match="raises"):
         baseline(tmp_path, KNOWN.replace("deviates", "error"))
@@ -233,6 +242,17 @@ def test_a_deviation_that_grows_is_another_deviation(judged):
     assert len(found.new) == 2
     assert "says otherwise: deviates, within 1e+09σ" in tell(found).plain
     assert not judged(text, Made().say("deviates", requirement=OUTPUT)).holds
+
+
+@pytest.mark.parametrize("within", ["0", "0.0", "-1.0", "inf", "nan"])
+def test_a_bound_that_bounds_nothing_is_refused(tmp_path, within):
+    with pytest.raises(BrokenBaseline, match="within is a number"):
+        baseline(tmp_path, KNOWN + f"within = {within}\n")
+
+
+def test_a_bound_below_one_is_a_bound(judged):
+    made = Made().say("deviates", requirement=OUTPUT, figures=off(0.5))
+    assert judged(KNOWN + "within = 0.5\n", made).holds
 
 
 @pytest.mark.parametrize("verdict", ["crashed", "timed-out", "unavailable", "not-run", "conforms"])
@@ -298,6 +318,21 @@ def test_an_empty_run_verifies_nothing(judged):
     assert judged("", empty).exit_code == ExitCode.NOTHING_VERIFIED
 
 
+def test_a_part_of_a_record_is_of_those_that_are_named(tmp_path):
+    path = tmp_path / "r.json"
+    record = Made().record(Made("other").say("deviates"))
+    save(path, msgspec.structs.replace(record, header=msgspec.structs.replace(
+        record.header, schema=SCHEMA, planned=record.header.planned + 2)))  # fmt: skip
+    assert part_of(path, []) == read(path)
+    for name in ("mine", "mine.py:mine"):
+        part = part_of(path, [name])
+        assert [one.name for one in part.header.implementations] == ["mine"]
+        assert {result.implementation for result in part.results} == {"mine"}
+        assert part.header.planned == len(part.results) + 2
+    with pytest.raises(UnknownName, match="did you mean mine"):
+        part_of(path, ["mine", "mien"])
+
+
 # What is stale
 
 
@@ -335,6 +370,14 @@ def test_an_entry_that_nothing_matches_fails(judged, line):
     )
     assert [entry.number for entry in found.unmatched] == [2]
     assert found.exit_code == ExitCode.DEVIATES
+
+
+@pytest.mark.parametrize("case", ["long/causal/*", "*.d64t64x64", "causal/*.d[0-9]*"])
+def test_an_entry_about_other_sizes_than_those_of_the_run_is_left_alone(judged, case):
+    text = KNOWN + f'\n[[known]]\ncase="{case}"\nverdict="deviates"\nreason="so"'
+    assert judged(text, Made().say("deviates", requirement=OUTPUT)).holds
+    text = text.replace(f'case="{case}"', f'case=["{case}", "mask/nowhere"]')
+    assert not judged(text, Made().say("deviates", requirement=OUTPUT)).holds
 
 
 def test_an_entry_of_which_all_is_unsupported_is_unmatched(judged):
@@ -386,7 +429,10 @@ def test_entries_that_claim_nothing_are_duplicates_if_they_are_equal(judged):
 
 def test_equal_entries_are_not_sought_pair_by_pair(judged, monkeypatch):
     made = []
-    monkeypatch.setattr(judging, "replace", lambda *a, **k: made.append(a) or replace(*a, **k))
+    replace = msgspec.structs.replace
+    monkeypatch.setattr(
+        judging.msgspec.structs, "replace", lambda *a, **k: made.append(a) or replace(*a, **k)
+    )
     text = "".join(f'{KNOWN}case = "*/{number}"\n' for number in range(50))
     assert not judged(text, Made()).duplicates
     assert len(made) < 100
@@ -395,7 +441,7 @@ def test_equal_entries_are_not_sought_pair_by_pair(judged, monkeypatch):
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
-        ('"deviates"', '"error"\nraises = "x"'),
+        ('"deviates"', '"error"\nraises = "no such"'),
         ("in float32", "wrong"),
         ("reason", "within = 1e9\nreason"),
         ("its", f'its"\ncause="{PRECISION}"#'),
@@ -407,6 +453,14 @@ def test_two_that_claim_the_same_with_something_else_to_say_are_ambiguous(judged
     ((one, two, cells),) = found.ambiguous
     assert (one.number, two.number, len(cells)) == (1, 2, 6)
     assert found.exit_code == ExitCode.DEVIATES
+
+
+def test_two_that_only_allow_do_not_contradict_each_other(judged):
+    loose = KNOWN + "strict = false\n"
+    other = loose.replace('"deviates"', '"error"\nraises = "no such"')
+    made = Made().say("deviates", requirement=OUTPUT)
+    assert not judged(loose + other, made).ambiguous
+    assert judged(KNOWN + other, made).ambiguous
 
 
 @pytest.mark.parametrize("line", ["", 'reason = ""', 'reason = "  "', 'reason = "TODO: say why"'])
@@ -479,6 +533,21 @@ def test_a_condition_narrows_an_entry(judged):
     text = KNOWN + "when = 'dtype == \"float64\"'\n"
     assert judged(text, Made().say("deviates", requirement=OUTPUT, dtype="float64")).holds
     assert len(judged(text, Made().say("deviates", requirement=OUTPUT)).new) == 3
+
+
+def test_an_entry_says_where_it_stands_and_what_it_is_about(tmp_path):
+    text = KNOWN + 'case = ["a", "b", "c", "d"]\nmode = "eval"\nwhen = "dtype == \'float64\'"\n'
+    (entry,) = baseline(tmp_path, text).entries
+    assert entry.place == (
+        f"line 2: requirement {OUTPUT}, case a b and 2 more, mode eval, when dtype == 'float64'"
+    )
+
+
+def test_an_entry_of_a_record_has_a_number_and_no_line(tmp_path):
+    entries = baseline(tmp_path, KNOWN + KNOWN).entries
+    found = recorded([to_record(entry) for entry in entries]).entries
+    assert [entry.address for entry in entries] == ["line 2", "line 7"]
+    assert [entry.address for entry in found] == ["entry 1", "entry 2"]
 
 
 def test_an_entry_of_other_versions_is_not_asked(judged):
@@ -585,6 +654,48 @@ def test_an_update_with_nothing_to_do_changes_nothing(mended):
     assert mended(text, Made().say("deviates", requirement=OUTPUT))[0] == text
 
 
+def test_an_update_keeps_the_ends_of_lines(mended):
+    text = KNOWN.replace("\n", "\r\n")
+    made = Made().say("deviates", requirement=OUTPUT).say("deviates", requirement=KEYS)
+    edited, found = mended(text, made)
+    assert found.holds
+    assert edited.count("\r\n") == edited.count("\n") > text.count("\n")
+
+
+def test_entries_in_one_line_are_judged_and_not_edited(mended):
+    text = f'known = [{{requirement = "{OUTPUT}", verdict = "deviates", reason = "so"}}]\n'
+    assert mended(text, Made().say("deviates", requirement=OUTPUT))[1].holds
+    with pytest.raises(BrokenBaseline, match="on a line of its own"):
+        mended(text, Made())
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "condition"),
+    [
+        (["a"], ["b", "c"], 'dtype == "a"'),
+        (["a", "b"], ["c"], 'dtype != "c"'),
+        (["b", "a"], ["c", "d"], 'dtype in ("a", "b")'),
+    ],
+)
+def test_a_condition_on_dtypes_is_the_shortest(names, others, condition):
+    assert updating.condition_on(names, others) == condition
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "patterns"),
+    [
+        (["a/x", "a/y"], [], ()),
+        (["a/x", "a/y"], ["b/x"], ("a/*",)),
+        (["a/x", "a/y", "b/x"], ["b/y"], ("!b/y",)),
+        (["a/x", "b/x"], ["a/y", "b/y"], ("a/x", "b/x")),
+        (["a/x"], ["b/x"], ("a/x",)),
+        (["a/[x"], ["a/y"], ("a/[[]x",)),
+    ],
+)
+def test_patterns_cover_cases_and_no_others(names, others, patterns):
+    assert updating.cover(names, others) == patterns
+
+
 def test_an_update_keeps_comments_and_order(mended):
     lasting = KNOWN.replace("[[known]]", "[[known]] # lasting").replace("output", "gradient", 1)
     lasting = lasting.replace("gradient.equals", "gradient.inputs-equal")
@@ -655,6 +766,34 @@ def test_an_update_removes_duplicates(mended, text):
     edited, found = mended(text, Made().say("deviates", requirement=OUTPUT))
     assert found.holds
     assert edited.count("[[known]]") == 1
+
+
+@pytest.mark.parametrize("wide_first", [True, False])
+def test_of_two_that_say_the_same_the_wider_stays(mended, wide_first):
+    narrow = KNOWN.replace("verdict", f'case = "{SELF}"\nverdict')
+    entries = [KNOWN, narrow] if wide_first else [narrow, KNOWN]
+    edited, found = mended("".join(entries), Made().say("deviates", requirement=OUTPUT))
+    assert found.holds
+    assert edited.strip() == KNOWN.strip()
+
+
+def test_an_entry_is_narrowed_and_gets_its_reason_at_once(mended):
+    text = KNOWN.replace("its softmax is in float32", "TODO")
+    edited, found = mended(text, Made().say("deviates", requirement=OUTPUT, case=SELF))
+    assert found.holds, edited
+    assert 'reason = "because"' in edited
+
+
+def test_a_baseline_is_written_in_one_step_where_its_name_leads(tmp_path):
+    file, link = tmp_path / "a" / "b" / "known.toml", tmp_path / "link.toml"
+    updating.write(file, "1\n")
+    file.chmod(0o600)
+    link.symlink_to(file)
+    updating.write(link, "2\r\n")
+    assert file.read_bytes() == b"2\r\n"
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [*file.parent.iterdir()] == [file]
 
 
 def test_an_update_of_a_part_removes_nothing(mended):

@@ -200,7 +200,8 @@ def test_what_is_not_there_verifies_nothing(tmp_path):
 
 
 def test_who_dies_is_not_excused(tmp_path):
-    text = "[[known]]\ncase = '*'\nverdict = 'deviates'\nreason = 'x'\nstrict = false\n"
+    text = "[[known]]\ncase = ['mask/*', 'plain/*']\n"
+    text += "verdict = 'deviates'\nreason = 'x'\nstrict = false\n"
     (tmp_path / "conformance.toml").write_text(text, encoding="utf-8")
     options = ("--case", "mask/shared/self", "--case", "plain/no-mask/self", "--dtype", "float32")
     told = mha("gate", mini("Dies"), *options, cwd=tmp_path, expect=ExitCode.DEVIATES).stdout
@@ -249,6 +250,74 @@ def test_pytest_says_what_is_wrong_with_a_baseline(tmp_path):
     options = ("--implementation", mini("Correct"), *QUICK)
     done = conformance(tmp_path, *options, "--conformance-baseline", "b.toml", expect=4)
     assert "b.toml" in done.stderr
+
+
+# The table of a project
+
+
+TABLE = """
+[tool.mha-conformance]
+implementations = ["{implementation}"]
+cases = ["mask/shared/self", "plain/no-mask/self"]
+dtypes = ["float32"]
+baseline = "known.toml"
+record = "made.json"
+"""
+
+
+def test_the_table_of_a_project_says_what_the_gate_asks(tmp_path):
+    text = TABLE.format(implementation=mini("Inverted"))
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    done = mha("gate", "--no-isolate", cwd=tmp_path, expect=ExitCode.DEVIATES)
+    assert "gate: Inverted: changed for the worse" in done.stdout
+    assert "known.toml: no such file" in done.stdout
+    made = read(tmp_path / "made.narrowed.json")
+    assert {result.dtype for result in made.results} == {"float32"}
+    assert {result.case for result in made.results} == {"mask/shared/self", "plain/no-mask/self"}
+    # What is given is not taken from the table; the rest is.
+    options = ("--case", "plain/no-mask/self", "--record", "other.json", "--no-isolate")
+    mha("gate", mini("Correct"), *options, cwd=tmp_path, expect=ExitCode.OK)
+    (result,) = read(tmp_path / "other.narrowed.json").results
+    assert result.id == "Correct:plain/no-mask/self:float32:cpu:default"
+
+
+def test_a_record_is_judged_whatever_the_table_names(records, tmp_path, here):
+    text = TABLE.format(implementation="nobody.py:nothing")
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    record = ("--from-record", records["Inverted"])
+    here("baseline", "update", *record, "--reason", "so", expect=ExitCode.OK)
+    assert read_baseline(tmp_path / "known.toml").entries
+    here("gate", *record, expect=ExitCode.OK)
+    here("gate", *record, "--baseline", "none.toml", expect=ExitCode.DEVIATES)
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("implementation = ['ours']", "unknown key 'implementation'; did you mean implementations"),
+        ("implementations = 'ours'", "Expected `array`, got `str` - at `$.implementations`"),
+        ("implementations = [1]", "Expected `str`, got `int` - at `$.implementations[0]`"),
+        ("dtypes = ['float31']", "unknown dtype 'float31'; did you mean float32"),
+        ("level = 'corr'", "unknown level 'corr'; did you mean core"),
+        ("device = 'cuda'", "unknown device 'cuda'"),
+        ("baseline = true", "Expected `str`, got `bool` - at `$.baseline`"),
+        ("implementations", "cannot be read"),
+    ],
+)
+def test_what_is_wrong_in_the_table_is_one_line(tmp_path, here, table, told):
+    text = f"[tool.mha-conformance]\n{table}\n"
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    for command in (("gate", "ours"), ("baseline", "update", "ours")):
+        (line,) = here(*command, expect=ExitCode.USAGE).err.splitlines()
+        assert line.startswith("mha-conformance: pyproject.toml: ")
+        assert told in line
+
+
+@pytest.mark.parametrize("table", ["", "tool = 3", "[tool.mha-conformance]\nlevel = 'core'"])
+def test_without_implementations_in_the_table_one_is_named(tmp_path, here, table):
+    (tmp_path / "pyproject.toml").write_text(table, encoding="utf-8")
+    (line,) = here("gate", expect=ExitCode.USAGE).err.splitlines()
+    assert "which implementation?" in line
 
 
 # Writing

@@ -29,11 +29,10 @@ from conformance.records.record import (
 from conformance.requirements import REQUIREMENTS
 from conformance.running import digests
 from conformance.running.earlier import as_measured, earlier, unchanged
-from conformance.running.examiner import Examiner, kept, places
 from conformance.running.joining import Lock, join
 from conformance.running.provenance import describe, environment, header_of
 from conformance.running.selection import parse_shard, part
-from conformance.running.session import inquiries, plan
+from conformance.running.session import Examiner, inquiries, kept, places, plan
 
 DTYPES = ["float32", "bfloat16"]
 
@@ -113,10 +112,10 @@ def test_one_number_of_a_case(made):
     other = dataclasses.replace(edited, regime=regime)
     assert case_hash(other) != case_hash(edited)
     items = [
-        dataclasses.replace(item, case=other) if item.case is edited else item
+        dataclasses.replace(item, asked=other) if item.asked is edited else item
         for item in made.items
     ]
-    assert made.again(items) == {item.id for item in made.items if item.case is edited} != set()
+    assert made.again(items) == {item.id for item in made.items if item.asked is edited} != set()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_a_revision_of_a_requirement(made, monkeypatch):
     name = "mask.blocked-key-has-no-influence"
     own = next(item for item in REQUIREMENTS if item.id == name)
     again = made.again(change=edit(("revisions", name), "2-other"))
-    assert again == {item.id for item in made.items if own.serves(item.case)}
+    assert again == {item.id for item in made.items if own.serves(item.asked)}
     assert 0 < len(again) < len(made.every)
 
 
@@ -213,10 +212,10 @@ def test_a_new_requirement_is_asked_where_it_is_served(made, monkeypatch):
     case = find_cases("mask/shared/self")[0]
     serving = dataclasses.replace(case, serves=case.serves | {new.id})
     items = [
-        dataclasses.replace(item, case=serving) if item.case is case else item
+        dataclasses.replace(item, asked=serving) if item.asked is case else item
         for item in made.items
     ]
-    assert made.again(items) == {item.id for item in items if item.case is serving}
+    assert made.again(items) == {item.id for item in items if item.asked is serving}
 
 
 def test_causes_matter_where_something_deviates(tmp_path, known):
@@ -487,6 +486,21 @@ def test_a_whole_record_stands_until_something_changes(whole):
     assert stands()
 
 
+def test_a_whole_record_stands_without_cases_that_nobody_asked(whole, monkeypatch):
+    more = find_cases("mask/shared/*")
+    monkeypatch.setattr("conformance.running.earlier.catalogue", lambda: more)
+    monkeypatch.setattr("conformance.running.earlier.catalogue_hash", lambda: "then")
+    header = read(whole).header
+    for before, stands in (("then", True), ("before", False)):
+        save(
+            whole,
+            msgspec.structs.replace(
+                read(whole), header=edit(("provenance", "catalogue"), before)(header)
+            ),
+        )
+        assert (unchanged(whole, ["tutorial-1"], "cpu") is not None) == stands
+
+
 @pytest.mark.parametrize(
     ("verdict", "stands"),
     [("deviates", True), ("error", True), ("unsupported", False), ("crashed", False)],
@@ -564,9 +578,9 @@ def test_items_that_share_an_expectation_stay_together():
 
     items = list(plan([Moded()], find_cases("mask/*/self"), DTYPES, "cpu"))
     for number in (1, 2, 3, 4):
-        own = {(item.case.id, item.dtype) for item in part(items, number, 4)}
+        own = {(item.asked.id, item.dtype) for item in part(items, number, 4)}
         others = {
-            (item.case.id, item.dtype)
+            (item.asked.id, item.dtype)
             for other in {1, 2, 3, 4} - {number}
             for item in part(items, other, 4)
         }

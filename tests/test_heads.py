@@ -11,23 +11,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from records import looked_at, render_html
 
 from conformance.adapter.loading import load
 from conformance.cases.catalogue import find_cases
 from conformance.cli import main
-from conformance.commands.drawing import Question, ask, replace
+from conformance.commands.heads import Question, ask
+from conformance.commands.shared import replace_file
 from conformance.errors import ConformanceError, ExitCode, WrongShape
 from conformance.records.findings import CaseResult, Figures, Finding, Worst, item_id, of_weights
 from conformance.records.phrase import Phrase
 from conformance.records.record import read, read_arrays
-from conformance.reports import build, render_html
+from conformance.reports import build
 from conformance.reports import load as load_records
-from conformance.reports.figures import heatmap
-from conformance.reports.figures.drawing import INK, PAPER, png, sentences, svg, title
+from conformance.reports.figures import INK, PAPER, heatmap, png, sentences, svg, title
 from conformance.reports.figures.heatmap import TEXT_UP_TO, Grid, ticks
 from conformance.reports.figures.picture import Subject, picture
 from conformance.reports.page.html import figures
-from conformance.running import examiner
+from conformance.running import session as examiner
 from conformance.running.session import Item, plan
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -460,7 +461,7 @@ def test_what_was_there_survives_a_failed_write(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(ConformanceError, match=r"No space left on device\); name another"):
-        replace(output, b"after")
+        replace_file(output, b"after")
     monkeypatch.undo()
     assert output.read_bytes() == b"before"
     assert [path.name for path in tmp_path.iterdir()] == ["x.svg"]
@@ -606,7 +607,7 @@ def test_the_figure_is_that_of_the_evidence(surveyed):
 def test_the_report_command_draws_too(surveyed, tmp_path):
     path, _, _ = narrowed(surveyed, "Inverted")
     assert main(["report", str(path), "--output", str(tmp_path / "r")]) == ExitCode.OK
-    assert '<figure class="heads">' in (tmp_path / "r.html").read_text()
+    assert '<figure class="heads">' in looked_at((tmp_path / "r.html").read_text())
     assert "<svg" not in (tmp_path / "r.md").read_text()
 
 

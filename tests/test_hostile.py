@@ -19,11 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from records import render_html
 
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ExitCode
 from conformance.records.record import Record, read, read_arrays, read_journal
-from conformance.reports import build, render_html, render_markdown
+from conformance.reports import build, render_markdown
 from conformance.text import printable
 
 HERE = Path(__file__).parent

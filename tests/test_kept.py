@@ -17,7 +17,7 @@ from conformance.running import kept
 def folder(tmp_path, monkeypatch):
     """An empty cache."""
     monkeypatch.setenv(kept.VARIABLE, str(tmp_path))
-    kept._make_room.cache_clear()
+    kept._written.clear()
     return tmp_path
 
 
@@ -26,9 +26,9 @@ def computed(monkeypatch):
     """The problems that were computed."""
     problems = []
 
-    def counted(problem):
+    def counted(problem, *, gradients=True):
         problems.append(problem)
-        return expect(problem)
+        return expect(problem, gradients=gradients)
 
     monkeypatch.setattr(kept, "expect", counted)
     return problems
@@ -168,3 +168,32 @@ def test_by_default_it_lies_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert kept.cache_folder() == tmp_path / "home" / ".cache" / "mha-conformance" / "expectations"
+
+
+def test_a_process_that_writes_much_makes_room_again(folder, monkeypatch):
+    """A run of level "large" alone writes more than the cache may hold."""
+    problems = [problem_of("plain/no-mask/self", name) for name in ("float32", "bfloat16")]
+    kept.expectation(problems[0])
+    (first,) = folder.iterdir()
+    os.utime(first, (1e9, 1e9))
+    monkeypatch.setattr(kept, "MOST_BYTES", first.stat().st_size - 1)
+    monkeypatch.setattr(kept, "_AT_ONCE", 1)
+    kept.expectation(problems[1])
+    assert not first.exists()
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_what_has_no_gradients_is_kept_without_them(folder, computed, dtype):
+    """The rest is the same to the last bit, whatever is in the cache."""
+    problem = problem_of("mask/key-padding/cross", dtype)
+    every, forward = kept.expectation(problem), kept.expectation(problem, gradients=False)
+    assert_same(kept.expectation(problem, gradients=False), forward)
+    assert computed == [problem, problem]
+    assert list(forward.arrays) == ["output", "weights"]
+    for ours, theirs in (
+        (forward.arrays, every.arrays),
+        *zip(forward.noise.values(), every.noise.values(), strict=True),
+    ):
+        for name in forward.arrays:
+            np.testing.assert_array_equal(ours[name], theirs[name], strict=True)

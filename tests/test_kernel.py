@@ -8,8 +8,8 @@ from mutants import miniatures
 
 from conformance import Call, Function, MaskArgument, attention_function
 from conformance.cases.catalogue import catalogue, find_cases
-from conformance.causes.diagnose import alone
 from conformance.causes.stages import Stages
+from conformance.definition.attention import heads_alone
 from conformance.definition.expectation import solve
 from conformance.running.session import Item, Session
 
@@ -60,6 +60,45 @@ def test_it_is_told_who_made_it(case):
     assert (right.verdict, right.made_by) == ("conforms", "")
 
 
+class WrongAtFirst(miniatures.Correct):
+    calls = 0
+
+    def attend(self, query, key, value, masks, **options):
+        self.calls += 1
+        context, weights = super().attend(query, key, value, masks, **options)
+        return context * query.dtype.type(1.5 if self.calls == 1 else 1.0), weights
+
+
+def wrong_within_a_graph(query, key, value, mask=None):
+    import torch
+
+    scale = 1.0 if query.is_leaf else 1.5
+    return torch.nn.functional.scaled_dot_product_attention(scale * query, key, value, mask)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [WrongAtFirst, lambda: attention_function("torch", MASK)(wrong_within_a_graph)],
+    ids=["state", "graph"],
+)
+def test_projections_that_are_right_are_not_named(make):
+    found = examined(make(), "plain/no-mask/cross")["output.equals-definition"]
+    assert (found.verdict, found.made_by) == ("deviates", "")
+
+
+def test_a_finding_about_another_call_has_no_maker():
+    import torch
+
+    def fast(query, key, value, mask=None):
+        scale = 1.0 if query.requires_grad == key.requires_grad else 1.5
+        return torch.nn.functional.scaled_dot_product_attention(scale * query, key, value, mask)
+
+    adapter = attention_function("torch", MASK)(fast)
+    found = examined(adapter, "mask/key-padding/separate")
+    frozen = found["gradient.does-not-depend-on-what-is-frozen"]
+    assert (frozen.verdict, frozen.made_by) == ("deviates", "")
+
+
 def test_returned_weights_have_a_maker_too():
     found = examined(Scaled(), "plain/no-mask/cross")["weights.equal-definition"]
     assert found.made_by == "kernel"
@@ -89,7 +128,7 @@ def test_gradients_have_a_maker():
 def test_the_kernel_alone_is_the_kernel_of_the_whole(case):
     problem = case.problem("float64")
     stages = Stages(problem)
-    own = alone(problem)
+    own = heads_alone(problem)
     found = solve(own)
     whole = solve(problem)
     empty = ~problem.allowed_in_full().any(axis=-1)
@@ -106,7 +145,7 @@ def test_the_kernel_alone_is_the_kernel_of_the_whole(case):
 
 def test_the_function_is_called_without_projections():
     (case,) = find_cases("plain/no-mask/gqa")
-    problem = alone(case.problem("float64"))
+    problem = heads_alone(case.problem("float64"))
     seen = {}
 
     class Watching(miniatures.Correct):

@@ -34,9 +34,10 @@ FLOORS = (
     "requirements",
     "experiments",
     "causes",
-    ("explore", "porting"),
+    ("explore", "porting", "long"),
     "reports",
     "running",
+    "judging",
     "commands",
     "cli",
 )
@@ -55,6 +56,16 @@ READS = {
     "experiments": set(HEIGHT) - {"frameworks"},
     "requirements": set(HEIGHT) - {"frameworks"},
     "explore": set(HEIGHT) - {"reports"},
+    "long": {
+        "definition",
+        "adapter",
+        "records",
+        "frameworks",
+        "progress",
+        "text",
+        "words",
+        "errors",
+    },
     "porting": set(HEIGHT) - {"reports", "requirements", "experiments", "causes", "records"},
 }
 """What a room may import beyond the rule of the floors; a room that is not named: all below."""
@@ -63,9 +74,12 @@ ADAPTER_READS = {"conformance", "conformance.adapter", "conformance.adapters"}
 """An adapter knows the adapter interface, and other adapters; never what is expected."""
 
 ALONE = re.compile(
-    r"conformance\.adapters\.(ours\.attention|tutorials\.tutorial_\d|triton_flash_kernel)"
+    r"conformance\.adapters\.(ours\.(attention|positions|ring)|tutorials\.tutorial_\d|triton_flash_kernel)"
 )
-"""Modules that are examined, and that know nothing of any suite."""
+"""Modules that are examined, and that know of each other at most, and of no suite."""
+
+SANDBOXED = "conformance.judging.runner"
+"""A program that runs beside candidates, which the suite never imports."""
 
 pytestmark = pytest.mark.skipif(not (ROOT / "adapters").is_dir(), reason="needs a checkout")
 
@@ -179,8 +193,13 @@ def test_nothing_imports_an_adapter(name):
 
 @pytest.mark.parametrize("name", core())
 def test_only_bridges_import_a_framework(name):
-    if not name.endswith("_bridge"):
+    if not name.endswith("_bridge") and name != SANDBOXED:
         assert not within(imports(SOURCES[name]), *FRAMEWORKS)
+
+
+def test_what_runs_beside_candidates_knows_no_suite():
+    assert not within(imports(SOURCES[SANDBOXED]), "conformance")
+    assert not [name for name, path in SOURCES.items() if SANDBOXED in imports(path)]
 
 
 @pytest.mark.parametrize("name", every("conformance.frameworks"))
@@ -196,7 +215,7 @@ def test_no_bridge_is_imported_before_it_is_asked_for(name):
     found = imports(SOURCES[name])
     own = set()
     if name.endswith("_bridge"):
-        own = {"conformance.frameworks.numpy_bridge", "conformance.frameworks.runtime_bridge"}
+        own = {"conformance.frameworks.numpy_bridge"}
     assert not {n for n in found - own if n.startswith("conformance.") and n.endswith("_bridge")}
 
 
@@ -204,7 +223,7 @@ def test_no_bridge_is_imported_before_it_is_asked_for(name):
 def test_an_adapter_knows_the_interface_only(name):
     found = within(imports(SOURCES[name]), "conformance")
     if ALONE.fullmatch(name):
-        assert not found
+        assert all(ALONE.match(n) for n in found)
         return
     modules = {n if n in SOURCES else n.rpartition(".")[0] for n in found}
     assert modules - within(modules, "conformance.adapters") <= ADAPTER_READS
@@ -241,16 +260,13 @@ def test_the_interface_never_sees_the_expectation(name):
 
 @pytest.mark.parametrize("name", every("conformance.requirements"))
 def test_a_check_never_sees_how_an_implementation_is_called(name):
-    natives = {"native", "layer", "function", "loading", "parameters"}
+    natives = {"native", "function", "loading", "parameters"}
     assert not within(imports(SOURCES[name]), *(f"conformance.adapter.{n}" for n in natives))
 
 
 @pytest.mark.parametrize("name", every("conformance.explore"))
-def test_a_search_needs_hypothesis_and_a_reproduction_does_not(name):
-    found = imports(SOURCES[name])
-    assert not within(found, "pytest")
-    if not name.endswith(("search", "strategies")):
-        assert not within(found, "hypothesis")
+def test_a_search_needs_no_library_for_tests(name):
+    assert not within(imports(SOURCES[name]), "pytest", "hypothesis")
 
 
 def test_the_packages_are_all_declared():
@@ -260,8 +276,6 @@ def test_the_packages_are_all_declared():
 
 
 EXTRAS = {
-    "conformance.explore.search": {"hypothesis"},
-    "conformance.explore.strategies": {"hypothesis"},
     "conformance.commands.completion": {"argcomplete"},
 }
 """What is installed with an extra, and imported only when it is asked for."""
@@ -278,7 +292,7 @@ def test_the_core_needs_what_it_declares_and_nothing_else():
     # jinja2 brings markupsafe along, and hands its type out.
     declared |= {"conformance", "markupsafe"}
     for name in core():
-        if name.endswith("_bridge") or within([name], "conformance.running"):
+        if name.endswith("_bridge") or within([name], "conformance.running", SANDBOXED):
             continue
         extra = EXTRAS.get(name, set())
         assert extra <= optional, name

@@ -19,7 +19,9 @@ from conformance.adapter import loading
 from conformance.adapter.base import Adapter, Call
 from conformance.adapter.loading import adapted, load, registered
 from conformance.cases.catalogue import find_cases
+from conformance.cli import main
 from conformance.errors import (
+    ExitCode,
     NotAnAdapter,
     Unavailable,
     UnknownName,
@@ -56,6 +58,27 @@ def python(code, *arguments, cwd=None):
 
 
 # Names that are right
+
+
+def test_a_file_imports_its_neighbours_and_a_module_is_found_in_this_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    made = {"mine_beside_it", "mine_in_this_folder", "the_neighbour"}
+    for name in ("mine_beside_it", "mine_in_this_folder"):
+        text = "from mutants.miniatures import Correct\nfrom the_neighbour import TITLE\n"
+        text += "class Mine(Correct):\n    title = TITLE\n"
+        file(tmp_path, text, f"{name}.py")
+    file(tmp_path, "TITLE = 'from beside'", "the_neighbour.py")
+    # What is installed goes before a file of the same name.
+    file(tmp_path, "raise RuntimeError('hidden')", "einops.py")
+    try:
+        assert load(f"{tmp_path}/mine_beside_it.py:Mine").title == "from beside"
+        monkeypatch.setattr(sys, "path", [it for it in sys.path if it != str(tmp_path)])
+        monkeypatch.chdir(tmp_path)
+        assert load("mine_in_this_folder:Mine").title == "from beside"
+        assert importlib.util.find_spec("einops").origin != str(tmp_path / "einops.py")
+    finally:
+        for name in made & {*sys.modules}:
+            del sys.modules[name]
 
 
 def test_a_built_in_name():
@@ -270,6 +293,18 @@ def test_unknown_frameworks():
         framework("pytorch")
 
 
+@pytest.mark.parametrize("isolated", ["--isolate", "--no-isolate"])
+def test_a_misspelt_framework_is_one_line(tmp_path, capsys, isolated):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from conformance import attention_function\n"
+        "@attention_function('torhc')\ndef mine(query, key, value): ...\n"
+    )
+    assert main(["run", f"{path}:mine", isolated]) == ExitCode.USAGE
+    told = "mha-conformance: unknown framework 'torhc'; did you mean torch?"
+    assert capsys.readouterr().err.splitlines() == [told]
+
+
 def test_a_framework_that_breaks_while_it_is_imported(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file(tmp_path, "raise OSError('no libfoo.so')", "breaks_inside.py")
@@ -331,8 +366,9 @@ IMPORTED = f"\nimport sys; print(sorted(set({FRAMEWORKS!r}) & set(sys.modules)))
 
 EVERYTHING = """
 import importlib, pkgutil, conformance
+own = ("adapters.ours.attention", "adapters.ours.positions")
 for found in pkgutil.walk_packages(conformance.__path__, "conformance."):
-    if not found.name.endswith(("_bridge", "_node", "__main__", "adapters.ours.attention")):
+    if not found.name.endswith(("_bridge", "_node", "__main__", *own)):
         importlib.import_module(found.name)
 from conformance.adapter.loading import load, registered
 for name in registered():
@@ -408,3 +444,12 @@ def test_every_built_in_name_is_an_adapter_of_a_class_that_its_file_defines():
     for point in registered().values():
         if point.module.startswith("conformance.adapters."):
             assert f"class {point.attr}(" in file_of(point.module).read_text(encoding="utf-8")
+
+
+def test_an_accuracy_class_that_there_is_not(tmp_path):
+    path = tmp_path / "b.py"
+    path.write_text(
+        "from mutants.miniatures import Correct\n\nclass B(Correct):\n    accuracy = 'B'\n"
+    )
+    with pytest.raises(WrongDeclaration, match="accuracy='B'; say 'A', 'A0' or nothing"):
+        load(f"{path}:B")

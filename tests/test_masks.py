@@ -73,7 +73,7 @@ def spelled(mask, argument, sizes):
         key_length=sizes["key"],
         mask=mask,
     )
-    wanted = bool if argument.true is not None else float
+    wanted = np.dtype(bool if argument.true is not None else argument.dtype or float)
     found = [it.arguments[argument.name] for it in MaskTable((argument,)).spellings(problem)]
     return [array for array in found if array.dtype == wanted]
 
@@ -98,7 +98,7 @@ def meant(array, argument, sizes):
 def check(source, target, layout, numbers, sizes, mask):
     """Translate there and back; False where the target cannot say it."""
     array = to_layout(
-        said(mask, source, numbers), layout, make_shape(sizes), broadcast=source.broadcasts
+        said(mask, source, numbers), layout, make_shape(sizes).logits, broadcast=source.broadcasts
     )
     assert array is not None
     wanted = spelled(mask, target, sizes)
@@ -113,7 +113,7 @@ def check(source, target, layout, numbers, sizes, mask):
     assert found.dtype.kind == wanted[-1].dtype.kind
     assert np.array_equal(found, wanted[-1])
     back = translate(found, source=names["target"], target=names["source"], **sizes)
-    first = to_layout(mask, "batch heads query key", make_shape(sizes), broadcast=False)
+    first = to_layout(mask, "batch heads query key", make_shape(sizes).logits, broadcast=False)
     assert np.array_equal(meant(found, target, sizes), first)
     assert np.array_equal(meant(back, source, sizes), first)
     return True
@@ -162,7 +162,7 @@ def test_any_pair_of_any_sizes(data):
     kept = data.draw(st.sets(st.sampled_from(AXES))) if source.broadcasts else AXES
     mask = drawn(layout, sizes, data.draw(st.integers(0, 99)), kept)
     array = to_layout(
-        said(mask, source, numbers), layout, make_shape(sizes), broadcast=source.broadcasts
+        said(mask, source, numbers), layout, make_shape(sizes).logits, broadcast=source.broadcasts
     )
     names = {"source": DECLARED[source], "target": DECLARED[target]}
     try:

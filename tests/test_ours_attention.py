@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -9,8 +10,12 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from conformance.adapters.ours import attention  # noqa: E402
+from conformance.adapter.base import Call  # noqa: E402
+from conformance.adapters.ours import Ours, attention, positions  # noqa: E402
 from conformance.adapters.ours.attention import MultiHeadAttention  # noqa: E402
+from conformance.cases.catalogue import find_cases  # noqa: E402
+from conformance.definition.expectation import solve  # noqa: E402
+from conformance.definition.features import Norm, Rotary, Segments  # noqa: E402
 
 # Sizes are pairwise different, so that no axis can be taken for another.
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS = 3, 8, 2, 5, 6
@@ -358,3 +363,134 @@ def test_mask_shape_errors(name, shape):
     mask = torch.zeros(shape) if name == "attn_bias" else torch.ones(shape).bool()
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         module(4, 2)(normal(*X), normal(*Y), **{name: mask})
+
+
+# Features of language models: against the reference, which knows of no torch
+
+
+def featured(problem, *names):
+    """The problem with features, by the names of them that `Problem.features` has."""
+    batch, heads, queries, keys = problem.shape.logits
+    random = np.random.default_rng(3)
+    size = problem.shape.head_size
+    segments = [np.sort(random.integers(0, 3, (batch, length))) for length in (queries, keys)]
+    fields = {
+        "window": {"window": (2, 1)},
+        "soft cap": {"soft_cap": 1.5},
+        "sinks": {"sinks": random.standard_normal(heads)},
+        "alibi": {"slopes": 2.0 ** -np.arange(heads)},
+        "rotary": {"rotary": Rotary(size=2, base=100.0, pairs="interleaved")},
+        "query/key norm": {
+            "norm": Norm(query=random.standard_normal(size), key=random.standard_normal(size))
+        },
+        "lengths": {
+            "key_lengths": random.integers(queries, keys + 1, batch),
+            "query_lengths": random.integers(0, queries + 1, batch),
+        },
+        "segments": {"segments": Segments(query=segments[0], key=segments[1])},
+    }
+    chosen = {name: value for feature in names for name, value in fields[feature].items()}
+    return problem.replace(**chosen)
+
+
+FEATURES = ("query/key norm", "rotary", "soft cap", "alibi", "window", "lengths", "sinks")
+COMBINED = [
+    *((name,) for name in (*FEATURES, "segments")),
+    FEATURES,
+    ("rotary", "alibi", "window", "segments", "sinks"),
+]
+
+
+@pytest.mark.parametrize("case", ["plain/no-mask/gqa", "causal/square/self"])
+@pytest.mark.parametrize("names", COMBINED, ids=" + ".join)
+def test_features_are_those_of_the_reference(case, names):
+    (case,) = find_cases(case)
+    problem = featured(case.problem("float64"), *names)
+    if problem.shape.query_length > problem.shape.key_length:
+        problem = problem.replace(query_lengths=None, key_lengths=None)
+    expected, adapter = solve(problem), Ours()
+    spellings = list(itertools.islice(adapter.masks.spellings(problem), 4))
+    for spelling in spellings:
+        answer = adapter.run(problem, Call(adapter.modes[0], spelling=spelling))
+        assert answer.gradients.keys() == expected.gradients.keys()
+        for name, array in expected.arrays().items():
+            found = answer.arrays()[name]
+            np.testing.assert_allclose(found, array, rtol=1e-9, atol=1e-12, err_msg=spelling.label)
+
+
+def language_model(**options):
+    features = {
+        "norm_epsilon": 1e-6,
+        "rotary": positions.Rotary(4),
+        "soft_cap": 2.0,
+        "slopes": [2.0**-head for head in range(HEADS)],
+        "window": (4, None),
+        "sinks": True,
+    }
+    return module(head_size=6, kv_heads=2, **(features | options))
+
+
+@pytest.mark.parametrize("chunks", [(1,) * 10, (2, 3, 5), (9, 1), (10,)])
+def test_a_cache_gives_what_the_whole_gives(chunks):
+    built, x = language_model(), normal(BATCH, 10, WIDTH).requires_grad_()
+    whole = built(x, causal="bottom-right")
+    cache = positions.Cache()
+    parts = [built(part, causal="bottom-right", cache=cache) for part in x.split(chunks, 1)]
+    assert len(cache) == 10
+    assert torch.allclose(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
+    for one, other in zip(
+        gradients(built, torch.cat(parts, 1), x), gradients(built, whole, x), strict=True
+    ):
+        assert torch.allclose(one, other, rtol=0, atol=1e-10)
+
+
+def test_packed_sequences_are_what_they_are_alone():
+    built, x = language_model(), normal(1, 9, WIDTH)
+    ids = torch.tensor([[5, 5, 5, 1, 2, 2, 2, 2, 2]])
+    packed = built(x, causal="top-left", query_segments=ids, key_segments=ids)
+    alone = [built(part, causal="top-left") for part in x.split((3, 1, 5), 1)]
+    assert torch.allclose(packed, torch.cat(alone, 1), rtol=0, atol=1e-12)
+
+
+def test_the_end_of_an_entry_is_the_end_of_its_lengths():
+    built, x = language_model(), inputs()[0]
+    keys, queries = torch.tensor([5, 3, 4]), torch.tensor([2, 3, 1])
+    padded = built(x, causal="bottom-right", key_lengths=keys, query_lengths=queries)
+    for entry, (key, query) in enumerate(zip(keys, queries, strict=True)):
+        row = x[entry : entry + 1]
+        alone = built(row[:, :query], row[:, :key], causal="bottom-right")
+        assert torch.allclose(padded[entry, :query], alone[0], rtol=0, atol=1e-12)
+
+
+def test_a_shift_of_all_positions_changes_nothing():
+    built, x = language_model(), inputs()[0]
+    at = torch.arange(QUERIES).expand(BATCH, -1)
+    first, shifted = (
+        built(x, causal="top-left", query_positions=at + by, key_positions=at + by)
+        for by in (0, 300)
+    )
+    assert torch.allclose(first, shifted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"soft_cap": 0.0}, "soft_cap must be positive, got 0.0"),
+        ({"slopes": [1.0]}, "there are 1 slopes for 8 heads"),
+        ({"window": (-1, 0)}, "window counts keys, got (-1, 0)"),
+        ({"rotary": positions.Rotary(8)}, "rotary.size must be even and at most 6, got 8"),
+        ({"rotary": positions.Rotary(3)}, "rotary.size must be even and at most 6, got 3"),
+    ],
+)
+def test_features_that_cannot_be(options, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        language_model(**options)
+
+
+def test_arguments_that_cannot_be_beside_each_other():
+    built, x, cache = language_model(), inputs()[0], positions.Cache()
+    built(x, causal="bottom-right", cache=cache)
+    with pytest.raises(ValueError, match="a cache has neither lengths nor segments"):
+        built(x, cache=cache, key_lengths=torch.ones(BATCH, dtype=torch.int64))
+    with pytest.raises(ValueError, match="pass segments of both queries and keys"):
+        built(x, key_segments=torch.ones(BATCH, QUERIES, dtype=torch.int64))

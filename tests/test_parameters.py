@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.adapter.layer import Layer
 from conformance.adapter.loading import load, registered
+from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter, ParameterTable
 from conformance.cases.case import FAMILIES, draw
 from conformance.definition.problem import Shape, Weights
@@ -208,6 +208,37 @@ def test_heads_that_share_a_key_stand_apart():
     assert np.array_equal(native["kv"][:, : shape.head_size], weights.key.transpose(1, 2, 0))
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_each_key_head_lies_behind_its_query_heads(kv_heads):
+    shape = with_all_biases("self", kv_heads=kv_heads)
+    pattern = "embed heads head -> embed (heads head)"
+    rows = (
+        Parameter("qkv", "query key value", pattern, stack=1, grouped=True),
+        SEPARATE[3],
+        Parameter(
+            "b",
+            "query_bias key_bias value_bias",
+            "heads head -> (heads head)",
+            stack=0,
+            grouped=True,
+        ),
+        BIASES[3],
+    )
+    table, weights = ParameterTable(rows, shape), weights_of(shape)
+    assert_round_trip(table, weights)
+    native = table.load(weights)
+    # As Falcon takes them apart.
+    size = (kv_heads, shape.group + 2, shape.head_size)
+    fused, biases = native["qkv"].reshape(-1, *size), native["b"].reshape(size)
+    for head in range(shape.heads):
+        at = divmod(head, shape.group)
+        assert np.array_equal(fused[:, *at], weights.query[:, head])
+        assert np.array_equal(biases[at], weights.query_bias[head])
+    assert np.array_equal(fused[:, :, -2], weights.key)
+    assert np.array_equal(fused[:, :, -1], weights.value)
+    assert np.array_equal(biases[:, -1], weights.value_bias)
+
+
 def test_rows_without_biases_are_left_out():
     shape = dataclasses.replace(FAMILIES["cross"], bias=False)
     table = ParameterTable((*SEPARATE, *BIASES), shape)
@@ -250,6 +281,11 @@ def test_any_pattern_of_any_shape_is_inverted(group, kv, head, value, width, one
         (lambda: Parameter("w", "query", "a b c"), "'a b c' is no pattern"),
         (lambda: Parameter("w", "query", "a -> b -> c"), "is no pattern"),
         (lambda: Parameter("w", "query", "a b c -> a b c", interleaved=True), "no axis heads"),
+        (lambda: Parameter("w", "query", "a b c -> b a c", grouped=True), "does not begin with"),
+        (
+            lambda: Parameter("w", "query key", f"{LEFT} -> (head heads)", stack=0, grouped=True),
+            "does not begin with heads",
+        ),
     ],
 )
 def test_a_row_that_contradicts_itself(declare, told):
@@ -316,6 +352,9 @@ def test_a_native_parameter_that_is_missing_or_of_another_size():
     native = table.load(weights_of(shape))
     with pytest.raises(WrongDeclaration, match="the implementation has no parameter 'wv'"):
         table.export({name: array for name, array in native.items() if name != "wv"})
+    gradients = table.export({n: a for n, a in native.items() if n != "wv"}, every=False)
+    assert "value" not in gradients
+    assert "key" in gradients
     with pytest.raises(WrongDeclaration, match="'wq'"):
         table.export(native | {"wq": native["wq"][1:]})
     stacked = ParameterTable((QKV, SEPARATE[3], *BIASES), shape)

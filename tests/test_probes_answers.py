@@ -171,17 +171,19 @@ def test_a_switch_that_does_nothing_is_seen():
             return super().attend(query, key, value, masks, **options)
 
     assert values(Switched(), "input-layouts") == {
-        "input without a batch axis": "refused",
+        "input without a batch axis": "cannot be asked",
         "sequence-first input": "something else",
     }
 
 
 # The same again
 
+SAME = "same bits (batch 2, heads 4, query 144, key 145)"
+
 
 @pytest.mark.parametrize(
     ("size", "twice"),
-    [(0, "same bits"), (1.2e-7, "within noise"), (1e-2, "apart")],
+    [(0, SAME), (1.2e-7, "within noise"), (1e-2, "apart")],
     ids=["none", "rounding", "noise"],
 )
 def test_asked_twice(size, twice):
@@ -195,7 +197,10 @@ def test_asked_twice(size, twice):
 
     found = values(Restless(), "repeatability")
     assert found["asked twice"] == twice
-    assert found.keys() == {
+    masks = {"mask contiguous and strided", "mask whole and cut out"}
+    # With noise, no way to block a key is recognised.
+    assert found.keys() & masks == (masks if size < 1e-3 else set())
+    assert found.keys() - masks == {
         "asked twice",
         "alone and inside a batch",
         "contiguous and strided",
@@ -210,7 +215,7 @@ def test_a_batch_that_leaks_is_told_apart():
             return super().attend(query, mixed, value, masks, **options)
 
     found = values(Leaky(), "repeatability")
-    assert found["asked twice"] == "same bits"
+    assert found["asked twice"] == SAME
     assert found["contiguous and strided"] != "apart" != found["whole and cut out"]
     assert found["alone and inside a batch"] == "apart"
     assert values(fake(), "repeatability")["alone and inside a batch"] != "apart"
@@ -228,4 +233,5 @@ def test_what_lies_in_memory_may_matter(strides, subject):
 
     found = values(Naive(), "repeatability")
     assert found.pop(subject) == "apart"
+    assert found.pop(f"mask {subject}") == "apart"
     assert "apart" not in found.values()

@@ -94,6 +94,53 @@ def test_who_reads_queries_for_keys_is_seen_where_sizes_coincide():
     assert "[5, 5] is [key, query]" in square
 
 
+def padded(mask, keys):
+    """Blocks the keys that the mask does not reach, as ONNX's operator does."""
+    length = mask.shape[-1]
+    return np.concatenate([mask, np.zeros((*mask.shape[:-1], keys - length))], axis=-1)
+
+
+def of_heads(chosen):
+    return lambda mask, heads: mask[chosen(np.arange(heads), len(mask))]
+
+
+@pytest.mark.parametrize(
+    ("heads", "more", "fewer"),
+    [
+        (lambda at, n: np.minimum(at, n - 1), "the rest is ignored", "the last serves the others"),
+        (lambda at, n: at % n, "the rest is ignored", "which serve the others in turn"),
+    ],
+    ids=["clamped", "in turn"],
+)
+def test_a_mask_of_another_number_of_heads_is_made_to_fit(heads, more, fewer):
+    def logits(logits, mask):
+        return blocked(logits, of_heads(heads)(mask.reshape(-1, 4, 5), logits.shape[1]) != 0)
+
+    argument = MaskArgument("mask", "heads query key", true="attends")
+    found = values(fake(logits, masks=argument), "shapes")
+    assert more in found["mask: takes [batch·heads, query, key] [heads+1, query, key]"]
+    assert fewer in found["mask: takes [batch, query, key]"]
+
+
+def test_a_mask_that_ends_before_the_last_key_is_made_to_fit():
+    def logits(logits, mask):
+        return blocked(logits, padded(mask, logits.shape[-1]) != 0)
+
+    found = values(fake(logits), "shapes")
+    assert found["mask: takes [query] [batch]"] == "[key], and the keys beyond are blocked"
+
+
+def test_a_mask_may_be_read_as_numbers_of_keys():
+    def logits(logits, mask):
+        if mask.ndim == 1:
+            mask = np.arange(logits.shape[-1]) < mask.astype(int)[:, None]
+        return blocked(logits, mask[:, None, None] != 0)
+
+    argument = MaskArgument("mask", "batch key", true="attends")
+    found = values(fake(logits, masks=argument), "shapes")
+    assert found["mask: takes [batch]"] == "a number of visible keys for each of [batch]"
+
+
 def test_a_shape_that_is_taken_for_nothing_is_not_guessed_at():
     def logits(logits, mask):
         if mask.ndim < 4:
@@ -133,10 +180,12 @@ def one_only(pad, mask):
         (lambda pad, mask: mask, "mask only"),
         (lambda pad, mask: pad | mask, "either"),
         (lambda pad, mask: np.ones_like(pad | mask), "neither"),
+        (lambda pad, mask: pad | ~mask, "what pad shows or mask blocks"),
+        (lambda pad, mask: ~pad & mask, "what mask shows and pad blocks"),
         (lambda pad, mask: ~(pad ^ mask), "unexplained"),
         (one_only, "refused"),
     ],
-    ids=["both", "first", "second", "either", "neither", "unexplained", "refused"],
+    ids=["both", "first", "second", "either", "neither", "or not", "not", "unexplained", "refused"],
 )
 def test_two_masks_at_once(join, value):
     found = values(joined(join), "pairs")
@@ -312,10 +361,39 @@ def square_only(queries, keys):
         (bottom_right, ["causal", "bottom-right", "bottom-right"]),
         (square_only, ["causal", "refused", "refused"]),
         (lambda queries, keys: np.ones((queries, keys), bool), ["ignored"] * 3),
-        (lambda queries, keys: np.tri(queries, keys, 1, dtype=bool), ["unexplained"] * 3),
+        (
+            lambda queries, keys: np.tri(queries, keys, 1, dtype=bool),
+            [f"{name}, and the next key" for name in ("causal", "top-left", "top-left")],
+        ),
+        (
+            lambda queries, keys: np.tri(queries, keys, keys - queries - 1, dtype=bool),
+            [f"{name}, without a query's own key" for name in ("causal", *["bottom-right"] * 2)],
+        ),
+        (
+            lambda queries, keys: (
+                top_left(queries, keys) | (np.arange(queries) == queries - 1)[:, None]
+            ),
+            ["causal", "top-left, but the last query sees every key", "top-left"],
+        ),
+        (
+            lambda queries, keys: ~np.tri(queries, keys, -1, dtype=bool),
+            [f"{name}, but the other half is visible" for name in ("causal", *["top-left"] * 2)],
+        ),
         (lambda queries, keys: top_left(queries, keys)[::-1], ["unexplained"] * 3),
+        (lambda queries, keys: np.zeros((queries, keys), bool), ["NaN"] * 3),
     ],
-    ids=["top-left", "bottom-right", "refused", "ignored", "off by one", "upside down"],
+    ids=[
+        "top-left",
+        "bottom-right",
+        "refused",
+        "ignored",
+        "off by one",
+        "strict",
+        "last query",
+        "other half",
+        "upside down",
+        "nan",
+    ],
 )
 def test_where_the_triangle_is(triangle, alone):
     found = values(causal(triangle), "causal")
@@ -330,9 +408,10 @@ def test_where_the_triangle_is(triangle, alone):
         (lambda triangle, mask: triangle & mask, "both"),
         (lambda triangle, mask: triangle | np.zeros_like(mask), "is_causal only"),
         (lambda triangle, mask: mask, "mask only"),
+        (lambda triangle, mask: mask | ~triangle, "what mask shows or is_causal blocks"),
         (one_only, "refused"),
     ],
-    ids=["both", "flag", "mask", "refused"],
+    ids=["both", "flag", "mask", "or not", "refused"],
 )
 def test_the_flag_beside_a_mask(triangle, join, value):
     found = values(causal(triangle, join), "causal")

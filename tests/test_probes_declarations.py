@@ -12,7 +12,7 @@ from conformance import Adapter, CausalFlag, MaskArgument, Mode
 from conformance.experiments import EXPERIMENTS, experiment, find_experiments
 from conformance.records.findings import Entry
 from conformance.records.phrase import Phrase
-from conformance.requirements.declared import DECLARED, compared
+from conformance.requirements.probed import compared, declares
 from conformance.running.session import Inquiry, Session, inquiries
 from conformance.words import say
 
@@ -23,7 +23,7 @@ def inquire(adapter, name, mode=0):
     result, _ = Session().inquire(inquiry)
     assert result.id == inquiry.id
     finding, *others = result.findings
-    assert finding.requirement == DECLARED.id
+    assert finding.requirement == declares.id
     assert all(other.verdict == "conforms" for other in others)
     return finding, result.entries
 

@@ -11,8 +11,11 @@ from mutants.fakes import attends, blocked, entries, fake, laboratory, usual, va
 from mutants.miniatures import MASK, Correct, Inverted, Raises
 
 from conformance import Answer, MaskArgument, Unsupported
+from conformance.cases.catalogue import find_cases
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
+from conformance.definition.comparison import against
+from conformance.requirements.examination import Examination, Workbench
 from conformance.requirements.laboratory import (
     OUTPUT_BIAS,
     NoAnswer,
@@ -23,6 +26,7 @@ from conformance.requirements.laboratory import (
     readout,
     readout_shape,
 )
+from conformance.requirements.polarity import polarity
 from conformance.words import say
 
 # The readout
@@ -111,7 +115,12 @@ def no_numbers(logits, mask):
 
 
 EVERY = len(FORMS)
+ASKED = EVERY + 2
+"""With the least number of float32, and in another floating dtype."""
 WEVERYED = "multiplied into the weights"
+LARGEST = "attends, equally, where the row's largest number is"
+SCALE = (Sizes().key + 3) ** -0.5
+"""Of the heads in which keys are counted."""
 MEANINGS = {
     "attends": (fake(attends), ["attends"] * EVERY),
     "attends, at a scale of its own": (fake(attends, scale=0.7), ["attends"] * EVERY),
@@ -121,6 +130,18 @@ MEANINGS = {
     ),
     "blocks": (fake(lambda logits, mask: blocked(logits, mask == 0)), ["blocks"] * EVERY),
     "added": (fake(lambda logits, mask: logits + mask), ["added"] * EVERY),
+    "added before the scale": (
+        fake(lambda logits, mask: logits + mask * SCALE),
+        ["added before the scale"] * EVERY,
+    ),
+    "added, times a large number": (
+        fake(lambda logits, mask: (logits - (1 - mask) * 1e9).astype(np.float32)),
+        [*["attends"] * 5, "attends above ½", *[LARGEST] * 3],
+    ),
+    "blocks everything, in tiles of 8 keys": (
+        fake(None, lambda weights, mask: np.full_like(weights, 1 / 8)),
+        ["blocks everything"] * EVERY,
+    ),
     "usual": (fake(usual), ["attends", *["added"] * 8]),
     "multiplied into the logits": (
         fake(lambda logits, mask: logits * mask),
@@ -177,6 +198,27 @@ def test_a_mask_means_what_it_does(name):
     )
 
 
+def int32_only(logits, mask):
+    if mask.dtype != np.int32:
+        raise TypeError(f"a mask of int32, please, not {mask.dtype}")
+    return blocked(logits, mask == 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_argument_of_whole_numbers_is_given_them(dtype):
+    meant = MaskArgument("mask", MASK.axes, number="blocks, 0 or 1 only", dtype="int32")
+    adapter = fake(int32_only, masks=meant)
+    (case,) = find_cases("mask/per-batch/cross")
+    ex = Examination(adapter, case, dtype, "cpu", adapter.modes[0], Workbench())
+    assert all(comparison.fits for comparison in against(ex.expectation, ex.answer.arrays()))
+    assert polarity.check(ex).verdict == "conforms"
+    found = values(adapter, "masks")
+    assert found["mask, int32 0/1"] == "blocks"
+    assert found["mask, float32 0/1"] == "rejected"
+    hidden = [form for form, value in values(adapter, "leaks").items() if value == "hidden"]
+    assert any("int32 0/1" in form for form in hidden), "it is by int32 that keys are blocked"
+
+
 def test_half_a_number_added_to_minus_infinity_is_still_seen():
     halved = values(fake(lambda logits, mask: logits + mask / 2), "masks")
     assert halved["mask, float32 0/−inf"] == "unexplained", "the finite number beside it tells"
@@ -203,9 +245,10 @@ def test_half_precision_is_asked_in_the_one_that_there_is():
         "mask, float16 0/−1e4 (inputs float16)": "added",
         "mask, float32 0/1 (inputs float16)": "added",
         "mask, float32 0/−inf (inputs float16)": "added",
+        "mask, float16 0/finfo.min (inputs float16)": "added",
     }
-    assert len(found) == EVERY + len(own), "NumPy has no bfloat16, so that is not asked"
-    assert len(values(fake(usual, dtypes=("float32", "float64")), "masks")) == EVERY
+    assert len(found) == ASKED + len(own), "NumPy has no bfloat16, so that is not asked"
+    assert len(values(fake(usual, dtypes=("float32", "float64")), "masks")) == ASKED
 
 
 @pytest.mark.parametrize(("least", "value"), [(-64, "attends"), (-40, "unexplained")])
@@ -227,7 +270,7 @@ def test_a_half_precision_that_cannot_be_had_here_is_not_asked():
         return run(problem, call)
 
     adapter.run = elsewhere
-    assert len(values(adapter, "masks")) == EVERY
+    assert len(values(adapter, "masks")) == ASKED
 
 
 QUERIES = MaskArgument("mask", "batch query", true="attends")

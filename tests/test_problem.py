@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import FULL, MEMORY, SELF, SIZES, make
+from problems import FULL, MEMORY, MODERN, SELF, SIZES, make, position_of, visible
 
-from conformance.definition.dtypes import BFLOAT16
+from conformance.cases.case import rounded
+from conformance.definition.dtypes import BFLOAT16, DTYPES
 from conformance.definition.expectation import solve
+from conformance.definition.features import Norm, Positions, Rotary, Segments
 from conformance.definition.problem import (
     WEIGHT_NAMES,
     Answer,
@@ -151,6 +154,158 @@ def test_format_is_found_by_the_dtype():
     assert make(dtype="bfloat16").format is BFLOAT16
 
 
+# Features.
+
+BAD_FEATURES = {
+    "window has -1 keys before the query; None means no limit": {"window": (-1, None)},
+    "window has -2 keys after the query; None means no limit": {"window": (3, -2)},
+    "soft_cap is 0.0; it is positive and finite": {"soft_cap": 0.0},
+    "soft_cap is inf; it is positive and finite": {"soft_cap": np.inf},
+    "sinks has shape [3], wanted [4]": {"sinks": np.zeros(3)},
+    "slopes has shape [1, 4], wanted [4]": {"slopes": np.zeros((1, 4))},
+    "rotary.size is 4; it is even, positive and at most the head size, 3": {
+        "rotary": Rotary(size=4)
+    },
+    "rotary.size is 1; it is even, positive and at most the head size, 3": {
+        "rotary": Rotary(size=1)
+    },
+    "rotary.size is 0; it is even, positive and at most the head size, 3": {
+        "rotary": Rotary(size=0)
+    },
+    "rotary.base is 0.0; it is positive and finite": {"rotary": Rotary(size=2, base=0.0)},
+    "norm.key has shape [1], wanted [3]": {"norm": Norm(query=np.ones(3), key=np.ones(1))},
+    "norm.epsilon is 0; it is positive and finite": {
+        "norm": Norm(query=np.ones(3), key=np.ones(3), epsilon=0)
+    },
+    "query_lengths has shape [1], wanted [2]": {"query_lengths": np.array([1])},
+    "query_lengths are [4, 0]; they are within 0 and 3": {"query_lengths": np.array([4, 0])},
+    "key_lengths are [5, -1]; they are within 0 and 5": {"key_lengths": np.array([5, -1])},
+    "segments.key has shape [2, 3], wanted [2, 5]": {
+        "segments": Segments(query=np.zeros((2, 3), int), key=np.zeros((2, 3), int))
+    },
+    "positions.query has shape [3], wanted [2, 3]": {
+        "positions": Positions(query=np.zeros(3, int), key=np.zeros((2, 5), int))
+    },
+}
+
+
+@pytest.mark.parametrize("told", BAD_FEATURES)
+def test_features_fit_the_shape_or_are_refused_in_one_line(told):
+    with pytest.raises(WrongShape, match=f"^{re.escape(told)}$"):
+        make().replace(**BAD_FEATURES[told])
+
+
+def test_numbers_of_features_may_be_less_than_one():
+    ones = np.ones(3)
+    make().replace(soft_cap=0.5, rotary=Rotary(size=2, base=0.5))
+    make().replace(norm=Norm(query=ones, key=ones, epsilon=1e-8))
+
+
+def test_features_are_listed_in_the_order_of_the_definition():
+    assert make().features == ()
+    assert make(causal="bottom-right", mask=FULL, attn_bias=FULL).features == ()
+    names = {name: make(modern=(name,), head_size=5).features for name in MODERN}
+    assert names == {
+        "norm": ("query/key norm",),
+        "rotary": ("rotary",),
+        "interleaved": ("rotary",),
+        "cap": ("soft cap",),
+        "slopes": ("alibi",),
+        "window": ("window",),
+        "left window": ("window",),
+        "lengths": ("lengths",),
+        "segments": ("segments",),
+        "positions": ("positions",),
+        "sinks": ("sinks",),
+        "bottom-right": (),
+    }
+    every = make(modern=tuple(MODERN), head_size=5).features
+    order = ("query/key norm", "rotary", "soft cap", "alibi", "window", "lengths", "segments")
+    assert every == (*order, "positions", "sinks")
+    assert make(modern=("window",)).replace(window=(0, None)).features == ("window",)
+
+
+def test_every_number_of_a_feature_is_in_the_digest():
+    problem = make(modern=tuple(MODERN), head_size=5)
+    norm, rotary = problem.norm, problem.rotary
+    changes = [
+        {"window": (2, 1)},
+        {"soft_cap": 0.7},
+        {"rotary": dataclasses.replace(rotary, base=51.0)},
+        {"rotary": dataclasses.replace(rotary, pairs="halves")},
+        {"norm": dataclasses.replace(norm, epsilon=0.2)},
+    ]
+    for name, array in problem.feature_arrays().items():
+        field, _, part = name.partition(".")
+        changed = np.where(array == array.max(), array - 1, array)
+        value = dataclasses.replace(getattr(problem, field), **{part: changed}) if part else changed
+        changes.append({field: value})
+    assert len(changes) == 5 + 10
+    digests = {problem.replace(**change).digest() for change in ({}, *changes)}
+    assert len(digests) == 1 + len(changes)
+    assert make().digest() == "609a9e0774670853b7418aae8b93304e"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_of_features_are_rounded_and_the_others_stay(dtype):
+    exact = make(modern=tuple(MODERN), head_size=5)
+    problem = rounded(exact, dtype)
+    for name, array in problem.feature_arrays().items():
+        before = exact.feature_arrays()[name]
+        assert array.dtype == before.dtype
+        np.testing.assert_array_equal(array, problem.format.round(before))
+    assert problem.soft_cap == exact.soft_cap
+    assert problem.norm.epsilon == exact.norm.epsilon
+
+
+@deterministic
+@given(st.data())
+def test_positions_and_rules_are_those_of_the_words(data):
+    """`tests/problems.py` asks for one pair at a time, in other words."""
+    batch, queries, keys = (data.draw(st.integers(1, most)) for most in (2, 5, 6))
+    problem = make(
+        batch=batch,
+        query_length=queries,
+        key_length=keys,
+        heads=1,
+        kv_heads=1,
+        causal=data.draw(st.sampled_from([None, "top-left", "bottom-right"])),
+    )
+
+    def numbers(most, *size):
+        values = st.lists(st.integers(0, most), min_size=1, max_size=1)
+        drawn = [data.draw(values)[0] for _ in range(int(np.prod(size)))]
+        return np.array(drawn, dtype=np.int64).reshape(size)
+
+    if data.draw(st.booleans()):
+        problem = problem.replace(key_lengths=numbers(keys, batch))
+    if data.draw(st.booleans()):
+        problem = problem.replace(query_lengths=numbers(queries, batch))
+    if data.draw(st.booleans()):
+        segments = Segments(query=numbers(2, batch, queries), key=numbers(2, batch, keys))
+        problem = problem.replace(segments=segments)
+    if data.draw(st.integers(0, 3)) == 0:
+        positions = Positions(query=numbers(6, batch, queries), key=numbers(6, batch, keys))
+        problem = problem.replace(positions=positions)
+    sides = st.none() | st.integers(0, 3)
+    problem = problem.replace(window=(data.draw(sides), data.draw(sides)))
+    for side, stands in (
+        ("query", problem.position_of_queries),
+        ("key", problem.position_of_keys),
+    ):
+        assert stands.shape == (batch, getattr(problem.shape, f"{side}_length"))
+        for entry, token in np.ndindex(stands.shape):
+            assert stands[entry, token] == position_of(problem, side, entry, token)
+    np.testing.assert_array_equal(problem.allowed_in_full(), visible(problem))
+
+
+def test_rules_that_no_entry_or_head_changes_stay_small():
+    assert make(causal="bottom-right").replace(window=(1, 0)).allowed.shape == (1, 1, 3, 5)
+    lengths = make().replace(key_lengths=np.array([2, 5]))
+    assert lengths.allowed.shape == (2, 1, 1, 5)
+    assert lengths.allowed[:, 0, 0].tolist() == [[1, 1, 0, 0, 0], [1] * 5]
+
+
 # Replacing parts.
 
 
@@ -219,6 +374,9 @@ def test_allowed_is_mask_and_flag():
         assert problem.allowed_in_full().shape == FULL
         assert problem.allowed_in_full().dtype == np.bool_
     assert make().allowed_in_full().all()
+    # What is the same for all heads is never repeated in memory.
+    assert both.allowed.shape[1] == 1
+    assert both.allowed_in_full().strides[1] == 0
 
 
 def test_true_means_may_attend():
@@ -226,6 +384,17 @@ def test_true_means_may_attend():
     weights = solve(make(mask=mask[None, None, None])).weights
     assert (weights[..., :2] > 0).all()
     assert (weights[..., 2:] == 0).all()
+
+
+def test_what_is_blocked_has_the_shape_of_the_weights():
+    """Of weights averaged over heads, only what no head may attend to is blocked."""
+    mask = np.random.default_rng(0).random((1, 4, 3, 5)) < 0.5
+    problem = make(mask=mask)
+    allowed = problem.allowed_in_full()
+    np.testing.assert_array_equal(problem.blocked_for(np.zeros(allowed.shape)), ~allowed)
+    averaged = problem.blocked_for(np.zeros(allowed.shape)[:, 0])
+    np.testing.assert_array_equal(averaged, ~allowed.any(axis=1))
+    assert averaged.any() != averaged.all()
 
 
 # Answer.

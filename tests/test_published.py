@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -20,7 +21,9 @@ from records import (
     good,
     implementation,
     loaded,
+    provenance,
     record,
+    render_html,
     result,
 )
 from schemas import faults
@@ -28,16 +31,18 @@ from test_docs import ROOT, anchors
 
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
+from conformance.records import long
+from conformance.records.exploration import SCHEMA, Exploration, Found, write_exploration
 from conformance.records.findings import Finding
 from conformance.records.record import read as read_record
 from conformance.records.schema1 import observed
+from conformance.reports import publishing as keep
 from conformance.reports.gate.baseline import KINDS
 from conformance.reports.load import find_records, load, load_versions
-from conformance.reports.page.html import render_html
 from conformance.reports.page.markdown import render_markdown
-from conformance.reports.publishing import write as keep
-from conformance.reports.publishing.pages import UNSORTED, read_baselines, sort
-from conformance.reports.publishing.write import Wanted, read, render
+from conformance.reports.publishing import Wanted, read, render
+from conformance.reports.publishing.pages import read_baselines, sort
+from conformance.reports.publishing.sizes import UNSORTED
 from conformance.reports.writing import build
 
 PUBLISHED = ROOT / "reports" / "published"
@@ -77,20 +82,22 @@ def test_the_pages_are_those_that_the_records_make(published):
     made = render(published)
     for path, content in made.items():
         assert path.read_text(encoding="utf-8") == content, f"{path.name}: mha-conformance publish"
-    kept = {*PUBLISHED.glob("*.md"), *WANTED.pages.glob("*.md")}
+    kept = {*PUBLISHED.glob("*.md"), *PUBLISHED.glob("*.svg"), *WANTED.pages.glob("*.md")}
     assert kept == set(made)
 
 
 def test_every_deviation_is_sorted(published):
     unsorted = {
         key: [item.detail for item in known if item.kind == UNSORTED]
-        for key, known in {**published.known, **published.beside}.items()
+        for one in (published.known, published.beside, published.sizes)
+        for key, known in one.items()
     }
     assert not {key: told for key, told in unsorted.items() if told}
 
 
 def test_every_defect_has_a_script(published):
     everything = [*published.known.values(), *published.beside.values()]
+    everything += published.sizes.values()
     for known in itertools.chain.from_iterable(everything):
         if known.kind == "defect":
             assert known.entry.reproduction, known.reason
@@ -99,6 +106,8 @@ def test_every_defect_has_a_script(published):
 
 def test_links_of_the_pages_lead_somewhere(published):
     for path, content in render(published).items():
+        if path.suffix != ".md":
+            continue
         prose = re.sub(r"(?ms)^(`{3,})\w*\n.*?^\1$", "", content)
         for target in re.findall(r"\]\((?!https://)([^)]+)\)", prose):
             place, _, anchor = target.partition("#")
@@ -163,6 +172,150 @@ def test_records_are_kept_and_rendered_again(tmp_path, monkeypatch, capsys):
     assert Path("published/README.md").read_text() == table
     assert {file: file.read_bytes() for file in Path("published").rglob("*.gz")} == before
     capsys.readouterr()
+
+
+def test_what_was_explored_is_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    publish(tmp_path, of(result(good(), name="ours")))
+    assert "Explored" not in Path("pages/ours.md").read_text()
+    found = Found(
+        "float32",
+        ["output.equals-definition", "off"],
+        ["mask", "scale"],
+        [1, 1, 65, 1, 1, 1],
+        ["train"],
+        "output",
+        "the output is <not> the definition's",
+        None,
+        3,
+        "ours-1.case",
+        {"torch": "2.13"},
+    )
+    exploration = Exploration(
+        SCHEMA, "ours", {"torch": "2.13"}, "cpu", 0, 60.0, {"train": 40, "eval": 1}, [found]
+    )
+    write_exploration(Path("published/explored/ours.json"), exploration)
+    rendered = ["publish", "--output", "published", "--pages", "pages", "--baseline", "known.toml"]
+    assert main(rendered) == ExitCode.OK
+    page = Path("pages/ours.md").read_text()
+    assert "Explored: 41 problems in 2 modes, 60 s each, with torch 2.13; found 1 class" in page
+    assert "mode train, with mask and scale" in page
+    assert "published/explored/ours-1.case" in page
+    assert "<not>" not in page
+    Path("published/explored/ours.json").rename("published/explored/other.json")
+    assert main(rendered) == ExitCode.USAGE
+
+
+def climb(*steps, **changes):
+    fields = {
+        "schema": long.SCHEMA,
+        "implementation": OURS,
+        "provenance": provenance(),
+        "lengths": [1024, 4096, 16384],
+        "head_size": 64,
+        "tile": 0,
+        "memory": None,
+        "seconds": 25.0,
+        "steps": list(steps),
+    }
+    return long.Climb(**fields | changes)
+
+
+def step(problem, length, verdict="conforms", *, largest=2.0, **changes):
+    few = 64 if problem == "few queries" else length
+    seen = [long.Seen("output", 1.0, 0.5, 0.0, 0.0, 0.25)]
+    seen += [long.Seen("key", largest, 0.5, 0.0, 0.0, largest / 8)]
+    fields = {"dtype": "float32", "mode": "train", "called": 0.5, "own": 0.25}
+    fields["seen"] = seen if verdict in ("conforms", "deviates") else []
+    return long.Step(problem, queries=few, keys=length, verdict=verdict, **fields | changes)
+
+
+def test_what_was_examined_at_length_is_a_column_and_a_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    publish(tmp_path, of(result(good(), name="ours")))
+    assert "Long" not in Path("published/README.md").read_text()
+    examined = climb(
+        step("causal", 1024),
+        step("few queries", 4096),
+        step("causal", 4096, dtype="bfloat16"),
+        step("causal", 16384, "deviates", largest=17.0, dtype="bfloat16", detail="<there>"),
+        step("causal", 16384, "not reached", why="takes about 70 s"),
+        step("full", 16384, "not reached", why="needs about 9 GiB; it holds all logits"),
+    )
+    file = Path("published/long/ours.json")
+    long.write_climb(file, examined)
+    assert long.read_climb(file) == examined
+    rendered = ["publish", "--output", "published", "--pages", "pages", "--baseline", "known.toml"]
+    assert main(rendered) == ExitCode.OK
+    table = Path("published/README.md").read_text()
+    assert "float32 1,024<br>bfloat16 4,096, ✗ 16,384 (17σ, unsorted deviation) |" in table
+    assert "![Error in σ over length](long.svg)" in table
+    Path("known.toml").write_text(
+        '[[known]]\nimplementation="ours"\ncase="long/*/16384x*"\nwhen=\'dtype=="bfloat16"\'\n'
+        f'requirement="{GRADIENT}"\nverdict="deviates"\nkind="accuracy"\nreason="it is coarse"\n'
+    )
+    assert main(rendered) == ExitCode.OK
+    assert "✗ 16,384 (17σ, accuracy) |" in Path("published/README.md").read_text()
+    page = Path("pages/ours.md").read_text()
+    assert "| float32 | 1,024 | 4,096 | none | 488, 244 |" in page
+    assert "the time (causal from 16,384)<br>the memory (full from 16,384)" in page
+    assert "`long/causal/16384x16384`: key, 17σ, accuracy" in page
+    assert "### Accuracy: bfloat16" in page
+    assert "it is coarse" in page
+    ElementTree.fromstring(Path("published/long.svg").read_text().partition("\n<!--")[0])
+    file.rename("published/long/other.json")
+    assert main(rendered) == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "[]", '{"schema": "mha-conformance/long/1"}', "not JSON"], ids=str
+)
+def test_what_is_no_examination_at_length_is_refused(tmp_path, wrong):
+    file = tmp_path / "ours.json"
+    file.write_text(wrong)
+    with pytest.raises(BrokenRecord, match="no record of an examination at length"):
+        long.read_climb(file)
+    long.write_climb(file, climb(schema="mha-conformance/long/99"))
+    with pytest.raises(BrokenRecord, match="long/99"):
+        long.read_climb(file)
+
+
+def test_how_far_an_implementation_conforms_is_said_of_whole_sequences():
+    def far(*steps):
+        (reach,) = long.reaches(steps)
+        return reach.most, reach.beside, reach.first and reach.first.length
+
+    assert far(step("causal", 1024), step("few queries", 4096)) == (1024, 4096, None)
+    assert far(step("causal", 1024), step("few queries", 1024, "deviates")) == (0, 0, 1024)
+    assert far(step("causal", 1024, "unsupported"), step("few queries", 64)) == (0, 64, None)
+    error = step("full", 4096, "error", why="RuntimeError: no")
+    assert far(step("causal", 1024), step("causal", 4096), error) == (1024, 1024, 4096)
+    (finding,) = long.as_record(climb(error)).results[0].findings
+    assert (finding.verdict, finding.detail) == ("error", "RuntimeError: no")
+
+
+def test_level_large_is_a_column(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "large"
+    folder.mkdir()
+    own = of(
+        result(good(), bad(GRADIENT, size=24.0), name="ours", case="logits/rising/self.d64t64x64"),
+        result(good(), name="ours", case="plain/no-mask/self.d64t64x64", dtype="bfloat16"),
+        selection="--level large",
+    )
+    (folder / "env.narrowed.json").write_bytes(msgspec.json.encode(own))
+    publish(tmp_path, of(result(good(), name="ours")))
+    rendered = ["publish", "--output", "published", "--pages", "pages", "--baseline", "known.toml"]
+    assert main([*rendered, "--large", str(folder)]) == ExitCode.OK
+    expected = "float32 ✗ 1 of 2, 24σ: unsorted deviation<br>bfloat16 ✓ 1 |"
+    assert expected in Path("published/README.md").read_text()
+    assert main(rendered) == ExitCode.OK
+    assert expected in Path("published/README.md").read_text()
+    known = '[[known]]\ncase="logits/rising/*.d64t64x64"\nverdict="deviates"\nkind="accuracy"\n'
+    Path("known.toml").write_text(known + 'reason="its exponentials are approximate"\n')
+    assert main(rendered) == ExitCode.OK
+    assert "24σ: accuracy<br>" in Path("published/README.md").read_text()
+    assert "### Accuracy: float32" in Path("pages/ours.md").read_text()
 
 
 ADD = ["--add", "--output", "published", "--pages", "pages", "--baseline", "known.toml", "--quiet"]
@@ -287,10 +440,14 @@ def test_nothing_to_render_is_one_line(tmp_path, monkeypatch, capsys):
 
 BLIND = """
 import sys
-sys.modules["torch"] = None
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
 from conformance.cli import main
 code = main(["publish", "mine.narrowed.json", "--output", "published", "--pages", "pages"])
-rooms = ("adapter", "adapters", "cases", "definition", "experiments", "requirements", "running")
+rooms = ("adapters", "cases", "experiments", "requirements", "running")
 rooms = tuple(f"conformance.{room}." for room in rooms)
 assert not [name for name in sys.modules if name.startswith(rooms)]
 raise SystemExit(code)
@@ -378,9 +535,9 @@ def test_defects_come_first_and_all_is_counted(tmp_path):
         result(bad(), name="ours", dtype="float64"),
     )
     ((_, known),) = sort([loaded(own)], read_baselines([tmp_path]))
-    assert [(item.kind, item.times) for item in known] == [("defect", 1), ("convention", 2)]
+    assert [(item.kind, len(item.group)) for item in known] == [("defect", 1), ("convention", 2)]
     assert known[1].made_by == "kernel"
-    assert known[1].dtypes == ("float32", "float64")
+    assert known[1].group.dtypes == ["float32", "float64"]
 
 
 # Versions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import json
 
@@ -14,7 +15,15 @@ from hypothesis import strategies as st
 
 from conformance.errors import BrokenRecord, ConformanceError
 from conformance.records import record as records
-from conformance.records.findings import INFINITE, CaseResult, Figures, Finding, Worst
+from conformance.records.findings import (
+    INFINITE,
+    CaseResult,
+    Figures,
+    Finding,
+    Topic,
+    Worst,
+    gravity,
+)
 from conformance.records.header import (
     SCHEMA,
     CausalInfo,
@@ -33,9 +42,7 @@ from conformance.records.record import (
     journal_path,
     read,
     read_arrays,
-    read_header,
     read_journal,
-    whole_lines,
 )
 from conformance.running.provenance import new_run_id, run_id
 
@@ -386,6 +393,84 @@ def test_a_record_that_is_too_large_is_not_read(whole, monkeypatch):
         read_arrays(whole, msgspec.structs.replace(read_unbounded(whole)))
 
 
+def packed(path, content):
+    file = path.with_name("r.json.gz")
+    file.write_bytes(content)
+    return file
+
+
+def test_a_compressed_record_is_read_and_bounded(whole, monkeypatch):
+    text = whole.read_bytes()
+    content = gzip.compress(text)
+    assert read(packed(whole, content)) == read(whole)
+    assert "is cut off" in broken(packed(whole, content[:-9]))
+    assert "is damaged" in broken(packed(whole, b"no gzip"))
+    monkeypatch.setattr(records, "MOST_BYTES", len(text) - 1)
+    assert f"more than {len(text) - 1} bytes" in broken(packed(whole, content))
+
+
+def test_what_is_no_regular_file_is_not_read(tmp_path):
+    path = tmp_path / "r.json"
+    path.symlink_to("/dev/null")
+    assert "cannot be read" in broken(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"results": [result(), result()]}, "is there 2 times"),
+        ({"results": [result(implementation="b")]}, "no implementation is called 'b'"),
+        ({"results": [result("x\ny")]}, "has several lines"),
+        ({"results": [result(str(i)) for i in range(4)]}, "3 items are planned, 4 are there"),
+        ({"implementations": [*HEADER.implementations] * 2}, "2 implementations are called 'a'"),
+        ({"planned": records.MOST_PLANNED + 1}, "items are planned, 0 are there"),
+    ],
+    ids=["item", "implementation", "line", "more", "name", "endless"],
+)
+def test_a_record_that_contradicts_itself_is_not_read(path, changes, told):
+    results = changes.pop("results", [])
+    header = msgspec.structs.replace(HEADER, **changes)
+    records.save(path, records.Record(header, True, results))
+    assert told in broken(path)
+
+
+def test_as_many_items_as_are_planned_may_be_there(path):
+    header = msgspec.structs.replace(HEADER, planned=records.MOST_PLANNED)
+    records.save(path, records.Record(header, False, [result(str(i)) for i in range(3)]))
+    assert len(read(path).results) == 3
+    records.save(path, records.Record(HEADER, True, [result(str(i)) for i in range(3)]))
+    assert len(read(path).results) == HEADER.planned
+
+
+def test_arrays_that_nobody_wants_are_not_kept(path):
+    journal(path, encode_line(result(), ARRAYS))
+    written = finish(path, keep=lambda name: name.endswith("|want"))
+    assert [*read_arrays(path, written)] == [f"{result().id}|want"]
+
+
+def test_parts_of_a_phrase_are_of_their_kind():
+    inner = Phrase("y")
+    phrase = Phrase("x", {"text": "t", "phrase": inner, "number": 1, "list": ["t", inner]})
+    kinds = {"text": ("t", NOTHING, []), "phrase": ("", inner, []), "number": ("", NOTHING, []),
+             "list": ("", NOTHING, ["t", inner]), "absent": ("", NOTHING, [])}  # fmt: skip
+    for argument, parts in kinds.items():
+        assert (phrase.name(argument), phrase.part(argument), phrase.parts(argument)) == parts
+    assert str(phrase) == "x(list=[t, y], number=1, phrase=y, text=t)"
+    assert bool(phrase) != bool(NOTHING)
+
+
+def test_a_deviation_is_as_grave_as_it_is_beyond_its_limit():
+    (finding,) = result().findings
+    assert gravity(finding) == (INFINITE / 8, 2.5)
+    assert gravity(Finding("r", "error")) == (0, 0)
+    figures = Figures("output", 9.0, 2.5, 0.0, 0.0)
+    assert gravity(Finding("r", "deviates", figures=figures)) == (9, 2.5)
+
+
+def test_an_experiment_without_a_revision_is_the_first():
+    assert Topic("masks", "Masks", "What do they mean?").revision == 1
+
+
 def read_unbounded(path):
     return msgspec.json.decode(path.read_bytes(), type=records.Record)
 
@@ -570,7 +655,7 @@ def test_a_journal_of_schema_1_is_read_and_not_continued(path):
     beside.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [item.case for item in read(beside).results] == ["x/y/z"]
     with pytest.raises(BrokenRecord, match="this suite writes"):
-        read_header(beside, whole_lines(beside)[0])
+        read_journal(beside, resumes=True)
 
 
 @pytest.mark.parametrize("gone", ["implementations", "provenance", "planned"])

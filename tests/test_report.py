@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections import Counter
 
 import msgspec
@@ -27,6 +26,7 @@ from records import (
     loaded,
     observed,
     record,
+    render_html,
     report,
     result,
     save,
@@ -37,6 +37,7 @@ from conformance.records.findings import (
     INFINITE,
     VERDICTS,
     CaseResult,
+    Entry,
     Figures,
     Finding,
     item_id,
@@ -48,7 +49,6 @@ from conformance.reports import (
     build,
     find_records,
     load,
-    render_html,
     render_markdown,
     write,
 )
@@ -56,7 +56,7 @@ from conformance.reports import model as data
 from conformance.reports.deviations import normalised
 from conformance.reports.page.views import cards, polarity, pooled, position, symptoms, where
 from conformance.reports.totals import worst_verdict
-from conformance.reports.wording import ratio, shape
+from conformance.reports.wording import fared, ratio, shape
 
 # Counting
 
@@ -695,7 +695,7 @@ def test_an_implementation_of_an_unfinished_run_does_not_conform():
 
 def test_a_crash_leads_to_its_reason():
     page = render_html(report(result(good(), Finding(GRADIENT, "crashed", detail="signal 11"))))
-    assert re.search(r'<td class="cell c-crashed"[^>]*><a href="#not-verified"', page)
+    assert '<a href="#not-verified">reasons</a>' in page
     assert "verified in part only" in page
     assert "signal 11" in page
 
@@ -781,9 +781,17 @@ def test_writing_gives_three_files_and_an_exit_code(tmp_path, capsys, results, e
     assert "mine: 1" in capsys.readouterr().out
 
 
-def test_writing_without_records_verifies_nothing(tmp_path):
+def test_writing_without_records_verifies_and_writes_nothing(tmp_path, capsys):
+    page = tmp_path / "x.html"
     assert write([tmp_path / "none"], tmp_path / "x") == ExitCode.NOTHING_VERIFIED
-    assert write([], tmp_path / "x", ["torch"]) == ExitCode.NOTHING_VERIFIED
+    assert write([], tmp_path / "x", ["torch"], html=page) == ExitCode.NOTHING_VERIFIED
+    assert "torch could not be set up" in capsys.readouterr().out
+    save(tmp_path, record(result(good()))).rename(tmp_path / "a.narrowed.json")
+    assert write([tmp_path], None, html=page) == ExitCode.NOTHING_VERIFIED
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.startswith("nothing is written, because there is no record to report on")
+    assert told.endswith(f"it is named: {tmp_path / 'a.narrowed.json'}")
+    assert not [*tmp_path.glob("x*")]
 
 
 def test_the_run_is_read_from_its_file(tmp_path):
@@ -795,3 +803,58 @@ def test_the_run_is_read_from_its_file(tmp_path):
     assert write([path], tmp_path / "x", run=run) == ExitCode.OK
     with pytest.raises(ConformanceError, match="mha-conformance begin"):
         write([path], tmp_path / "x", run=tmp_path / "nothing")
+
+
+# Features
+
+
+def told(argument: str, value: str, before: str) -> Entry:
+    lengths = Phrase("lengths.equal")
+    return Entry(
+        Phrase("window.alone", {"argument": argument, "value": value, "lengths": lengths}),
+        Phrase("window.sees", {"before": before, "after": "0"}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "expected"),
+    [
+        ("2", "1", ["counts the own key"]),
+        ("2", "2", ["does not count the own key"]),
+        ("(1, 2)", "1", ["does not count the own key"]),
+        ("-1", "all", []),
+        ("0", "0", []),
+    ],
+)
+def test_a_window_counts_the_own_key_or_not(value, before, expected):
+    asked = CaseResult("mine", "probe/windows", "float32", "cpu", "train",
+                       [Finding("adapter.declares-what-is-observed", "observed")],
+                       [told("size", value, before)])  # fmt: skip
+    (window, *others) = report(asked).features
+    assert [item.value for item in window.seen] == expected
+    assert window.declared == ["size"]
+    assert fared(window) == "not asked"
+    assert all(other.declared is None and not other.seen for other in others)
+
+
+def test_a_feature_counts_the_items_whose_case_has_it():
+    """A record of before cases said their features was not asked."""
+    own = record(
+        result(good()),
+        result(bad(), case="a/b/self"),
+        result(Finding(OUTPUT, "unsupported"), case="c/d/self"),
+        result(Finding("cache.steps-equal-the-whole", "deviates"), case="e/f/self"),
+    )
+    before = {one.feature: one.items for one in build([loaded(own)]).features if one.items}
+    assert before == {"Caches, pages": {"deviates": 1}}
+    names = ("plain/no-mask/self", "a/b/self", "c/d/self")
+    cases = {name: CaseInfo("", [], features=["window", "sinks"]) for name in names}
+    header = msgspec.structs.replace(own.header, cases=cases)
+    found = {
+        one.feature: one
+        for one in build([loaded(msgspec.structs.replace(own, header=header))]).features
+    }
+    assert found["Window"].items == found["Sinks"].items
+    assert found["Window"].items == {"conforms": 1, "deviates": 1, "unsupported": 1}
+    assert fared(found["Window"]) == "✗ 1 of 2"
+    assert fared(found["ALiBi"]) == "not asked"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from mutants import miniatures, wrong_attentions
-from mutants.zoo import MUTANTS, find_mutants
+from mutants.features import MUTANTS as FEATURES
+from mutants.sizes import MUTANTS as SIZES
+from mutants.zoo import SMALL, find_mutants
 
 from conformance.adapters.ours import Ours
-from conformance.cases.catalogue import catalogue
+from conformance.cases.catalogue import catalogue, find_cases
 from conformance.experiments import EXPERIMENTS, experiment
 from conformance.requirements import REQUIREMENTS
 from conformance.running.session import Session, inquiries, plan
@@ -23,8 +26,9 @@ DTYPE = "float32"
 KILLS = {
     "output.equals-definition": "heads-reversed",
     "gradient.inputs-equal-definition": "gradient-of-key-doubled",
-    "gradient.parameters-equal-definition": "gradient-of-key-weight-doubled",
+    "gradient.parameters-equal-definition": "gradient-of-value-weight-doubled",
     "gradient.bias-equals-definition": "gradient-of-bias-scaled",
+    "kernel.equals-definition": "scale-4-ulp-off",
     "dtype.in-is-out": "output-widened",
     "weights.equal-definition": "weights-averaged-and-repeated",
     "weights.rows-sum-to-one": "weights-not-normalised",
@@ -43,7 +47,8 @@ KILLS = {
     "gradient.does-not-depend-on-what-is-frozen": "key-gradient-with-query-only",
     "gradient.asked-for-twice-is-the-same": "weights-overwritten-by-backward",
     "call.reads-what-its-arguments-hold-now": "mask-cached-by-identity",
-    "observed.fully-masked-row": "fully-masked-row-is-nan",
+    "call.memory-layout-does-not-matter": "strides-of-the-mask-ignored",
+    "observed.fully-masked-row": "fully-masked-row-filled",
     "observed.causal-alignment": "causal-top-left",
     "observed.returned-weights": "weights-averaged",
 }
@@ -52,22 +57,36 @@ KILLS = {
 KILLED_BY_EXPERIMENT = {
     "adapter.declares-what-is-observed": ("dropout-in-evaluation", "dropout"),
     "dropout.is-unbiased": ("dropout-not-rescaled", "dropout"),
-    "call.memory-layout-does-not-matter": ("strides-ignored", "repeatability"),
+    "call.reads-only-what-it-is-given": ("values-counted-by-keys", "bad-input"),
+    "nan.reaches-the-output": ("nan-in-query-replaced", "leaks"),
+    "conventions.same-in-every-mode": ("evaluation-takes-one-mask", "pairs"),
+    "conventions.same-in-every-dtype": ("masked-row-in-backward-of-float16", "masked-rows"),
+    "conventions.same-for-shared-inputs": (
+        "masked-row-in-backward-of-self-attention",
+        "masked-rows",
+    ),
+    "conventions.same-for-every-encoding": ("masked-row-in-backward-of-numbers", "masked-rows"),
+    "conventions.same-in-every-layout": (
+        "masked-row-in-backward-of-broadcast-mask",
+        "masked-rows",
+    ),
+    "causal.flag-blocks": ("causal-subtracts-10000", "causal"),
+    "mask.arguments-combine": ("scale-ignored-with-padding-and-mask", "pairs"),
 }
 """Requirement to a mutant, and the experiment that kills it: no case says anything about it."""
 
-for _mutant in MUTANTS:
+for _mutant in (*SMALL, *FEATURES):
     # A new requirement is killed by the first mutant that names it first.
     if not {_mutant.killed_by[0]} & (KILLS.keys() | KILLED_BY_EXPERIMENT.keys()):
         KILLS[_mutant.killed_by[0]] = _mutant.name
 
 ALONE = {
     "gradient.bias-equals-definition": "gradient-of-bias-scaled",
-    "gradient.parameters-equal-definition": "gradient-of-key-weight-doubled",
+    "gradient.parameters-equal-definition": "gradient-of-value-weight-doubled",
     "dtype.in-is-out": "output-widened",
     "call.leaves-inputs-unchanged": "bias-shifted-in-place",
     "call.leaves-global-state-alone": "generator-seeded",
-    "observed.fully-masked-row": "fully-masked-row-is-nan",
+    "observed.fully-masked-row": "fully-masked-row-filled",
     "observed.returned-weights": "weights-not-returned",
 }
 """Mutants that one requirement kills and no other notices."""
@@ -99,7 +118,8 @@ def killed(adapter, wanted=None) -> Counter[str]:
 
 def test_there_is_a_mutant_for_every_requirement():
     by_case, by_experiment = KILLS.keys(), KILLED_BY_EXPERIMENT.keys()
-    assert by_case | by_experiment == {item.id for item in REQUIREMENTS}
+    at_sizes = {name for each in SIZES for name in each.killed_by}
+    assert by_case | by_experiment | at_sizes == {item.id for item in REQUIREMENTS}
     assert not by_case & by_experiment
 
 
@@ -117,7 +137,7 @@ def inquired(adapter, experiments=EXPERIMENTS) -> dict[str, set[str]]:
         for finding in result.findings:
             assert finding.verdict != "error", (item.id, finding)
             if finding.verdict == "deviates":
-                found.setdefault(finding.requirement, set()).add(item.experiment.name)
+                found.setdefault(finding.requirement, set()).add(item.asked.name)
     return found
 
 
@@ -125,7 +145,8 @@ def inquired(adapter, experiments=EXPERIMENTS) -> dict[str, set[str]]:
 def test_an_experiment_kills_the_mutant_of_a_requirement_that_no_case_serves(requirement):
     of_the_zoo, name = KILLED_BY_EXPERIMENT[requirement]
     assert not any(case_serves(requirement, case) for case in catalogue())
-    assert inquired(mutant(of_the_zoo), [experiment(name)]) == {requirement: {name}}
+    also = {"mask.arguments-combine": {name}} if of_the_zoo == "evaluation-takes-one-mask" else {}
+    assert inquired(mutant(of_the_zoo), [experiment(name)]) == {requirement: {name}, **also}
 
 
 def case_serves(requirement, case):
@@ -169,6 +190,8 @@ MASKS = {
 # A row of which the inverted mask leaves nothing is NaN, and NaN does not sum to one. A softmax
 # over the queries gives NaN for a key that nobody may attend, which is a blocked key that matters.
 NAN = {"weights.rows-sum-to-one"}
+# Each step of a cache passes a causal mask, which is then mistaken too.
+STEPS = {"cache.steps-equal-the-whole"}
 QUERIES = {"weights.rows-sum-to-one", "weights.blocked-are-zero"} | {
     "mask.blocked-key-has-no-influence"
 }
@@ -178,16 +201,20 @@ QUERIES = {"weights.rows-sum-to-one", "weights.blocked-are-zero"} | {
     ("name", "requirements", "cause"),
     [
         ("right", set(), None),
-        ("polarity_flipped", OUTPUT | MASKS | NAN, "equals the answer with the mask inverted"),
+        (
+            "polarity_flipped",
+            OUTPUT | MASKS | NAN | STEPS,
+            "equals the answer with the mask inverted",
+        ),
         ("scale_by_d", OUTPUT, "equals the answer with scale 1/d instead of 1/sqrt(d)"),
         (
             "softmax_over_queries",
-            OUTPUT | QUERIES,
+            OUTPUT | QUERIES | STEPS,
             "equals the answer with the softmax over the queries",
         ),
         (
             "mask_added",
-            OUTPUT | MASKS,
+            OUTPUT | MASKS | STEPS,
             "equals the answer with the mask added to the logits as 1 where it may attend",
         ),
     ],
@@ -205,4 +232,45 @@ def test_a_users_mistake_deviates_where_it_is_spoken_of(name, requirements, caus
                     # Of an answer that is NaN throughout nobody can say how it came about.
                     assert finding.cause or finding.worst.got == "nan", item.id
     assert found == requirements
-    assert {say(own) for own in causes} - {""} == ({cause} if cause else set())
+    # Adding 1 where a key is visible is the same as lowering the blocked logits by 1.
+    same = (
+        {"equals the answer with blocked logits lowered by 1 only"}
+        if name == "mask_added"
+        else set()
+    )
+    assert {say(own) for own in causes} - {"", *same} == ({cause} if cause else set())
+
+
+class RefusesBoth(miniatures.Correct):
+    """Refuses a mask of numbers beside its flag."""
+
+    writes = False
+
+    def attend(self, query, key, value, masks, **options):
+        mask = masks.get("mask")
+        if mask is not None and mask.dtype != np.bool_:
+            if masks.get("is_causal"):
+                raise ValueError("no numbers beside the flag")
+            if self.writes:
+                np.nan_to_num(mask, copy=False, neginf=-6e4)
+        return super().attend(query, key, value, masks, **options)
+
+
+class RefusesBothAndWrites(RefusesBoth):
+    """Writes into a mask of numbers that it takes."""
+
+    writes = True
+
+
+@pytest.mark.parametrize(
+    ("adapter", "unchanged"),
+    [(RefusesBoth(), "conforms"), (RefusesBothAndWrites(), "deviates")],
+    ids=["refuses", "writes"],
+)
+def test_an_encoding_that_is_refused_is_a_finding_about_encodings_only(adapter, unchanged):
+    adapter.name = type(adapter).__name__
+    cases = find_cases("causal/with-left-aligned-padding/cross")
+    (item,) = plan([adapter], cases, [DTYPE], "cpu")
+    found = {one.requirement: one.verdict for one in Session().examine(item).findings}
+    assert found["mask.spellings-agree"] == "error"
+    assert found["call.leaves-inputs-unchanged"] == unchanged

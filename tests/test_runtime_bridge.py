@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformance.frameworks.runtime_bridge import Runtime
+from conformance.frameworks.numpy_bridge import Runtime
 
 
 class Products(Runtime):

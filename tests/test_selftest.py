@@ -9,18 +9,29 @@ import numpy as np
 import pytest
 from mutants.__main__ import main
 from mutants.attention import Attention
-from mutants.contestant import Contestant
+from mutants.contestant import Contestant, Featureful
+from mutants.featured import Featured
+from mutants.features import MUTANTS as FEATURES
+from mutants.handed import MUTANTS as HANDED
+from mutants.long import EVERY_ELEMENT
+from mutants.long import MUTANTS as LONG
 from mutants.mutant import Mutant
 from mutants.page import page
-from mutants.run import Examiner, Outcome, count, survivors
-from mutants.zoo import CHAPTERS, MUTANTS, find_mutants
+from mutants.run import Examiner, Outcome, count, examined, survivors
+from mutants.sizes import D64, UNLIKE, Sized
+from mutants.sizes import MUTANTS as SIZES
+from mutants.tiled import Tiled
+from mutants.world import MUTANTS as WORLD
+from mutants.zoo import CHAPTERS, MUTANTS, SMALL, find_mutants
 
+from conformance import examine
 from conformance.adapter.base import Call
-from conformance.cases.catalogue import catalogue
+from conformance.cases.catalogue import catalogue, find_cases
 from conformance.definition.dtypes import DTYPES
 from conformance.errors import ExitCode, UnknownName
 from conformance.experiments import EXPERIMENTS
 from conformance.requirements import REQUIREMENTS
+from conformance.running.session import plan
 
 IDLE = Mutant(
     "idle",
@@ -38,18 +49,14 @@ def examiner():
     return Examiner()
 
 
-@pytest.fixture(scope="module")
-def outcomes(examiner):
-    return {mutant.name: examiner.kill(mutant) for mutant in MUTANTS}
-
-
 def test_the_original_survives_everything(examiner):
-    assert examiner.original() == []
+    """In one dtype for each case; `python -m mutants` asks all of them."""
+    assert examiner.original(sample=True) == []
 
 
-@pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS])
-def test_the_mutant_dies_by_a_requirement_that_was_expected(outcomes, name):
-    outcome = outcomes[name]
+@pytest.mark.parametrize("mutant", SMALL, ids=lambda mutant: mutant.name)
+def test_the_mutant_dies_by_a_requirement_that_was_expected(examiner, mutant):
+    outcome = examiner.kill(mutant)
     assert outcome.killed, f"survived; noticed by {dict(outcome.noticed) or 'nothing'}"
     assert outcome.by in outcome.mutant.killed_by
 
@@ -66,13 +73,38 @@ def test_there_are_enough_and_each_is_one_of_its_kind():
         "backward",
         "weights",
         "modes",
+        "tiles",
+        "offsets",
+        "splits",
+        "work",
+        "heads",
+        "storage",
+        "length",
+        "declared sizes",
+        "window",
+        "cap",
+        "sink",
+        "alibi",
+        "rotary",
+        "norm",
+        "lengths",
+        "segments",
+        "cache",
+        "combined",
+        "equalities",
+        "packed",
+        "paged",
+        "cached",
+        "buffered",
+        "ring",
+        "world",
     }
 
 
 def test_what_mutants_name_exists():
     requirements = {item.id for item in REQUIREMENTS}
     places = {case.id for case in catalogue()} | {item.id for item in EXPERIMENTS}
-    for mutant in MUTANTS:
+    for mutant in (*SMALL, *FEATURES, *HANDED, *WORLD):
         assert mutant.killed_by, mutant.name
         assert set(mutant.killed_by) <= requirements, mutant.name
         assert mutant.case in places, mutant.name
@@ -80,15 +112,83 @@ def test_what_mutants_name_exists():
 
 
 def test_every_requirement_is_expected_by_some_mutant():
-    expected = {name for mutant in MUTANTS for name in mutant.killed_by}
+    expected = {name for mutant in (*SMALL, *FEATURES, *SIZES) for name in mutant.killed_by}
     assert expected == {item.id for item in REQUIREMENTS}
 
 
 def test_a_change_is_one_place_or_two_and_never_the_whole():
     stages = {name for name in vars(Attention) if not name.startswith("__")}
-    for mutant in MUTANTS:
+    for mutant in SMALL:
         assert set(mutant.changes) <= stages - {"forward", "backward"}, mutant.name
         assert 1 <= len(mutant.changes) <= 2, mutant.name
+    stages |= {name for name in vars(Featured) if not name.startswith("__")}
+    for mutant in FEATURES:
+        assert set(mutant.changes) <= stages - {"forward", "backward"}, mutant.name
+        assert 1 <= len(mutant.changes) <= 2, mutant.name
+    stages = {name for name in vars(Tiled) if not name.startswith("__")}
+    for mutant in MUTANTS[len(SMALL) + len(FEATURES) + len(HANDED) + len(WORLD) :]:
+        assert set(mutant.changes) <= stages - {"forward", "backward", "run"}, mutant.name
+        assert 1 <= len(mutant.changes) <= 2, mutant.name
+
+
+# What kernels have today. All of these mutants are examined by `python -m mutants`; here a part is.
+
+
+@pytest.mark.parametrize("mutant", FEATURES[::6], ids=lambda mutant: mutant.name)
+def test_a_mutant_of_a_feature_dies_in_the_case_that_it_names(examiner, mutant):
+    outcome = examiner.kill(mutant)
+    assert outcome.killed, f"survived; noticed by {dict(outcome.noticed) or 'nothing'}"
+    assert outcome.where.split(":")[1] == mutant.case
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_attention_with_features_conforms(examiner, dtype):
+    """In some cases; `test_the_original_survives_everything` asks all of them."""
+    for case in [case for case in catalogue() if case.core and case.features][::4]:
+        featured = Featureful.for_problem("featured", Featured, case.problem(dtype))
+        rows = list(plan([featured], [case], [dtype], "cpu"))
+        assert len(rows) == 3
+        for row in rows:
+            verdicts = {it.verdict for it in examined(examiner.session(), row).findings}
+            assert "conforms" in verdicts
+            assert verdicts <= {"conforms", "observed", "unsupported"}, row.id
+
+
+# At the sizes of kernels. All of these mutants are examined by `python -m mutants`; here a part is.
+
+SAMPLED = [mutant for mutant in SIZES if mutant.level == "core" and mutant.dtype == "float32"][::9]
+
+
+@pytest.mark.parametrize("mutant", SAMPLED, ids=lambda mutant: mutant.name)
+def test_a_mutant_of_the_tiled_attention_dies_at_its_level(examiner, mutant):
+    outcome = examiner.kill(mutant)
+    assert outcome.killed
+    assert outcome.by in mutant.killed_by
+
+
+@pytest.mark.parametrize("geometry", [D64, UNLIKE], ids=["d64", "other value heads"])
+def test_the_tiled_attention_conforms_in_cases_of_tiles(geometry):
+    outcome = examine(
+        Sized(geometry=geometry),
+        level="core",
+        cases=["plain/tiles/*", "mask/spans/chunk", "causal/last-queries/*", "bias/in-tiles/chunk"],
+        dtypes="float32",
+    )
+    assert set(outcome.counts) == {"conforms"}, outcome.failures[:2]
+    assert outcome.counts["conforms"] >= 9
+
+
+def test_levels_are_those_at_which_they_are_examined():
+    assert {mutant.level for mutant in SMALL} == {"full"}
+    assert {mutant.level for mutant in SIZES} == {"core", "large"}
+    assert len(SIZES) >= 100
+    assert {mutant.level for mutant in MUTANTS[-len(LONG) :]} == {"long"}
+
+
+def test_a_mutant_at_length_is_noticed_by_every_element(examiner):
+    (mutant,) = find_mutants([], ["split-without-weight"])
+    outcome = examiner.kill(mutant)
+    assert (outcome.by, outcome.where) == (EVERY_ELEMENT, "decoding")
 
 
 def test_a_mutant_that_does_nothing_survives(monkeypatch):
@@ -180,7 +280,10 @@ def test_the_command_fails_if_one_survives(capsys, monkeypatch):
     assert "survived: idle" in capsys.readouterr().out
 
 
-def test_the_command_writes_the_matrix(tmp_path, capsys):
+def test_the_command_writes_the_matrix(tmp_path, capsys, monkeypatch):
+    (mutant,) = find_mutants([], ["keys-beyond-128"])
+    monkeypatch.setattr("mutants.run.catalogue", lambda: find_cases(mutant.case))
+    monkeypatch.setattr("mutants.run.TELLING", ())
     target = tmp_path / "matrix.md"
     assert main(["--mutant", "keys-beyond-128", "--matrix", str(target)]) == 0
     assert "| `keys-beyond-128` |" in target.read_text(encoding="utf-8")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +59,39 @@ def test_what_is_fetched_is_recognised(tmp_path):
         '<a href="https://e/">no</a><link rel="canonical" href="https://f/">'
     )
     assert fetched(page) == ["https://a/x.js", "//b/y.css", "https://c/z.css", "https://d/font"]
+
+
+def test_since_is_the_oldest_version_that_answers_as_today():
+    since = runpy.run_path(str(pages.DOCS / "site" / "answers.py"))["_since"]
+
+    def asked(*values: str, packages: str = "x {}, python 3.11", now: int = 0) -> str:
+        history = [
+            {
+                "with": packages.format(number),
+                "unavailable": "",
+                "now": number == (now or len(values)),
+                "answers": {"Causal": [[value, "", False]]} if value else {},
+            }
+            for number, value in enumerate(values, 1)
+        ]
+        return since(
+            {"library": "x", "answers": history[-1]["answers"], "history": history}, "Causal"
+        )
+
+    start, end = "top-left", "bottom-right"
+    assert asked(start, start, end, end) == f"x 3; x 1 to x 2: {start}"
+    assert asked(start, end, start) == f"x 3; x 2: {end}; x 1: {start}"
+    assert asked("", start, start) == "x 2, the oldest that answers"
+    assert asked(start) == ""
+    # The library is the same, and something else made the difference.
+    assert asked(start, end, packages="x 7, y {}") == f"x 7, y 2; x 7, y 1: {start}"
+    assert asked(start, end, now=1, packages="x 7, python 3.{}") == (
+        f"x 7, python 3.1, the oldest that answers; x 7, python 3.2: {end}"
+    )
+
+
+def test_every_question_is_asked_in_full():
+    asked = runpy.run_path(str(pages.DOCS / "site" / "answers.py"))["ASKED"]
+    site = json.loads((pages.ROOT / "reports" / "published" / "site.json").read_text())
+    assert {*site["questions"], *site["features"]} <= {*asked}
+    assert all(told.endswith("?") for told in asked.values())

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape
+from conformance import (
+    Alibi,
+    Example,
+    HeadNorm,
+    Layer,
+    Lengths,
+    MaskArgument,
+    Mode,
+    Parameter,
+    PositionIds,
+    RotaryBase,
+    SegmentIds,
+    Shape,
+    Sinks,
+    SoftCap,
+    Window,
+)
 from conformance.adapter import keywords
 
 
@@ -24,6 +41,20 @@ class Ours(Layer):
         MaskArgument("attend_mask", "batch heads query key", true="attends", broadcasts=True),
         MaskArgument("block_mask", "batch heads query key", true="blocks", broadcasts=True),
         MaskArgument("attn_bias", "batch heads query key", number="added", broadcasts=True),
+    )
+    features = (
+        PositionIds(
+            "query_positions", "key_positions", of=("rotary", "alibi", "window"), dtype="int64"
+        ),
+        Window("window", none=None, alignment="top-left"),
+        SoftCap("soft_cap", none=None),
+        Alibi("slopes", alignment="top-left"),
+        Sinks("sinks", parameter=True),
+        RotaryBase("base", size="size", flag="interleaved", alignment="top-left"),
+        HeadNorm("query_norm.weight", "key_norm.weight", epsilon="norm_epsilon", parameters=True),
+        Lengths("key_lengths", of="keys", dtype="int64"),
+        Lengths("query_lengths", of="queries", dtype="int64"),
+        SegmentIds("query_segments", "key_segments", dtype="int64"),
     )
     parameters = (
         Parameter("query_projection.weight", "query", "embed heads head -> (heads head) embed"),
@@ -47,11 +78,23 @@ class Ours(Layer):
         ),
     )
 
-    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+    def build_with(
+        self,
+        shape: Shape,
+        dtype: str,
+        scale: float | None,
+        mode: Mode,
+        settings: Mapping[str, Any],
+    ) -> Any:
         import torch
 
-        from conformance.adapters.ours.attention import MultiHeadAttention
+        from conformance.adapters.ours.attention import MultiHeadAttention, Rotary
 
+        names = ("window", "soft_cap", "norm_epsilon", "sinks")
+        features = {name: settings[name] for name in names if name in settings}
+        if "base" in settings:
+            turned = (settings["size"], settings["base"], settings["interleaved"])
+            features["rotary"] = Rotary(*turned)
         layer = MultiHeadAttention(
             shape.query_width,
             shape.heads,
@@ -66,6 +109,7 @@ class Ours(Layer):
             scale=scale,
             dropout=mode.dropout,
             dtype=getattr(torch, dtype),
+            **features,
         )
         return layer.train(mode["train"])
 
@@ -100,6 +144,7 @@ class Ours(Layer):
             import torch
 
             torch.manual_seed(mode.draw)
+        layer.slopes = masks.pop("slopes", None)
         return layer(query, key, value, need_weights=mode["need_weights"], **masks)
 
 

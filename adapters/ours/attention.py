@@ -24,18 +24,32 @@ The number of key/value heads:
     kv_heads = heads  each head has its own                  Vaswani et al. 2017
     kv_heads = 1      all share one: multi-query attention   Shazeer 2019, arXiv:1911.02150
     between           groups share: grouped-query attention  Ainslie et al. 2023, arXiv:2305.13245
+
+Language models add some of the following, in this order:
+
+    norm      q and k become g x / sqrt(mean(x^2) + eps)   Henry et al. 2020, arXiv:2010.04245
+    rotary    q and k are rotated by their positions       `positions.Rotary`
+    soft cap  s becomes cap tanh(s / cap), before biases   Gemma 2, arXiv:2408.00118
+    ALiBi     slope_h |p_i - r_j| is subtracted from s     Press et al. 2021, arXiv:2108.12409
+    sinks     the sum of p_ijh has the term exp(sink_h)    gpt-oss, arXiv:2508.10925
+
+With a sink the weights of a row sum to less than one. `positions` defines p_i and r_j, windows,
+lengths and segments.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from conformance.adapters.ours.positions import Cache, Rotary, Tokens
+
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
 
     Mask: TypeAlias = Bool[Tensor, "*#batch_heads #query #key"]
     Bias: TypeAlias = Float[Tensor, "*#batch_heads #query #key"]
@@ -61,6 +75,12 @@ class MultiHeadAttention(nn.Module):
         score: Literal["scaled-dot", "additive"] = "scaled-dot",
         scale: float | None = None,  # 1 / sqrt(head_size), or 1 for the additive score
         dropout: float = 0.0,
+        norm_epsilon: float | None = None,  # no norm of queries and keys
+        rotary: Rotary | None = None,
+        soft_cap: float | None = None,
+        slopes: Sequence[float] | None = None,  # of ALiBi, one for each head
+        window: tuple[int | None, int | None] = (None, None),  # keys before and after the own
+        sinks: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -78,6 +98,13 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"score must be 'scaled-dot' or 'additive', got {score!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
+        if soft_cap is not None and soft_cap <= 0:
+            raise ValueError(f"soft_cap must be positive, got {soft_cap}; None for no cap")
+        if slopes is not None and len(slopes) != heads:
+            raise ValueError(f"there are {len(slopes)} slopes for {heads} heads")
+        for side in window:
+            if side is not None and side < 0:
+                raise ValueError(f"window counts keys, got {window}; None for no limit")
 
         head_size = head_size or width // heads
         value_head_size = value_head_size or head_size
@@ -100,6 +127,16 @@ class MultiHeadAttention(nn.Module):
             vector = torch.empty(heads, head_size, device=device, dtype=dtype)
             self.score_vector = nn.Parameter(vector.uniform_(-bound, bound))
 
+        self.rotary, self.soft_cap, self.window, self.slopes = rotary, soft_cap, window, slopes
+        if rotary is not None and (rotary.size % 2 or not 0 < rotary.size <= head_size):
+            raise ValueError(f"rotary.size must be even and at most {head_size}, got {rotary.size}")
+        self.query_norm = self.key_norm = None
+        if norm_epsilon is not None:
+            options = {"eps": norm_epsilon, "device": device, "dtype": dtype}
+            self.query_norm = nn.RMSNorm(head_size, **options)
+            self.key_norm = nn.RMSNorm(head_size, **options)
+        self.sinks = nn.Parameter(torch.zeros(heads, device=device, dtype=dtype)) if sinks else None
+
     def forward(
         self,
         query: Float[Tensor, "batch query query_width"],
@@ -110,6 +147,13 @@ class MultiHeadAttention(nn.Module):
         block_mask: Mask | None = None,
         attn_bias: Bias | None = None,
         causal: Literal["top-left", "bottom-right"] | None = None,
+        key_lengths: Int[Tensor, batch] | None = None,
+        query_lengths: Int[Tensor, batch] | None = None,
+        key_segments: Int[Tensor, "batch key"] | None = None,
+        query_segments: Int[Tensor, "batch query"] | None = None,
+        key_positions: Int[Tensor, "batch key"] | None = None,
+        query_positions: Int[Tensor, "batch query"] | None = None,
+        cache: Cache | None = None,
         need_weights: bool = False,
     ) -> Output | tuple[Output, Weights]:
         """Attend. With `need_weights` return (output, weights), the weights as before dropout.
@@ -119,13 +163,28 @@ class MultiHeadAttention(nn.Module):
         it: "top-left" lets query i see keys j <= i, "bottom-right" j <= i + keys - queries.
         Masks and bias are [query key], [batch query key] or [batch heads query key], each axis of
         full size or 1; a [batch key] padding mask is passed as `mask[:, None, None, :]`.
+
+        Lengths count the tokens of each entry that are no padding, and equal segments see each
+        other. Positions are derived from all of these if they are not given. A `cache` is extended
+        by the keys and values, and all that it holds is attended; masks have an axis for all.
         """
         key = query if key is None else key
         value = key if value is None else value
         self._check_inputs(query, key, value)
+        past = 0 if cache is None else len(cache)
+        if past and (key_lengths is not None or key_segments is not None):
+            raise ValueError("a cache has neither lengths nor segments: pass masks and positions")
+        if (key_segments is None) != (query_segments is None):
+            raise ValueError("pass segments of both queries and keys, or of neither")
 
-        axes = (query.shape[0], self.heads, query.shape[1], key.shape[1])
-        blocked = _blocked_by_causality(causal, axes[2], axes[3], query.device)
+        axes = (query.shape[0], self.heads, query.shape[1], past + key.shape[1])
+        lengths, segments = (query_lengths, key_lengths), (query_segments, key_segments)
+        tokens = Tokens(axes[2], axes[3], past, *lengths, *segments)
+        _check_causal(causal)
+        p, r = tokens.positions(causal, query.device)
+        p = p if query_positions is None else query_positions
+        r = r if key_positions is None else key_positions
+        blocked = ~tokens.visible(p, r, causal, self.window)
         if attend_mask is not None:
             blocked = blocked | ~_with_all_axes("attend_mask", attend_mask, axes)
         if block_mask is not None:
@@ -134,15 +193,33 @@ class MultiHeadAttention(nn.Module):
             attn_bias = _with_all_axes("attn_bias", attn_bias, axes)
             blocked = blocked | (attn_bias == -math.inf)
 
+        # Nothing beyond an entry's length is read: 0 · NaN would be NaN.
+        query = _within(query, query_lengths)
+        key, value = _within(key, key_lengths), _within(value, key_lengths)
+
         group = self.heads // self.kv_heads  # query heads that share one key/value head
         q = _split_heads(self.query_projection(query), self.heads)
-        k = _split_heads(self.key_projection(key), self.kv_heads).repeat_interleave(group, 1)
-        v = _split_heads(self.value_projection(value), self.kv_heads).repeat_interleave(group, 1)
+        k = _split_heads(self.key_projection(key), self.kv_heads)
+        v = _split_heads(self.value_projection(value), self.kv_heads)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if self.rotary is not None:
+            q, k = self.rotary(q, p), self.rotary(k, r[:, past:])
+        if cache is not None:
+            k, v = cache.extended(k, v)
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
 
         logits = self._score(q, k)
+        if self.soft_cap is not None:
+            logits = (_in_float32(logits) / self.soft_cap).tanh() * self.soft_cap
+        if self.slopes is not None:
+            logits = _in_float32(logits)
+            slopes = torch.as_tensor(self.slopes, dtype=logits.dtype, device=logits.device)
+            distance = (p[:, None, :, None] - r[:, None, None, :]).abs()
+            logits = logits - slopes[:, None, None] * distance
         if attn_bias is not None:
             logits = logits + attn_bias
-        weights = _softmax_over_visible(logits, blocked).to(v.dtype)
+        weights = _softmax_over_visible(logits, blocked, self.sinks).to(v.dtype)
         context = nn.functional.dropout(weights, self.dropout, self.training) @ v
         output = self.output_projection(context.transpose(1, 2).flatten(2))  # (heads value_head)
         return (output, weights) if need_weights else output
@@ -167,27 +244,43 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"got {shapes}; wanted one batch size, and as many values as keys")
 
 
-def _softmax_over_visible(logits: Weights, blocked: Mask) -> Weights:
+def _softmax_over_visible(
+    logits: Weights, blocked: Mask, sinks: Float[Tensor, heads] | None
+) -> Weights:
     """Softmax in float32 or better, zero where blocked. A row without any visible key goes through
     the softmax as zeros, not as -inf, and leaves as zeros: neither it nor its gradient is NaN."""
+    keys = logits.shape[-1]
     logits = logits.masked_fill(blocked, -math.inf)
+    if sinks is not None:  # one more key, whose value is zero
+        column = sinks[None, :, None, None].expand(*logits.shape[:3], 1)
+        logits = torch.cat((_in_float32(logits), _in_float32(column)), -1)
     empty = (logits == -math.inf).all(-1, keepdim=True)
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    return logits.masked_fill(empty, 0.0).softmax(-1, dtype=dtype).masked_fill(empty, 0.0)
+    logits = _in_float32(logits.masked_fill(empty, 0.0))
+    return logits.softmax(-1).masked_fill(empty, 0.0)[..., :keys]
 
 
-def _blocked_by_causality(
-    causal: str | None, queries: int, keys: int, device: torch.device
-) -> Bool[Tensor, "query key"]:
-    first_blocked_by_row_0 = {None: keys, "top-left": 1, "bottom-right": 1 + keys - queries}
-    if causal not in first_blocked_by_row_0:
+def _within(
+    tokens: Float[Tensor, "batch length width"], lengths: Int[Tensor, batch] | None
+) -> Float[Tensor, "batch length width"]:
+    """The tokens, with zeros beyond the length of each entry."""
+    if lengths is None:
+        return tokens
+    at = torch.arange(tokens.shape[1], device=tokens.device)
+    return tokens.masked_fill((at >= lengths[:, None])[..., None], 0.0)
+
+
+def _in_float32(array: Tensor) -> Tensor:
+    """The array in float32, or in float64 if it is."""
+    return array.to(torch.promote_types(array.dtype, torch.float32))
+
+
+def _check_causal(causal: str | None) -> None:
+    if causal not in (None, "top-left", "bottom-right"):
         raise ValueError(
             f"causal must be None, 'top-left' (query i sees keys j <= i) or 'bottom-right' "
             f"(j <= i + key_length - query_length), got {causal!r}: for different lengths they "
             f"differ, so that one has to be chosen"
         )
-    everywhere = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    return everywhere.triu(first_blocked_by_row_0[causal])
 
 
 def _with_all_axes(name: str, mask: Tensor, axes: tuple[int, int, int, int]) -> Tensor:

@@ -90,7 +90,7 @@ class Tutorial(Layer):
 
 
 class Tutorial1(Tutorial):
-    """`d_model, n_heads, dropout`: the mask marks what is hidden."""
+    """Built from `d_model, n_heads, dropout`; the mask marks the keys that are hidden."""
 
     title = "Tutorial 1 (mask == 1 blocks)"
     returns_weights = "per head"
@@ -116,7 +116,7 @@ class Tutorial1(Tutorial):
 
 
 class Tutorial2(Tutorial):
-    """`embed_size, num_heads`: values come first, and the weights stay inside."""
+    """Built from `embed_size, num_heads`; takes values first and returns no attention weights."""
 
     title = "Tutorial 2 (mask == 0 blocks, -1e20)"
     fully_masked_row = "mean of values"
@@ -142,7 +142,7 @@ class Tutorial2(Tutorial):
 
 
 class Tutorial3(Tutorial):
-    """`hidden_dim, head_num`: self-attention with masks expanded for every head."""
+    """Built from `hidden_dim, head_num`; self-attention with masks expanded for every head."""
 
     title = "Tutorial 3 (self-attention, mask == 0 blocks)"
     fully_masked_row = "nan"
@@ -173,7 +173,7 @@ class Tutorial3(Tutorial):
 
 
 class Tutorial4(Tutorial):
-    """`d_model, num_heads`: the Transformer in small methods."""
+    """Built from `d_model, num_heads`; the Transformer's attention, split into small methods."""
 
     title = "Tutorial 4 (mask == 0 blocks, -1e9)"
     returns_weights = "per head"
@@ -199,7 +199,7 @@ class Tutorial4(Tutorial):
 
 
 class Tutorial5(Tutorial):
-    """`hidden_size, num_heads`: Bahdanau's score, and one mask for all heads."""
+    """Built from `hidden_size, num_heads`; Bahdanau's score, and one mask for all heads."""
 
     title = "Tutorial 5 (additive score, mask == 0 blocks)"
     scores = ("additive",)

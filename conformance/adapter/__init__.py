@@ -1,12 +1,28 @@
 """Wrap implementations: declarations, base classes, and lookup by name.
 
-An adapter of one's own needs what `conformance` exports. Adapters of libraries, with several
-versions and native arrays of their own, also need these names.
+For your own adapter, the exports of `conformance` suffice. Adapters of libraries that support
+several versions or handle native arrays also need these names.
 """
 
 from conformance.adapter.arguments import MaskTable, Spelling
 from conformance.adapter.base import FullyMasked
 from conformance.adapter.code import keywords
+from conformance.adapter.features import (
+    Alibi,
+    Feature,
+    HeadNorm,
+    Lengths,
+    PositionIds,
+    RotaryBase,
+    RotaryTables,
+    Said,
+    SegmentIds,
+    Sinks,
+    SoftCap,
+    Static,
+    Window,
+)
+from conformance.adapter.handing import Cache, Packed, Pages
 from conformance.adapter.native import NativeAdapter
 from conformance.definition.dtypes import DTYPES
 from conformance.frameworks import framework
@@ -14,12 +30,28 @@ from conformance.frameworks.base import Framework, Natives, since
 
 __all__ = [
     "DTYPES",
+    "Alibi",
+    "Cache",
+    "Feature",
     "Framework",
     "FullyMasked",
+    "HeadNorm",
+    "Lengths",
     "MaskTable",
     "NativeAdapter",
     "Natives",
+    "Packed",
+    "Pages",
+    "PositionIds",
+    "RotaryBase",
+    "RotaryTables",
+    "Said",
+    "SegmentIds",
+    "Sinks",
+    "SoftCap",
     "Spelling",
+    "Static",
+    "Window",
     "framework",
     "keywords",
     "since",

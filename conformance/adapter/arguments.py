@@ -1,17 +1,22 @@
-"""Mask arguments: what they mean, and how a problem is expressed by them.
+"""Mask arguments: what they mean, and how to express a problem with them.
 
-An adapter declares its mask arguments. From the declarations the suite derives every *spelling* of
-a problem: an assignment of its mask, causal flag and bias to arguments. The first spelling is used
-to ask the problem; all of them mean the same, so all must give the same answer. No adapter inverts
-a mask by hand.
+An adapter declares its mask arguments. From the declarations the suite derives every encoding (a
+`Spelling`) of a problem: an assignment of its mask, causal mask and bias to arguments. By default
+the first encoding is passed; all of them mean the same, so all must give the same result. No
+adapter inverts a mask by hand.
+
+Features beyond masks (`conformance.adapter.features`) have arguments of their own. An argument that
+is made for a window, lengths, segments or ALiBi comes first; to leave them to a mask, or to a bias
+that is added, is another encoding.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -20,8 +25,10 @@ import einops
 import numpy as np
 
 from conformance.adapter import layouts
+from conformance.adapter.features import MASKABLE, Feature, Said, Static, Value, Variable, parts_of
+from conformance.adapter.handing import Handing, Moved
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.problem import Causal, Problem, Shape, causal_mask
+from conformance.definition.problem import Causal, Problem, Shape
 from conformance.errors import Unsupported, WrongDeclaration
 
 TrueMeans = Literal["attends", "blocks"]
@@ -34,7 +41,10 @@ NumberMeans = Literal[
     "attends, 0 or 1 only",
     "blocks, 0 or 1 only",
 ]
-Native = BoolArray | Array | bool
+Native = BoolArray | Array | Static
+
+WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+"""Integer dtypes of mask arguments."""
 
 AXES = ("batch", "heads", "query", "key")
 
@@ -44,19 +54,20 @@ class MaskArgument:
     """One mask argument of an implementation.
 
     Args:
-        name: the argument's own name.
+        name: the name of the argument in the implementation.
         axes: the layouts it accepts as einops patterns over batch, heads, query, key, preferred
             first: "batch key", "(batch heads) query key", "batch heads query key".
         true: what True means, or None if booleans are not accepted.
         number: what a number means, or None if numbers are not accepted. "added": added to the
             logits (-inf blocks). "attends if nonzero": 0 blocks, any other number attends. "attends
-            if 1": any other number than 1 blocks, as in `mask != 1`. "attends, 0 or 1 only": 1
-            attends, 0 blocks, and nothing is said of other numbers. "blocks if nonzero", "blocks if
-            1" and "blocks, 0 or 1 only": likewise, the other way round.
-        whole: what numbers of an integer type mean, where that is something else. Problems are put
-            in floating-point numbers; only the probe feeds others.
-        broadcasts: axes that stand alone in a layout may also have size 1.
-        alone: whether it is refused beside another mask argument; a causal flag may be there.
+            if 1": every number other than 1 blocks, as in `mask != 1`. "attends, 0 or 1 only": 1
+            attends, 0 blocks, other numbers are undefined. "blocks if nonzero", "blocks if 1" and
+            "blocks, 0 or 1 only": likewise, with the roles exchanged.
+        whole: what numbers of an integer dtype mean, if that differs from `number`. The suite
+            passes floating-point masks; only the probe also passes integers.
+        dtype: the NumPy dtype that numbers must have, such as "int32", if not that of the inputs.
+        broadcasts: whether axes that are not joined with others may also have size 1.
+        alone: whether it is rejected together with another mask argument (not a causal flag).
     """
 
     name: str
@@ -66,6 +77,7 @@ class MaskArgument:
     broadcasts: bool = False
     alone: bool = False
     whole: NumberMeans | None = None
+    dtype: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.axes, str):
@@ -77,36 +89,42 @@ class MaskArgument:
             if meant is not None and meant not in get_args(NumberMeans):
                 said = ", ".join(map(repr, get_args(NumberMeans)))
                 raise WrongDeclaration(f"{self.name}: {field_name}={meant!r}; say one of {said}")
+        if self.dtype and (self.number in (None, "added") or self.dtype not in WHOLE):
+            raise WrongDeclaration(
+                f"{self.name}: dtype={self.dtype!r}; say one of {', '.join(WHOLE)}, for numbers "
+                "that are not added"
+            )
         if self.true is None and self.number is None:
             raise WrongDeclaration(f"{self.name} accepts neither booleans nor numbers")
         if not self.layouts:
             raise WrongDeclaration(f"{self.name} has no layout")
         for layout in self.layouts:
-            try:
-                known = all(names and set(names) <= set(AXES) for names in layouts.parse(layout))
-            except WrongDeclaration:
-                known = False
-            if not layout.strip() or not known:
+            axes: layouts.Layout = ()
+            with suppress(WrongDeclaration):
+                axes = layouts.parse(layout)
+            if not axes or not all(names and set(names) <= set(AXES) for names in axes):
                 raise WrongDeclaration(f"{self.name}: {layout!r} is no layout of {', '.join(AXES)}")
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """Return `axes` as a tuple of axis names."""
+        """The layouts in `axes`, as a tuple."""
         return (self.axes,) if isinstance(self.axes, str) else self.axes
 
     def layout_over(self, *axes: str) -> str | None:
-        """Return the first layout that has these axes, or None."""
+        """Return the first layout that contains all of these axes, or None."""
         return next((it for it in self.layouts if set(axes) <= set(layouts.axes(it))), None)
 
     @property
     def one(self) -> TrueMeans | None:
-        """Return what 1 means, 0 being the opposite; None if numbers are added or refused."""
-        return one_means(self.number)
+        """What 1 means (0 means the opposite); None if numbers are added or not accepted."""
+        if self.number is None or self.number == "added":
+            return None
+        return "attends" if self.number.startswith("attends") else "blocks"
 
     def attending(self, numbers: np.ndarray) -> BoolArray | None:
-        """Return True where a query may attend, in the shape of the numbers.
+        """Return an array shaped like `numbers`, True where they let a query attend to a key.
 
-        None if the numbers are added, refused, or not all defined.
+        Return None if numbers are added, not accepted, or undefined for some of the values.
         """
         if self.number is None or self.one is None:
             return None
@@ -116,23 +134,16 @@ class MaskArgument:
         return np.asarray(marked if self.one == "attends" else ~marked)
 
 
-def one_means(number: str | None) -> TrueMeans | None:
-    """Return what 1 means if numbers have this meaning; None if they are added or refused."""
-    if number is None or number == "added":
-        return None
-    return "attends" if number.startswith("attends") else "blocks"
-
-
 @dataclass(frozen=True)
 class CausalFlag:
     """A boolean argument that makes the attention causal.
 
     Args:
-        name: the argument's own name.
-        alignment: what it means where lengths differ, or None if it is refused there.
-        needs: a mask argument that must hold the causal mask all the same (torch's `is_causal`
+        name: the name of the argument in the implementation.
+        alignment: the alignment if query and key lengths differ, or None if the flag is rejected.
+        needs: a mask argument that must nevertheless hold the causal mask (torch's `is_causal`
             is a hint about `attn_mask`).
-        alone: whether it is refused beside a mask argument.
+        alone: whether it is rejected together with a mask argument.
     """
 
     name: str
@@ -150,27 +161,47 @@ class CausalFlag:
             raise WrongDeclaration(f"{self.name}: it cannot both stand alone and need {self.needs}")
 
     def expresses(self, problem: Problem) -> bool:
-        """Return whether the flag alone expresses the causal mask of the problem."""
+        """Return whether the flag means the same as the causal mask of the problem."""
         square = problem.shape.query_length == problem.shape.key_length
         return problem.causal is not None and (square or self.alignment == problem.causal)
 
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """One way to express a problem's mask, causal flag and bias.
+    """One encoding of a problem's mask, causal mask and bias as arguments.
 
     Attributes:
-        label: for people, such as "attn_mask=float[query key], is_causal".
-        arguments: native argument to boolean array, float array or flag.
-        bias: the argument whose gradient is that of the problem's bias, and its layout.
+        label: a readable name, such as "attn_mask=float[query key], is_causal".
+        arguments: an array, a flag or, for features, another plain value for each argument.
+        bias: name and layout of the argument that holds the bias, None if the problem has none.
+        variables: the arguments with gradients besides the bias, by the gradient's canonical name.
+        parameters: the arguments that are parameters of a layer.
+        handing: how queries, keys and values are moved, for functions that take them otherwise.
     """
 
     label: str
-    arguments: Mapping[str, Native]
+    arguments: Mapping[str, Value]
     bias: tuple[str, str] | None = None
+    variables: Mapping[str, Variable] = field(default_factory=lambda: MappingProxyType({}))
+    parameters: frozenset[str] = frozenset()
+    handing: Moved | None = None
+
+    def arrays(self, *, parameters: bool = False) -> dict[str, np.ndarray]:
+        """Return the arguments that are arrays; or those among them that are parameters."""
+        arrays = ((n, a) for n, a in self.arguments.items() if isinstance(a, np.ndarray))
+        return {name: array for name, array in arrays if (name in self.parameters) == parameters}
+
+    def plain(self) -> dict[str, Static]:
+        """Return the arguments that are plain values, such as flags."""
+        return {n: a for n, a in self.arguments.items() if not isinstance(a, np.ndarray)}
+
+    def gradients(self) -> dict[str, str]:
+        """Return the canonical name of the gradient of each argument that has one."""
+        named = {variable.argument: name for name, variable in self.variables.items()}
+        return named if self.bias is None else named | {self.bias[0]: "attn_bias"}
 
     def bias_gradient(self, gradient: Array, problem: Problem) -> Array:
-        """Return the gradient of the native argument in the shape of `problem.attn_bias`."""
+        """Return the gradient of the argument that holds the bias, summed to the bias's shape."""
         assert self.bias is not None
         assert problem.attn_bias is not None
         sizes = dict(zip(AXES, problem.shape.logits, strict=True))
@@ -184,15 +215,15 @@ NO_MASK = Spelling("no mask", MappingProxyType({}))
 
 
 def to_layout(
-    array: np.ndarray, layout: str, shape: Shape, *, broadcast: bool
+    array: np.ndarray, layout: str, full: Sequence[int], *, broadcast: bool
 ) -> np.ndarray | None:
     """Return a canonical array `[batch heads query key]` in a layout; None if it does not fit.
 
-    Axes that the layout lacks must have size 1. Those that it has are expanded, or with
-    `broadcast` left at 1 where they stand alone.
+    Axes missing from the layout must have size 1. The others are expanded to their size in the
+    logits (`full`); with `broadcast`, those that are not joined with others keep size 1.
     """
     named = layouts.axes(layout)
-    sizes = dict(zip(AXES, shape.logits, strict=True))
+    sizes = dict(zip(AXES, full, strict=True))
     if any(array.shape[i] != 1 for i, axis in enumerate(AXES) if axis not in named):
         return None
     joined = layouts.joined(layout)
@@ -206,7 +237,7 @@ def to_layout(
 
 
 def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """Return the inverse of `to_layout`: `[batch heads query key]`, 1 for axes that are missing."""
+    """Return an array in a layout as `[batch heads query key]`, size 1 for missing axes."""
     named = layouts.axes(layout)
     right = " ".join(axis if axis in named else "()" for axis in AXES)
     known = {axis: sizes[axis] for axis in layouts.joined(layout)}
@@ -215,193 +246,329 @@ def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.
 
 @dataclass(frozen=True, eq=False)
 class MaskTable:
-    """All mask arguments of an implementation."""
+    """The mask arguments of an implementation, its causal flag if it has one, and its features."""
 
     arguments: tuple[MaskArgument, ...] = ()
     causal: CausalFlag | None = None
+    features: tuple[Feature, ...] = ()
     by_name: Mapping[str, MaskArgument] = field(init=False)
 
     def __post_init__(self) -> None:
         by_name = {argument.name: argument for argument in self.arguments}
         if len(by_name) < len(self.arguments):
             raise WrongDeclaration("two mask arguments have the same name")
-        if self.causal is not None:
-            self._check_flag(self.causal, by_name)
         object.__setattr__(self, "by_name", by_name)
-
-    @staticmethod
-    def _check_flag(flag: CausalFlag, by_name: Mapping[str, MaskArgument]) -> None:
-        if flag.name in by_name:
-            raise WrongDeclaration(f"{flag.name!r} is both the causal flag and a mask argument")
-        if flag.needs is None:
+        self._check_features()
+        if self.causal is None:
             return
-        if flag.needs not in by_name:
-            raise WrongDeclaration(f"causal flag needs {flag.needs!r}, which is not declared")
-        if by_name[flag.needs].layout_over("query", "key") is None:
+        if self.causal.name in by_name:
             raise WrongDeclaration(
-                f"causal flag needs {flag.needs!r}, which no layout lets hold a causal mask"
+                f"{self.causal.name!r} is both the causal flag and a mask argument"
+            )
+        needs = self.causal.needs
+        if needs is not None and needs not in by_name:
+            raise WrongDeclaration(f"causal flag needs {needs!r}, which is not declared")
+        if needs is not None and by_name[needs].layout_over("query", "key") is None:
+            raise WrongDeclaration(
+                f"causal flag needs {needs!r}, which no layout lets hold a causal mask"
             )
 
     def spell(self, problem: Problem) -> Spelling:
-        """Return the preferred spelling; raises `Unsupported` if there is none."""
+        """Return the preferred encoding; raise `Unsupported` if there is none."""
         spelling = _preferred(self, problem)
         if spelling is None:
             raise Unsupported(self._why_not(problem))
         return spelling
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
-        """Yield every spelling of the problem once, the preferred one first."""
-        parts = _Parts.of(problem)
-        if not parts.kinds:
+        """Yield every encoding of the problem once, the preferred one first."""
+        parts = _parts(problem)
+        if not parts and not problem.features and not self._handings:
             yield NO_MASK
             return
-        seen: set[str] = set()
-        for flagged in self._flag_choices(problem):
-            alone = flagged and self.causal is not None and self.causal.needs is None
-            kinds = [kind for kind in parts.kinds if not (kind == "causal" and alone)]
-            for broadcast in (False, True):
-                for numbers in (False, True):
-                    for targets in self._assignments(kinds):
-                        spelling = self._spell(parts, targets, flagged, numbers, broadcast)
-                        if spelling is not None and spelling.label not in seen:
-                            seen.add(spelling.label)
-                            yield spelling
+        labels: set[str] = set()
+        for spelling in _in_turn(self._with(problem, parts, said) for said in self._said(problem)):
+            if spelling.label not in labels:
+                labels.add(spelling.label)
+                yield spelling
 
-    def _flag_choices(self, problem: Problem) -> tuple[bool, ...]:
-        if self.causal is None or not self.causal.expresses(problem):
-            return (False,)
-        return (True, False) if self.causal.needs is None else (False, True)
+    @property
+    def _handings(self) -> tuple[Handing, ...]:
+        return tuple(declared for declared in self.features if isinstance(declared, Handing))
 
-    def _assignments(self, kinds: Sequence[str]) -> list[tuple[tuple[str, MaskArgument], ...]]:
-        """Return assignments of parts to arguments, those to separate arguments first."""
+    def _said(self, problem: Problem) -> list[Said]:
+        """Return all ways to hand features over; what they leave unsaid is left to masks.
+
+        The first says as many of them as possible by arguments, and the second as few. Positions
+        are handed over in the first only if others would be left to masks without them.
+        """
+        if not problem.features and not self._handings:
+            return [Said()]
+        # How tokens are handed over, and where they stand, decides what other arguments mean.
+        first = ("handing", "positions") if problem.features else ("handing",)
+        wanted = (*first, *(part for part in parts_of(problem) if part not in first))
+        every = list(self._saying(problem, Said(), wanted))
+        counted = {*parts_of(problem)} - {"positions"}
+        most = max(every, key=lambda said: len(said.parts & counted), default=None)
+        least = min(every, key=lambda said: len(said.parts), default=None)
+        return sorted(every, key=lambda said: (said is not most, said is not least))
+
+    def _saying(self, problem: Problem, said: Said, parts: Sequence[str]) -> Iterator[Said]:
+        if not parts:
+            yield said
+            return
+        part, *others = parts
+        if part in said.parts:
+            yield from self._saying(problem, said, others)
+            return
+        only = part == "handing" and any(one.only for one in self._handings)
+        if part in ("handing", "positions") and not only:
+            yield from self._saying(problem, said, others)
+        for declared in self.features:
+            if part in declared.says:
+                for way in declared.ways(problem, said):
+                    if part in way.parts:
+                        yield from self._saying(problem, way, others)
+        if part in MASKABLE:
+            yield from self._saying(problem, said, others)
+
+    def _with(
+        self, problem: Problem, parts: Mapping[str, np.ndarray], said: Said
+    ) -> Iterator[Spelling]:
+        """Yield the encodings in which `said` is handed over, and masks hold the other parts."""
+        for flag in self._flags(problem, said):
+            if said.needs_flag and flag is None:
+                continue
+            said_by_flag = "causal" if flag and flag.needs is None else ""
+            kinds = [kind for kind in parts if kind not in (said_by_flag, *said.parts)]
+            for broadcast, numbers in itertools.product((False, True), repeat=2):
+                if kinds and said.handing is not None and not said.handing.masks:
+                    continue
+                for held in self._assignments(kinds):
+                    spelling = self._spell(problem, parts, held, flag, numbers, broadcast)
+                    if spelling is not None:
+                        yield _joined(spelling, said)
+
+    def handed(self, spelling: Spelling, problem: Problem) -> Spelling:
+        """Return an encoding in which tokens are moved if the implementation takes no others."""
+        only = next((declared for declared in self._handings if declared.only), None)
+        if only is None or spelling.handing is not None:
+            return spelling
+        way = next(only.ways(problem, Said()), None)
+        if way is None:
+            raise Unsupported(f"no other way to hand it over than {', '.join(only.names)}")
+        return _joined(spelling, way)
+
+    def _flags(self, problem: Problem, said: Said) -> tuple[CausalFlag | None, ...]:
+        """Return the flags to try: the causal flag if it fits the problem, and None for no flag."""
+        if self.causal is None or problem.causal is None or "causal" in said.parts:
+            return (None,)
+        fits = self.causal.expresses(problem)
+        if problem.features or said.handing is not None:
+            fits = said.agrees(problem, "causal", self.causal.alignment)
+        if not fits:
+            return (None,)
+        return (self.causal, None) if self.causal.needs is None else (None, self.causal)
+
+    def _assignments(self, kinds: Sequence[str]) -> list[dict[str, list[str]]]:
+        """Return all ways to distribute parts over arguments, as parts by name of the argument."""
         every = [
-            tuple(zip(kinds, chosen, strict=True))
-            for chosen in itertools.product(self.arguments, repeat=len(kinds))
+            {
+                name: [kind for kind, holder in zip(kinds, chosen, strict=True) if holder == name]
+                for name in self.by_name
+                if name in chosen
+            }
+            for chosen in itertools.product(self.by_name, repeat=len(kinds))
         ]
-        return sorted(every, key=lambda targets: -len({argument.name for _, argument in targets}))
+        return sorted(every, key=len, reverse=True)
 
     def _spell(
         self,
-        parts: _Parts,
-        targets: tuple[tuple[str, MaskArgument], ...],
-        flagged: bool,
+        problem: Problem,
+        parts: Mapping[str, np.ndarray],
+        held: Mapping[str, list[str]],
+        flag: CausalFlag | None,
         numbers: bool,
         broadcast: bool,
     ) -> Spelling | None:
-        """Return one spelling, or None if a part does not fit its argument."""
-        if flagged and targets and self.causal and self.causal.alone:
+        """Return one encoding, or None if a part does not fit its argument.
+
+        Args:
+            parts: the arrays to encode, with four axes.
+            held: the parts that each argument holds, by name.
+            flag: the causal flag if it is set.
+            numbers: whether masks are encoded as numbers instead of booleans.
+            broadcast: whether axes keep size 1 where the argument allows it.
+        """
+        used = [self.by_name[name] for name in held]
+        if flag and ((flag.alone and used) or (flag.needs and held.get(flag.needs) != ["causal"])):
             return None
-        several = len({argument.name for _, argument in targets}) > 1
-        if several and any(argument.alone for _, argument in targets):
+        if len(used) > 1 and any(argument.alone for argument in used):
             return None
-        if broadcast and not any(argument.broadcasts for _, argument in targets):
+        if broadcast and not any(argument.broadcasts for argument in used):
             return None
         arguments: dict[str, Native] = {}
         labels: list[str] = []
         bias: tuple[str, str] | None = None
-        flagged_mask = not (flagged and self.causal and self.causal.needs)
-        for argument in self.arguments:
-            kinds = [kind for kind, target in targets if target is argument]
-            if not kinds:
-                continue
-            said = _say(parts, kinds, argument, numbers, broadcast and argument.broadcasts)
-            if said is None:
+        for argument in used:
+            values = _encoded(parts, held[argument.name], argument, numbers, problem)
+            fitting = _fitting(values, argument, problem.shape, broadcast and argument.broadcasts)
+            if fitting is None:
                 return None
-            arguments[argument.name], layout, label = said
-            labels.append(f"{argument.name}={label}")
-            if "bias" in kinds:
+            array, layout = fitting
+            arguments[argument.name] = array
+            kind = "bool" if array.dtype == np.bool_ else "int" if argument.dtype else "float"
+            sizes = dict(zip(AXES, problem.shape.logits, strict=True))
+            broadcasts = array.size < math.prod(layouts.shape(layout, sizes))
+            labels.append(f"{argument.name}={kind}[{'~' if broadcasts else ''}{layout}]")
+            if "bias" in held[argument.name]:
                 bias = (argument.name, layout)
-            if flagged and self.causal and self.causal.needs == argument.name:
-                flagged_mask = kinds == ["causal"]
-        if not flagged_mask:
-            return None
-        if flagged:
-            assert self.causal is not None
-            arguments[self.causal.name] = True
-            labels.append(self.causal.name)
+        if flag:
+            arguments[flag.name] = True
+            labels.append(flag.name)
         return Spelling(", ".join(labels), arguments, bias)
 
     def _why_not(self, problem: Problem) -> str:
+        parts = _parts(problem)
+        if unsaid := self._unsaid(problem):
+            return unsaid
+        if not parts:
+            names = ", ".join(name for declared in self._handings for name in declared.names)
+            return f"no other way to hand it over than {names}"
         if not self.arguments:
-            parts = " and ".join(_Parts.of(problem).kinds)
-            return f"no mask arguments: cannot express {parts}"
+            return f"no mask arguments: cannot express {' and '.join(parts)}"
         if problem.attn_bias is not None and not any(a.number == "added" for a in self.arguments):
             return "no argument adds a bias to the logits"
         arguments = ", ".join(f"{a.name}[{' | '.join(a.layouts)}]" for a in self.arguments)
-        varies = [axis for axis, size in zip(AXES, _Parts.of(problem).extent, strict=True) if size]
+        shape = np.broadcast_shapes(*(array.shape for array in parts.values()))
+        varies = [axis for axis, size in zip(AXES, shape, strict=True) if size != 1]
         return f"a mask that varies over {', '.join(varies)} fits none of {arguments}"
+
+    def _unsaid(self, problem: Problem) -> str:
+        """Return which feature of the problem has no encoding; "" if each alone has one."""
+        for part in parts_of(problem):
+            name = "lengths" if part.endswith("lengths") else part
+            declared = [one for one in self.features if part in one.says]
+            if part == "alibi":
+                maskable = any(argument.number == "added" for argument in self.arguments)
+            else:
+                maskable = part in MASKABLE and bool(self.arguments)
+            if part == "positions" or maskable:
+                continue
+            if any(part in way.parts for one in self.features for way in one.ways(problem, Said())):
+                continue
+            if not declared:
+                return f"no {name}"
+            listed = ", ".join(argument for one in declared for argument in one.names)
+            aligned = [getattr(one, "alignment", problem.causal) for one in declared]
+            if not any(Said().agrees(problem, part, alignment) for alignment in aligned):
+                where = " or ".join(alignment or "equal lengths only" for alignment in aligned)
+                return f"no {name} aligned as here: {listed or 'it'} is declared for {where}"
+            return f"no such {name}: {listed or 'a fixed value'} cannot express it"
+        return ""
+
+    def _check_features(self) -> None:
+        """Raise `WrongDeclaration` for one name twice, or for what is no declaration."""
+        for declared in self.features:
+            if not isinstance(declared, Feature):
+                raise WrongDeclaration(f"features: {declared!r} declares no feature")
+        flag = () if self.causal is None else (self.causal.name,)
+        names = [*self.by_name, *flag]
+        names += [name for declared in self.features for name in declared.names]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if self.features and twice is not None:
+            raise WrongDeclaration(f"two declarations have an argument {twice!r}")
 
 
 @lru_cache(maxsize=256)
 def _preferred(table: MaskTable, problem: Problem) -> Spelling | None:
-    """Return the first spelling; cached, because every mode and every check needs it."""
+    """Return the first encoding; cached, because every mode and every check needs it."""
     return next(table.spellings(problem), None)
 
 
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    """The mask, causal mask and bias of a problem, as far as it has them; each with four axes."""
-
-    problem: Problem
-    arrays: Mapping[str, np.ndarray]
-
-    @classmethod
-    def of(cls, problem: Problem) -> _Parts:
-        arrays: dict[str, np.ndarray] = {}
-        if problem.mask is not None:
-            arrays["mask"] = problem.mask
-        if problem.causal is not None:
-            arrays["causal"] = causal_mask(problem.shape, problem.causal)
-        if problem.attn_bias is not None:
-            arrays["bias"] = problem.attn_bias
-        return cls(problem, arrays)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return tuple(self.arrays)
-
-    @property
-    def extent(self) -> tuple[bool, ...]:
-        return tuple(any(a.shape[i] != 1 for a in self.arrays.values()) for i in range(4))
+def _in_turn(groups: Iterable[Iterator[Spelling]]) -> Iterator[Spelling]:
+    """Yield the first of each group, then the second of each, and so on."""
+    left = list(groups)
+    while left:
+        started, left = left, []
+        for group in started:
+            spelling = next(group, None)
+            if spelling is not None:
+                yield spelling
+                left.append(group)
 
 
-def _say(
-    parts: _Parts, kinds: Sequence[str], argument: MaskArgument, numbers: bool, broadcast: bool
-) -> tuple[Native, str, str] | None:
-    """Return the parts as one array of this argument: (array, layout, label).
+def _joined(spelling: Spelling, said: Said) -> Spelling:
+    """Return the encoding of the masks with that of the features beside it."""
+    if not said.labels:
+        return replace(spelling, label=spelling.label or NO_MASK.label)
+    labels = ([spelling.label] if spelling.label else []) + list(said.labels)
+    arguments = {**spelling.arguments, **said.arguments}
+    return replace(
+        spelling,
+        label=", ".join(labels),
+        arguments=arguments,
+        variables=said.variables,
+        parameters=said.parameters,
+        handing=said.handing,
+    )
 
-    In the label, "~" marks a layout of which an axis was left at size 1.
+
+def _parts(problem: Problem) -> dict[str, np.ndarray]:
+    """Return what masks can hold of the problem, by part, with four axes each.
+
+    That is its "mask", each of its rules such as the "causal" mask, its "bias" and its "alibi".
     """
-    allowed: BoolArray | None = None
+    arrays: dict[str, np.ndarray | None] = {"mask": problem.mask}
+    arrays |= dict(problem.rules())
+    arrays["bias"] = problem.attn_bias
+    if problem.slopes is not None:
+        arrays["alibi"] = -problem.slopes[:, None, None] * np.abs(problem.distances())
+    return {kind: array for kind, array in arrays.items() if array is not None}
+
+
+def _encoded(
+    parts: Mapping[str, np.ndarray],
+    kinds: Sequence[str],
+    argument: MaskArgument,
+    numbers: bool,
+    problem: Problem,
+) -> np.ndarray | None:
+    """Return the parts in `kinds` as one array of booleans or numbers for the argument.
+
+    Return None if the argument does not accept it, or if a sum is no number of the problem's
+    dtype. Each of the four axes may have size 1.
+    """
+    allowed: BoolArray = np.ones((1, 1, 1, 1), np.bool_)
+    added: list[np.ndarray] = []
     for kind in kinds:
-        if kind != "bias":
-            array = parts.arrays[kind]
-            allowed = array if allowed is None else allowed & array
-    merged: np.ndarray
-    if "bias" in kinds:
-        if argument.number != "added":
+        if kind in ("bias", "alibi"):
+            added.append(parts[kind])
+        else:
+            allowed = allowed & parts[kind]
+    if added:
+        total = sum(added[1:], added[0])
+        if "alibi" in kinds and not np.array_equal(problem.format.round(total), total):
             return None
-        bias = parts.arrays["bias"]
-        merged = bias if allowed is None else np.where(allowed, bias, -np.inf)
-    elif not numbers:
-        if argument.true is None:
-            return None
-        assert allowed is not None
-        merged = allowed if argument.true == "attends" else ~allowed
-    elif argument.number == "added":
-        assert allowed is not None
-        merged = np.where(allowed, 0.0, -np.inf)
-    elif argument.number is not None:
-        assert allowed is not None
-        marked = allowed if argument.one == "attends" else ~allowed
-        merged = np.where(marked, 1.0, 0.0)
-    else:
+        return np.where(allowed, total, -np.inf) if argument.number == "added" else None
+    if not numbers:
+        return None if argument.true is None else allowed == (argument.true == "attends")
+    if argument.number == "added":
+        return np.where(allowed, 0.0, -np.inf)
+    attends = argument.one == "attends"
+    if argument.number is None:
+        return None
+    return np.where(allowed == attends, 1.0, 0.0).astype(argument.dtype or np.float64)
+
+
+def _fitting(
+    values: np.ndarray | None, argument: MaskArgument, shape: Shape, broadcast: bool
+) -> tuple[np.ndarray, str] | None:
+    """Return the array in the first of the argument's layouts that it fits, and that layout."""
+    if values is None:
         return None
     for layout in argument.layouts:
-        laid = to_layout(merged, layout, parts.problem.shape, broadcast=broadcast)
-        if laid is not None:
-            kind = "bool" if laid.dtype == np.bool_ else "float"
-            sizes = dict(zip(AXES, parts.problem.shape.logits, strict=True))
-            whole = math.prod(sizes[axis] for axis in layouts.axes(layout))
-            return laid, layout, f"{kind}[{'~' if laid.size < whole else ''}{layout}]"
+        array = to_layout(values, layout, shape.logits, broadcast=broadcast)
+        if array is not None:
+            return array, layout
     return None

@@ -1,9 +1,9 @@
-"""The narrow waist: `run(problem, call) -> Answer`. Everything else here is declaration.
+"""The interface of adapters: `run(problem, call) -> Answer`; everything else is declarations.
 
-An adapter is meant to be read as documentation of its library. It sees problems, never
-expectations. Most adapters are a `Layer` (`conformance.adapter.layer`) or a `Function`
-(`conformance.adapter.function`); one that derives from `Adapter` itself takes NumPy in, gives
-NumPy out, and may be anything: another process, another language.
+An adapter is meant to be read as documentation of its library. It sees problems, never the
+expected results. Most adapters are a `Layer` (`conformance.adapter.native`) or a `Function`
+(`conformance.adapter.function`). An adapter that derives directly from `Adapter` takes and returns
+NumPy arrays, and may call anything: another process, another language.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import numpy as np
 
 from conformance.adapter.arguments import CausalFlag, MaskArgument, MaskTable, Spelling
 from conformance.adapter.code import SMALL, Example
+from conformance.adapter.features import Feature, parts_of
 from conformance.definition.dtypes import DTYPES
+from conformance.definition.geometry import Geometry
 from conformance.definition.problem import Answer, Problem, Score, Shape
 from conformance.errors import Unsupported
 from conformance.frameworks.base import Strides
@@ -36,21 +38,23 @@ class Mode:
 
     Args:
         name: short, such as "eval".
-        options: for the adapter's `call`; the suite passes them on.
+        options: options that the suite passes to the adapter's `call` unchanged.
         gradients: whether this mode has a derivative (torch's fast path has none).
         weights: whether it returns attention weights.
-        every_case: False where a mode is expensive to compile: then it is compared on the
-            cases without masks and one with, not on the whole catalogue.
+        every_case: False if a mode is expensive to compile: then it is compared only on the
+            cases without masks, on one with a mask and where a query is fully masked.
+        core_cases: whether it is nevertheless examined on all cases of level "core" in float32,
+            because this is the call that everybody makes.
         dtypes: the dtypes in which this mode is examined, or None for all of the adapter's.
-        optimised: compile as users do. By default programs are compiled quickly, where the
-            framework has a choice.
-        dropout: probability with which attention weights are dropped; other than 0 only when the
-            dropout itself is looked at, in a mode that the adapter names in `dropout_modes`.
-        draw: seed of that dropout; equal draws drop the same weights. A layer is built anew for
+        optimised: whether to compile with the options of normal use. By default the suite
+            compiles with fewer optimisations, if the framework has such an option.
+        dropout: probability with which attention weights are dropped; nonzero only when the suite
+            measures dropout, in a mode that the adapter names in `dropout_modes`.
+        draw: seed of that dropout; equal seeds drop the same weights. A new layer is built for
             each.
-        about: for people, how the implementation is called in this mode.
-        compiled: False where the implementation cannot be compiled as a whole, though its framework
-            compiles: then it is called operation by operation.
+        about: a description, for users, of how the implementation is called in this mode.
+        compiled: False if the implementation cannot be compiled as a whole, although its
+            framework compiles: then it is called operation by operation.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Mode:
     gradients: bool = True
     weights: bool = True
     every_case: bool = True
+    core_cases: bool = False
     dtypes: tuple[str, ...] | None = None
     optimised: bool = False
     dropout: float = 0.0
@@ -77,16 +82,23 @@ class Call:
     """Options of a call to an implementation; only experiments depart from most defaults.
 
     Attributes:
-        mode, device: in which mode, and on which kind of device.
-        spelling: how the masks are encoded; None for the first way that the adapter has.
-        compiled: False to call operation by operation, also where the framework compiles.
-        unbatched: without the batch axis, for a batch of 1.
-        strided: how arrays lie in memory, if not in one piece.
-        wanted: what needs a gradient, if not everything does: inputs, "attn_bias", or "weights" for
-            all parameters.
-        backwards: how often the gradients are asked for.
-        projected: inputs are heads side by side and all projections are the identity, so the suite
-            leaves out the projections that it supplies.
+        mode, device: the mode, and the kind of device ("cpu" or "gpu").
+        spelling: how the masks are encoded; None for the adapter's preferred encoding.
+        compiled: False to call operation by operation even if the framework compiles.
+        unbatched: whether to drop the batch axis, for a batch of 1.
+        strided: how arrays are strided in memory; "" for contiguous arrays.
+        strided_alone: the one argument that is strided so: an input, "cotangent", or a mask
+            argument; "" for all of them.
+        wanted: what to differentiate by: names of inputs, "attn_bias", "sinks", "norm.query",
+            "norm.key", or "weights" for all parameters; None for everything.
+        backwards: how often the gradients are computed.
+        projected: whether the inputs are concatenated heads and all projections the identity, so
+            that the suite leaves out the projections that it supplies.
+        given: arrays that are passed in the place of query, key and value, by name, exactly as they
+            are, although they may contradict the problem; then an answer may have any shape. None
+            to pass those of the problem.
+        around: the number that surrounds every input and mask in memory, if the framework's arrays
+            can be views of other arrays; None for arrays of their own.
     """
 
     mode: Mode = DEFAULT_MODE
@@ -95,9 +107,12 @@ class Call:
     compiled: bool = True
     unbatched: bool = False
     strided: Strides = ""
+    strided_alone: str = ""
     wanted: frozenset[str] | None = None
     backwards: int = 1
     projected: bool = False
+    given: Mapping[str, np.ndarray] | None = None
+    around: float | None = None
 
 
 @dataclass(frozen=True)
@@ -105,9 +120,9 @@ class SideEffects:
     """The results of two identical calls on the same objects.
 
     Attributes:
-        changed: names of inputs whose numbers changed or to which something was attached.
-        first, second: the answers, output and weights only.
-        surroundings: settings of the whole process that the calls changed, one line each.
+        changed: inputs whose numbers changed or that got a new attribute, one line each.
+        first, second: the two results.
+        surroundings: process-wide settings that the calls changed, one line each.
     """
 
     changed: tuple[str, ...]
@@ -120,30 +135,40 @@ class Adapter(ABC):
     """The base class of adapters: it wraps one implementation, which class attributes declare.
 
     Attributes:
-        name: as in `--implementation`; set by the loader where it is not declared.
-        title: the implementation's own name, such as "torch.nn.MultiheadAttention".
-        documentation: a link to what its authors say.
+        name: as in `--implementation`; set by the loader if it is not declared.
+        title: the implementation's name in code, such as "torch.nn.MultiheadAttention".
+        documentation: a link to the library's documentation of it.
         framework: name of the bridge ("torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad",
             "numpy").
-        packages: distributions whose versions belong into the record, beside the framework's.
-        dtypes: the dtypes that it has.
+        packages: distributions whose versions belong in the record, besides the framework's.
+        dtypes: the supported dtypes.
+        geometry: the sizes of heads, lengths and tiles for which the implementation is written;
+            cases are posed at these. None if it takes every size.
         scores: "scaled-dot", "additive" or both.
-        custom_scale: whether the factor of the logits can be chosen.
+        custom_scale: whether the scale of the logits can be chosen.
+        accuracy: the accuracy class promised in bfloat16 and float16, by which answers are judged:
+            "A" if logits, statistics and sums are held in float32, "A0" if everything is, with
+            one final rounding; "" promises none.
         mask_arguments, causal_flag: see `conformance.adapter.arguments`.
-        modes: the first is the one that others are compared with.
+        features: the arguments for windows, soft caps, sinks, lengths and the like, see
+            `conformance.adapter.features`.
+        modes: the first is the one with which the others are compared.
         returns_weights: per head, averaged over heads, or None.
-        weights_option: what has to be passed to get them per head; the adapter passes it. "" where
-            they are per head by themselves.
-        weights_otherwise: what comes back without that option.
+        weights_option: the option that the adapter passes to get weights per head; "" if they are
+            per head by default.
+        weights_otherwise: what is returned without that option.
         fully_masked_row: the output of a fully masked query, in all modes or by mode; None if it is
             not declared.
-        implicit_masks: masks that the framework attaches to inputs and hands on by itself, given
-            to `call` as mask arguments are; only the probe uses them.
-        projections_supplied: whether the suite projects; then a deviation says whether the kernel
-            made it.
-        dropout_modes: names of the modes in which dropout is active, if `Mode.dropout` asks for it.
+        conventions: further entries of the card by the text of their subject, such as
+            {"size.no-key": "row.nan", "leak(*number.nan*)": "leak.hidden"}; patterns, as in a
+            baseline, of both subject and value. What experiments observe has to be so.
+        implicit_masks: masks that the framework attaches to inputs and propagates by itself;
+            `call` receives them as it does mask arguments. Only the probe uses them.
+        projections_supplied: whether the suite computes the projections; then a deviation names
+            the kernel or a projection as its origin.
+        dropout_modes: names of the modes in which dropout is active if `Mode.dropout` is not 0.
         sequence_first: name of the mode that takes `[length batch width]`, or "".
-        example: what a user types; see `example_for` where that depends on more than sizes.
+        example: the code that users write; override `example_for` if it depends on more than sizes.
     """
 
     name: str = ""
@@ -152,45 +177,60 @@ class Adapter(ABC):
     framework: ClassVar[str] = "numpy"
     packages: ClassVar[tuple[str, ...]] = ()
     dtypes: tuple[str, ...] = tuple(DTYPES)
+    geometry: Geometry | None = None
     scores: tuple[str, ...] = ("scaled-dot",)
     custom_scale: bool = False
     differentiable: bool = True
+    accuracy: Literal["", "A0", "A"] = ""
     mask_arguments: tuple[MaskArgument, ...] = ()
     causal_flag: CausalFlag | None = None
+    features: tuple[Feature, ...] = ()
     modes: tuple[Mode, ...] = (DEFAULT_MODE,)
     returns_weights: ReturnsWeights | None = None
     weights_option: ClassVar[str] = ""
     weights_otherwise: ClassVar[str] = "averaged"
     fully_masked_row: FullyMasked | Mapping[str, FullyMasked] | None = None
+    conventions: Mapping[str, str] = MappingProxyType({})
     implicit_masks: tuple[MaskArgument, ...] = ()
     dropout_modes: tuple[str, ...] = ()
-    projections_supplied: ClassVar[bool] = False
+    projections_supplied: bool = False
     sequence_first: str = ""
     example: ClassVar[Example | None] = None
 
     @abstractmethod
     def run(self, problem: Problem, call: Call) -> Answer:
-        """Return the answer; raises `Unsupported` if the problem cannot be expressed."""
+        """Return output, weights and gradients; raise `Unsupported` if not expressible."""
 
     @property
     def compiles(self) -> bool:
-        """Whether each new set of arguments costs a compilation.
+        """Whether each new combination of arguments is compiled.
 
-        Checks that vary the arguments themselves then do so in float32 only.
+        If so, checks that vary the combination of arguments do that in float32 only.
         """
         return False
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients: it is declared, and the framework has derivatives."""
+        return self.differentiable
+
+    @property
+    def page(self) -> int:
+        """The number of keys in a page, if they are handed over in pages, or else 0."""
+        return max((feature.page for feature in self.features), default=0)
+
     @cached_property
     def masks(self) -> MaskTable:
-        """The mask arguments as a table; raises `WrongDeclaration` if they are inconsistent."""
-        return MaskTable(tuple(self.mask_arguments), self.causal_flag)
+        """The arguments for masks and features; raise `WrongDeclaration` if they contradict."""
+        return MaskTable(tuple(self.mask_arguments), self.causal_flag, tuple(self.features))
 
     def example_for(
         self, shape: Shape, dtype: str, scale: float | None, mode: Mode
     ) -> Example | None:
-        """Return the user code that calls this implementation in this mode; None if unknown.
+        """Return the code with which users call this implementation in this mode, or None.
 
-        By default it is `example`, with the shape's sizes, in the modes that it knows.
+        By default, this is `example` with the sizes of the shape, or None if `example` is missing
+        or contains no call for this mode.
         """
         if self.example is None:
             return None
@@ -199,7 +239,7 @@ class Adapter(ABC):
         return None if call is None else self.example.formatted(shape, call)
 
     def small_example(self, mode: Mode) -> Example | None:
-        """Return `example_for` the shape `SMALL`, with biases if there can be any."""
+        """Return `example_for` with the shape `SMALL`, with biases if they are supported."""
         score: Score = "scaled-dot" if "scaled-dot" in self.scores else "additive"
         for bias in (True, False):
             shape = replace(SMALL, bias=bias, score=score)
@@ -218,42 +258,52 @@ class Adapter(ABC):
         return {}
 
     def device_model(self, device: str) -> str:
-        """Return the device's own name; raises `Unavailable` if there is no such device."""
+        """Return the model name of a device; raise `Unavailable` if there is no such device."""
         return device
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Import what is needed; raises `Unavailable` if it is not installed."""
+        """Import the packages needed; raise `Unavailable` if one is not installed."""
 
     def settings(self) -> tuple[Setting, ...]:
-        """Return the settings of the whole process that no call may change."""
+        """Return the process-wide settings that no call may change."""
         return PROCESS
 
     def check(self, problem: Problem) -> None:
-        """Raise `Unsupported` for what the declaration rules out."""
+        """Raise `Unsupported` if the declarations rule out this problem."""
         if problem.dtype not in self.dtypes:
             raise Unsupported(f"no {problem.dtype}")
         if problem.shape.score not in self.scores:
             raise Unsupported(f"no {problem.shape.score} score")
         if problem.scale is not None and not self.custom_scale:
             raise Unsupported("the scale cannot be chosen")
+        if self.geometry is not None:
+            self.geometry.check(problem.shape)
         self.check_shape(problem.shape)
+        self.check_features(problem)
+
+    def check_features(self, problem: Problem) -> None:
+        """Raise `Unsupported`, with its name, for a feature that is not declared."""
+        declared = {part for feature in self.features for part in feature.covers}
+        for part in parts_of(problem):
+            if part not in declared:
+                raise Unsupported(f"no {'lengths' if part.endswith('lengths') else part}")
 
     def check_shape(self, shape: Shape) -> None:  # noqa: B027 - most shapes are fine for most
-        """Raise `Unsupported` for a shape that the implementation cannot have.
+        """Raise `Unsupported` for a shape that the implementation does not support.
 
-        Called before anything is imported, so it must need nothing but the shape.
+        This is called before the framework is imported, so overrides must not use the framework.
         """
 
     def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
-        """Answer the earlier problem, then this one, whose numbers are written over the earlier's.
+        """Run the earlier problem, overwrite its arrays with this problem's, and return its answer.
 
-        Both have the same shape and kinds of masks. Raises `Unsupported` where arrays cannot be
+        Both have the same shape and kinds of masks. Raise `Unsupported` if arrays cannot be
         written to.
         """
         raise Unsupported("its arrays cannot be written to")
 
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
-        """Call twice on the same objects, and compare the objects before and after."""
+        """Run a problem twice on the same arrays; return both answers and what changed."""
         before = _numbers(problem)
         first, second, surroundings = twice(lambda: self.run(problem, call), self.settings())
         changed = [
@@ -269,9 +319,9 @@ def twice(
 ) -> tuple[Answer, Answer, tuple[str, ...]]:
     """Call twice; return both answers, and one line for each setting that the calls changed.
 
-    The first call may draw random numbers to initialise itself, but may change no other setting.
-    All settings are put back before the second call, or a generator that each call seeds anew would
-    look untouched.
+    The first call may draw random numbers for initialisation, but may change no other setting.
+    All settings are restored before the second call; otherwise a generator that each call reseeds
+    would look unchanged.
     """
     before = look(settings)
     first = call()

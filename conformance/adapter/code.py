@@ -1,7 +1,7 @@
 """Describe the code that users of an implementation write, and the syntax of its framework.
 
-An adapter describes it once, as an `Example`. Convention cards, stand-alone reproductions and
-advice on porting are made of that description: text only, no framework is imported.
+An adapter describes that code once, as an `Example`. Convention cards, stand-alone reproductions
+and porting advice are generated from it as text, without importing a framework.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ SMALL = Shape(
     output_width=8,
     sharing="self",
 )
-"""Self-attention with sizes that are easy to read."""
+"""Self-attention with sizes that are easy to tell apart in generated code."""
 
 
 @dataclass(frozen=True)
 class Example:
     """The code that a user of the implementation writes.
 
-    The lines find NumPy as `np`, native inputs under `query`, `key` and `value`, and where they
-    load given parameters, these under `native`, by the names of the parameter table. In JAX, `load`
-    and `call` stand in a function of these; elsewhere `native` holds NumPy arrays.
+    The code may use NumPy as `np`, native inputs as `query`, `key` and `value`, and in `load` the
+    given parameters as the dictionary `native`, by their names in the parameter table: NumPy
+    arrays, except in JAX, where `load` and `call` run in a function of these variables.
 
     Args:
-        imports: lines, as one string or several, such as "import torch".
-        build: lines that make the layer.
+        imports: import lines, as one string or several, such as "import torch".
+        build: lines that create the layer.
         call: an expression; `{masks}` stands for mask arguments with a leading comma, such as
             ", attn_mask=mask", or for nothing.
-        output: the output within what the call returns, which is `{}`.
-        weights: the attention weights likewise, or "" if none are returned.
-        fresh: lines after `build` where the layer keeps the parameters that it was made with.
-        load: lines after `build` that load `native` into the layer; none where nobody wrote
-            them down. Then a reproduction needs this suite.
-        parameter: a parameter as something to differentiate by; `{name}` is its native name.
+        output: an expression for the output, in which `{}` stands for the call.
+        weights: the same for the attention weights, or "" if none are returned.
+        fresh: lines after `build` if the layer keeps its initial parameters.
+        load: lines after `build` that load `native` into the layer; if there are none, a
+            reproduction needs this suite.
+        parameter: an expression for a parameter to differentiate by, with native name `{name}`.
         calls: in `Adapter.example` only: `call` in modes other than the first, by mode.
     """
 
@@ -74,9 +74,9 @@ class Example:
         output: str = "{}",
         weights: str = "",
     ) -> Example:
-        """Return the example of a `torch.nn.Module`, which the last line of `build` names `layer`.
+        """Return the example of a `torch.nn.Module` that the last line of `build` names `layer`.
 
-        What puts it into the dtype and into evaluation, where it is not, is added to that line.
+        That line is extended by calls that convert the dtype and switch to evaluation if needed.
         """
         state = ("" if dtype == "float32" else f".to(torch.{dtype})") + ("" if train else ".eval()")
         *before, last = lines(build)
@@ -91,9 +91,9 @@ class Example:
         )
 
     def formatted(self, shape: Shape, call: str) -> Example:
-        """Return the example with this call, and the sizes of the shape in its lines.
+        """Return the example with this call, with the sizes of the shape filled in.
 
-        Lines are format strings here, and name fields of `Shape`, such as "{heads}".
+        `build` and `call` are format strings with fields of `Shape`, such as "{heads}".
         """
         sizes = dataclasses.asdict(shape)
         return dataclasses.replace(
@@ -103,19 +103,19 @@ class Example:
         )
 
     def expression(self, masks: Mapping[str, str], *, weights: bool = False) -> str:
-        """Return code for the output, or the weights, with these mask arguments as code."""
+        """Return code for the output, or the weights; `masks` maps arguments to code."""
         given = "".join(f", {name}={value}" for name, value in masks.items())
         call = self.call.replace("{masks}", given)
         return (self.weights if weights else self.output).replace("{}", call)
 
 
 def lines(text: str | Sequence[str]) -> list[str]:
-    """Return lines that are given as one string or as several."""
+    """Return the lines of a string, or of a sequence of lines."""
     return text.splitlines() if isinstance(text, str) else list(text)
 
 
 def keywords(usual: Mapping[str, object], **given: object) -> str:
-    """Return keyword arguments as code, ", bias=False", without those that have the usual value."""
+    """Return code for the keyword arguments that differ from `usual`, such as ", bias=False"."""
     return "".join(
         f', {name}="{value}"' if isinstance(value, str) else f", {name}={value!r}"
         for name, value in given.items()
@@ -128,10 +128,10 @@ class Framework:
     """The syntax for arrays in a framework; `{}` stands for the code of an array.
 
     Attributes:
-        imported: the line that imports it.
-        plain: a NumPy array as an array of the framework, in its own dtype.
-        typed: the same in the dtype `{dtype}`.
-        numpy: an array of the framework as a NumPy array of float64.
+        imported: the line that imports the framework.
+        plain: an expression that converts a NumPy array to the framework, keeping its dtype.
+        typed: the same with a conversion to the dtype `{dtype}`.
+        numpy: an expression that converts an array of the framework to NumPy, in float64.
     """
 
     imported: str
@@ -140,7 +140,7 @@ class Framework:
     numpy: str
 
     def array(self, code: str, dtype: str = "") -> str:
-        """Return code for the framework's array; in its own dtype if none is given."""
+        """Return code that converts a NumPy array to the framework, with its dtype by default."""
         return self.typed.format(code, dtype=dtype) if dtype else self.plain.format(code)
 
     def imports(self, example: Example) -> list[str]:
@@ -150,7 +150,7 @@ class Framework:
 
 
 _RUNTIME = Framework("import numpy as np", "{}", '{}.astype("{dtype}")', "{}.astype(float)")
-"""Runtimes that take and return NumPy arrays."""
+"""The syntax for runtimes that take and return NumPy arrays."""
 
 FRAMEWORKS: Mapping[str, Framework] = {
     "torch": Framework(
@@ -188,4 +188,4 @@ FRAMEWORKS: Mapping[str, Framework] = {
     ),
     **dict.fromkeys(("onnx", "onnxruntime", "openvino"), _RUNTIME),
 }
-"""By the name of the framework's bridge."""
+"""The syntax of each framework, by the name of its bridge."""

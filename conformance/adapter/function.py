@@ -1,7 +1,7 @@
 """Adapters of functions: attention on heads that are already projected.
 
-The suite supplies the projections, in the function's own framework and dtype, so that kernels and
-layers stand in one table.
+The suite supplies the projections, in the function's framework and dtype, so that kernels can be
+compared with layers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import einops
 import numpy as np
 
 from conformance.adapter import layouts
-from conformance.adapter.arguments import CausalFlag, MaskArgument
+from conformance.adapter.arguments import NO_MASK, CausalFlag, MaskArgument, Spelling
 from conformance.adapter.base import Call, FullyMasked, Mode
+from conformance.adapter.handing import Moved, turns_of
 from conformance.adapter.native import NativeAdapter, Prepared
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.problem import Answer, Problem, Shape, check_shape
-from conformance.errors import Unsupported, WrongDeclaration
-from conformance.frameworks.base import Evaluated, Natives, WrongAnswer
+from conformance.errors import Unsupported, WrongAnswer, WrongDeclaration
+from conformance.frameworks.base import Evaluated, Natives
 
 Layout = Literal["batch heads length head", "batch length heads head"]
 _INPUTS = ("query", "key", "value")
@@ -37,11 +38,11 @@ class Function(NativeAdapter):
     `attention_function`.
 
     Attributes:
-        layout: of query, key, value and the result.
-        fully_masked_row: of what the function returns, which the suite then projects.
-        grouped: whether it takes fewer key/value heads than query heads.
+        layout: the layout of query, key, value and the result.
+        fully_masked_row: the result for a fully masked query, before the output projection.
+        grouped: whether the function accepts fewer key/value heads than query heads.
         bias_modes: names of the modes in which the function itself adds the biases of query, key
-            and value; they come with the options, as `query_bias` and so on, `[heads head]`.
+            and value; they are passed as options `query_bias` and so on, of shape `[heads head]`.
     """
 
     layout: Layout = "batch heads length head"
@@ -59,21 +60,20 @@ class Function(NativeAdapter):
         mode: Mode,
         **options: Any,
     ) -> Any:
-        """Call the function: context, or (context, attention weights).
+        """Return the context (the attended values per head), or (context, attention weights).
 
-        `masks` holds the declared mask arguments by their own names. An override may do without
-        `mode`: it is passed where there is a parameter of this name without a default. `options`
-        holds `scale` where the problem departs from the default, and `score`, the weight
-        `[heads head]`, for the additive score.
+        `masks` holds the declared mask arguments by name. An override may omit `mode`, which is
+        passed only if it is a parameter without a default. `options` holds `scale` if it is not
+        the default, and for the additive score the weight `score`, `[heads head]`.
         """
         raise NotImplementedError
 
     def attend_for(self, problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
-        """Return `attend` for this problem, and what it depends on but shape, dtype, scale, mode.
+        """Return `attend` for this problem, and a key that identifies any objects it closes over.
 
-        Overridden to prepare what cannot be made inside a compiled program.
+        Override it to prepare objects that cannot be created inside a compiled program.
         """
-        if takes_mode(self.attend):
+        if _takes_mode(self.attend):
             return partial(self.attend, mode=call.mode), None
         return self.attend, None
 
@@ -91,6 +91,10 @@ class Function(NativeAdapter):
         bridge, axes, scale = self.bridge, _EINSUM[self.layout], problem.scale
         attend, key = self.attend_for(problem, call)
         adds_biases = call.mode.name in self.bias_modes
+        spelling = call.spelling or NO_MASK
+        moved = spelling.handing
+        if moved is not None and call.given is not None:
+            raise Unsupported("its inputs are moved, so no others can be given")
         natives = {
             name: bridge.array(values, problem.dtype, call.device)
             for name, values in problem.weights.named().items()
@@ -104,20 +108,31 @@ class Function(NativeAdapter):
             bias = own.get(f"{name}_bias")
             if bias is not None and not adds_biases:
                 heads = heads + (bias if axes == "bqhd" else bias[:, None, :])
-            return self._lying(heads, call)
+            return self._lying(heads, call, name)
 
         def invoke(own: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
-            projected = (project(own, "query", query), project(own, "key", key))
+            inputs = {"query": query, "key": key, "value": value}
+            heads = {name: project(own, name, values) for name, values in inputs.items()}
+            if moved is not None:
+                cached = heads["key"]
+                if moved.prepared:
+                    cached = self._cached(problem, cached, masks, spelling, call.device)
+                heads, more = moved.hand(bridge, self.layout, heads, cached, call.device)
+                masks = masks | more
             options = {} if scale is None else {"scale": scale}
             given = (*(f"{name}_bias" for name in _INPUTS if adds_biases), "score")
             options |= {name: own[name] for name in given if name in own}
-            result = attend(*projected, project(own, "value", value), masks, **options)
+            result = attend(*heads.values(), masks, **options)
             context, weights = result if isinstance(result, tuple) else (result, None)
-            self._check_context(context, problem)
+            if call.given is None:
+                self._check_context(context, problem, moved)
+            if moved is not None and moved.back is not None:
+                # The weights of packed queries are not those of a batch.
+                context, weights = moved.returned(bridge, self.layout, context, call.device), None
             if call.projected:
                 return context, weights
-            # The projection takes the inputs' dtype only; the output is given back the one that the
-            # function returned, so that another one shows.
+            # The projection needs the inputs' dtype. If the function returned another dtype, the
+            # output is cast back to it, so that the deviation is visible.
             returned = bridge.dtype(context)
             another = returned in DTYPES and returned != problem.dtype
             context = bridge.cast(context, problem.dtype) if another else context
@@ -128,22 +143,55 @@ class Function(NativeAdapter):
 
         mode = (call.mode.name, call.mode.dropout, call.mode.draw)
         program = (problem.shape, problem.dtype, scale, mode, call.device, call.projected, key)
-        return natives, invoke, program
+        if moved is None:
+            return natives, invoke, program
+        epsilon = None if problem.norm is None else problem.norm.epsilon
+        return natives, invoke, (*program, moved.program, problem.rotary, epsilon)
+
+    def _cached(
+        self, problem: Problem, keys: Any, masks: Natives, spelling: Spelling, device: str
+    ) -> Any:
+        """Return all keys as earlier calls have left them in a cache: normed and rotated."""
+        if problem.norm is None and problem.rotary is None:
+            return keys
+        bridge, axes = self.bridge, _EINSUM[self.layout]
+        dtype = bridge.dtype(keys)
+        wide = "float64" if dtype == "float64" else "float32"
+        heads = bridge.cast(keys, wide)
+        # Bridges to runtimes have matrix products only; what was cached is prepared by NumPy.
+        einsum: Any = np.einsum if isinstance(heads, np.ndarray) else bridge.einsum
+
+        def native(values: np.ndarray) -> Any:
+            return bridge.array(values, wide, device)
+
+        if problem.norm is not None:
+            gain = masks[spelling.variables["norm.key"].argument]
+            mean = native(np.full(problem.shape.head_size, 1 / problem.shape.head_size))
+            squares = einsum(f"{axes},d->{axes[:-1]}", heads * heads, mean)
+            root = (squares + problem.norm.epsilon) ** -0.5
+            heads = einsum(f"{axes},d->{axes}", heads * root[..., None], bridge.cast(gain, wide))
+        if problem.rotary is not None:
+            turns = native(
+                turns_of(problem.rotary, problem.shape.head_size, problem.position_of_keys)
+            )
+            turned = axes.replace("d", "e")
+            heads = einsum(f"{axes},bqde->{turned}", heads, turns)
+        return bridge.cast(heads, dtype)
 
     def _input(self, name: str, problem: Problem, call: Call) -> Any:
-        if not call.projected:
+        if not call.projected or (call.given and name in call.given):
             return super()._input(name, problem, call)
         heads = problem.shape.kv_heads if name in ("key", "value") else problem.shape.heads
         pattern = f"batch length (heads head) -> {self.layout}"
         values = einops.rearrange(getattr(problem, name), pattern, heads=heads)
-        return self.bridge.array(values, problem.dtype, call.device)
+        return self._lying(self.bridge.array(values, problem.dtype, call.device), call, name)
 
     def _answer(self, problem: Problem, ready: Prepared, result: Evaluated) -> Answer:
         answer = super()._answer(problem, ready, result)
-        if answer.output.ndim == 3:
+        if answer.output.ndim != 4:
             return answer
         gradients = {
-            name: self._merged(array) if name in _INPUTS else array
+            name: self._merged(array) if name in _INPUTS and array.ndim == 4 else array
             for name, array in answer.gradients.items()
         }
         return dataclasses.replace(answer, output=self._merged(answer.output), gradients=gradients)
@@ -151,35 +199,34 @@ class Function(NativeAdapter):
     def _merged(self, heads: np.ndarray) -> np.ndarray:
         return einops.rearrange(heads, f"{self.layout} -> batch length (heads head)")
 
-    def _check_context(self, context: Any, problem: Problem) -> None:
-        # Here, because an einsum takes lists, and may broadcast an axis of size 1.
+    def _check_context(self, context: Any, problem: Problem, moved: Moved | None) -> None:
+        # The output projection would not fail: einsum accepts lists and broadcasts size 1.
         if not self.bridge.is_array(context):
             raise WrongAnswer(
                 f"returned {type(context).__name__}, not an array of {self.bridge.name}"
             )
-        shape = problem.shape
-        sizes = {
-            "batch": shape.batch,
-            "heads": shape.heads,
-            "length": shape.query_length,
-            "head": shape.value_head_size,
-        }
-        wanted = layouts.shape(self.layout, sizes)
-        check_shape(f"what it returned, [{self.layout}],", tuple(context.shape), wanted)
+        batch, heads, queries, _ = problem.shape.logits
+        sizes = {"batch": batch, "heads": heads, "length": queries}
+        sizes |= {"head": problem.shape.value_head_size}
+        layout: str = self.layout
+        if moved is not None and moved.query is not None:
+            layout, sizes = "token heads head", sizes | {"token": len(moved.query)}
+        wanted = layouts.shape(layout, sizes)
+        check_shape(f"what it returned, [{layout}],", tuple(context.shape), wanted)
 
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
         return gradients
 
 
 class _Decorated(Function):
-    """A plain function as an adapter."""
+    """The adapter that `attention_function` makes of a plain function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._takes_mode = takes_mode(function)
+        self._takes_mode = _takes_mode(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself, which decorating leaves usable."""
+        """Call the decorated function itself."""
         return self._function(*args, **kwargs)
 
     def attend(
@@ -189,7 +236,7 @@ class _Decorated(Function):
         return self._function(query, key, value, **masks, **options)
 
 
-def takes_mode(function: Callable[..., Any]) -> bool:
+def _takes_mode(function: Callable[..., Any]) -> bool:
     """Return whether a function has a parameter `mode` without a default."""
     parameter = inspect.signature(function).parameters.get("mode")
     return parameter is not None and parameter.default is parameter.empty
@@ -200,18 +247,18 @@ def attention_function(
     *masks: MaskArgument | Iterable[MaskArgument],
     **declaration: Any,
 ) -> Callable[[Callable[..., Any]], _Decorated]:
-    """Make an adapter of `function(query, key, value, **mask arguments)`.
+    """Return a decorator that makes an adapter of `function(query, key, value, **masks)`.
 
     Args:
         framework: "torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad" or "numpy".
-        masks: its mask arguments, one by one or together.
+        masks: the function's mask arguments, one by one or as an iterable.
         declaration: further attributes of `Function` and `Adapter`, such as `layout`, `grouped`,
-            `causal_flag`, `dtypes`, `returns_weights`. A parameter `scale` is found by itself, and
-            so is one `mode` without a default, to which the `Mode` of the call is passed.
+            `causal_flag`, `dtypes`, `returns_weights`. The parameters `scale` and `mode` (without
+            a default) need no declaration; `mode` receives the `Mode` of the call.
 
     Returns:
-        A decorator. Query, key and value arrive as `layout` says, by default
-        `[batch heads length head]`, and so must the result.
+        A decorator. The function receives query, key and value in `layout`, by default
+        `[batch heads length head]`, and must return its result in the same layout.
 
     Raises:
         WrongDeclaration: for an attribute that adapters do not have.

@@ -1,4 +1,4 @@
-"""The notation for axes: "(batch heads) query key", and "embed heads head -> (heads head) embed".
+"""Parse layouts, "(batch heads) query key", and patterns, "embed heads head -> (heads head) embed".
 
 A layout names the axes of an array in order; axes in parentheses are joined into one, the first
 varying slowest; "1" is an axis of size 1. A pattern is two layouts and an arrow, as in einops.
@@ -22,11 +22,10 @@ _AXIS = re.compile(r"\s*(?:(\w+)|\(([\w\s]*)\))\s*")
 
 @lru_cache(maxsize=1024)
 def parse(layout: str) -> Layout:
-    """Return the axes of the array, each as the tuple of named axes that are joined in it.
+    """Return each axis of an array in this layout as the tuple of named axes joined in it.
 
     Raises:
-        WrongDeclaration: parentheses are nested or unbalanced, there is something other than
-            names, or a name occurs twice.
+        WrongDeclaration: parentheses are nested or unbalanced, a name is invalid or occurs twice.
     """
     parsed: list[tuple[str, ...]] = []
     end = 0
@@ -43,7 +42,7 @@ def parse(layout: str) -> Layout:
 
 
 def sides(pattern: str) -> tuple[str, str]:
-    """Return the layouts before and after the arrow; raises `WrongDeclaration` if there is none."""
+    """Return the layouts before and after the arrow; raise `WrongDeclaration` if it is missing."""
     before, arrow, after = pattern.partition("->")
     if not arrow or "->" in after:
         raise WrongDeclaration(f"{pattern!r} is no pattern, which has one arrow")
@@ -51,15 +50,15 @@ def sides(pattern: str) -> tuple[str, str]:
 
 
 def axes(layout: str) -> tuple[str, ...]:
-    """Return the named axes, in order, whether joined or not."""
+    """Return all named axes in order, including joined ones."""
     return tuple(name for names in parse(layout) for name in names)
 
 
 def joined(layout: str) -> frozenset[str]:
-    """Return the named axes that are joined with others, which have no axis of their own."""
+    """Return the names of the axes that are joined with others into one array axis."""
     return frozenset(name for names in parse(layout) if len(names) > 1 for name in names)
 
 
 def shape(layout: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of an array in this layout, where named axes have these sizes."""
+    """Return the shape of an array in this layout, given the sizes of the named axes."""
     return tuple(math.prod(sizes[name] for name in names) for names in parse(layout))

@@ -1,14 +1,15 @@
 """Load adapters by name: built in, `path/to/file.py:Name`, or `package.module:Name`.
 
-A built-in adapter is named by the table `ADAPTERS` of its own module, "torch-mha" to the name of
-the class. The tables are read from the source files, so that listing names imports nothing.
+The table `ADAPTERS` of each module in `adapters/` maps names such as "torch-mha" to names of
+classes. The tables are read from the source files, so that listing names imports nothing.
 
-Titles are names too where a user means a library's layer, whatever its backend.
+Some commands also accept titles, such as "keras.layers.MultiHeadAttention" for all its backends.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import importlib.util
 import inspect
@@ -22,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from conformance.adapter.base import Adapter
+from conformance.definition.geometry import Geometry
 from conformance.errors import (
     ConformanceError,
     FailsOnImport,
@@ -30,11 +32,13 @@ from conformance.errors import (
     UnknownName,
     WrongDeclaration,
 )
+from conformance.text import message
+from conformance.words import tables
 
 GROUP = "conformance.adapters"
 
 BUILT_IN = "conformance.adapters"
-"""The package of which every module may have a table `ADAPTERS`."""
+"""The package whose modules define built-in adapters in tables `ADAPTERS`."""
 
 _TABLE = re.compile(r"^ADAPTERS = (\{.*?\})$", re.MULTILINE | re.DOTALL)
 _BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")
@@ -42,16 +46,23 @@ _BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")
 
 def registered() -> dict[str, EntryPoint]:
     """Return the built-in adapters and the entry points of installed packages, by name."""
-    points = [*entry_points(group=GROUP), *_built_in()]
+    points = [*_installed(tuple(sys.path)), *_built_in()]
     return {point.name: point for point in sorted(points, key=lambda point: point.name)}
 
 
 @cache
+def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of packages on this path; reading all metadata takes 0.1 s."""
+    del path
+    return tuple(entry_points(group=GROUP))
+
+
+@cache
 def _built_in() -> tuple[EntryPoint, ...]:
-    """Return an entry point for each implementation that the `ADAPTERS` tables name.
+    """Return an entry point for each implementation in the `ADAPTERS` tables.
 
     Raises:
-        WrongDeclaration: a table that is no literal, or a name that two modules have.
+        WrongDeclaration: a table is not a literal, or two tables contain the same name.
     """
     spec = importlib.util.find_spec(BUILT_IN)
     folders = spec.submodule_search_locations if spec is not None else None
@@ -59,30 +70,28 @@ def _built_in() -> tuple[EntryPoint, ...]:
     for folder in map(Path, folders or ()):
         for file in sorted([*folder.glob("*.py"), *folder.glob("*/__init__.py")]):
             table = _TABLE.search(file.read_text(encoding="utf-8"))
+            if table is None:
+                continue
             parts = file.relative_to(folder).with_suffix("").parts
             module = ".".join([BUILT_IN, *(part for part in parts if part != "__init__")])
-            for name, attribute in _literal(table[1], file).items() if table else ():
+            try:
+                adapters = dict(ast.literal_eval(table[1]))
+            except (SyntaxError, ValueError) as error:
+                raise WrongDeclaration(f"{file}: ADAPTERS is no literal table") from error
+            for name, attribute in adapters.items():
                 if name in points:
                     raise WrongDeclaration(f"{file}: {points[name].value} is called {name!r} too")
                 points[name] = EntryPoint(name, f"{module}:{attribute}", GROUP)
     return tuple(points.values())
 
 
-def _literal(table: str, file: Path) -> dict[str, str]:
-    try:
-        found = ast.literal_eval(table)
-    except (SyntaxError, ValueError) as error:
-        raise WrongDeclaration(f"{file}: ADAPTERS is no literal table") from error
-    return dict(found)
-
-
 def load(spec: str) -> Adapter:
-    """Return the adapter that a name, a path or a module denotes.
+    """Return the adapter for a name, `path/to/file.py:Name` or `package.module:Name`.
 
     Raises:
-        UnknownName: no such implementation; the message has the nearest names.
-        NotAnAdapter: the file, module or object is there but is no adapter.
-        Unavailable: what it imports is not installed.
+        UnknownName: there is no such implementation; the message suggests similar names.
+        NotAnAdapter: the file or module does not exist, or the object is not an adapter.
+        Unavailable: a package that the module imports is not installed.
     """
     known = registered()
     if spec in known:
@@ -102,20 +111,20 @@ def load(spec: str) -> Adapter:
 
 
 def find(spec: str) -> tuple[Adapter, ...]:
-    """Return the adapters of this name, title, title without what is in brackets, path or module.
+    """Return the adapters with this name or title (with or without its parenthesis), or location.
 
-    If you port a model you think in titles: "keras.layers.MultiHeadAttention" is one layer, and
-    three adapters, one for each backend. Only such a title has several. No framework is imported.
+    A title can denote several adapters: "keras.layers.MultiHeadAttention" is one layer, with one
+    adapter for each of three backends. No framework is imported.
 
     Raises:
-        UnknownName: there is none; the message has the nearest names and titles.
-        NotAnAdapter: a path or module that holds no such adapter.
-        Unavailable: what its module imports is not installed.
+        UnknownName: there is no such adapter; the message suggests similar names and titles.
+        NotAnAdapter: the path or module does not exist or holds no such adapter.
+        Unavailable: a package that the module imports is not installed.
     """
     known = registered()
     if spec in known or ":" in spec or spec.endswith(".py"):
         return (load(spec),)
-    titled = [(adapter.title, adapter) for adapter in _importable()]
+    titled = [(adapter.title, adapter) for adapter in importable()]
     found = [adapter for title, adapter in titled if title == spec]
     found = found or [adapter for title, adapter in titled if _short(title) == spec]
     if not found:
@@ -124,8 +133,8 @@ def find(spec: str) -> tuple[Adapter, ...]:
     return tuple(found)
 
 
-def _importable() -> Iterator[Adapter]:
-    """Yield all registered adapters, except those that a broken package prevents."""
+def importable() -> Iterator[Adapter]:
+    """Yield all registered adapters, skipping those that fail to load."""
     for name in registered():
         try:
             yield load(name)
@@ -143,20 +152,31 @@ def _from_path(path: Path, spec: str) -> ModuleType:
     name = f"_mha_conformance_{path.stem}_{abs(hash(path.resolve()))}"
     if name in sys.modules:
         return sys.modules[name]
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    located = importlib.util.spec_from_file_location(name, path)
+    assert located is not None
+    assert located.loader is not None
+    module = importlib.util.module_from_spec(located)
     sys.modules[name] = module
+    _look_in(path.resolve().parent)
     try:
-        found.loader.exec_module(module)
+        located.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
 
 
+def _look_in(folder: Path) -> None:
+    """Let modules be imported from a folder too, as Python does for a script in it.
+
+    It comes last, so that no file in it hides an installed package.
+    """
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
 def _from_module(name: str, spec: str) -> ModuleType:
+    _look_in(Path.cwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -166,7 +186,7 @@ def _from_module(name: str, spec: str) -> ModuleType:
 
 
 def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
-    """Run a third-party import or constructor; report its failure as a one-line error."""
+    """Run an import or constructor and return its result; raise failures as one-line errors."""
     try:
         return action()
     except (ConformanceError, KeyboardInterrupt):
@@ -174,12 +194,11 @@ def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
     except ModuleNotFoundError as error:
         raise Unavailable(f"{spec}: it imports {error.name!r}, which is not installed") from error
     except BaseException as error:
-        told = " ".join(str(error).split())
-        raise FailsOnImport(f"{spec}: {fails}: {type(error).__name__}: {told}") from error
+        raise FailsOnImport(f"{spec}: {fails}: {type(error).__name__}: {message(error)}") from error
 
 
 def adapted(found: Any, name: str) -> Adapter:
-    """Return an adapter class or instance as `load` would, with this name if it has none."""
+    """Return the adapter for a class or instance, checked as by `load`; `name` is its fallback."""
     return _adapter(found, name or "implementation", name)
 
 
@@ -201,13 +220,26 @@ def _adapter(found: Any, spec: str, default_name: str) -> Adapter:
     for attribute in ("mask_arguments", "modes", "dtypes", "scores"):
         if not isinstance(getattr(found, attribute), tuple | list):
             raise WrongDeclaration(f"{spec}: {attribute} must be a tuple")
-    if not found.modes:
-        raise WrongDeclaration(f"{spec}: there must be a mode")
+        if not getattr(found, attribute) and attribute in ("modes", "dtypes"):
+            raise WrongDeclaration(f"{spec}: there must be a {attribute.removesuffix('s')}")
+    if found.accuracy not in ("", "A0", "A"):
+        raise WrongDeclaration(f"{spec}: accuracy={found.accuracy!r}; say 'A', 'A0' or nothing")
+    if not isinstance(found.geometry, Geometry | None):
+        raise WrongDeclaration(f"{spec}: geometry must be a conformance.Geometry")
+    for pattern, value in found.conventions.items():
+        subject = pattern.partition("(")[0]
+        if subject not in tables()["entries"]:
+            near = difflib.get_close_matches(subject, tables()["entries"], n=1)
+            similar = f"; did you mean {near[0]}?" if near else ""
+            raise WrongDeclaration(f"{spec}: conventions: no entry is about {subject!r}{similar}")
+        if not isinstance(value, str):
+            raise WrongDeclaration(f"{spec}: conventions: the value of {pattern!r} is a text")
     _ = found.masks
     return found
 
 
 def _offer(module: ModuleType) -> str:
+    """Return a hint that lists the adapters (instances and classes) defined in a module."""
     names = [
         name
         for name, value in vars(module).items()

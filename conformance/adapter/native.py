@@ -1,27 +1,37 @@
-"""The way from a problem to native arrays and back, for layers and functions alike."""
+"""Base classes of adapters that run in a framework: convert problems to native arrays and back.
+
+A `Layer` holds its weights; a function (`conformance.adapter.function`) gets its projections
+from the suite.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from conformance.adapter.arguments import Spelling
-from conformance.adapter.base import Adapter, Call, SideEffects, twice
-from conformance.definition.dtypes import Array
-from conformance.definition.problem import Answer, Problem
-from conformance.errors import Unavailable, Unsupported
-from conformance.frameworks import LACKS, framework, require
+from conformance.adapter.arguments import NO_MASK, Spelling
+from conformance.adapter.base import Adapter, Call, Mode, SideEffects, twice
+from conformance.adapter.features import Static
+from conformance.adapter.parameters import Parameter, ParameterTable
+from conformance.definition.problem import Answer, Problem, Shape, Weights
+from conformance.errors import (
+    Unavailable,
+    UnknownName,
+    Unsupported,
+    WrongAnswer,
+    WrongDeclaration,
+)
+from conformance.frameworks import BRIDGES, LACKS, framework, require
 from conformance.frameworks.base import (
     Evaluated,
     Framework,
     Natives,
     Request,
-    WrongAnswer,
     package_versions,
 )
 from conformance.frameworks.surroundings import Setting
@@ -31,7 +41,7 @@ _WEIGHT, _MASK = "weights.", "mask."
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A problem as native arrays, ready to be called any number of times."""
+    """A problem as native arrays, with a function that can be called on them repeatedly."""
 
     function: Callable[[Natives, Natives], tuple[Any, Any]]
     variables: Natives
@@ -39,31 +49,40 @@ class Prepared:
     cotangent: Any
     spelling: Spelling
     program: Hashable
+    weights_cotangent: Any = None
 
     def arguments(self) -> Natives:
-        """Return the native arrays of a call, without the parameters."""
+        """Return the native inputs and masks by name, without the parameters."""
         given = self.variables | self.constants
         return {name: array for name, array in given.items() if not name.startswith(_WEIGHT)}
 
     def split(self, wanted: frozenset[str] | None) -> tuple[Natives, Natives]:
-        """Return the arrays to differentiate by, and the others."""
+        """Return the arrays to differentiate by (see `Call.wanted`), and the others."""
         if wanted is None:
             return self.variables, self.constants
-        variables = {n: a for n, a in self.variables.items() if _kind(n) in wanted}
-        return variables, {n: a for n, a in self.variables.items() if n not in variables} | dict(
-            self.constants
-        )
+        named = {_MASK + name: kind for name, kind in self.spelling.gradients().items()}
+        named |= {n: "weights" for n in self.variables if n.startswith(_WEIGHT)}
+        named |= {_WEIGHT + n: self.spelling.gradients()[n] for n in self.spelling.parameters}
+        kinds = {n: named.get(n, n) for n in self.variables}
+        variables = {n: a for n, a in self.variables.items() if kinds[n] in wanted}
+        others = {n: a for n, a in self.variables.items() if n not in variables}
+        return variables, others | self.constants
 
 
 class NativeAdapter(Adapter):
-    """An adapter of something that runs in a framework of `conformance.frameworks`.
+    """The base class of adapters that run in a framework of `conformance.frameworks`.
 
     Attributes:
-        imports: modules that building or calling imports, beside the framework.
+        imports: modules, besides the framework, that the implementation needs.
     """
 
     imports: ClassVar[tuple[str, ...]] = ()
     _prepared = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.framework not in BRIDGES:
+            raise UnknownName("framework", cls.framework, BRIDGES)
 
     @property
     def bridge(self) -> Framework:
@@ -73,6 +92,10 @@ class NativeAdapter(Adapter):
     @property
     def compiles(self) -> bool:
         return self.bridge.compiles
+
+    @property
+    def has_gradients(self) -> bool:
+        return self.bridge.differentiable and self.differentiable
 
     def prepare(self) -> None:
         _ = self.bridge
@@ -89,14 +112,14 @@ class NativeAdapter(Adapter):
         return self.bridge.versions() | package_versions(self.packages)
 
     def check_device(self, device: str) -> None:
-        """Raise `Unavailable` unless the implementation runs on such a device here."""
+        """Raise `Unavailable` unless the implementation can run on this kind of device here."""
         self.bridge.check_device(device)
 
     @contextmanager
     def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
-        """Whatever the implementation needs around building, calling and going back.
+        """Set up the context in which the layer is built, called and differentiated.
 
-        Raises `Unsupported` for problems that it cannot answer on the call's device.
+        Raise `Unsupported` for problems that cannot be computed on the call's device.
         """
         yield
 
@@ -105,12 +128,14 @@ class NativeAdapter(Adapter):
         return self.bridge.devices()[device]
 
     def settings(self) -> tuple[Setting, ...]:
-        return super().settings() + self.bridge.settings()
+        return super().settings() + self.bridge.settings
 
     def check(self, problem: Problem) -> None:
         if problem.dtype in LACKS.get(self.framework, ()):
             raise Unsupported(f"{self.framework} has no {problem.dtype}")
         super().check(problem)
+
+    def check_features(self, problem: Problem) -> None:
         self.masks.spell(problem)
 
     def run(self, problem: Problem, call: Call) -> Answer:
@@ -120,17 +145,17 @@ class NativeAdapter(Adapter):
 
     def _evaluate(self, problem: Problem, call: Call, ready: Prepared) -> Answer:
         variables, constants = ready.split(call.wanted)
-        differentiable = self.bridge.differentiable and self.differentiable
         request = Request(
             ready.function,
             variables,
             constants,
             ready.cotangent,
-            gradients=call.mode.gradients and differentiable and bool(variables),
+            gradients=call.mode.gradients and self.has_gradients and bool(variables),
             program=ready.program,
             optimised=call.mode.optimised,
             compiled=call.compiled and call.mode.compiled,
             backwards=call.backwards,
+            weights_cotangent=ready.weights_cotangent,
         )
         answer = self._answer(problem, ready, self.bridge.evaluate(request))
         return _batched(answer, problem) if call.unbatched else answer
@@ -140,15 +165,14 @@ class NativeAdapter(Adapter):
         return self._answer(problem, ready, Evaluated(output, weights, {}))
 
     def side_effects(self, problem: Problem, call: Call) -> SideEffects:
-        """Call twice on the same objects, and compare the objects before and after."""
         self.check(problem)
         bridge = self.bridge
         with self._session(problem, call):
             ready = self._prepare(problem, call)
-            watched = {**ready.variables, **ready.constants}
+            watched = {**ready.variables, **ready.constants, "cotangent": ready.cotangent}
             numbers = {name: bridge.numpy(array).copy() for name, array in watched.items()}
             attached = {name: bridge.attached(array) for name, array in watched.items()}
-            # A compiled program cannot touch its inputs, so what compiles is called as it is.
+            # A compiled program cannot change its inputs, so the function is called uncompiled.
             evaluate = self._call_once if bridge.compiles else self._evaluate
             first, second, surroundings = twice(
                 lambda: evaluate(problem, call, ready), self.settings()
@@ -162,15 +186,12 @@ class NativeAdapter(Adapter):
         return SideEffects(tuple(changed), first, second, surroundings)
 
     def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
-        """Answer the earlier problem, then this one, whose numbers are written over the earlier's.
-
-        Raises `Unsupported` where arrays cannot be written to, or are not the same in kind.
-        """
         self.check(problem)
         with self._session(problem, call):
             ready, next_one = self._prepare(earlier, call), self._prepare(problem, call)
             old, new = ready.arguments(), next_one.arguments()
-            if {n: a.shape for n, a in old.items()} != {n: a.shape for n, a in new.items()}:
+            shapes = [{n: a.shape for n, a in arrays.items()} for arrays in (old, new)]
+            if shapes[0] != shapes[1] or ready.spelling.plain() != next_one.spelling.plain():
                 raise Unsupported("its masks are spelled in two ways")
             self._evaluate(earlier, call, ready)
             for name, array in old.items():
@@ -179,7 +200,7 @@ class NativeAdapter(Adapter):
 
     @contextmanager
     def _session(self, problem: Problem, call: Call) -> Iterator[None]:
-        """Enter the sessions of bridge and adapter; raises `Unavailable` for a missing module."""
+        """Enter the contexts of bridge and adapter; raise `Unavailable` for a missing module."""
         if not self._prepared:
             self.prepare()
             self._prepared = True
@@ -194,29 +215,25 @@ class NativeAdapter(Adapter):
     def _prepare(self, problem: Problem, call: Call) -> Prepared:
         bridge = self.bridge
         spelling = call.spelling or self.masks.spell(problem)
-        variables = {
-            name: self._input(name, problem, call) for name in problem.shape.distinct_inputs()
-        }
+        spelling = self.masks.handed(spelling, problem)
+        inputs = problem.shape.distinct_inputs()
+        variables = {name: self._input(name, problem, call) for name in inputs}
         constants: Natives = {}
-        flags: dict[str, bool] = {}
-        for name, value in spelling.arguments.items():
-            if isinstance(value, bool):
-                flags[name] = value
-                continue
-            native = self._lying(bridge.array(value, problem.dtype, call.device), call)
-            carries_bias = spelling.bias is not None and spelling.bias[0] == name
-            (variables if carries_bias else constants)[_MASK + name] = native
-        own, invoke, program = self._bind(problem, call)
-        variables |= {_WEIGHT + name: array for name, array in own.items()}
+        plain = self._passed(spelling.plain())
+        for name, value in spelling.arrays().items():
+            native = self._lying(bridge.array(value, problem.dtype, call.device), call, name)
+            differentiated = name in spelling.gradients()
+            (variables if differentiated else constants)[_MASK + name] = native
+        parameters, invoke, program = self._bind(problem, replace(call, spelling=spelling))
+        variables |= {_WEIGHT + name: array for name, array in parameters.items()}
 
         def function(variables: Natives, constants: Natives) -> tuple[Any, Any]:
             given = constants | variables
-            parameters = _strip(given, _WEIGHT)
             query = given["query"]
             key = given.get("key", query)
             value = given.get("value", key)
-            arguments = _strip(given, _MASK) | flags
-            result = invoke(parameters, query, key, value, arguments)
+            masks = _named(given, _MASK) | plain
+            result = invoke(_named(given, _WEIGHT), query, key, value, masks)
             if not isinstance(result, tuple):
                 return result, None
             if len(result) != 2:
@@ -226,26 +243,36 @@ class NativeAdapter(Adapter):
             return result
 
         cotangent = self._input("cotangent", problem, call)
-        signature = (self.name, program, tuple(variables), tuple(constants), tuple(flags.items()))
-        return Prepared(function, variables, constants, cotangent, spelling, signature)
+        signature = (self.name, program, tuple(variables), tuple(constants), tuple(plain.items()))
+        returned = problem.weights_cotangent
+        if returned is not None:
+            returned = bridge.array(returned, problem.dtype, call.device)
+        return Prepared(function, variables, constants, cotangent, spelling, signature, returned)
+
+    def _passed(self, plain: dict[str, Static]) -> dict[str, Static]:
+        """Return those plain values of an encoding that are passed with each call."""
+        return plain
 
     def _input(self, name: str, problem: Problem, call: Call) -> Any:
-        """Return query, key, value or cotangent as a native array, as the call asks for it."""
-        values: Array = getattr(problem, name)
-        native = self.bridge.array(
-            values[0] if call.unbatched else values, problem.dtype, call.device
-        )
-        return self._lying(native, call)
+        """Return query, key, value or cotangent as a native array, batched and strided per call."""
+        if call.given and name in call.given:
+            values = call.given[name]
+        else:
+            values = getattr(problem, name)
+            values = values[0] if call.unbatched else values
+        return self._lying(self.bridge.array(values, problem.dtype, call.device), call, name)
 
-    def _lying(self, native: Any, call: Call) -> Any:
-        """Return the array, laid out in memory as the call asks for it."""
-        if not call.strided:
+    def _lying(self, native: Any, call: Call, name: str) -> Any:
+        """Return the argument `name` with the layout and surroundings that the call requests."""
+        if call.around is not None:
+            return self.bridge.surrounded(native, call.around, call.device)
+        if not call.strided or call.strided_alone not in ("", name):
             return native
         return self.bridge.strided(native, call.strided, call.device)
 
     @abstractmethod
     def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
-        """Return native parameters, how to call with them, and what identifies the program.
+        """Return native parameters, a callable, and a key that identifies the compiled program.
 
         The callable takes (parameters, query, key, value, masks) and returns output or
         (output, weights).
@@ -253,7 +280,7 @@ class NativeAdapter(Adapter):
 
     @abstractmethod
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
-        """Return gradients of canonical weights for those of native parameters."""
+        """Return the gradients of canonical weights, converted from those of native parameters."""
 
     def _answer(self, problem: Problem, ready: Prepared, result: Evaluated) -> Answer:
         bridge, output, weights = self.bridge, result.output, result.weights
@@ -263,34 +290,31 @@ class NativeAdapter(Adapter):
                     f"returned {type(array).__name__} as {what}, not an array of {bridge.name}, "
                     "the adapter's `framework`"
                 )
-        natives = {"output": output} | ({} if weights is None else {"weights": weights})
-        natives |= {f"gradient.{name}": array for name, array in result.gradients.items()}
+        returned = {"output": output} | ({} if weights is None else {"weights": weights})
+        returned |= {f"gradient.{name}": array for name, array in result.gradients.items()}
         arrays = {name: bridge.numpy(array) for name, array in result.gradients.items()}
         inputs = problem.shape.distinct_inputs()
         gradients = {name: arrays[name] for name in inputs if name in arrays}
-        own = _strip(arrays, _WEIGHT)
-        if own:
-            gradients |= {_WEIGHT + k: v for k, v in self._canonical(problem, own).items()}
+        natives = _named(arrays, _WEIGHT)
+        if natives:
+            gradients |= {_WEIGHT + k: v for k, v in self._canonical(problem, natives).items()}
         if ready.spelling.bias is not None and _MASK + ready.spelling.bias[0] in arrays:
             gradient = arrays[_MASK + ready.spelling.bias[0]]
             gradients["attn_bias"] = ready.spelling.bias_gradient(gradient, problem)
+        for name, variable in ready.spelling.variables.items():
+            kind = _WEIGHT if variable.argument in ready.spelling.parameters else _MASK
+            if kind + variable.argument in arrays:
+                gradients[name] = variable.factor * arrays[kind + variable.argument]
         return Answer(
             bridge.numpy(output),
             None if weights is None else bridge.numpy(weights),
             gradients,
-            {name: bridge.dtype(native) for name, native in natives.items()},
+            {name: bridge.dtype(native) for name, native in returned.items()},
         )
 
 
-def _kind(name: str) -> str:
-    """Return the name of a variable, as in `Call.wanted`."""
-    if name.startswith(_WEIGHT):
-        return "weights"
-    return "attn_bias" if name.startswith(_MASK) else name
-
-
 def _batched(answer: Answer, problem: Problem) -> Answer:
-    """Return the answer with the batch axis that the call did without."""
+    """Return the answer of a call without batch axis, with a batch axis of size 1 added."""
     inputs = problem.shape.distinct_inputs()
     return Answer(
         answer.output[None],
@@ -300,9 +324,141 @@ def _batched(answer: Answer, problem: Problem) -> Answer:
     )
 
 
-def _strip(arrays: Natives, prefix: str) -> Natives:
-    return {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
+def _named(arrays: Natives, prefix: str) -> Natives:
+    """Return the arrays whose names start with the prefix, by their names without it."""
+    return {n.removeprefix(prefix): array for n, array in arrays.items() if n.startswith(prefix)}
+
+
+class Layer(NativeAdapter):
+    """The base class of adapters for layers that hold their weights.
+
+    A subclass declares `parameters` (or `parameters_for`, if the table depends on the shape) and
+    the mask arguments, and implements `build` and `call`.
+    """
+
+    parameters: tuple[Parameter, ...] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "build_with" in cls.__dict__ and "build" not in cls.__dict__:
+            cls.build = _build_plainly  # type: ignore[assignment, method-assign]
+
+    def __init__(self) -> None:
+        self._built: dict[Hashable, Any] = {}
+        self._tables: dict[Shape, ParameterTable] = {}
+        self._loaded: tuple[Weights, Shape, Mapping[str, np.ndarray]] | None = None
+
+    def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
+        """Return the parameter table for this shape."""
+        return self.parameters
+
+    @abstractmethod
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        """Return a new layer in the given dtype; raise `Unsupported` for an unsupported shape.
+
+        `scale` is None unless the adapter declares `custom_scale` and the problem sets one.
+        """
+
+    def build_with(
+        self,
+        shape: Shape,
+        dtype: str,
+        scale: float | None,
+        mode: Mode,
+        settings: Mapping[str, Static],
+    ) -> Any:
+        """Return a new layer with these `settings`, by the names that features are declared with.
+
+        They are the plain values, such as a window or a soft cap, and True for each parameter.
+        Override it if they belong to the layer's constructor; `build` then needs no definition.
+        Otherwise `call` receives the values.
+        """
+        return self.build(shape, dtype, scale, mode)
+
+    @abstractmethod
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        """Call the layer and return its output, or (output, attention weights).
+
+        `masks` holds the declared mask arguments by name, as native arrays and flags; it lacks
+        those that the problem does not need.
+        """
+
+    def bind(self, layer: Any, parameters: Natives) -> Any:
+        """Return a layer with these parameters; the same layer if they are loaded in place."""
+        return layer
+
+    def own_parameters(
+        self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
+    ) -> Natives:
+        """Load the numbers into the layer; return its parameters to differentiate by, by name.
+
+        Override it if the framework's bridge does not know the variables in which the layer keeps
+        its parameters; then `bind` is not needed.
+        """
+        return self.bridge.load(layer, parameters, dtype, device)
+
+    def table(self, shape: Shape) -> ParameterTable:
+        """Return the parameter table, checked against the shape."""
+        if shape not in self._tables:
+            self._tables[shape] = ParameterTable(self.parameters_for(shape), shape)
+        return self._tables[shape]
+
+    def _bind(self, problem: Problem, call: Call) -> tuple[Natives, Callable[..., Any], Hashable]:
+        mode = (call.mode.name, call.mode.dropout, call.mode.draw)
+        spelling = call.spelling or NO_MASK
+        if spelling.handing is not None:
+            raise WrongDeclaration("Cache, Packed and Pages are for functions, not for layers")
+        settings = self._built_in(spelling.plain()) | dict.fromkeys(spelling.parameters, True)
+        parts = tuple(sorted(settings.items()))
+        key = (problem.shape, problem.dtype, problem.scale, mode, call.device, *parts)
+        if key not in self._built:
+            sizes = (problem.shape, problem.dtype, problem.scale)
+            built = self.build_with(*sizes, call.mode, settings)
+            self._built[key] = self.bridge.place(built, call.device)
+        layer = self._built[key]
+        kind = type(self)
+        handed_on = kind.bind is not Layer.bind or kind.own_parameters is not Layer.own_parameters
+        if not (self.bridge.loads_in_place or handed_on):
+            raise WrongDeclaration(
+                f"parameters are arguments in {self.bridge.name}: {kind.__name__} needs "
+                "bind(layer, parameters), which returns the layer with these parameters"
+            )
+        numbers = {**self._parameters_of(problem), **spelling.arrays(parameters=True)}
+        natives = self.own_parameters(layer, numbers, problem.dtype, call.device)
+
+        def invoke(parameters: Natives, query: Any, key: Any, value: Any, masks: Natives) -> Any:
+            return self.call(self.bind(layer, parameters), query, key, value, masks, call.mode)
+
+        return natives, invoke, key
+
+    def _built_in(self, plain: dict[str, Static]) -> dict[str, Static]:
+        """Return the plain values for `build_with`: those of features, if it is overridden."""
+        if type(self).build_with is Layer.build_with:
+            return {}
+        of_features = {name for declared in self.features for name in declared.names}
+        return {name: value for name, value in plain.items() if name in of_features}
+
+    def _passed(self, plain: dict[str, Static]) -> dict[str, Static]:
+        built_in = self._built_in(plain)
+        return {name: value for name, value in plain.items() if name not in built_in}
+
+    def _parameters_of(self, problem: Problem) -> Mapping[str, np.ndarray]:
+        """Return the native parameters as NumPy arrays by name; the last result is cached."""
+        weights, shape, parameters = self._loaded or (None, None, {})
+        if weights is not problem.weights or shape != problem.shape:
+            parameters = self.table(problem.shape).load(problem.weights)
+            self._loaded = (problem.weights, problem.shape, parameters)
+        return parameters
+
+    def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
+        # A parameter that is detached from the output has no gradient.
+        return self.table(problem.shape).export(gradients, every=False)
+
+
+def _build_plainly(
+    adapter: Layer, shape: Shape, dtype: str, scale: float | None, mode: Mode
+) -> Any:
+    """Return a new layer without features: `build` of those that define `build_with` alone."""
+    return adapter.build_with(shape, dtype, scale, mode, {})

@@ -1,7 +1,7 @@
 """Map canonical weights to native parameters by a table of invertible einops patterns.
 
-One table gives loading, exporting, the mapping of native gradients back to canonical ones, and,
-between two implementations, a converter of weights.
+One table suffices to load and export weights, to convert native gradients to canonical ones, and
+to convert weights between two implementations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from conformance.errors import WrongDeclaration
 
 Positions = npt.NDArray[np.intp]
 Parameters = dict[str, Array]
-"""Native parameters by native name."""
+"""Native parameters by their name in the implementation."""
 
 _OF_KEY_VALUE_HEADS = ("key", "key_bias", "value", "value_bias")
 
@@ -32,14 +32,17 @@ class Parameter:
     """One row of the table: `native <- sources, rearranged by pattern, stacked on an axis`.
 
     Args:
-        native: the parameter's own name, such as "in_proj_weight".
+        native: the parameter's name in the implementation, such as "in_proj_weight".
         sources: names of canonical weights (fields of `Weights`), separated by spaces.
         pattern: einops pattern from canonical to native axes, such as
             "embed heads head -> (heads head) embed". Biases and weights with value heads use
             any axis names; only "heads", "kv_heads", "head", "value_head" have known sizes.
-        stack: the axis of the native array on which several sources lie one after another.
-        interleaved: whether query head h uses key/value head h % kv_heads natively, instead of
-            h // group. Then native query heads stand in another order, along the axis "heads".
+        stack: the axis of the native array along which several sources are concatenated.
+        interleaved: whether query head h natively uses key/value head h % kv_heads, instead of
+            h // group; then the query heads are reordered along the axis "heads".
+        grouped: whether the stack has, for each key/value head, the query heads that use it, that
+            key head and that value head; else it has all query heads, then all key heads, then all
+            value heads. The axis `stack` of the pattern begins with the first source's heads.
     """
 
     native: str
@@ -47,6 +50,7 @@ class Parameter:
     pattern: str
     stack: int | None = None
     interleaved: bool = False
+    grouped: bool = False
 
     def __post_init__(self) -> None:
         unknown = set(self.names) - set(WEIGHT_NAMES)
@@ -58,12 +62,18 @@ class Parameter:
         if len(self.names) > 1 and self.stack is None:
             raise WrongDeclaration(f"parameter {self.native!r} has several sources but no `stack`")
         try:
-            canonical, _ = layouts.sides(self.pattern)
+            canonical, native = layouts.sides(self.pattern)
+            axes = layouts.parse(native)
         except WrongDeclaration as error:
             raise WrongDeclaration(f"parameter {self.native!r}: {error}") from error
         if self.interleaved and "heads" not in layouts.axes(canonical):
             raise WrongDeclaration(
                 f"parameter {self.native!r}: interleaved, but {self.pattern!r} names no axis heads"
+            )
+        if self.grouped and (self.stack is None or axes[self.stack][:1] != ("heads",)):
+            raise WrongDeclaration(
+                f"parameter {self.native!r}: grouped, but the axis of {self.pattern!r} along which "
+                "it is stacked does not begin with heads"
             )
 
     @cached_property
@@ -72,14 +82,16 @@ class Parameter:
         return tuple(self.sources.split())
 
     def to_native(self, weights: Mapping[str, Array], shape: Shape) -> Array:
-        """Return this native parameter for canonical weights, given by name."""
-        order = self.order(shape)
-        own = [self._ordered(name, weights[name], order) for name in self.names]
-        parts = [self._rearrange(self.pattern, array, {}) for array in own]
+        """Return this native parameter, made from the canonical weights by name."""
+        ordered = [self._ordered(name, weights[name], shape) for name in self.names]
+        parts = [self._rearranged(self.pattern, array) for array in ordered]
         if self.stack is None:
             return parts[0]
         try:
-            return np.concatenate(parts, axis=self.stack)
+            if not self.grouped:
+                return np.concatenate(parts, axis=self.stack)
+            groups = [self._in_groups(part, shape) for part in parts]
+            return self._whole(np.concatenate(groups, axis=self.stack + 1))
         except ValueError as error:
             shapes = ", ".join(str(list(part.shape)) for part in parts)
             raise WrongDeclaration(
@@ -88,41 +100,63 @@ class Parameter:
             ) from error
 
     def to_canonical(self, native: Array, shape: Shape) -> dict[str, Array]:
-        """Return the canonical weights, or gradients, that the native parameter holds, by name."""
+        """Return the canonical weights, or gradients, in this native parameter, by name."""
         left, right = layouts.sides(self.pattern)
-        wanted = shape.weight_shapes()
+        sizes = {name: shape.weight_shapes()[name] for name in self.names}
         parts = [native]
         if self.stack is not None:
-            sizes = []
-            for name in self.names:
-                like = self._rearrange(self.pattern, np.empty(wanted[name]), {})
-                sizes.append(like.shape[self.stack])
-            parts = np.split(native, np.cumsum(sizes)[:-1], axis=self.stack)
-        found = {}
-        for name, part in zip(self.names, parts, strict=True):
-            if len(layouts.axes(left)) != len(wanted[name]):
+            empty = {name: np.empty(size) for name, size in sizes.items()}
+            lengths = [
+                self._rearranged(self.pattern, array).shape[self.stack] for array in empty.values()
+            ]
+            if self.grouped:
+                groups = self._in_groups(native, shape)
+                ends = np.cumsum(lengths)[:-1] // shape.kv_heads
+                parts = [self._whole(it) for it in np.split(groups, ends, axis=self.stack + 1)]
+            else:
+                parts = np.split(native, np.cumsum(lengths)[:-1], axis=self.stack)
+        canonical = {}
+        for (name, size), part in zip(sizes.items(), parts, strict=True):
+            if len(layouts.axes(left)) != len(size):
                 raise WrongDeclaration(
                     f"parameter {self.native!r}: {left!r} does not name the axes of {name}, whose "
-                    f"shape is {list(wanted[name])}"
+                    f"shape is {list(size)}"
                 )
-            sizes_of = dict(zip(layouts.axes(left), wanted[name], strict=True))
-            known = {axis: size for axis, size in sizes_of.items() if axis in layouts.axes(right)}
-            canonical = self._rearrange(f"{right} -> {left}", part, known)
-            found[name] = self._ordered(name, canonical, np.argsort(self.order(shape)))
-        return found
+            named = dict(zip(layouts.axes(left), size, strict=True))
+            named = {axis: named[axis] for axis in layouts.axes(right) if axis in named}
+            array = self._rearranged(f"{right} -> {left}", part, **named)
+            canonical[name] = self._ordered(name, array, shape, back=True)
+        return canonical
 
     def order(self, shape: Shape) -> Positions:
-        """Return the canonical query heads, `[heads]`, in the order of this parameter."""
+        """Return the indices of canonical query heads in the native order, shape `[heads]`."""
         heads = np.arange(shape.heads, dtype=np.intp)
         return heads.reshape(shape.kv_heads, -1).T.ravel() if self.interleaved else heads
 
-    def _ordered(self, name: str, array: Array, order: Positions) -> Array:
+    def _ordered(self, name: str, array: Array, shape: Shape, *, back: bool = False) -> Array:
+        """Return a weight with its query heads reordered from canonical to native order.
+
+        With `back`, reorder them from native to canonical order.
+        """
         if not self.interleaved or name in _OF_KEY_VALUE_HEADS:
             return array
+        order = np.argsort(self.order(shape)) if back else self.order(shape)
         canonical, _ = layouts.sides(self.pattern)
         return np.take(array, order, axis=layouts.axes(canonical).index("heads"))
 
-    def _rearrange(self, pattern: str, array: Array, sizes: dict[str, int]) -> Array:
+    def _in_groups(self, array: Array, shape: Shape) -> Array:
+        """Return an array with the axis `stack` split into key/value heads and what each has."""
+        assert self.stack is not None
+        before, after = array.shape[: self.stack], array.shape[self.stack + 1 :]
+        return array.reshape(*before, shape.kv_heads, -1, *after)
+
+    def _whole(self, groups: Array) -> Array:
+        """Return an array of `_in_groups` with the two axes joined again."""
+        assert self.stack is not None
+        before, after = groups.shape[: self.stack], groups.shape[self.stack + 2 :]
+        return groups.reshape(*before, -1, *after)
+
+    def _rearranged(self, pattern: str, array: Array, **sizes: int) -> Array:
         try:
             return einops.rearrange(array, pattern, **sizes)
         except einops.EinopsError as error:
@@ -134,16 +168,15 @@ class Parameter:
 
 
 class ParameterTable:
-    """All rows of an implementation, for one shape.
+    """All parameters of an implementation, for one shape.
 
-    Rows whose sources a shape does not have (biases of a shape without) are left out. Every weight
-    of the shape must be in exactly one row.
+    Rows whose sources do not exist in the shape (such as biases) are left out. Every weight of the
+    shape must be in exactly one row.
     """
 
     def __init__(self, rows: Iterable[Parameter], shape: Shape) -> None:
         present = shape.weight_shapes()
         self.shape = shape
-        self._native_shapes: dict[str, tuple[int, ...]] = {}
         self._known: dict[tuple[str, tuple[int, ...]], dict[str, Positions]] = {}
         self.rows = tuple(row for row in rows if any(name in present for name in row.names))
         named = [name for row in self.rows for name in row.names]
@@ -157,39 +190,34 @@ class ParameterTable:
             )
 
     def load(self, weights: Weights) -> Parameters:
-        """Return the native parameters for canonical weights, by name."""
+        """Return the native parameters made from canonical weights, as new arrays by name."""
         named = weights.named()
-        found: Parameters = {}
-        for row in self.rows:
-            if row.native not in self._native_shapes:
-                self._native_shapes[row.native] = row.to_native(named, self.shape).shape
-            shape = self._native_shapes[row.native]
-            flat = np.empty(math.prod(shape))
-            for name, positions in self._positions(row, shape).items():
-                flat[positions] = named[name]
-            found[row.native] = flat.reshape(shape)
-        return found
+        return {
+            row.native: np.array(row.to_native(named, self.shape), order="C") for row in self.rows
+        }
 
-    def export(self, native: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the canonical weights, or gradients, that native parameters hold, by name."""
-        found: dict[str, Array] = {}
+    def export(self, native: Mapping[str, Array], *, every: bool = True) -> dict[str, Array]:
+        """Return the canonical weights, or gradients, in the native parameters, by name. Unless
+        `every`, those of native parameters that are missing are left out."""
+        canonical: dict[str, Array] = {}
         for row in self.rows:
             if row.native not in native:
+                if not every:
+                    continue
                 raise WrongDeclaration(f"the implementation has no parameter {row.native!r}")
             array = native[row.native]
-            flat = array.ravel()
-            for name, positions in self._positions(row, array.shape).items():
-                found[name] = flat[positions]
-        return found
+            flat, positions = array.ravel(), self._positions(row, array.shape)
+            canonical |= {name: flat[at] for name, at in positions.items()}
+        return canonical
 
     def _positions(self, row: Parameter, native: tuple[int, ...]) -> dict[str, Positions]:
-        """Return the position in the flat native parameter of each element of each weight, by name.
+        """Return, by weight, the flat index in the native parameter of each of its elements.
 
-        A row of the table is a permutation of elements; its pattern is read once per shape.
+        They are cached per shape, because evaluating patterns each time takes a tenth of a run.
         """
         key = (row.native, native)
         if key not in self._known:
             numbered = np.arange(math.prod(native), dtype=np.float64).reshape(native)
-            found = row.to_canonical(numbered, self.shape)
-            self._known[key] = {name: at.astype(np.intp) for name, at in found.items()}
+            canonical = row.to_canonical(numbered, self.shape)
+            self._known[key] = {name: at.astype(np.intp) for name, at in canonical.items()}
         return self._known[key]

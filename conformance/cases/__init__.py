@@ -1,1 +1,1 @@
-"""The case catalogue: shape families, patterns of masks and biases, regimes, and the cases."""
+"""The catalogue of cases: shape families, patterns of masks, biases and inputs, case files."""

@@ -1,28 +1,29 @@
-"""A case: one problem under a stable id, in every dtype; and the shape families.
+"""Cases, each of which is one problem with a stable id, in every dtype; and the shape families.
 
 The numbers follow docs/noise.md: zero-mean inputs, N(0, 1) values and cotangents, logits with a
-standard deviation of about 1.5, weights of unit gain; regimes depart from that on purpose.
+standard deviation of about 1.5, weights of unit gain. Regimes deliberately deviate from that.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from conformance.definition.dtypes import Array, BoolArray, dtype_of
+from conformance.definition.geometry import Grid, Pair
 from conformance.definition.problem import (
     ARRAY_NAMES,
     Causal,
     Problem,
-    Score,
     Shape,
-    Sharing,
     Weights,
 )
 
@@ -31,6 +32,7 @@ Drawn = dict[str, Array]
 
 Pattern = Callable[[Shape, np.random.Generator], BoolArray]
 BiasPattern = Callable[[Shape, np.random.Generator], Array]
+FeaturePattern = Callable[[Shape, Causal | None, np.random.Generator], dict[str, Any]]
 Regime = Callable[[Shape, Drawn, np.random.Generator], None]
 
 
@@ -40,14 +42,20 @@ class Case:
 
     Attributes:
         name: "chapter/what", such as "mask/key-padding".
-        family: name of its shape in `FAMILIES`.
-        why: what it does and what it catches.
-        serves: the requirements, beyond those that every case serves, that use it.
-        defined: False if no definition settles the answer, so that it is observed, not checked.
-        idle: inputs that by definition do not change the answer here, with the reason.
-        core: whether the level "core" has it: one case for each thing that goes wrong often.
-        exchanged: whether its outputs go into the record, so that implementations can be compared
-            pairwise.
+        family: the name of its shape in `FAMILIES`.
+        why: what the case does and which mistakes it catches.
+        features: patterns of the fields of `Problem` that are features, such as its window.
+        maskable: whether the case is also asked of implementations that say its features by a mask
+            or a bias; the others with features are asked of those that declare one of them.
+        serves: ids of requirements that use the case, besides those that use every case.
+        defined: False if the definition leaves the answer open, so that it is only observed.
+        idle: inputs that by definition do not affect the answer in this case, with the reason.
+        core: whether the level "core" includes it; that level has a case for each common mistake.
+        large: whether the level "large" includes it beside those of "core".
+        exchanged: whether its outputs are stored with the record, so that implementations can be
+            compared pairwise.
+        grid: the sizes at which it is posed, or None for the small sizes of its family.
+        tiled: whether it is about tiles, so that it is posed on grids only.
     """
 
     name: str
@@ -58,38 +66,69 @@ class Case:
     causal: Causal | None = None
     scale: float | None = None
     regime: Regime | None = None
+    features: tuple[FeaturePattern, ...] = ()
+    maskable: bool = False
     serves: frozenset[str] = frozenset()
     defined: bool = True
     idle: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     core: bool = False
+    large: bool = False
     exchanged: bool = False
+    grid: Grid | None = None
+    tiled: bool = False
 
     @property
     def id(self) -> str:
-        """ "chapter/what/family": stable, readable, and safe in pytest's -k."""
-        return f"{self.name}/{self.family}"
+        """The stable id "chapter/what/family" or "chapter/what/family.grid"."""
+        return f"{self.name}/{self.family}" + (f".{self.grid.name}" if self.grid else "")
 
     @property
     def chapter(self) -> str:
-        """The first word of the id."""
+        """The first part of the id, such as "mask"."""
         return self.name.split("/")[0]
 
     @property
     def shape(self) -> Shape:
-        """The shape of its family."""
-        return FAMILIES[self.family]
+        """The shape of the problem, which is that of its family."""
+        small = FAMILIES[self.family]
+        return self.grid.shape(self.family, small) if self.grid else small
+
+    def on(self, grid: Grid) -> Case:
+        """Return the same case at the sizes of a grid.
+
+        Masks that end at tokens end around the edges of tiles there. A scale that was chosen for a
+        head size is chosen for that of the grid.
+        """
+        return _on(self, grid)
 
     def problem(self, dtype: str) -> Problem:
-        """Return the problem with every number rounded to `dtype`; cached."""
+        """Return the problem with all numbers rounded to `dtype`; the result is cached."""
         return _problem(self, dtype)
 
     def random(self, purpose: str = "") -> np.random.Generator:
-        """Return a random generator that depends on the id and the purpose only."""
+        """Return a random generator seeded by the case's id and the purpose only."""
         digest = hashlib.sha256(f"{self.id}:{purpose}".encode()).digest()
         return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little")))
 
     def __hash__(self) -> int:
         return hash(self.id)
+
+
+def on_tiles(mask: Pattern, tiles: Pair) -> Pattern:
+    """Return the pattern whose masks end around the edges of these tiles, if it has such masks."""
+    if "tiles" not in inspect.signature(mask).parameters:
+        return mask
+    return cast("Pattern", partial(mask, tiles=tiles))  # type: ignore[call-arg]
+
+
+@lru_cache(maxsize=1024)
+def _on(case: Case, grid: Grid) -> Case:
+    mask, scale = case.mask, case.scale
+    if mask is not None:
+        mask = on_tiles(mask, grid.tiles)
+    if scale is not None:
+        scale *= float(np.sqrt(case.shape.head_size / grid.head_size))
+    return dataclasses.replace(case, grid=grid, mask=mask, scale=scale, exchanged=False)
 
 
 @lru_cache(maxsize=1024)
@@ -100,21 +139,37 @@ def _problem(case: Case, dtype: str) -> Problem:
     bias = None if case.bias is None else case.bias(shape, random)
     if case.regime is not None:
         case.regime(shape, drawn, random)
-    exact = assembled(shape, drawn, mask=mask, attn_bias=bias, causal=case.causal, scale=case.scale)
-    problem = rounded(exact, dtype)
+    fields: dict[str, Any] = {}
+    for feature in case.features:
+        fields |= feature(shape, case.causal, random)
+    exact = assembled(
+        shape, drawn, mask=mask, attn_bias=bias, causal=case.causal, scale=case.scale, **fields
+    )
+    problem = rounded(_without_loss_on_masked_rows(exact) if fields else exact, dtype)
     arrays = [getattr(problem, name) for name in ARRAY_NAMES]
-    for array in (*arrays, *problem.weights.named().values()):
+    arrays += [*problem.weights.named().values(), *problem.feature_arrays().values()]
+    for array in arrays:
         if array is not None:
             array.setflags(write=False)
     return problem
 
 
+def _without_loss_on_masked_rows(problem: Problem) -> Problem:
+    """Return the problem with a cotangent of 0 for queries that are fully masked in some head.
+
+    What these get is a convention of the implementation, and no loss may depend on that.
+    """
+    seen = np.all(problem.allowed_in_full().any(axis=-1), axis=1)
+    return problem.replace(cotangent=np.where(seen[..., None], problem.cotangent, 0.0))
+
+
 def assembled(shape: Shape, drawn: Mapping[str, Array], **fields: Any) -> Problem:
-    """Return the problem in float64 that has these inputs, weights and cotangent.
+    """Return a float64 problem made of these arrays.
 
     Args:
-        drawn: arrays by name; inputs that are one array occur once.
-        fields: mask, bias, causal flag and scale, as `Problem` has them.
+        drawn: inputs, weights and cotangent by name; shared inputs occur once.
+        fields: the other fields of `Problem`, such as `mask`, `attn_bias`, `causal`, `scale` and
+            all features.
     """
     weights = {
         name.removeprefix("weights."): array
@@ -135,11 +190,11 @@ def assembled(shape: Shape, drawn: Mapping[str, Array], **fields: Any) -> Proble
 
 
 def rounded(problem: Problem, dtype: str) -> Problem:
-    """Return the same problem in another dtype, with every number rounded to it."""
+    """Return the problem with all numbers rounded to another dtype."""
     to_dtype = dtype_of(dtype).round
     query = to_dtype(problem.query)
     key = query if problem.shape.sharing == "self" else to_dtype(problem.key)
-    bias = problem.attn_bias
+    bias, norm = problem.attn_bias, problem.norm
     return problem.replace(
         dtype=dtype,
         weights=Weights(**{n: to_dtype(array) for n, array in problem.weights.named().items()}),
@@ -148,26 +203,29 @@ def rounded(problem: Problem, dtype: str) -> Problem:
         value=to_dtype(problem.value) if problem.shape.sharing == "separate" else key,
         cotangent=to_dtype(problem.cotangent),
         attn_bias=None if bias is None else to_dtype(bias),
+        sinks=None if problem.sinks is None else to_dtype(problem.sinks),
+        slopes=None if problem.slopes is None else to_dtype(problem.slopes),
+        norm=norm and dataclasses.replace(norm, query=to_dtype(norm.query), key=to_dtype(norm.key)),
     )
 
 
 STORED = "file"
-"""The chapter of cases that are not in the catalogue; the catalogue has no chapter of this name."""
+"""The chapter of all cases that are read from files; the catalogue does not use it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredCase(Case):
-    """A case that is not in the catalogue, made from stored numbers.
+    """A case outside the catalogue, made from stored numbers.
 
     Attributes:
-        stored: the problem before it is rounded to the dtype in which it is asked for.
-        path: the file that it was read from, or "".
+        stored: the problem in float64, before rounding to the requested dtype.
+        path: the file from which it was read, or "".
     """
 
     stored: Problem
     path: str = ""
 
-    # Two cases may have one id and different numbers, so caches must tell them apart.
+    # Two stored cases may have the same id but different numbers; caches must distinguish them.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -177,7 +235,7 @@ class StoredCase(Case):
         return self.stored.shape
 
     def problem(self, dtype: str) -> Problem:
-        """Return the stored problem, rounded."""
+        """Return the stored problem, rounded to `dtype`; the result is cached."""
         return _rounded(self, dtype)
 
 
@@ -188,10 +246,10 @@ def _rounded(case: StoredCase, dtype: str) -> Problem:
 
 @lru_cache(maxsize=1024)
 def case_hash(case: Case) -> str:
-    """Return a hash of every number and flag of a case, the same in every process.
+    """Return a hash of all numbers and flags of a case, the same in every process.
 
-    The numbers are hashed in float64, from which those of every other dtype are rounded, so the
-    hash of a case in one dtype is this one with the dtype's name. Wording is no part of it.
+    It hashes the float64 numbers, which determine those of all other dtypes; together with the name
+    of a dtype, it identifies a case in that dtype. Texts are not included.
     """
     flags = (
         case.problem("float64").digest(),
@@ -203,13 +261,13 @@ def case_hash(case: Case) -> str:
 
 
 def draw(shape: Shape, random: np.random.Generator) -> Drawn:
-    """Return distinct inputs, weights and the cotangent of a problem of this shape, by name."""
+    """Draw random distinct inputs, weights and a cotangent for a shape; return them by name."""
     drawn: Drawn = {}
     inputs = shape.input_shapes()
     for name in shape.distinct_inputs():
         drawn[name] = random.standard_normal(inputs[name])
-    # A query gain of 1.5 gives logits a standard deviation of about 1.5; additive scores add
-    # `head` products of a tanh, so their weight needs a gain of its own to be as wide.
+    # The gain of queries gives logits a standard deviation of about 1.5; additive scores are sums
+    # of `head` products with a tanh, so their weight needs a different gain for the same spread.
     gains = {"query": 1.5, "score": 1.2}
     for name, size in shape.weight_shapes().items():
         weight = random.standard_normal(size)
@@ -226,45 +284,28 @@ def draw(shape: Shape, random: np.random.Generator) -> Drawn:
 
 
 def _shape(
-    batch: int,
-    query: int,
-    key: int,
-    heads: int,
-    head: int,
-    *,
-    kv_heads: int | None = None,
-    value_head: int | None = None,
-    widths: tuple[int, int, int, int] | None = None,
-    bias: bool = True,
-    sharing: Sharing = "separate",
-    score: Score = "scaled-dot",
+    batch: int, query: int, key: int, heads: int, head: int, widths: Sequence[int] = (), **more: Any
 ) -> Shape:
-    query_width, key_width, value_width, output_width = widths or (heads * head,) * 4
+    """Return a shape; the four widths default to heads × head, and `more` are other fields."""
+    names = ("query_width", "key_width", "value_width", "output_width")
+    sizes: dict[str, Any] = {
+        "kv_heads": heads,
+        "value_head_size": head,
+        **dict.fromkeys(names, heads * head),
+    }
+    sizes |= dict(zip(names, widths, strict=False)) | more
     return Shape(
-        batch=batch,
-        query_length=query,
-        key_length=key,
-        heads=heads,
-        kv_heads=kv_heads or heads,
-        head_size=head,
-        value_head_size=value_head or head,
-        query_width=query_width,
-        key_width=key_width,
-        value_width=value_width,
-        output_width=output_width,
-        bias=bias,
-        sharing=sharing,
-        score=score,
+        batch=batch, query_length=query, key_length=key, heads=heads, head_size=head, **sizes
     )
 
 
 FAMILIES: dict[str, Shape] = {
-    # An even number of heads: torch takes its fused path for no other.
+    # An even number of heads, because torch uses its fused path only then.
     "self": _shape(2, 7, 7, 4, 6, sharing="self"),
     "cross": _shape(3, 4, 6, 2, 5, sharing="memory"),
     "separate": _shape(2, 5, 7, 3, 4, widths=(12, 9, 11, 12)),
     "narrow": _shape(2, 6, 4, 3, 5, widths=(8, 7, 7, 9), sharing="memory"),
-    "value-head": _shape(3, 4, 5, 2, 7, value_head=6, widths=(11, 9, 8, 11)),
+    "value-head": _shape(3, 4, 5, 2, 7, value_head_size=6, widths=(11, 9, 8, 11)),
     "gqa": _shape(4, 5, 7, 6, 8, kv_heads=2, widths=(10, 9, 9, 10), sharing="memory"),
     "mqa": _shape(2, 5, 5, 4, 6, kv_heads=1, widths=(9, 9, 9, 9), bias=False, sharing="self"),
     "one-query": _shape(3, 1, 6, 2, 4, sharing="memory"),
@@ -273,18 +314,38 @@ FAMILIES: dict[str, Shape] = {
     "long": _shape(1, 19, 131, 2, 8),
     # One more than a power of two: the last tile of a kernel holds a single query and key.
     "tiles": _shape(1, 129, 129, 2, 33, sharing="self"),
-    # More positions than bfloat16 has whole numbers.
+    # More positions than bfloat16 has consecutive integers (256).
     "longer": _shape(1, 300, 300, 1, 4, bias=False, sharing="separate"),
+    # Lengths that are multiples of every usual tile, and heads as wide as a tensor core's.
+    "full-tiles": _shape(1, 128, 128, 1, 16, sharing="self"),
     "decoding": _shape(3, 1, 20, 12, 4, kv_heads=2, widths=(24, 22, 22, 24), sharing="memory"),
-    # As many tokens as heads of size 1: a bias [heads 1] can be taken for one along the tokens.
+    # As many tokens as heads, of size 1: a bias [heads 1] can be broadcast along tokens by mistake.
     "size-one": _shape(2, 3, 3, 3, 1, sharing="self"),
+    # All sizes coincide: what is decided by a size is decided wrongly.
+    "square": _shape(4, 4, 4, 4, 4, sharing="memory"),
+    # Self-attention without biases, whose three projections can be one matrix product.
+    "packed": _shape(3, 6, 6, 4, 5, bias=False, sharing="self"),
+    "wide-value": _shape(2, 5, 6, 4, 3, value_head_size=8, bias=False, sharing="memory"),
     "additive": _shape(2, 4, 6, 3, 5, sharing="memory", score="additive"),
     "additive-self": _shape(3, 6, 6, 2, 5, sharing="self", score="additive"),
+    # Of tiled cases only. Few queries, whose keys are split into parts that are merged.
+    "split": _shape(2, 1, 9, 4, 5, kv_heads=2, bias=False, sharing="separate"),
+    "few-queries": _shape(2, 4, 9, 6, 5, kv_heads=2, bias=False, sharing="memory"),
+    "chunk": _shape(1, 5, 9, 2, 4, bias=False, sharing="memory"),
+    "far": _shape(1, 4, 9, 2, 5, kv_heads=1, bias=False, sharing="separate"),
+    # Several tiles on both sides, many on one side.
+    "oblong": _shape(1, 5, 7, 1, 4, bias=False, sharing="memory"),
+    "wide": _shape(1, 3, 9, 1, 4, bias=False, sharing="memory"),
+    "tall": _shape(1, 9, 3, 2, 4, kv_heads=1, value_head_size=3, bias=False, sharing="memory"),
+    # More heads than a number of them in 4 bits, and more key/value heads than in 3.
+    "many-heads": _shape(
+        1, 3, 5, 9, 4, kv_heads=3, widths=(12, 12, 12, 12), bias=False, sharing="memory"
+    ),
 }
-"""The shape families: few, because a compiling framework pays for each new shape.
+"""The shape families; there are few, because compiling frameworks compile for each new shape.
 
-Inside a family all sizes are pairwise different wherever the implementations allow it (batch,
-query, key, heads, kv_heads, group, head, value_head), so that a swapped axis changes a shape or
-an answer instead of passing. Widths equal heads × head where most layers insist on it; `narrow`,
-`value-head`, `gqa` and `mqa` are where they must not.
+Within a family, all sizes (batch, query, key, heads, kv_heads, group, head, value_head) differ
+wherever implementations allow it, so that swapped axes change a shape or the answer. Widths equal
+heads × head, as most layers require, except in `separate`, `narrow`, `value-head`, `gqa`, `mqa` and
+`decoding`.
 """

@@ -1,42 +1,52 @@
-"""One problem in one file, which the gate can run again: `--case-file`.
+"""Read and write case files: one problem in one file, for the option `--case-file`.
 
-The file has the safetensors format: the numbers as float64, and in its metadata a description in
-JSON. Files are not trusted: their size is bounded, and anything unexpected is refused.
+A case file has the safetensors format, with numbers in float64 and a JSON description in its
+metadata. Files are not trusted: their size is limited, and unexpected content is an error.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import numpy as np
 
 from conformance.cases.case import STORED, StoredCase, assembled
 from conformance.cases.tensors import Tensor, look, write
-from conformance.definition.problem import Causal, Problem, Score, Shape, Sharing
+from conformance.definition.features import (
+    NO_WINDOW,
+    Norm,
+    Pairs,
+    Positions,
+    Rotary,
+    Segments,
+)
+from conformance.definition.problem import FEATURE_ARRAYS, Causal, Problem, Shape
 from conformance.errors import BrokenCase, ConformanceError, WrongTensors
 
 SCHEMA = "mha-conformance/case/1"
 KEY = "mha-conformance"
-"""The entry of the file's metadata that holds the description."""
+"""The key in the file's metadata under which the description is stored."""
 
 MOST_BYTES = 64 * 2**20
-"""A larger file is refused before it is read."""
+"""The maximum size of a case file; larger ones are rejected before they are read."""
 MOST_NUMBERS = 2**22
-"""Of any array, and of the logits, of which the reference holds sixteen copies and more."""
+"""The maximum size of an array and of the logits, of which the reference makes many copies."""
 LARGEST = 1e30
-"""No magnitude beyond this: products of two must not overflow float64."""
+"""The maximum magnitude of a number: products of numbers must not overflow float64."""
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which implementation answered the problem wrongly, and how; `reproduce` reads it."""
+    """The deviation for which a case file was written; the command `reproduce` reads it."""
 
     implementation: str
     dtype: str
@@ -49,46 +59,69 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Size = Annotated[int, msgspec.Meta(ge=0, le=MOST_NUMBERS)]
 
 
-class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of `Shape`."""
-
-    batch: Size
-    query_length: Size
-    key_length: Size
-    heads: Size
-    kv_heads: Size
-    head_size: Size
-    value_head_size: Size
-    query_width: Size
-    key_width: Size
-    value_width: Size
-    output_width: Size
-    bias: bool
-    score: Score
-    sharing: Sharing
+Sizes = msgspec.defstruct(
+    "Sizes",
+    [(name, Size if kind is int else kind) for name, kind in get_type_hints(Shape).items()],
+    frozen=True,
+    forbid_unknown_fields=True,
+)
+"""The fields of `Shape` as a struct that checks the bounds of sizes."""
 
 
-class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the arrays of a case file mean."""
+class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of `Rotary`."""
+
+    size: Size
+    base: float
+    pairs: Pairs
+
+
+class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The features of a problem as far as they are no arrays; `epsilon` is that of the norm."""
+
+    window: tuple[Size | None, Size | None] = NO_WINDOW
+    soft_cap: float | None = None
+    rotary: Turns | None = None
+    epsilon: float | None = None
+
+
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The JSON description in the metadata of a case file."""
 
     schema: str
     name: str
     why: str
-    shape: Sizes
+    shape: Sizes  # type: ignore[valid-type]
     causal: Causal | None
     scale: float | None
     found: Failure | None
+    features: Features | None = None
 
 
 def store(path: Path, name: str, problem: Problem, why: str, found: Failure | None) -> StoredCase:
-    """Write a problem as a case file, in one step, and return its case.
+    """Write a problem to a case file atomically, and return it as a case.
 
     Raises:
-        BrokenCase: the problem is beyond what a case file may hold.
+        BrokenCase: the problem exceeds the limits of case files.
         ConformanceError: the file cannot be written.
     """
-    sizes = Sizes(**{key: getattr(problem.shape, key) for key in Sizes.__struct_fields__})
-    described = Description(SCHEMA, name, why, sizes, problem.causal, problem.scale, found)
+    sizes, rotary = Sizes(**dataclasses.asdict(problem.shape)), problem.rotary
+    features = Features(
+        window=problem.window,
+        soft_cap=problem.soft_cap,
+        rotary=None if rotary is None else Turns(**dataclasses.asdict(rotary)),
+        epsilon=None if problem.norm is None else problem.norm.epsilon,
+    )
+    described = Description(
+        SCHEMA,
+        name,
+        why,
+        sizes,
+        problem.causal,
+        problem.scale,
+        found,
+        features if problem.features else None,
+    )
     arrays = {key: np.ascontiguousarray(array) for key, array in _arrays(problem).items()}
     case = _case(path, described, arrays)
     tensors = {key: Tensor.of(key, array) for key, array in arrays.items()}
@@ -100,26 +133,25 @@ def store(path: Path, name: str, problem: Problem, why: str, found: Failure | No
 
 
 def load_case(path: Path) -> StoredCase:
-    """Return the case in this file.
+    """Return the case in a case file.
 
     Raises:
-        BrokenCase: the file is missing, damaged, too large, or no case file.
+        BrokenCase: the file is missing, damaged, too large, or not a case file.
     """
     return read(path)[0]
 
 
 def read(path: Path) -> tuple[StoredCase, Failure | None]:
-    """Return the case in this file, and the failure that it records; raises as `load_case`."""
+    """Return the case in a file and its recorded failure, if any; raises as `load_case` does."""
     try:
         size = path.stat().st_size
+        if not path.is_file():
+            raise BrokenCase(f"{path} is no file")
+        if size > MOST_BYTES:
+            raise BrokenCase(f"{path} has {size} bytes; a case file has at most {MOST_BYTES}")
+        file = look(path)
     except OSError as error:
         raise BrokenCase(f"{path} cannot be read: {error.strerror}") from error
-    if not path.is_file():
-        raise BrokenCase(f"{path} is no file")
-    if size > MOST_BYTES:
-        raise BrokenCase(f"{path} has {size} bytes; a case file has at most {MOST_BYTES}")
-    try:
-        file = look(path)
     except WrongTensors as error:
         raise BrokenCase(str(error)) from error
     if set(file.metadata) != {KEY}:
@@ -143,15 +175,16 @@ def read(path: Path) -> tuple[StoredCase, Failure | None]:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a case may have this name."""
+    """Return whether a text is a valid name of a case: letters, digits and hyphens."""
     return _NAME.fullmatch(text) is not None
 
 
 def _arrays(problem: Problem) -> dict[str, np.ndarray]:
-    """Return every array of a problem by its name in the file."""
+    """Return the arrays of a problem by their names in a case file."""
     names = (*problem.shape.distinct_inputs(), "cotangent", "attn_bias")
     arrays = {name: getattr(problem, name) for name in names}
     arrays |= {f"weights.{name}": array for name, array in problem.weights.named().items()}
+    arrays |= {name: array.astype(float) for name, array in problem.feature_arrays().items()}
     if problem.mask is not None:
         arrays["mask"] = problem.mask.astype(np.uint8)
     return {name: array for name, array in arrays.items() if array is not None}
@@ -169,6 +202,8 @@ def _case(path: Path, described: Description, arrays: Mapping[str, np.ndarray]) 
     digest = hashlib.sha256(
         msgspec.json.encode((described.shape, described.causal, described.scale))
     )
+    if described.features is not None:
+        digest.update(msgspec.json.encode(described.features))
     for name in sorted(arrays):
         digest.update(name.encode() + arrays[name].tobytes())
     return StoredCase(
@@ -181,11 +216,13 @@ def _case(path: Path, described: Description, arrays: Mapping[str, np.ndarray]) 
 
 
 def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Problem:
-    shape = Shape(**{key: getattr(described.shape, key) for key in Sizes.__struct_fields__})
+    shape = Shape(**msgspec.structs.asdict(described.shape))
     _check_sizes(shape)
     inputs = shape.distinct_inputs()
     wanted = {*inputs, "cotangent", *(f"weights.{name}" for name in shape.weight_shapes())}
     optional = {"mask", "attn_bias"}
+    if described.features is not None:
+        optional |= set(FEATURE_ARRAYS)
     missing, foreign = wanted - arrays.keys(), arrays.keys() - wanted - optional
     if missing or foreign:
         raise BrokenCase(f"arrays are missing {sorted(missing)}, or too many {sorted(foreign)}")
@@ -196,7 +233,7 @@ def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Proble
         elif not (np.abs(array) <= LARGEST).all():
             raise BrokenCase(f"{name} has numbers that are not finite, or beyond {LARGEST:g}")
     scale = described.scale
-    if scale is not None and not 1 / LARGEST <= abs(scale) <= LARGEST:
+    if scale and not 1 / LARGEST <= abs(scale) <= LARGEST:
         raise BrokenCase(f"scale is {scale}")
     mask = arrays.get("mask")
     problem = assembled(
@@ -206,14 +243,54 @@ def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Proble
         attn_bias=arrays.get("attn_bias"),
         causal=described.causal,
         scale=scale,
+        **_features(described.features, arrays),
     )
     if not problem.allowed_in_full().any(axis=-1).all():
         raise BrokenCase("a query may attend no key, and no definition says what it gets")
     return problem
 
 
+def _features(described: Features | None, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the fields of `Problem` for its features; raises `BrokenCase`."""
+    if described is None:
+        return {}
+    rotary, epsilon = described.rotary, described.epsilon
+    numbers = (described.soft_cap, epsilon, None if rotary is None else rotary.base)
+    if any(number is not None and not 1 / LARGEST <= number <= LARGEST for number in numbers):
+        raise BrokenCase(f"a cap, a base or an epsilon is not within 1/{LARGEST:g} and {LARGEST:g}")
+    fields: dict[str, Any] = {"window": described.window, "soft_cap": described.soft_cap}
+    if rotary is not None:
+        fields["rotary"] = Rotary(size=rotary.size, base=rotary.base, pairs=rotary.pairs)
+    for name in ("sinks", "slopes"):
+        fields[name] = arrays.get(name)
+    for name in ("query_lengths", "key_lengths"):
+        fields[name] = _whole(name, arrays) if name in arrays else None
+    kinds: dict[str, Callable[..., Any]]
+    kinds = {
+        "segments": Segments,
+        "positions": Positions,
+        "norm": partial(Norm, epsilon=epsilon or 0.0),
+    }
+    for name, kind in kinds.items():
+        sides = [f"{name}.{side}" for side in ("query", "key") if f"{name}.{side}" in arrays]
+        if len(sides) == 1 or (name == "norm" and bool(sides) != (epsilon is not None)):
+            raise BrokenCase(f"a part of {name} is missing")
+        if sides:
+            read = arrays.__getitem__ if name == "norm" else partial(_whole, arrays=arrays)
+            query, key = map(read, sides)
+            fields[name] = kind(query=query, key=key)
+    return fields
+
+
+def _whole(name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    array = arrays[name]
+    if not ((array == np.round(array)) & (np.abs(array) < 2**31)).all():
+        raise BrokenCase(f"{name} has numbers that are no integers, or beyond 31 bits")
+    return array.astype(np.int64)
+
+
 def _check_sizes(shape: Shape) -> None:
-    """Check that no array is empty, or larger than those of a small problem."""
+    """Raise `BrokenCase` if an array or the logits would be empty or too large."""
     sizes = {
         "logits": shape.logits,
         **shape.input_shapes(),

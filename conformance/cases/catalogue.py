@@ -1,478 +1,276 @@
-"""The catalogue: the problems that every implementation is given.
+"""The catalogue of cases on which every implementation is run.
 
-Its cases are those that `_build` lists. What a case is meant to catch is tested in
-`tests/test_cases_bind.py`.
+`catalogue.toml` lists them, and `covering.toml` combinations of features.
+`tests/test_cases_bind.py` tests that each catches the mistakes for which it was made.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
-from types import MappingProxyType
+from pathlib import Path
 
-from conformance.cases import patterns, regimes
-from conformance.cases.case import FAMILIES, Case
-from conformance.definition.dtypes import DTYPES
+import msgspec
+
+from conformance.cases import patterns
+from conformance.cases.case import FAMILIES, Case, StoredCase
+from conformance.definition.dtypes import DTYPES, Array, BoolArray
+from conformance.definition.geometry import LARGE, Geometry, Grid
+from conformance.definition.problem import ARRAY_NAMES, Causal
 from conformance.errors import UnknownName
 
-BLOCKED = "mask.blocked-key-has-no-influence"
-SPELLINGS = "mask.spellings-agree"
-POLARITY = "mask.polarity-is-as-declared"
-KEY_ORDER = "invariance.key-order"
-BATCH = "invariance.batch-entries-are-independent"
-SHIFT = "invariance.logit-shift"
-UNCHANGED = "call.leaves-inputs-unchanged"
-SURROUNDINGS = "call.leaves-global-state-alone"
-FROZEN = "gradient.does-not-depend-on-what-is-frozen"
-TWICE = "gradient.asked-for-twice-is-the-same"
-REWRITTEN = "call.reads-what-its-arguments-hold-now"
-HYGIENE = (UNCHANGED, "call.repeats", SURROUNDINGS)
-USAGE = (FROZEN, TWICE, REWRITTEN)
-FULLY_MASKED = "observed.fully-masked-row"
-ALIGNMENT = "observed.causal-alignment"
-RETURNED = "observed.returned-weights"
+TABLES = (Path(__file__).with_suffix(".toml"), Path(__file__).with_name("covering.toml"))
 
 ONE_KEY_IDLE = dict.fromkeys(
     ("query", "weights.query", "weights.query_bias", "weights.key", "key", "scale"),
     "with one key, every weight is 1 whatever query and key are",
 )
+ONE_VISIBLE_KEY_IDLE = {name: reason for name, reason in ONE_KEY_IDLE.items() if name != "key"}
+SCALE_OF_0_IDLE = dict.fromkeys(
+    ("query", "weights.query", "weights.query_bias", "weights.key", "weights.key_bias"),
+    "with a scale of 0, every logit is 0 whatever query and key are",
+)
 KEY_BIAS_IDLE = {
     "weights.key_bias": "adds the same number to all logits of a row, which the softmax removes"
 }
 
+_FEEL_KEY_BIAS = {"soft", "sinks", "rotary", "norm"}
+"""How the names of features begin under which a number that all logits share does matter."""
 
-def _cases(
-    families: str,
-    name: str,
-    why: str,
-    *serves: str,
-    also: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-    core: str = "",
-    exchanged: str = "",
-    **fields: object,
-) -> list[Case]:
-    """Return the same case in several families, which are given by names with blanks between.
 
-    Args:
-        serves: the requirements that the case serves in all families.
-        also: families to the requirements that it serves in these as well.
-        core, exchanged: the families in which the case has this mark.
-        fields: of `Case`.
-    """
-    return [
-        Case(
-            name=name,
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry of `catalogue.toml`; the comment at the top of that file explains the fields."""
+
+    name: str
+    families: str
+    why: str
+    serves: list[str] = []
+    also: dict[str, list[str]] = {}
+    core: str = ""
+    large: str = ""
+    exchanged: str = ""
+    mask: str = ""
+    bias: str = ""
+    regime: str = ""
+    features: str = ""
+    maskable: str = ""
+    causal: Causal | None = None
+    scale: float | None = None
+    defined: bool = True
+    tiled: bool = False
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    case: list[_Entry]
+    groups: dict[str, list[str]] = {}
+
+
+def _cases(entry: _Entry, groups: Mapping[str, list[str]]) -> Iterator[Case]:
+    """Yield one case of an entry for each of its shape families."""
+    drawn = {
+        kind: getattr(patterns, name)
+        for kind in ("mask", "bias", "regime")
+        if (name := getattr(entry, kind))
+    }
+    for family in entry.families.split():
+        also = [names for families, names in entry.also.items() if family in families.split()]
+        served = [name for names in (entry.serves, *also) for name in names]
+        yield Case(
+            name=entry.name,
             family=family,
-            why=why,
-            serves=frozenset(serves).union(
-                *(own for f, own in also.items() if family in f.split())
-            ),
-            idle=_idle(family),
-            core=family in core.split(),
-            exchanged=family in exchanged.split(),
-            **fields,  # type: ignore[arg-type]
+            why=entry.why,
+            causal=entry.causal,
+            scale=entry.scale,
+            defined=entry.defined,
+            serves=frozenset(one for name in served for one in groups.get(name, [name])),
+            idle=_idle(entry, family),
+            core=family in entry.core.split(),
+            large=family in entry.large.split(),
+            tiled=entry.tiled,
+            exchanged=family in entry.exchanged.split(),
+            maskable=family in entry.maskable.split(),
+            features=tuple(getattr(patterns, name) for name in entry.features.split()),
+            **drawn,
         )
-        for family in families.split()
-    ]
 
 
-def _idle(family: str) -> dict[str, str]:
+def _idle(entry: _Entry, family: str) -> dict[str, str]:
+    """Return the inputs that cannot matter; key and value of a memory are one array, which can."""
+    shape = FAMILIES[family]
     if family == "one-key":
         return ONE_KEY_IDLE | KEY_BIAS_IDLE
-    shape = FAMILIES[family]
+    if entry.scale == 0:
+        return SCALE_OF_0_IDLE
+    if shape.query_length == 1 and entry.causal == "top-left":
+        return ONE_VISIBLE_KEY_IDLE | KEY_BIAS_IDLE
+    if _FEEL_KEY_BIAS & {name.split("_")[0] for name in entry.features.split()}:
+        return {}
     return KEY_BIAS_IDLE if shape.bias and shape.score == "scaled-dot" else {}
 
 
-def _build() -> list[Case]:
-    make: Callable[..., list[Case]] = _cases
-    most = "self cross separate narrow value-head gqa mqa one-query one-head long additive"
-    return [
-        # No mask: the arithmetic of every family.
-        *make(
-            "self cross gqa additive one-query one-key long tiles size-one",
-            "plain/no-mask",
-            "Nothing is masked: projections, scores, softmax, output, and all their gradients.",
-            also={
-                "self cross gqa additive": (KEY_ORDER, BATCH, RETURNED, *HYGIENE),
-                "cross gqa additive": (POLARITY, ALIGNMENT),
-            },
-            exchanged="self cross gqa additive",
-            core="self cross gqa additive one-query long tiles",
-        ),
-        *make(
-            "self cross gqa",
-            "plain/custom-scale",
-            "The logits' factor is 0.75 instead of 1/sqrt(head size).",
-            scale=0.75,
-            core="cross",
-        ),
-        # Boolean masks.
-        *make(
-            f"{most} decoding",
-            "mask/key-padding",
-            "A ragged batch: every entry has its own number of keys.",
-            also={
-                "self cross gqa one-query long additive decoding": (BLOCKED,),
-                "cross": (KEY_ORDER, SPELLINGS, *HYGIENE),
-                "self separate": USAGE,
-            },
-            mask=patterns.key_padding,
-            exchanged="cross",
-            core="cross self",
-        ),
-        *make(
-            "cross",
-            "mask/first-entry-unpadded",
-            "A batch sorted by length: nothing of the first entry is padding, of the others some.",
-            mask=patterns.first_unpadded,
-        ),
-        *make(
-            "tiles",
-            "mask/blocked-start",
-            "Nobody sees the first half of the keys: whole tiles are skipped, others not.",
-            mask=patterns.blocked_start,
-            core="tiles",
-        ),
-        *make(
-            "self one-query",
-            "mask/left-padding",
-            "A ragged batch padded on the left, as generation uses it.",
-            mask=patterns.left_padding,
-        ),
-        *make(
-            "self cross narrow gqa one-head additive",
-            "mask/shared",
-            "One arbitrary mask for all batch entries and heads.",
-            mask=patterns.shared,
-            core="self",
-        ),
-        *make(
-            most,
-            "mask/per-batch",
-            "An arbitrary mask for each batch entry, the same for all heads.",
-            mask=patterns.per_batch,
-            exchanged="self",
-            core="cross narrow",
-        ),
-        *make(
-            "self cross separate value-head gqa mqa additive decoding",
-            "mask/per-head",
-            "An arbitrary mask for each batch entry and head.",
-            BATCH,
-            mask=patterns.per_head,
-            core="cross separate",
-        ),
-        *make(
-            "self cross gqa long tiles",
-            "mask/block-diagonal",
-            "Two packed sequences per entry, which must not see each other.",
-            BLOCKED,
-            mask=patterns.block_diagonal,
-        ),
-        *make(
-            "self cross separate long",
-            "mask/sliding-window",
-            "A window of two keys before and one after: off-by-one shows at both edges.",
-            mask=patterns.sliding_window,
-            core="cross",
-        ),
-        *make(
-            "self mqa cross",
-            "mask/prefix-lm",
-            "Everybody sees the prefix, the rest is causal.",
-            mask=patterns.prefix_lm,
-        ),
-        *make(
-            "self cross",
-            "mask/one-allowed-key",
-            "Every other query may attend exactly one key: its output is that value.",
-            mask=patterns.one_allowed_key,
-        ),
-        # The causal flag; alignment matters where lengths differ.
-        *make(
-            "self mqa tiles",
-            "causal/square",
-            "Each query sees itself and what came before.",
-            BLOCKED,
-            also={"self mqa": (SPELLINGS, *HYGIENE)},
-            causal="top-left",
-            exchanged="self",
-            core="self",
-        ),
-        *make(
-            "longer",
-            "causal/next-key-attracts",
-            "Each query is like the key after its own: seen once, that key would outweigh others.",
-            causal="top-left",
-            regime=regimes.next_key_attracts,
-        ),
-        *make(
-            "cross separate narrow gqa additive",
-            "causal/top-left",
-            "Lengths differ; query i sees keys 0 to i.",
-            SPELLINGS,
-            causal="top-left",
-            exchanged="cross",
-            core="cross",
-        ),
-        *make(
-            "cross separate gqa long additive",
-            "causal/bottom-right",
-            "The last query sees everything, as when decoding with a cache.",
-            SPELLINGS,
-            causal="bottom-right",
-            core="cross long",
-        ),
-        *make(
-            "self cross mqa",
-            "causal/with-left-aligned-padding",
-            "Causal and a ragged batch together.",
-            BLOCKED,
-            SPELLINGS,
-            UNCHANGED,
-            causal="top-left",
-            mask=patterns.key_padding,
-            core="self",
-        ),
-        # Additive biases.
-        *make(
-            "cross self gqa one-query one-head long additive",
-            "bias/in-full",
-            "A bias for every logit; its gradient is one of the answers.",
-            SHIFT,
-            also={"cross": (UNCHANGED, *USAGE)},
-            bias=patterns.bias_in_full,
-            core="cross",
-        ),
-        *make(
-            "cross",
-            "bias/far-below-zero",
-            "Rows of logits of about -100: exp underflows unless their own maximum is subtracted.",
-            bias=patterns.bias_far_below_zero,
-        ),
-        *make(
-            "cross",
-            "bias/high-on-padding",
-            "Blocked logits of 200: subtracted as the row's maximum, they leave nothing of it.",
-            bias=patterns.bias_high_on_padding,
-            mask=patterns.key_padding,
-        ),
-        *make(
-            "self separate mqa decoding",
-            "bias/per-head",
-            "A bias per head, shared by the batch, as relative position biases are.",
-            bias=patterns.bias_per_head,
-            core="self",
-        ),
-        *make(
-            "cross tiles",
-            "bias/over-keys",
-            "A bias for each key, the same for all queries: its gradient is a sum over them.",
-            SPELLINGS,
-            bias=patterns.bias_over_keys,
-        ),
-        *make(
-            "self cross narrow",
-            "bias/shared",
-            "One bias for all batch entries and heads.",
-            SPELLINGS,
-            bias=patterns.bias_shared,
-        ),
-        *make(
-            "self gqa long",
-            "bias/alibi",
-            "Linear in the distance with a slope per head.",
-            bias=patterns.alibi,
-        ),
-        *make(
-            "self cross additive",
-            "bias/with-mask",
-            "A bias and an arbitrary mask together.",
-            SPELLINGS,
-            bias=patterns.bias_in_full,
-            mask=patterns.per_batch,
-            core="self",
-        ),
-        *make(
-            "self",
-            "bias/with-causal",
-            "A bias per head under a causal flag.",
-            SPELLINGS,
-            bias=patterns.bias_per_head,
-            causal="top-left",
-        ),
-        # Numbers away from the ordinary.
-        *make(
-            "self cross gqa",
-            "logits/large",
-            "Logits 8 times as wide: rounding a logit to half precision shows.",
-            regime=regimes.large_logits,
-            exchanged="cross",
-        ),
-        *make(
-            "cross",
-            "logits/large-with-mask",
-            "The blocked logits are often the largest: the row's maximum must not be theirs alone.",
-            regime=regimes.large_logits,
-            mask=patterns.per_batch,
-        ),
-        *make(
-            "cross one-query",
-            "logits/huge",
-            "Logits of some hundred: exp overflows unless the row's maximum is subtracted.",
-            regime=regimes.huge_logits,
-            core="cross",
-        ),
-        *make(
-            "cross",
-            "logits/from-large-heads",
-            "Heads 128 times as large and a scale that undoes it: products overflow float16 if the "
-            "scale comes after them.",
-            scale=FAMILIES["cross"].default_scale / 128**2,
-            regime=regimes.large_heads,
-        ),
-        *make(
-            "long",
-            "logits/rising",
-            "The largest logits come last: a running maximum must follow, and sums be rescaled.",
-            regime=regimes.rising_logits,
-            core="long",
-        ),
-        *make(
-            "additive",
-            "logits/large",
-            "A score weight 6 times as large.",
-            regime=regimes.large_scores,
-        ),
-        *make(
-            "cross",
-            "logits/constant-rows",
-            "All keys of one entry are equal: uniform weights, and no gradient to the queries.",
-            regime=regimes.constant_rows,
-        ),
-        *make(
-            "separate",
-            "logits/constant-rows",
-            "All keys of one entry are equal: the same weight for each that may be attended.",
-            regime=regimes.constant_rows,
-            mask=patterns.per_batch,
-        ),
-        *make(
-            "cross self",
-            "logits/repeated-maxima",
-            "The largest logit of a row appears twice, exactly.",
-            regime=regimes.repeated_maxima,
-        ),
-        *make(
-            "self cross",
-            "values/outliers",
-            "A few inputs are ten times as large.",
-            regime=regimes.outliers,
-            core="cross",
-        ),
-        *make(
-            "self",
-            "values/all-positive",
-            "Inputs share an offset, so sums do not cancel and biased rounding shows.",
-            regime=regimes.all_positive,
-        ),
-        *make(
-            "separate",
-            "values/all-positive",
-            "Inputs share an offset, so sums do not cancel and biased rounding shows.",
-            regime=regimes.all_positive,
-            mask=patterns.key_padding,
-        ),
-        *make(
-            "cross long",
-            "values/small",
-            "Values a thousand times smaller: a fixed absolute tolerance would be empty.",
-            regime=regimes.small_values,
-        ),
-        # The three attentions of the Transformer (Vaswani et al. 2017, section 3.2.3), with either
-        # score.
-        *make(
-            "self additive-self",
-            "transformer/encoder-self-attention",
-            "Encoder: bidirectional, padding on the right.",
-            BATCH,
-            mask=patterns.key_padding,
-        ),
-        *make(
-            "self additive-self",
-            "transformer/decoder-self-attention",
-            "Decoder: causal, padding on the right.",
-            BATCH,
-            causal="top-left",
-            mask=patterns.key_padding,
-        ),
-        *make(
-            "cross additive",
-            "transformer/decoder-cross-attention",
-            "Decoder: queries attend the encoder's memory with the memory's padding.",
-            BATCH,
-            mask=patterns.key_padding,
-        ),
-        # Where no definition settles the answer: observed, not asserted.
-        *make(
-            "self cross additive",
-            "edge/fully-masked-row",
-            "One query may attend no key at all.",
-            FULLY_MASKED,
-            mask=patterns.with_fully_masked_row,
-            defined=False,
-            exchanged="cross",
-        ),
-    ]
+def catalogue() -> tuple[Case, ...]:
+    """Return all cases, sorted by shape family, so that each shape is compiled only once."""
+    return tuple(case for case in every_case() if not case.tiled)
 
 
 @lru_cache(maxsize=1)
-def catalogue() -> tuple[Case, ...]:
-    """Return every case, those of one family together, so that each shape is compiled once."""
+def every_case() -> tuple[Case, ...]:
+    """Return all cases, and those which are posed on grids only, sorted by shape family."""
     order = list(FAMILIES)
-    cases = sorted(_build(), key=lambda case: order.index(case.family))
-    ids = [case.id for case in cases]
-    assert len(set(ids)) == len(ids), "case ids must be unique"
-    return tuple(cases)
+    tables = [msgspec.toml.decode(path.read_bytes(), type=_Table) for path in TABLES]
+    cases = [
+        case for table in tables for entry in table.case for case in _cases(entry, table.groups)
+    ]
+    assert len({case.id for case in cases}) == len(cases), "case ids must be unique"
+    return tuple(sorted(cases, key=lambda case: order.index(case.family)))
+
+
+def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) -> tuple[Case, ...]:
+    """Return a case at the sizes that an implementation takes.
+
+    It is posed on the first grid of a geometry; if it belongs to level "core", on all of them. A
+    case that is on one of these grids already stays there. The additive score has no tiles, so its
+    cases have no grids, nor have cases from files. Where keys are in pages, tiles of keys are no
+    shorter than these; and if every size is taken, level "core" has lengths of several pages, too.
+
+    Args:
+        case: a case, on a grid or not.
+        geometry: what the implementation declares, or None if it takes every size.
+        layer: whether it is a layer, which has projections of its own.
+        page: the number of keys in a page; 0 if they are in one piece.
+    """
+    has_grids = not isinstance(case, StoredCase) and case.shape.score != "additive"
+    if geometry is None:
+        if case.grid is not None:
+            return (case.on(msgspec.structs.replace(case.grid, layer=layer)),)
+        of_pages = Grid(head_size=PAGED_HEAD, tiles=(PAGED_ROWS, page), layer=layer)
+        spread = (case.on(of_pages),) if page and case.core and has_grids else ()
+        return spread if case.tiled else (case, *spread)
+    grids = tuple(_at_least(page, grid) for grid in geometry.grids(layer=layer))
+    if not has_grids or case.grid in grids:
+        return (case,)
+    return tuple(case.on(grid) for grid in (grids if case.core else grids[:1]))
+
+
+def _at_least(page: int, grid: Grid) -> Grid:
+    """Return a grid whose tiles of keys hold a page, if such lengths are taken."""
+    queries, keys = grid.tiles
+    if page <= keys or 0 < grid.greatest_length <= page:
+        return grid
+    return msgspec.structs.replace(grid, tiles=(queries, page))
+
+
+PAGED_HEAD = PAGED_ROWS = 16
+"""Head size and tile of queries of cases whose keys are in pages, where nothing is declared."""
+
+
+def large_cases() -> tuple[Case, ...]:
+    """Return the cases of level "large", among them those of "core", on the grids `LARGE`."""
+    those = [case for case in every_case() if case.core or case.large]
+    return tuple(
+        case.on(grid) for grid in LARGE for case in those if case.shape.score != "additive"
+    )
+
+
+def case_of(name: str) -> Case:
+    """Return the case with this id, which may name a grid; raise `UnknownName` if there is none."""
+    known = {case.id: case for case in every_case()}
+    if name in known:
+        return known[name]
+    small, _, grid = name.rpartition(".")
+    found = Grid.parse(grid)
+    if found is None or small not in known:
+        raise UnknownName("case", name, known)
+    return known[small].on(found)
 
 
 def find_cases(pattern: str) -> tuple[Case, ...]:
-    """Return the cases whose id is, or contains, or matches the pattern.
+    """Return the case with this id, or else the cases whose id contains or matches the pattern.
 
     Raises:
-        UnknownName: there is none.
+        UnknownName: there is no such case.
     """
-    cases = [case for case in catalogue() if case.id == pattern]
-    cases = cases or [case for case in catalogue() if matches(case.id, pattern)]
+    with suppress(UnknownName):
+        return (case_of(pattern),)
+    cases = [case for case in every_case() if matches(case.id, pattern)]
     if not cases:
-        raise UnknownName("case", pattern, (case.id for case in catalogue()))
+        raise UnknownName("case", pattern, (case.id for case in every_case()))
     return tuple(cases)
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a case's id contains the pattern, or matches it."""
+    """Return whether a name contains the pattern or matches it as a shell-style wildcard."""
     return pattern in name or fnmatch.fnmatchcase(name, pattern)
+
+
+GENERIC = ("cross", "gqa", "self", "separate", "additive", "additive-self")
+"""The families in which no two sizes coincide and no size is 1."""
+
+
+@lru_cache(maxsize=1024)
+def relatives(case: Case) -> tuple[tuple[Case, ...], ...]:
+    """Return the cases in which the same arguments are passed: those in other families of shapes,
+    and those with other patterns in the same family, each with the most similar first. The numbers
+    of all are ordinary, or those of the case. Cases that are not in the catalogue have none."""
+    if type(case) is not Case:
+        return ()
+    small = dataclasses.replace(case, grid=None)
+
+    def passed(one: Case) -> tuple[object, ...]:
+        return (
+            _broadcast(one.problem("float64").mask),
+            _broadcast(one.problem("float64").attn_bias),
+            one.causal,
+            # Aligned to either end, the triangle is the same.
+            one.causal is not None and one.shape.query_length == one.shape.key_length,
+            one.scale is None,
+            one.shape.score,
+            one.shape.bias or not case.shape.bias,
+            one.regime in (None, case.regime),
+            one.features,
+        )
+
+    similar = [
+        one
+        for one in catalogue()
+        if one.defined and one.id != small.id and passed(one) == passed(small)
+    ]
+    elsewhere = sorted(
+        (one for one in similar if one.family in GENERIC and one.family != case.family),
+        key=lambda one: (one.name != case.name, GENERIC.index(one.family)),
+    )
+    same_family = [one for one in similar if one.family == case.family]
+    same_family.sort(key=lambda one: one.regime is not None)
+    groups = (tuple(elsewhere), tuple(same_family))
+    if case.grid is None:
+        return groups
+    return tuple(tuple(one.on(case.grid) for one in group) for group in groups)
+
+
+def _broadcast(mask: Array | BoolArray | None) -> tuple[bool, ...] | None:
+    """Return whether a mask or bias is the same for all heads, and for all queries. Arguments that
+    take one kind may not take another."""
+    return None if mask is None else tuple(size == 1 for size in mask.shape[1:3])
 
 
 @lru_cache(maxsize=1)
 def catalogue_hash() -> str:
-    """Return a hash of every number of every case."""
+    """Return a hash of all numbers of all cases in all dtypes."""
     digest = hashlib.sha256()
     for case in catalogue():
         for dtype in DTYPES:
             problem = case.problem(dtype)
             digest.update(f"{case.id} {dtype} {problem.shape} {problem.scale}".encode())
-            arrays = {
-                **problem.weights.named(),
-                "query": problem.query,
-                "key": problem.key,
-                "value": problem.value,
-                "cotangent": problem.cotangent,
-                "mask": problem.allowed,
-                "attn_bias": problem.attn_bias,
-            }
+            inputs = {name: getattr(problem, name) for name in ARRAY_NAMES}
+            arrays = {**problem.weights.named(), **inputs}
+            arrays["mask"] = problem.allowed
+            arrays |= problem.feature_arrays()
+            if problem.features:
+                digest.update(problem.digest().encode())
             for name, array in arrays.items():
                 if array is not None:
                     digest.update(name.encode() + array.tobytes())

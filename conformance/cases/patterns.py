@@ -1,87 +1,217 @@
-"""Masks and additive biases as people build them, each from a Shape and a random generator.
+"""Patterns of masks, additive biases and unusual inputs, made from a shape and a random generator.
 
-Masks are canonical: True = may attend, four axes of `[batch heads query key]`, 1 where the
-pattern does not vary. Every row keeps at least one key (but for `with_fully_masked_row`): fully
-masked rows have no agreed meaning and are observed, not asserted.
+Masks are canonical: True where a query may attend to a key, with the axes `[batch heads query key]`
+of size 1 where the pattern does not vary. Except in `with_fully_masked_row`, every query has at
+least one key, because implementations disagree on fully masked queries.
+
+A regime changes inputs and weights in place, so that naive arithmetic or shortcuts cause errors.
+
+A feature returns fields of `Problem`, such as a window, whose numbers are chosen so that each of
+them matters: sinks as large as the largest logits, a window shorter than the keys, and so on.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from conformance.cases.case import Drawn
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.problem import Shape
+from conformance.definition.features import Norm, Pairs, Rotary, Segments
+from conformance.definition.geometry import Pair
+from conformance.definition.problem import Causal, Shape
+
+# Masks
 
 
-def key_padding(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a ragged batch: entry b sees only its first keys, `[batch 1 1 key]`."""
+def key_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
+    """Return a padding mask `[batch 1 1 key]`: each entry has a different number of first keys.
+
+    With tiles, entries end one key into the last tile but one, and at the end of a tile.
+    """
     lengths = shape.key_length - 1 - np.arange(shape.batch) % max(1, shape.key_length - 1)
+    if tiles and shape.key_length > tiles[1]:
+        whole = (shape.key_length - 1) // tiles[1] * tiles[1]
+        lengths = np.resize([whole - tiles[1] + 1, whole, whole - 1], shape.batch)
     return (np.arange(shape.key_length) < lengths[:, None])[:, None, None, :]
 
 
 def other_mask(mask: BoolArray) -> BoolArray:
-    """Return another mask of the same shape, in which every query sees the first key."""
+    """Return the inverted mask, in which every query may also attend to the first key."""
     other: BoolArray = np.logical_not(mask)
     other[..., 0] = True
     return other
 
 
 def first_unpadded(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a ragged batch, longest first: entry 0 sees all its keys, `[batch 1 1 key]`."""
+    """Return a padding mask `[batch 1 1 key]`, longest entry first: entry 0 has no padding."""
     lengths = shape.key_length - np.arange(shape.batch) % shape.key_length
     return (np.arange(shape.key_length) < lengths[:, None])[:, None, None, :]
 
 
 def blocked_start(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Block the first 54 % of the keys for every query, in whole tiles, `[1 1 1 key]`."""
+    """Return a mask `[1 1 1 key]` that blocks the first 54 % of keys, more than a whole tile."""
     return (np.arange(shape.key_length) >= 0.54 * shape.key_length)[None, None, None]
 
 
-def left_padding(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a ragged batch padded on the left, as for generation, `[batch 1 1 key]`."""
-    return key_padding(shape, random)[..., ::-1].copy()
+def left_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
+    """Return a padding mask `[batch 1 1 key]` with padding on the left, as in generation."""
+    return key_padding(shape, random, tiles)[..., ::-1].copy()
+
+
+def padded_cache(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Return a mask `[batch 1 1 key]` that blocks the first keys of a cache, from none upwards.
+
+    The queries are the last tokens; every one of them keeps a key under a causal flag.
+    """
+    cached = shape.key_length - shape.query_length
+    blocked = np.arange(shape.batch) % (cached + 1)
+    return (np.arange(shape.key_length) >= blocked[:, None])[:, None, None, :]
+
+
+def keys_per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Return a random mask `[1 heads 1 key]`: what a head sees, in all entries and queries."""
+    return _arbitrary((1, shape.heads, 1, shape.key_length), random)
+
+
+def heads_only(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Return a random mask for each head, shared by all batch entries, `[1 heads query key]`."""
+    return _arbitrary((1, *shape.logits[1:]), random)
+
+
+def shared_with_first_key(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Return a random mask `[1 1 query key]` that leaves a key to each query of a causal one."""
+    mask = shared(shape, random)
+    mask[..., 0] = True
+    return mask
+
+
+def near_diagonal(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Return a random mask `[1 1 query key]` that shows each query the keys near it.
+
+    So a window or a segment beside it leaves keys to nearly all queries.
+    """
+    mask = shared(shape, random)
+    query, key = np.ogrid[: shape.query_length, : shape.key_length]
+    mask |= (key == query) | (key == query * shape.key_length // shape.query_length)
+    mask |= random.random(mask.shape) < 0.4
+    return mask
 
 
 def shared(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return an arbitrary mask, shared by the whole batch, `[1 1 query key]`."""
+    """Return a random mask `[1 1 query key]`, shared by the whole batch."""
     return _arbitrary((1, 1, shape.query_length, shape.key_length), random)
 
 
 def per_batch(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return an arbitrary mask for each batch entry, `[batch 1 query key]`."""
+    """Return a random mask for each batch entry, `[batch 1 query key]`."""
     return _arbitrary((shape.batch, 1, shape.query_length, shape.key_length), random)
 
 
 def per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return an arbitrary mask for each batch entry and head, `[batch heads query key]`."""
+    """Return a random mask for each batch entry and head, `[batch heads query key]`."""
     return _arbitrary(shape.logits, random)
 
 
+def over_keys(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Return a random mask `[1 1 1 key]`, the same for everything but the keys."""
+    return _arbitrary((1, 1, 1, shape.key_length), random)
+
+
+def over_keys_per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Return a random mask for each head, `[1 heads 1 key]`, the same for all queries."""
+    return _arbitrary((1, shape.heads, 1, shape.key_length), random)
+
+
+def everything(shape: Shape, random: np.random.Generator) -> BoolArray:
+    """Return a mask `[1 1 query 1]` that blocks nothing: only its shape can be mistaken."""
+    return np.ones((1, 1, shape.query_length, 1), np.bool_)
+
+
 def block_diagonal(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Pack two sequences into each entry that do not see each other, `[batch 1 query key]`."""
+    """Return a mask `[batch 1 query key]` for two sequences packed into each batch entry."""
     cuts = 0.35 + 0.3 * np.arange(shape.batch) / max(1, shape.batch - 1)
     query = (np.arange(shape.query_length) + 0.5) / shape.query_length > cuts[:, None]
     key = (np.arange(shape.key_length) + 0.5) / shape.key_length > cuts[:, None]
     return (query[:, :, None] == key[:, None, :])[:, None]
 
 
-def sliding_window(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Allow keys at most 2 before and 1 after the (rescaled) query position, `[1 1 query key]`."""
+def sliding_window(
+    shape: Shape, random: np.random.Generator, tiles: Pair | None = None
+) -> BoolArray:
+    """Return a mask `[1 1 query key]` that allows 2 keys before and 1 after the query position.
+
+    With tiles, it allows as many keys before as a tile has, so that it spans an edge of tiles.
+    """
     centre = np.arange(shape.query_length) * shape.key_length // shape.query_length
     distance = np.arange(shape.key_length) - centre[:, None]
-    return ((distance >= -2) & (distance <= 1))[None, None]
+    return ((distance >= -(tiles[1] if tiles else 2)) & (distance <= 1))[None, None]
 
 
-def prefix_lm(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Let every query see a prefix, which differs per entry; the rest is causal."""
-    prefix = 1 + np.arange(shape.batch) % (shape.key_length - 1)
+def whole_tiles(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
+    """Return a mask `[batch heads query key]` made of tiles: open, blocked, or cut by a diagonal.
+
+    Each head has its own; head 0 of entry 0 has the first tile of keys blocked for all queries, and
+    head 1 the last one. Each query attends to at least one key.
+    """
+    rows, columns = tiles or (64, 64)
+    across = -(-shape.query_length // rows), -(-shape.key_length // columns)
+    kinds = random.choice(3, p=(0.4, 0.4, 0.2), size=(*shape.logits[:2], *across))
+    kinds[0, 0, :, 0] = 1
+    if shape.heads > 1:
+        kinds[0, 1, :, -1] = 1
+    kinds = kinds.repeat(rows, 2).repeat(columns, 3)
+    kinds = kinds[:, :, : shape.query_length, : shape.key_length]
+    query, key = np.ogrid[: shape.query_length, : shape.key_length]
+    mask: BoolArray = (kinds == 0) | ((kinds == 2) & (key % columns <= query % rows))
+    entry, head, row = np.nonzero(~mask.any(axis=3))
+    # A blocked row gets a key of the last tile but one, or the only one there is.
+    mask[entry, head, row, max(0, shape.key_length - columns - 1)] = True
+    return mask
+
+
+def spans(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
+    """Return a mask `[batch heads query key]`: two spans of an eighth to a quarter of the keys.
+
+    Each query of each head has its own, so that tiles and splits are blocked for some of them only;
+    the first query of head 0 sees the last keys, that of the last head the first ones.
+    """
+    keys = shape.key_length
+    least = max(1, keys // 8)
+    sizes = random.integers(least, 2 * least + 1, size=(2, *shape.logits[:3], 1))
+    starts = random.integers(0, keys, size=sizes.shape)
+    starts[:, :, 0, 0] = np.maximum(0, keys - sizes[:, :, 0, 0])
+    starts[:, :, -1, 0] = 0
+    positions = np.arange(keys)
+    first, second = (positions >= starts) & (positions < starts + sizes)
+    seen: BoolArray = first | second
+    return seen
+
+
+def ragged_cache(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
+    """Return a padding mask `[batch 1 1 key]` of caches that are filled to very different lengths.
+
+    The first entry has few keys, with tiles one tile and one key; the last has nearly all.
+    """
+    first = min((tiles[1] if tiles else 1) + 1, shape.key_length)
+    lengths = np.linspace(first, max(first, shape.key_length - 1), shape.batch).astype(int)
+    return (np.arange(shape.key_length) < lengths[:, None])[:, None, None, :]
+
+
+def prefix_lm(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
+    """Return a causal mask `[batch 1 query key]` that also allows a prefix of each entry.
+
+    With tiles, the prefixes are longer by a tile.
+    """
+    prefix = 1 + np.arange(shape.batch) % (shape.key_length - 1) + (tiles[1] if tiles else 0)
     causal = np.tri(shape.query_length, shape.key_length, dtype=np.bool_)
     visible = np.arange(shape.key_length) < prefix[:, None]
     return causal[None, None] | visible[:, None, None, :]
 
 
 def one_allowed_key(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Let every other query attend exactly one key, which differs per entry and query."""
+    """Return a random mask `[batch 1 query key]` with a single key for every other query."""
     mask = per_batch(shape, random)
     for entry in range(shape.batch):
         for query in range(0, shape.query_length, 2):
@@ -91,33 +221,36 @@ def one_allowed_key(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def with_fully_masked_row(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return an arbitrary mask per batch entry that blocks all keys of query 1 of entry 0."""
+    """Return a random mask `[batch 1 query key]` that blocks all keys of query 1 of entry 0."""
     mask = per_batch(shape, random)
     mask[0, :, 1] = False
     return mask
 
 
+# Additive biases
+
+
 def alibi(shape: Shape, random: np.random.Generator) -> Array:
-    """Return a bias linear in the distance, one slope per head (ALiBi, arXiv:2108.12409)."""
+    """Return a bias `[1 heads query key]` linear in the distance (ALiBi, arXiv:2108.12409)."""
     slopes = 2.0 ** (-4.0 * np.arange(1, shape.heads + 1) / shape.heads)
     distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None]
     return -np.abs(distance)[None, None] * slopes[None, :, None, None]
 
 
 def bias_shared(shape: Shape, random: np.random.Generator) -> Array:
-    """Draw a bias from N(0, 1), shared by the whole batch, `[1 1 query key]`."""
+    """Return a bias `[1 1 query key]` from N(0, 1), shared by the whole batch."""
     return random.standard_normal((1, 1, shape.query_length, shape.key_length))
 
 
 def bias_per_head(shape: Shape, random: np.random.Generator) -> Array:
-    """Draw a bias from N(0, 1) per head, like relative position biases, `[1 heads query key]`."""
+    """Return a bias `[1 heads query key]` from N(0, 1), like relative position biases."""
     return random.standard_normal((1, *shape.logits[1:]))
 
 
 def bias_far_below_zero(shape: Shape, random: np.random.Generator) -> Array:
-    """Draw from N(0, 1); subtract 100 in the last entry, where exp then underflows float32.
+    """Return a bias from N(0, 1), minus 100 in the last entry, where exp underflows float32.
 
-    The other entries stay ordinary, because bfloat16 holds little of a number of 100.
+    The other entries are not shifted, because bfloat16 has few digits left near 100.
     """
     bias = random.standard_normal(shape.logits)
     bias[-1] -= 100.0
@@ -125,25 +258,365 @@ def bias_far_below_zero(shape: Shape, random: np.random.Generator) -> Array:
 
 
 def bias_high_on_padding(shape: Shape, random: np.random.Generator) -> Array:
-    """Draw from N(0, 1); add 200 where `key_padding` blocks, so exp of what is left underflows."""
+    """Return a bias from N(0, 1), plus 200 where `key_padding` blocks: there it must not count."""
     return random.standard_normal(shape.logits) + 200.0 * ~key_padding(shape, random)
 
 
 def bias_over_keys(shape: Shape, random: np.random.Generator) -> Array:
-    """Draw a bias from N(0, 1) for each key, the same for all queries, `[batch heads 1 key]`."""
+    """Return a bias `[batch heads 1 key]` from N(0, 1), the same for all queries."""
     return random.standard_normal((*shape.logits[:2], 1, shape.key_length))
 
 
+def bias_over_queries(shape: Shape, random: np.random.Generator) -> Array:
+    """Return a bias `[1 heads query 1]` from N(0, 1), which no softmax over keys can feel."""
+    return random.standard_normal((1, shape.heads, shape.query_length, 1))
+
+
+def bias_per_entry(shape: Shape, random: np.random.Generator) -> Array:
+    """Return a bias `[batch 1 query key]` from N(0, 1), shared by all heads."""
+    return random.standard_normal((shape.batch, 1, *shape.logits[2:]))
+
+
 def bias_in_full(shape: Shape, random: np.random.Generator) -> Array:
-    """Draw a bias from N(0, 1) for every logit, `[batch heads query key]`."""
+    """Return a bias `[batch heads query key]` from N(0, 1), a number for every logit."""
     return random.standard_normal(shape.logits)
 
 
 def _arbitrary(shape: tuple[int, ...], random: np.random.Generator) -> BoolArray:
-    """Return a mask that allows about 60 %, and in each row at least one key, but not all."""
+    """Return a random mask that allows about 60 % of keys, in each row at least one but not all."""
     mask = random.random(shape) < 0.6
     keys = shape[-1]
     for index in np.ndindex(shape[:-1]):
         kept, lost = random.permutation(keys)[:2]
         mask[(*index, kept)], mask[(*index, lost)] = True, False
     return mask
+
+
+# Regimes
+
+
+def large_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Scale logits by 8: the softmax is nearly one-hot, and rounding a logit has a large effect."""
+    _scale_queries(drawn, 8.0)
+
+
+def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Raise logits to about 110: exp overflows float32 unless the row maximum is subtracted.
+
+    Queries grow with the index of the entry. The first entry is unchanged, because a one-hot
+    softmax hides mistakes in scale and biases; larger logits would have too much noise in bfloat16.
+    """
+    logits = _logits(shape, drawn)
+    growth = np.linspace(0.0, 1.0, shape.batch)[:, None, None]
+    drawn["query"] *= (110.0 / logits[-1].max()) ** growth
+
+
+def large_heads(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Scale projected queries and keys by 128, so that their products overflow float16."""
+    for name in ("query", "key"):
+        _scale(drawn, 128.0, f"weights.{name}", f"weights.{name}_bias")
+
+
+def beyond_float16(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Raise inputs until products of heads exceed float16, while the logits do not.
+
+    In the first entry these are keys that `key_padding` blocks, whose logits reach 60,000; in the
+    last, one query and one key that it sees, so that this query attends to nothing else.
+    """
+    visible, logits = key_padding(shape, random)[:, 0, 0], _logits(shape, drawn)
+    drawn["key"][0, ~visible[0]] *= 6e4 / logits[0, :, :, ~visible[0]].max()
+    pairs = np.where(visible[-1], logits[-1].max(axis=0), -np.inf)
+    query, key = np.unravel_index(pairs.argmax(), pairs.shape)
+    growth = np.sqrt(5e4 / pairs.max())
+    drawn["query"][-1, query] *= growth
+    drawn["key"][-1, key] *= growth
+
+
+def queries_without_scale(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Scale queries as models do that have no scale, such as T5, in their initialisation."""
+    _scale_queries(drawn, shape.default_scale)
+
+
+def next_key_attracts(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Make each query resemble the next key, so that an off-by-one causal mask is noticed.
+
+    Otherwise, one extra key among hundreds would be lost in the noise of half precision.
+    """
+    drawn["weights.query"] = drawn["weights.key"].repeat(shape.group, axis=1)
+    both = min(shape.query_length, shape.key_length - 1)
+    drawn["query"][:, :both] = 4.0 * drawn["key"][:, 1 : both + 1]
+
+
+def rising_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Scale keys along the sequence by up to a hundred, and queries until logits reach about 110.
+
+    The largest logit of a row belongs to one of the last keys. It exceeds those of the first keys
+    so far that exp of the difference overflows float32. The first query is unchanged.
+    """
+    drawn["key"] *= np.geomspace(0.01, 1.0, shape.key_length)[:, None]
+    logits = _logits(shape, drawn)
+    growth = np.linspace(0.0, 1.0, shape.query_length)[:, None]
+    drawn["query"] *= (110.0 / logits[:, :, -1].max()) ** growth
+
+
+def climbing_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Let the logits of every row climb by about 5 from the first key to the last.
+
+    So every tile of keys raises the running maximum of nearly every row, and none outweighs others.
+    """
+    start = random.standard_normal(shape.query_width)
+    of_query = np.einsum("e,ehd->hd", start, drawn["weights.query"])
+    keys = drawn["weights.key"].repeat(shape.group, axis=1)
+    step = np.einsum("ehd,hd->e", keys, of_query)
+    step *= np.sqrt(step.size) / np.linalg.norm(step)
+    of_key = np.einsum("e,ehd->hd", step, keys)
+    climb = shape.default_scale * (of_query * of_key).sum(axis=1)
+    drawn["weights.query"] *= (5.0 / climb)[:, None]
+    # What the random parts of queries and keys add to the logits stays as wide as it was.
+    shrink = np.abs(climb).mean() / 5.0
+    drawn["query"] = drawn["query"] * shrink + start
+    drawn["key"] += np.linspace(0.0, 1.0, shape.key_length)[:, None] * step
+
+
+def large_scores(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Scale the weight of the additive score by 6; tanh bounds the effect of larger inputs."""
+    drawn["weights.score"] *= 6.0
+
+
+def constant_rows(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Make all keys of the first batch entry equal, so that its attention weights are uniform."""
+    name = "query" if shape.sharing == "self" else "key"
+    drawn[name][0] = drawn[name][0, :1]
+
+
+def repeated_maxima(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Make keys equal in pairs, so that the largest logit of each row appears exactly twice."""
+    name = "query" if shape.sharing == "self" else "key"
+    _scale_queries(drawn, 3.0)
+    half = drawn[name].shape[1] // 2
+    drawn[name][:, half : 2 * half] = drawn[name][:, :half]
+
+
+def outliers(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Add noise from N(0, 100) to 1 % of the inputs, as in FlashAttention-3's error table."""
+    for name in shape.distinct_inputs():
+        values = drawn[name]
+        chosen = random.random(values.shape) < 0.01
+        chosen.flat[random.integers(values.size)] = True
+        values[chosen] += 10.0 * random.standard_normal(int(chosen.sum()))
+
+
+def all_positive(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Draw inputs uniformly from [0, 2): sums do not cancel, so biased rounding accumulates."""
+    for name in shape.distinct_inputs():
+        drawn[name] = 2.0 * random.random(drawn[name].shape)
+
+
+def small_values(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Scale the output by 1/1024, so that a fixed absolute tolerance would accept anything."""
+    _scale(drawn, 2.0**-10, "weights.value", "weights.value_bias", "weights.output_bias")
+
+
+# Features
+
+Fields = dict[str, Any]
+
+
+def window(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a window whose sides differ by 2, beyond each of which there are keys.
+
+    So what each side means, and which side is which, is told apart from a window that is off by
+    one.
+    """
+    queries, keys = shape.query_length, shape.key_length
+    before = max(1, min(keys // 3, queries - 3), queries - keys + 1)
+    return {"window": (before, before + 2 if before + 2 < keys - 1 else max(0, before - 2))}
+
+
+def window_tight(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a window of a third of the keys before the query, at least 2, and of one after."""
+    return {"window": (_before(shape), 1)}
+
+
+def window_before(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a window of a third of the keys before the query, open to the other side."""
+    return {"window": (_before(shape), None)}
+
+
+def window_narrow(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a window of the own key and the next, which cuts short members, too."""
+    return {"window": (0, 1)}
+
+
+def window_nothing_before(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return a window of the own key and two after: 0 keys before are not the same as no limit."""
+    return {"window": (0, 2)}
+
+
+def window_nothing_after(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return a window that ends with the own key, although nothing is causal."""
+    return {"window": (_before(shape), 0)}
+
+
+def _before(shape: Shape) -> int:
+    # The last query of more queries than keys still sees one.
+    return max(2, shape.key_length // 3, shape.query_length - shape.key_length + 1)
+
+
+def soft_cap(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a cap of 1.5, where the logits of ordinary cases reach about 4."""
+    return {"soft_cap": 1.5}
+
+
+def sinks(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return sinks as large as the largest logits, in another order of heads.
+
+    They are from 0.5 to 3 up to 8 keys; the more keys there are, the larger is their sum.
+    """
+    more = np.log(max(1.0, shape.key_length / 8))
+    return {"sinks": more + 0.5 + 2.5 * random.permutation(shape.heads) / max(1, shape.heads - 1)}
+
+
+def slopes(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return slopes from 0.125 to 0.75 that are those of no formula, in another order of heads."""
+    return {"slopes": 0.125 + 0.625 * random.permutation(shape.heads) / max(1, shape.heads - 1)}
+
+
+def slopes_of_alibi(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return the slopes of the paper (arXiv:2108.12409), also for heads that are no power of two.
+
+    These are the slopes for the next smaller power of two, and then every other slope for twice as
+    many heads.
+    """
+    power = 2 ** int(np.log2(shape.heads))
+    first = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)
+    others = 2.0 ** (-4.0 * np.arange(1, 2 * power + 1, 2) / power)
+    return {"slopes": np.concatenate([first, others])[: shape.heads]}
+
+
+def rotary_halves(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a rotation of whole heads, but for an odd component, with pairs that are halves."""
+    return _rotary(shape, "halves")
+
+
+def rotary_interleaved(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a rotation of whole heads, but for an odd component, with interleaved pairs."""
+    return _rotary(shape, "interleaved")
+
+
+def rotary_partial(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a rotation of two thirds of each head, with interleaved pairs."""
+    return _rotary(shape, "interleaved", max(2, shape.head_size // 3 * 2))
+
+
+def rotary_far(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a rotation with the usual base, which turns the last pairs by small angles."""
+    return _rotary(shape, "halves", base=10000.0)
+
+
+def _rotary(shape: Shape, pairs: Pairs, size: int = 0, base: float = 50.0) -> Fields:
+    # With the usual base, the last pairs of a short sequence would hardly turn.
+    size = size or shape.head_size // 2 * 2
+    return {"rotary": Rotary(size=size, base=base, pairs=pairs)}
+
+
+def norm(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return norms of queries and keys with an epsilon of 1/4, which is not lost beside the mean
+    of squares."""
+    query, key = 1.25 + 0.375 * random.standard_normal((2, shape.head_size))
+    return {"norm": Norm(query=query, key=key, epsilon=0.25)}
+
+
+def key_lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return lengths of keys: about half of them, one, all, all but one."""
+    keys = shape.key_length
+    return {"key_lengths": np.resize([keys // 2 + 1, 1, keys, keys - 1], shape.batch)}
+
+
+def key_lengths_from_queries(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return lengths of keys that are at least the number of queries, as beside a cache."""
+    most, least = shape.key_length, min(shape.query_length, shape.key_length)
+    return {"key_lengths": most - 1 - np.arange(shape.batch) % max(1, most - least)}
+
+
+def key_lengths_empty(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return lengths of keys of which every other one is 0."""
+    lengths = key_lengths(shape, causal, random)["key_lengths"]
+    lengths[1::2] = 0
+    return {"key_lengths": lengths}
+
+
+def lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return lengths of queries, of which some are missing in every entry, and of keys."""
+    entries = np.arange(shape.batch)
+    return {
+        "query_lengths": np.maximum(1, shape.query_length - 1 - 2 * entries),
+        "key_lengths": np.maximum(1, shape.key_length - 2 + entries % 2),
+    }
+
+
+def segments(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return three members, or as many as there are tokens, of 1, 2 and more queries.
+
+    Each has as many keys, and those that remain are dealt out; entries have them in another order.
+    """
+    return {"segments": _segments(shape, 0)}
+
+
+def two_segments(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return two members, one with a single query and one so long that windows cut it."""
+    return {"segments": _segments(shape, 0, 2)}
+
+
+def segments_large_numbers(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return the same members with numbers around 512, which bfloat16 does not tell apart."""
+    return {"segments": _segments(shape, 510)}
+
+
+def _segments(shape: Shape, first: int, most: int = 3) -> Segments:
+    members = min(most, shape.query_length, shape.key_length)
+    of_queries = _members(shape.query_length, members)
+    of_keys = _members(min(shape.query_length, shape.key_length), members)
+    for more in range(shape.key_length - sum(of_keys)):
+        of_keys[(2 * more if most == 3 else -1) % members] += 1
+    numbers = first + np.arange(members)
+    query, key = (
+        np.stack([np.repeat(numbers, np.roll(sizes, entry)) for entry in range(shape.batch)])
+        for sizes in (of_queries, of_keys)
+    )
+    return Segments(query=query, key=key)
+
+
+def _members(tokens: int, members: int) -> list[int]:
+    """Return sizes of members that begin with 1 and 2, and the last of which has the rest."""
+    sizes = [1, 2, tokens][:members]
+    while sum(sizes[:-1]) > tokens - 1:
+        sizes[sizes.index(max(sizes[:-1]))] -= 1
+    sizes[-1] = tokens - sum(sizes[:-1])
+    return sizes
+
+
+def _logits(shape: Shape, drawn: Drawn) -> Array:
+    """Return the logits `[batch heads query key]` of drawn arrays, without any biases."""
+    q = np.einsum("bqe,ehd->bhqd", drawn["query"], drawn["weights.query"])
+    k = np.einsum("bke,ehd->bhkd", drawn["key"], drawn["weights.key"]).repeat(shape.group, axis=1)
+    return shape.default_scale * np.einsum("bhqd,bhkd->bhqk", q, k)
+
+
+def _scale_queries(drawn: Drawn, factor: float) -> None:
+    # Scale the weights, not the inputs, which in self-attention are keys and values too.
+    _scale(drawn, factor, "weights.query", "weights.query_bias")
+
+
+def _scale(drawn: Drawn, factor: float, *names: str) -> None:
+    """Multiply those of the named arrays that exist by a factor, in place."""
+    for name in drawn.keys() & set(names):
+        drawn[name] *= factor

@@ -1,8 +1,8 @@
-"""Files of tensors with every bit kept, whatever the dtype.
+"""Read and write safetensors files without changing a bit, whatever the dtype.
 
-NumPy has no bfloat16 and no 8-bit floats, so elements are held as unsigned integers beside the name
-of their dtype. The safetensors library checks a file; only the tensors that are asked for are read.
-The format: 8 bytes with the length of the header, the header (JSON), and then the elements.
+NumPy has no bfloat16 and no 8-bit floats, so elements are represented as unsigned integers, with
+the name of their dtype. The safetensors library validates a file; only requested tensors are read.
+The format is: 8 bytes with the length of the header, the header in JSON, and the elements.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ EXPONENT = {
     "F8_E5M2": 0x7C,
     "F8_E4M3": 0x7F,
 }
-"""Bits that are all set in NaN and infinity, and in nothing else (E4M3 has NaN only)."""
+"""For each dtype, the bits that are all set exactly in NaN and infinity (E4M3 has only NaN)."""
 
 WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E5M2": 1, "F8_E4M3": 1} | {
     f"{sign}{8 * size}": size for sign in "IU" for size in (1, 2, 4, 8)
 }
-"""Bytes of an element."""
+"""The size of an element in bytes, by dtype."""
 
 _NUMPY = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"} | {
     f"{kind}{8 * size}": f"{kind[0].upper()}{8 * size}"
@@ -43,14 +43,14 @@ _NUMPY = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF1
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """Elements as unsigned integers, and the dtype that they have, as safetensors names it."""
+    """The bits of a tensor as unsigned integers, and the safetensors name of its dtype."""
 
     dtype: str
     bits: np.ndarray
 
     @classmethod
     def of(cls, name: str, array: np.ndarray) -> Tensor:
-        """Return a tensor made from a NumPy array; raises `WrongTensors` for an unknown dtype."""
+        """Return the tensor for a NumPy array; raise `WrongTensors` for an unknown dtype."""
         if array.dtype.name not in _NUMPY:
             raise WrongTensors(f"{name} is {array.dtype}; weights are {', '.join(_NUMPY)}")
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -59,7 +59,7 @@ class Tensor:
 
     @property
     def finite(self) -> bool:
-        """Whether no element is NaN or infinite."""
+        """Whether all elements are finite."""
         exponent = EXPONENT.get(self.dtype)
         if exponent is None:
             return True
@@ -69,7 +69,7 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class File:
-    """A file of tensors that was looked at: what is in it, and how to read it."""
+    """A safetensors file whose header has been read; `start` is the offset of the elements."""
 
     path: Path
     metadata: Mapping[str, str]
@@ -77,23 +77,23 @@ class File:
     start: int
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor; raises `WrongTensors` for a dtype without whole bytes."""
+        """Return one tensor; raise `WrongTensors` if its dtype is not supported."""
         entry = self.header[name]
         size = WIDTH.get(entry["dtype"])
         if size is None:
             raise WrongTensors(f"{self.path}: {name} is {entry['dtype']}, which is not converted")
         begin, end = entry["data_offsets"]
-        with _told(self.path, "cannot be read"), self.path.open("rb") as file:
+        with _guarded(self.path, "cannot be read"), self.path.open("rb") as file:
             file.seek(self.start + begin)
             flat = np.frombuffer(file.read(end - begin), dtype=f"<u{size}")
         return Tensor(entry["dtype"], flat.astype(f"u{size}", copy=False).reshape(entry["shape"]))
 
 
 def look(path: Path) -> File:
-    """Read the header of a file; raises `WrongTensors` for one that is none of safetensors."""
+    """Return a file with its header read; raise `WrongTensors` if it is not a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
-    with _told(path, "cannot be read"), path.open("rb") as file:
+    with _guarded(path, "cannot be read"), path.open("rb") as file:
         try:
             with safe_open(path, framework="np") as checked:
                 metadata = dict(checked.metadata() or {})
@@ -109,12 +109,12 @@ def look(path: Path) -> File:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a whole file or none: beside its place first, then into it.
+    """Write a file atomically: first to a temporary file, which then replaces `path`.
 
     Raises:
-        WrongTensors: it cannot be written; what was there before still is.
+        WrongTensors: the file cannot be written; an existing file is unchanged.
     """
-    # The widest elements first, so that all are aligned.
+    # Store the widest elements first, so that all tensors are aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].bits.itemsize, item[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
@@ -126,7 +126,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     encoded = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with _told(path, "cannot be written", part.unlink):
+    with _guarded(path, "cannot be written", part.unlink):
         with part.open("xb") as file:
             file.write(len(encoded).to_bytes(8, "little") + encoded)
             for _, tensor in ordered:
@@ -137,8 +137,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 @contextmanager
-def _told(path: Path, what: str, undo: Callable[..., None] | None = None) -> Iterator[None]:
-    """Turn a system error into a one-line error; call `undo` after any failure."""
+def _guarded(path: Path, what: str, undo: Callable[..., None] | None = None) -> Iterator[None]:
+    """Turn an OSError in the body into a one-line `WrongTensors`; call `undo` on any failure."""
     try:
         yield
     except BaseException as error:

@@ -1,13 +1,13 @@
-"""Name the mistake: which known defect gives exactly this wrong answer, and where is it wrong?
+"""Explain a wrong answer: which known defect produces it, and which part of it is wrong?
 
-Most defects of an attention are a right answer to another problem (the mask inverted, the scale
-forgotten, two weights swapped) or a computation with one stage done otherwise. So a hypothesis is
-one of the two, and it is named only if it explains every element of the answer, to the noise, and
-nothing simpler does. What explains nothing is not named: a wrong name is worse than none. Beside
-the cause it is told where an array is wrong, if it is not all over.
+Most defective implementations give the right answer to another problem (the mask inverted, the
+scale forgotten, two weights swapped) or compute one stage differently. A hypothesis is one of
+these, and it is reported only if it explains every element of the answer up to rounding noise, and
+nothing simpler does: a wrong cause is worse than none. If only a part of an array is wrong, that
+part is reported too.
 
-The numbers of how often that is right are in docs/causes.md, and
-`python -m mutants --causes`, in tests/, counts them.
+docs/causes.md says how often the reported cause is right; `python -m mutants --causes`, in tests/,
+measures it.
 """
 
 from __future__ import annotations

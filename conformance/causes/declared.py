@@ -1,4 +1,4 @@
-"""Causes that an observation names by itself, beside what the adapter declares."""
+"""Causes that follow from an observation and the adapter's declaration alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORMS = {
     "form.zero-one": "handed.as-ones",
     "form.zero-infinite": "handed.as-infinite",
 }
-"""How a mask was handed over."""
+"""For each form, the phrase that says how the mask was passed."""
 
 _MASKED_ROW = {
     "row.nan": "masked-row.nan",
@@ -31,11 +31,11 @@ _KEPT = {
     "dropout.drops-no-weight": "dropout.of-logits",
     "dropout.scaled-unevenly": "dropout.renormalised",
 }
-"""What became of the weights that dropout keeps, and what that comes from."""
+"""For each observation on the weights that dropout keeps, the cause."""
 
 
 def cause(finding: Finding, ex: Examination) -> Phrase:
-    """Return the cause that the observation shows, or nothing."""
+    """Return the cause of a finding that its observed value shows, or an empty phrase."""
     if finding.requirement == "mask.polarity-is-as-declared":
         return _polarity(ex)
     if finding.requirement == "observed.fully-masked-row":
@@ -51,26 +51,26 @@ def cause(finding: Finding, ex: Examination) -> Phrase:
 def _polarity(ex: Examination) -> Phrase:
     causes = []
     for argument, form, entry in observations(ex):
-        handed = Phrase(_FORMS[form.phrase.id])
-        about: dict[str, Argument] = {"argument": argument.name, "form": handed}
-        meant = entry.value.id.removeprefix("mask.")
         if entry.agrees:
             continue
+        handed = Phrase(_FORMS[form.phrase.id])
+        about: dict[str, Argument] = {"argument": argument.name, "form": handed}
+        meaning = entry.value.id.removeprefix("mask.")
         if entry.value == IGNORED:
             causes.append(Phrase("argument.not-applied", about))
         elif {entry.declared, entry.value} == {ATTENDS, BLOCKS}:
-            causes.append(Phrase("argument.inverted", {**about, "true": meant}))
+            causes.append(Phrase("argument.inverted", {**about, "true": meaning}))
         elif entry.value == ADDED:
             causes.append(Phrase("argument.added", about))
         elif entry.declared == ADDED and entry.value in (ATTENDS, BLOCKS):
-            causes.append(Phrase("argument.as-boolean", {**about, "nonzero": meant}))
+            causes.append(Phrase("argument.as-boolean", {**about, "nonzero": meaning}))
     if len(causes) > 1:
         return Phrase("argument.several", {"causes": [*causes]})
     return causes[0] if causes else NOTHING
 
 
 def of_entries(finding: Finding, entries: Sequence[Entry]) -> Phrase:
-    """Return the cause that the entries of an experiment show, such as what dropout does."""
+    """Return the cause that the entries of an experiment show, or else the finding's own cause."""
     wrong = [entry for entry in entries if not entry.agrees]
     if len(wrong) == 1 and wrong[0].value.id in ("dropout.on", "dropout.off"):
         return Phrase("dropout.is-on" if wrong[0].value.id == "dropout.on" else "dropout.is-off")

@@ -1,39 +1,44 @@
-"""From an answer that is wrong to a cause, if one is known, to where it is wrong, and to who made
-it so.
+"""Diagnose a wrong answer: its cause, if one is known, its location, and the part responsible.
 
-The output first: what made it wrong made everything wrong. If it is right, the weights that are
-returned, and the gradients, each have mistakes of their own.
+The output is examined first, since a defect that affects it affects everything else. If the output
+is right, the returned weights and the gradients are examined separately.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 
 import msgspec
 import numpy as np
 
 from conformance.adapter.arguments import Spelling
 from conformance.adapter.base import Mode
+from conformance.cases.catalogue import relatives
 from conformance.causes import (
     declared,
+    features,
     gradients,
+    handing,
     location,
     masks,
     precision,
     projections,
+    responsible,
     scale,
     softmax,
 )
+from conformance.causes.handing import Handed
 from conformance.causes.hypothesis import Best, Evidence, Hypothesis, Maker
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect, solve
-from conformance.definition.problem import Answer, Problem, Weights
+from conformance.definition.problem import Answer, Problem
 from conformance.errors import ConformanceError, Unsupported
 from conformance.records.findings import Finding
+from conformance.records.numbers import LIMIT
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.meaning import ADDED, READINGS, telling
@@ -41,117 +46,227 @@ from conformance.requirements.polarity import observations
 from conformance.words import say
 
 OF_AN_ANSWER = ("output.", "gradient.", "weights.", "mask.", "invariance.", "modes.")
-"""Chapters of requirements for which an answer is searched for a cause."""
+"""Prefixes of the requirements whose findings are explained by diagnosing an answer."""
 
 LOCATED = ("output.", "gradient.", "weights.equal")
-"""Those that compare with the definition, so that it can be told where they part."""
+"""Prefixes of the requirements whose comparison with the definition shows which part differs."""
 
 ELEMENTS = 2**14
-"""Weights of a problem above which only whole answers are tried, not parts of them."""
+"""If a problem has more attention weights than this, no roundings at single stages are searched."""
 
+MOST_ELEMENTS = 2**17
+"""If a problem has more attention weights than this, only defects of whole answers are searched,
+because all hypotheses have to be kept for others, and no similar problems are looked at."""
 
 MOST_SPELLINGS = 8
 
-MadeBy = Literal["", "kernel", "projections"]
+UNIVERSAL = {"gradient.accuracy", "gradient.rounded", *precision.CLASSES.values()}
+"""Causes that say how accurate an answer is. Others explain other answers more exactly, and so do
+those that begin with "precision."; these do not contradict each other."""
+
+NO_ANSWER = (ConformanceError, Unsupported, Raised)
+"""The exceptions that a call may raise instead of returning an answer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Causes:
-    """The causes that are known for each part of an answer; a part may have none."""
+    """The cause found for each part of an answer; a part without one has an empty phrase."""
 
     output: Phrase = NOTHING
     weights: Phrase = NOTHING
     gradients: Phrase = NOTHING
 
     def of(self, requirement: str) -> Phrase:
-        """Return the cause that a finding of this requirement has."""
+        """Return the cause that applies to a finding of this requirement."""
         if requirement.startswith("weights."):
             return self.output or self.weights
-        # Blocked keys with a little weight have a little gradient.
-        leaks = self.weights if self.weights.id.startswith("mask.") else NOTHING
         if requirement.startswith(("gradient.", "mask.blocked")):
+            # Blocked keys that get a small weight also get a small gradient.
+            leaks = self.weights if self.weights.id.startswith("mask.") else NOTHING
             return self.output or leaks or self.gradients
-        return self.output or (
-            self.gradients or self.weights if requirement.startswith("modes.") else NOTHING
-        )
+        if requirement.startswith("modes."):
+            return self.output or self.gradients or self.weights
+        return self.output
 
 
 def explain(finding: Finding, ex: Examination) -> Finding:
-    """Return the finding with its cause and location, as far as they are known."""
-    cause = NOTHING
+    """Return the finding with its cause, location and responsible part, as far as known."""
+    cause, where, made_by = NOTHING, NOTHING, finding.made_by
+    if not ex.case.defined:
+        # Other causes are mistakes against a definition, which these cases lack.
+        return msgspec.structs.replace(finding, cause=declared.cause(finding, ex) or finding.cause)
     if finding.requirement.startswith(OF_AN_ANSWER):
-        # Who computes something else without any mask is not to be believed about masks.
-        cause = _cause(finding, ex)
-    cause = cause or declared.cause(finding, ex)
-    if not finding.requirement.startswith(LOCATED):
-        return msgspec.structs.replace(finding, cause=cause) if cause else finding
-    where, made_by = _where(finding, ex), _made_by(finding, ex)
-    return msgspec.structs.replace(finding, cause=cause, where=where, made_by=made_by)
+        # A defect that also appears without a mask takes precedence over causes about masks.
+        with np.errstate(all="ignore"):
+            cause = _cause(finding.requirement, ex)
+    cause = cause or _gradients_missing(finding, ex) or declared.cause(finding, ex)
+    if finding.requirement.startswith(LOCATED):
+        where = _where(finding, ex)
+    if finding.requirement in responsible.COMPARED:
+        made_by = responsible.part(finding, ex)
+    return msgspec.structs.replace(
+        finding, cause=cause or finding.cause, where=where or finding.where, made_by=made_by
+    )
 
 
-def _cause(finding: Finding, ex: Examination) -> Phrase:
-    with np.errstate(all="ignore"):
-        found = causes(ex, ex.mode).of(finding.requirement)
-        if not found and finding.requirement.startswith("modes."):
-            first = ex.adapter.modes[0]
-            found = causes(ex, first).of(finding.requirement)
-            return found.having(mode=first.name) if found else NOTHING
-        if not found and finding.requirement.startswith("mask.spellings"):
-            return _of_spellings(ex, ex.problem, ex.expectation, ex.adapter.masks.spellings)
-        if not found and finding.requirement.startswith("mask.polarity"):
-            return _of_arguments(ex)
-    return found
+def _cause(requirement: str, ex: Examination) -> Phrase:
+    cause = causes(ex, ex.mode).of(requirement)
+    if cause:
+        return cause
+    if requirement.startswith("modes."):
+        first = ex.adapter.modes[0]
+        cause = causes(ex, first).of(requirement)
+        return cause.having(mode=first.name) if cause else NOTHING
+    if requirement.startswith("mask.spellings"):
+        return _of_spellings(ex, ex.problem, ex.expectation, ex.adapter.masks.spellings(ex.problem))
+    return _of_arguments(ex) if requirement.startswith("mask.polarity") else NOTHING
+
+
+def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
+    """Return the cause that no gradient comes back of some arrays, given the finding that says so:
+    it has no figures."""
+    if finding.requirement not in responsible.COMPARED or finding.figures is not None:
+        return NOTHING
+    shape = ex.problem.shape
+    arrays = {
+        "gradient.inputs-equal-definition": [*shape.distinct_inputs()],
+        "gradient.parameters-equal-definition": [f"weights.{n}" for n in shape.weight_shapes()],
+        "gradient.bias-equals-definition": ["attn_bias"],
+        "gradient.features-equal-definition": [*ex.problem.trained()],
+    }.get(finding.requirement, [])
+    gone = [Phrase(f"array.{name}") for name in arrays if name not in ex.answer.gradients]
+    return Phrase("gradient.not-returned", {"arrays": [*gone]}) if gone else NOTHING
 
 
 def causes(ex: Examination, mode: Mode) -> Causes:
-    """Return the known defects that explain the answer in some mode; the result is cached."""
+    """Return the known defects that explain the answer to the case in a mode; cached."""
     key = ("causes", id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name)
 
     def look() -> Causes:
         try:
             answer = ex.answer_in(mode)
-        except (ConformanceError, Unsupported, Raised):
+        except NO_ANSWER:
             return Causes()
-        return diagnose(ex.problem, ex.expectation, answer, lambda moved: ex.ask(moved, mode=mode))
+        ask = partial(ex.ask, mode=mode)
+        others = cache(lambda: [*_others(ex, mode)])
+        handed = Handed.of(ex.adapter, ex.problem)
+        found = _search(ex.problem, ex.expectation, answer, ask, others, handed=handed)
+        named = {part: best.cause for part, best in found.items()}
+        if not all(named.values()) and _changes(ex, answer, ask):
+            named = {part: cause or Phrase("state.changes") for part, cause in named.items()}
+        return Causes(**named)
 
     return ex.bench.answers.get(key, look)
 
 
+def _changes(ex: Examination, answer: Answer, ask: Callable[[Problem], Answer]) -> bool:
+    """Return whether the same call gives another output, weights or gradients the next time."""
+    try:
+        arrays = ask(ex.problem).arrays()
+    except NO_ANSWER:
+        return False
+    noise = ex.suited_expectation.sigma
+    return any(
+        name in arrays
+        and noise[name].shape == array.shape == arrays[name].shape
+        and bool((np.abs(array - arrays[name]) > LIMIT * noise[name]).any())
+        for name, array in answer.arrays().items()
+        if name in noise
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Similar:
+    """The answer to a similar case.
+
+    Attributes:
+        search: returns the causes of each wrong part of the answer: all that have a given id, or
+            the likeliest if the id is "".
+        is_elsewhere: whether the case is in another family of shapes.
+    """
+
+    search: Callable[[str], dict[str, Best]]
+    is_elsewhere: bool
+
+    def contradicts(self, part: str, cause: str) -> bool:
+        """Return whether this part is wrong, and not for the cause with this id."""
+        found = self.search(cause).get(part)
+        if found is None or found.known:
+            return False
+        # With other numbers, an error may be too large to be predicted.
+        return self.is_elsewhere or bool(self.search("")[part].known)
+
+
+def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
+    """Yield the answers to similar cases of the catalogue: one in another family of shapes, and one
+    with other numbers in the same family. Where two sizes are equal by chance, or two keys, a
+    mistake has the effect of another; it does not in both of these."""
+    if np.prod(ex.problem.shape.logits) > MOST_ELEMENTS:
+        return
+    elsewhere, same_shape = relatives(ex.case) or ((), ())
+    for similar in (elsewhere, same_shape):
+        for case in similar:
+            other = dataclasses.replace(ex, case=case)
+            try:
+                answer = other.answer_in(mode)
+            except NO_ANSWER:
+                continue
+            if not np.isfinite(answer.output).any():
+                # Of an answer that is NaN throughout, nobody can say how it came about.
+                continue
+
+            def search(
+                wanted: str, other: Examination = other, answer: Answer = answer
+            ) -> dict[str, Best]:
+                key = (id(ex.adapter), other.case.id, ex.dtype, ex.device, mode.name, wanted)
+                ask = partial(other.ask, mode=mode)
+                handed = Handed.of(ex.adapter, other.problem)
+                return ex.bench.explained.get(
+                    key,
+                    lambda: _search(
+                        other.problem,
+                        other.expectation,
+                        answer,
+                        ask,
+                        wanted=wanted,
+                        handed=handed,
+                    ),
+                )
+
+            yield Similar(search, similar is elsewhere)
+            break
+
+
 def _of_spellings(
-    ex: Examination,
-    problem: Problem,
-    expectation: Expectation,
-    spellings: Callable[[Problem], Iterable[Spelling]],
+    ex: Examination, problem: Problem, expectation: Expectation, spellings: Iterable[Spelling]
 ) -> Phrase:
-    """Return the cause of the first spelling whose answer is wrong in a known way."""
-    for spelling in itertools.islice(spellings(problem), MOST_SPELLINGS):
+    """Try each encoding of the mask; return the cause of the first wrong answer that has one."""
+    for spelling in itertools.islice(spellings, MOST_SPELLINGS):
+        ask = partial(ex.ask, spelling=spelling)
         try:
-            answer = ex.ask(problem, spelling=spelling)
-        except (ConformanceError, Unsupported, Raised):
+            answer = ask(problem)
+        except NO_ANSWER:
             continue
-
-        def ask(moved: Problem, said: Spelling = spelling) -> Answer:
-            return ex.ask(moved, spelling=said)
-
-        found = diagnose(problem, expectation, answer, ask)
-        cause = found.output or found.gradients
+        handed = Handed.of(ex.adapter, problem, spelling)
+        known = diagnose(problem, expectation, answer, ask, handed)
+        cause = known.output or known.gradients
         if cause:
             return cause.having(given=spelling.label)
     return NOTHING
 
 
 def _of_arguments(ex: Examination) -> Phrase:
-    """Return the effect of a mask argument whose meaning is not the declared one."""
+    """Return the known defect that explains the answer to a mask argument declared wrongly."""
     tried = observations(ex)
     misdeclared = {argument.name for argument, _, entry in tried if not entry.agrees}
-    # Numbers of 0 and 1 are a bias as well as a mask; the other forms say which of them is wrong.
+    # Zeros and ones may be a bias or a mask; other forms are unambiguous, so they come first.
     for argument, form, entry in sorted(tried, key=lambda one: one[1].phrase.id == "form.zero-one"):
         if argument.name not in misdeclared:
             continue
         values, native = telling(form, argument, ex.problem.shape)
         blocked = np.isneginf(values)
         if blocked.any():
-            # Known defects are of masks that block or do not; a bias beside it would hide them.
+            # Known defects concern masks without finite numbers, which would hide them.
             native = np.where(np.isneginf(native), -np.inf, 0.0)
             problem = ex.problem.replace(mask=~blocked)
         elif entry.declared == ADDED:
@@ -160,8 +275,9 @@ def _of_arguments(ex: Examination) -> Phrase:
             continue
         else:
             problem = ex.problem.replace(mask=READINGS[entry.declared](values))
-        said = Spelling(say(entry.subject), {argument.name: form.array(native)})
-        cause = _of_spellings(ex, problem, expect(problem), lambda _, one=said: [one])  # type: ignore[misc]
+        spelling = Spelling(say(entry.subject), {argument.name: form.array(native)})
+        expectation = expect(problem).at_accuracy(ex.adapter.accuracy)
+        cause = _of_spellings(ex, problem, expectation, [spelling])
         if cause:
             return cause
     return NOTHING
@@ -172,72 +288,111 @@ def diagnose(
     expectation: Expectation,
     answer: Answer,
     ask: Callable[[Problem], Answer],
+    handed: Handed | None = None,
 ) -> Causes:
-    """Return the known defects that explain this answer; `ask` answers a modified problem."""
-    evidence = {
-        name: Evidence(array, want, expectation.loosest[name], expectation.underflow)
-        for name, array in answer.arrays().items()
-        if (want := expectation.arrays.get(name)) is not None and want.shape == array.shape
-    }
-    output = evidence.get("output")
-    if output is None:
-        return Causes()
-    maker = Maker(problem)
-    known: dict[int, dict[str, Array]] = {}
+    """Return the known defects that explain `answer`; `ask` returns answers to other problems, and
+    `handed` says how tokens were handed over, if not as they are."""
+    found = _search(problem, expectation, answer, ask, handed=handed)
+    return Causes(**{part: best.cause for part, best in found.items()})
 
-    def again(bits: int) -> Mapping[str, Array]:
-        if bits not in known:
-            known[bits] = _errors_beside(problem, ask, bits)
-        return known[bits]
+
+def _search(
+    problem: Problem,
+    expectation: Expectation,
+    answer: Answer,
+    ask: Callable[[Problem], Answer],
+    others: Callable[[], Iterable[Similar]] = tuple,
+    *,
+    wanted: str = "",
+    handed: Handed | None = None,
+) -> dict[str, Best]:
+    """Return the causes of each wrong part of an answer.
+
+    Args:
+        problem: the problem, whose expectation and answer follow.
+        ask: returns answers to problems next to this one.
+        others: the answers to similar problems, which must not contradict the causes.
+        wanted: the id of the only cause that is looked for, or "".
+        handed: how tokens were handed over, None if as they are.
+    """
+    evidence = {
+        name: Evidence.of(name, array, expectation)
+        for name, array in answer.arrays().items()
+        if name in expectation.arrays and expectation.arrays[name].shape == array.shape
+    }
+    output, weights = evidence.get("output"), evidence.get("weights")
+    if output is None:
+        return {}
+    maker = Maker(problem, handed)
+    again = cache(partial(_errors_beside, problem, ask))
+
+    def best(part: str) -> Best:
+        def accepts(cause: Phrase) -> bool:
+            if cause.id in UNIVERSAL or cause.id.startswith("precision."):
+                return True
+            return not any(other.contradicts(part, cause.id) for other in others())
+
+        return Best(problem.dtype, accepts, wanted)
 
     if output.wrong.any():
-        return Causes(output=_of_output(maker, output, again))
-    of_weights, own = NOTHING, evidence.get("weights")
-    if own is not None and own.wrong.any():
-        of_weights = softmax.returned(maker, own, again)
+        found = best("output")
+        _of_output(maker, output, again, found)
+        return {"output": found}
+    parts = {}
+    if weights is not None and weights.wrong.any():
+        parts["weights"] = best("weights")
+        softmax.returned(maker, weights, again, parts["weights"])
     derived = {
         name.removeprefix("gradient."): one
         for name, one in evidence.items()
         if name.startswith("gradient.")
     }
-    return Causes(NOTHING, of_weights, gradients.cause(maker, derived, again))
+    if any(one.wrong.any() for one in derived.values()):
+        parts["gradients"] = best("gradients")
+        gradients.cause(maker, derived, again, parts["gradients"])
+    return parts
 
 
 def _errors_beside(
     problem: Problem, ask: Callable[[Problem], Answer], bits: int
 ) -> dict[str, Array]:
-    """Return the errors after moving every input by about one rounding error of so many bits."""
+    """Return the errors of the answer by array, with inputs perturbed by 16 times 2^-bits, so that
+    a logit of a hundred is rounded otherwise too. The result is {} if there is no answer."""
     random = np.random.Generator(np.random.PCG64(bits))
     moved = {}
     for name in problem.shape.distinct_inputs():
         values = getattr(problem, name)
-        step = 2.0 ** (1 - bits) * random.standard_normal(values.shape)
+        step = 2.0 ** min(5 - bits, -5) * random.standard_normal(values.shape)
         moved[name] = problem.format.round(values * (1 + step))
     beside = problem.with_inputs(**moved)
     try:
         arrays = ask(beside).arrays()
-    except (ConformanceError, Unsupported, Raised):
+    except NO_ANSWER:
         return {}
     want = solve(beside).arrays()
     return {n: a - want[n] for n, a in arrays.items() if n in want and a.shape == want[n].shape}
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield whole hypotheses about the output, the simplest first."""
+    """Yield the hypotheses that explain the whole output, the simplest first."""
+    yield from handing.hypotheses(maker)
+    yield from features.hypotheses(maker)
     yield from masks.hypotheses(maker)
     yield from scale.hypotheses(maker)
     yield from projections.hypotheses(maker)
     yield from softmax.hypotheses(maker)
 
 
-def _of_output(maker: Maker, evidence: Evidence, again: precision.Again) -> Phrase:
-    best = Best(maker.problem.dtype)
+def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: Best) -> None:
+    """Add the causes of a wrong output to `best`, the simplest first."""
     scale.of_output(maker, evidence, best)
+    best.add(0.0, handing.unused_memory(maker, evidence))
     if best.is_found:
-        return best.cause
+        return
+    elements = np.prod(maker.problem.shape.logits)
     computed: list[tuple[Phrase, Stages]] = []
     breaking: list[Phrase] = []
-    for hypothesis in hypotheses(maker):
+    for hypothesis in filter(lambda one: best.tries(one.cause), hypotheses(maker)):
         stages = hypothesis.make()
         if evidence.explained(stages.output):
             if hypothesis.breaks:
@@ -245,109 +400,45 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again) -> Phra
                 continue
             best.add(evidence.misfit(stages.output), hypothesis.cause)
             if best.is_found:
-                break
-        if hypothesis.in_parts:
+                return
+        if hypothesis.in_parts and elements <= MOST_ELEMENTS:
             computed.append((hypothesis.cause, stages))
     if best.known:
-        return best.cause
-    if breaking:
-        others = len(breaking) - 1
-        return breaking[0].having(others=others) if others else breaking[0]
-    if np.prod(maker.problem.shape.logits) <= ELEMENTS:
-        found = location.partial(maker, evidence, computed) or scale.of_logits(maker, evidence)
-        if found:
-            return found
+        return
+    accepted = [cause for cause in breaking if best.accepts(cause)]
+    if accepted:
+        others = len(accepted) - 1
+        best.add(0.0, accepted[0].having(others=others) if others else accepted[0])
+        return
+    for cause in location.partial(maker, evidence, computed):
+        if best.add(0.0, cause):
+            return
+    if elements <= ELEMENTS:
+        for cause in scale.of_logits(maker, evidence):
+            if best.add(0.0, cause):
+                return
         for hypothesis in precision.rounded_at_a_stage(maker):
-            if evidence.explained(hypothesis.make().output):
-                return hypothesis.cause
-    return precision.coarse("output", evidence, maker.problem.dtype, again)
+            if (
+                best.tries(hypothesis.cause)
+                and evidence.explained(hypothesis.make().output)
+                and best.add(0.0, hypothesis.cause)
+            ):
+                return
+    if not best.wanted:
+        # The weight of the only visible key is 1 in every dtype.
+        certain = (maker.problem.allowed_in_full().sum(axis=-1) <= 1).all(axis=1)
+        dtype = maker.problem.dtype
+        best.add(0.0, precision.coarse("output", evidence, dtype, again, certain))
 
 
 def _where(finding: Finding, ex: Examination) -> Phrase:
-    """Return the part of the array in which the deviation is; nothing if it is all over."""
-    if finding.figures is None:
+    """Return the part of the array that deviates; an empty phrase if that is the whole array."""
+    name = finding.figures.array if finding.figures else ""
+    got = ex.answer.arrays().get(name)
+    if got is None:
         return NOTHING
-    name = finding.figures.array
-    if name not in ex.answer.arrays():
-        return NOTHING
-    part = location.located(name, _wrong(ex.suited_expectation, ex.answer, name))
+    part = location.located(name, Evidence.of(name, got, ex.suited_expectation).wrong)
     if name == "output" and not part:
-        rows = _wrong(ex.expectation, ex.answer, name).any(axis=-1)
-        part = location.rows(ex.problem, np.asarray(rows))
+        wrong = Evidence.of(name, got, ex.expectation).wrong
+        part = location.rows(ex.problem, np.asarray(wrong.any(axis=-1)))
     return part
-
-
-def _wrong(expectation: Expectation, answer: Answer, name: str) -> np.ndarray:
-    got, want = answer.arrays()[name], expectation.arrays[name]
-    return Evidence(got, want, expectation.loosest[name], expectation.underflow).wrong
-
-
-# Who made it, where the suite supplies the projections
-
-
-def _made_by(finding: Finding, ex: Examination) -> MadeBy:
-    """Return whether the kernel or the supplied projections cause a deviation.
-
-    The kernel is asked for itself: heads that the reference projected, rounded to the dtype, become
-    its inputs, and there are no projections. Whatever still deviates, the kernel made. "" where
-    that cannot be said.
-    """
-    if not ex.adapter.projections_supplied:
-        return ""
-    # What is missing altogether has no figures; that can be a gradient only.
-    whole = finding.figures.array if finding.figures else "gradient"
-    key = ("kernel", id(ex.adapter), ex.case.id, ex.dtype, ex.device, ex.mode.name)
-    try:
-        wrong = ex.bench.answers.get(key, lambda: _wrong_alone(ex))
-    except (ConformanceError, Unsupported, Raised):
-        return ""
-    if whole in ("output", "weights", "gradient.attn_bias"):
-        return "" if whole not in wrong else "kernel" if wrong[whole] else "projections"
-    gradients = [found for name, found in wrong.items() if name.startswith("gradient.")]
-    return "" if not gradients else "kernel" if any(gradients) else "projections"
-
-
-def _wrong_alone(ex: Examination) -> dict[str, bool]:
-    """Return whether each array of the kernel's own answer deviates."""
-    problem = alone(ex.problem)
-    answer, expectation = ex.ask(problem, projected=True), expect(problem)
-    found = {}
-    for name, want in expectation.arrays.items():
-        array = answer.arrays().get(name)
-        if array is not None and array.shape == want.shape:
-            sigma = expectation.loosest[name]
-            found[name] = bool(Evidence(array, want, sigma, expectation.underflow).wrong.any())
-        elif answer.gradients and name.startswith("gradient."):
-            # What was cut off from the graph has none.
-            found[name] = name.removeprefix("gradient.") in ("query", "key", "value")
-    return found
-
-
-def alone(problem: Problem) -> Problem:
-    """Return the same attention on projected heads: all weights are the identity."""
-    stages, shape = Stages(problem), problem.shape
-    rounded = problem.format.round
-
-    def merged(heads: Array) -> Array:
-        return rounded(heads.transpose(0, 2, 1, 3).reshape(heads.shape[0], heads.shape[2], -1))
-
-    def identity(heads: int, size: int) -> Array:
-        return np.eye(heads * size).reshape(heads * size, heads, size)
-
-    d_context = np.einsum("bqe,hde->bhqd", problem.cotangent, problem.weights.output)
-    sizes = {
-        "query": (shape.heads, shape.head_size),
-        "key": (shape.kv_heads, shape.head_size),
-        "value": (shape.kv_heads, shape.value_head_size),
-        "output": (shape.heads, shape.value_head_size),
-    }
-    widths: dict[str, Any] = {f"{name}_width": many * size for name, (many, size) in sizes.items()}
-    weights = {name: identity(*own) for name, own in sizes.items() if name != "output"}
-    weights["output"] = np.moveaxis(identity(*sizes["output"]), 0, -1)
-    own = {name: merged(stages.projected[name]) for name in ("query", "key", "value")}
-    return problem.replace(
-        shape=dataclasses.replace(shape, sharing="separate", bias=False, **widths),
-        weights=Weights(score=problem.weights.score, **weights),
-        cotangent=merged(d_context),
-        **own,
-    )

@@ -1,8 +1,8 @@
-"""A Hypothesis: a known defect, what it would answer, and when that explains an answer.
+"""A `Hypothesis`: a known defect, and the answer of an implementation that has it.
 
-A hypothesis stands in one place: its id, the arguments of the id, and its computation are one entry
-of `masks`, `scale`, `projections`, `softmax`, `precision`, `weights` or `gradients`. To add one,
-add that entry, and the English of its id to `conformance/words.toml`.
+A hypothesis is defined in one place: `masks`, `scale`, `features`, `projections`, `softmax`,
+`precision` and `gradients` contain its id, the arguments of the id, and its computation. To add
+one, add these there, and the English text for the id to `conformance/words.toml`.
 """
 
 from __future__ import annotations
@@ -11,48 +11,64 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.expectation import Expectation
+from conformance.definition.features import NO_WINDOW, Positions
 from conformance.definition.problem import Problem
 from conformance.records.numbers import LIMIT, ratios
 from conformance.records.phrase import NOTHING, Argument, Phrase
 
+if TYPE_CHECKING:
+    from conformance.causes.handing import Handed
+
 BETTER = 0.5
-"""A hypothesis leaves at most this share of the error: else it explains no more than noise does."""
+"""The largest share of the error that may remain if a hypothesis is to explain it."""
 
 ALIKE = 1.25
-"""Misfits whose ratio is less than this are equal, for all that can be known."""
+"""Misfits whose ratio is less than this count as equal."""
+
+HALF = ("float16", "bfloat16")
 
 FAILS = 0.05
-"""Of the size of the right answer: an error of a row that left the range of its numbers."""
+"""The least error of a row that overflowed or underflowed, as a share of the answer's size."""
 
 About = Mapping[str, Argument]
 """Arguments of the id of a cause."""
 
 NO_MORE: About = MappingProxyType({})
 
-_SHARED = frozenset({"mask", "causal", "attn_bias", "scale"})
-"""What may change of a problem without a change to projections and scores."""
+_SHARED = frozenset(
+    {"mask", "causal", "attn_bias", "scale", "window", "soft_cap", "sinks", "slopes"}
+    | {"query_lengths", "key_lengths", "segments", "positions"}
+)
+"""Fields of a problem that do not affect projections and scores, unless positions rotate heads."""
+
+_AFTER_SCORES = frozenset(
+    {"scaled", "added", "capped", "sloped", "far", "biased", "hide", "softmax", "sinks", "of_sinks"}
+    | {"mix", "merge", "finish"}
+)
+"""Stages that come after the projections and scores."""
 
 
 def significant(value: float, digits: int = 4) -> float:
-    """Return a measured number with only the digits that are the same wherever it is measured."""
+    """Return a measured number rounded to the digits that are the same on every machine."""
     return float(f"{value:.{digits}g}")
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One defect.
+    """A known defect that may explain a wrong answer.
 
     Attributes:
-        cause: which one, such as "mask.inverted".
-        make: the computation that has it.
-        in_parts: whether some heads or rows alone may have it.
-        breaks: whether it only shows which rows cannot be right, so that others may as well.
+        cause: names the defect, such as "mask.inverted".
+        make: returns the computation that has the defect.
+        in_parts: whether only some heads or rows may have the defect.
+        breaks: whether it only predicts which rows are wrong, so that several may fit equally.
     """
 
     cause: Phrase
@@ -62,13 +78,17 @@ class Hypothesis:
 
 
 class Maker:
-    """A factory of hypotheses about one problem; they share what the right computation has.
+    """A factory of hypotheses about one problem.
 
-    Each takes the id of the cause, and the arguments of that id.
+    `handed` says how tokens were handed over, if not as they are.
+
+    They share the intermediate results of the right answer. Each method that returns a hypothesis
+    takes the id of its cause, and the arguments of the phrase with that id.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, handed: Handed | None = None) -> None:
         self.problem = problem
+        self.handed = handed
         self.right = Stages(problem)
 
     def asked(
@@ -77,15 +97,16 @@ class Maker:
         """Return the hypothesis that the answer is right for another problem."""
 
         def make() -> Stages:
-            found = Stages(self.problem.replace(**changes))
-            if changes.keys() <= _SHARED:
-                self.share(found)
-            return found
+            problem = self.problem.replace(**changes)
+            stages = Stages(problem)
+            if changes.keys() <= _SHARED and not (problem.rotary and _moved(self.problem, problem)):
+                self.share(stages)
+            return stages
 
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts)
 
     def weighed(self, cause: str, about: About = NO_MORE, /, **weights: Any) -> Hypothesis:
-        """Return the hypothesis that the answer is right for other attention weights."""
+        """Return the hypothesis that the answer is right for other weights of the projections."""
         phrase = Phrase(cause, dict(about))
         return Hypothesis(phrase, lambda: Stages(self.problem.with_weights(**weights)))
 
@@ -103,150 +124,172 @@ class Maker:
 
         def make() -> Stages:
             found = Stages(self.problem, **stages)
-            if stages.keys() <= {"scaled", "biased", "hide", "softmax", "mix", "merge", "finish"}:
+            if stages.keys() <= _AFTER_SCORES:
                 self.share(found)
             return found
 
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts, breaks)
 
     def masked(self, cause: str, allowed: BoolArray, about: About = NO_MORE) -> Hypothesis:
-        """Return the hypothesis that the answer is right under another mask."""
-        return self.asked(cause, about, mask=allowed, causal=None)
+        """Return the hypothesis that the answer is right under another mask, in place of all that
+        blocks keys. Tokens stay where they stand."""
+        problem = self.problem
+        rest: dict[str, Any] = {}
+        if problem.features:
+            there = Positions(query=problem.position_of_queries, key=problem.position_of_keys)
+            rest = {"window": NO_WINDOW, "positions": there, "segments": None}
+            rest |= dict.fromkeys(("query_lengths", "key_lengths"))
+        return self.asked(cause, about, mask=allowed, causal=None, **rest)
 
     def share(self, found: Stages, *more: str) -> None:
-        """Hand over what the right computation has, up to the scores and `more`."""
-        for name in ("projected", "scores", "values", *more):
+        """Copy intermediates of the right computation to `found`, up to the scores, and `more`."""
+        for name in ("plain", "projected", "scores", "values", *more):
             found.__dict__[name] = getattr(self.right, name)
+
+
+def _moved(one: Problem, other: Problem) -> bool:
+    """Return whether tokens stand elsewhere."""
+    return not (
+        np.array_equal(one.position_of_queries, other.position_of_queries)
+        and np.array_equal(one.position_of_keys, other.position_of_keys)
+    )
+
+
+def _any(cause: Phrase) -> bool:
+    return True
 
 
 @dataclass
 class Best:
-    """The hypothesis to name, of those that explain an answer.
+    """Chooses among the hypotheses that explain an answer; they are added from the simplest on.
 
-    In half precision noise is so wide that several do: then the plainest of those that fit about as
-    well as the best. In others it is the first, and nobody need look further.
+    In half precision, noise is so large that several may explain it: the choice is the simplest of
+    those that fit about as well as the best. In other dtypes, it is the first.
+
+    Attributes:
+        dtype: the dtype of the problem.
+        accepts: whether a cause may be chosen, in view of the answers to other problems.
+        wanted: the id of the only cause that is looked for, or "".
     """
 
     dtype: str
+    accepts: Callable[[Phrase], bool] = _any
+    wanted: str = ""
     known: list[tuple[float, Phrase]] = field(default_factory=list)
 
     @property
     def is_found(self) -> bool:
-        """Whether to look no further."""
-        return bool(self.known) and self.dtype not in ("float16", "bfloat16")
+        """Whether further hypotheses cannot change the choice."""
+        return bool(self.known) and (bool(self.wanted) or self.dtype not in HALF)
 
-    def add(self, misfit: float, cause: Phrase) -> None:
-        """Add one that explains the answer."""
-        self.known.append((misfit, cause))
+    def tries(self, cause: Phrase) -> bool:
+        """Return whether this cause is worth computing."""
+        return not self.wanted or cause.id == self.wanted
+
+    def add(self, misfit: float, cause: Phrase) -> bool:
+        """Add a hypothesis that explains the answer, with the rms error that it leaves; return
+        whether it is accepted."""
+        accepted = bool(cause) and self.tries(cause) and self.accepts(cause)
+        if accepted:
+            self.known.append((misfit, cause))
+        return accepted
 
     @property
     def cause(self) -> Phrase:
-        """The cause to name, or an empty phrase."""
+        """The cause of the chosen hypothesis, or an empty phrase if none was added."""
         limit = ALIKE * min((misfit for misfit, _ in self.known), default=0.0)
         return next((cause for misfit, cause in self.known if misfit <= limit), NOTHING)
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """One array as it came, as it should be, and the noise of both."""
+    """One array as the implementation returned it, as expected, and with its noise σ."""
 
     got: Array
     want: Array
     noise: Array
     underflow: float
 
+    @classmethod
+    def of(cls, array: str, got: Array, expectation: Expectation) -> Evidence:
+        """Return the evidence on an array, given its name and the values `got` in the answer."""
+        want, noise = expectation.arrays[array], expectation.sigma[array]
+        return cls(got, want, noise, expectation.underflow)
+
     @cached_property
     def wrong(self) -> BoolArray:
-        """The elements that exceed their limit."""
+        """A mask of the elements whose error exceeds the limit."""
         off: BoolArray = np.abs(ratios(self.got, self.want, self.noise, self.underflow)) > LIMIT
         return off
 
     @cached_property
     def _size(self) -> float:
-        return float(np.sqrt(np.mean(self.want**2)))
+        return _rms(self.want)
 
     @cached_property
     def spread(self) -> float:
         """The root mean square of the noise."""
-        return float(np.sqrt(np.mean(self.noise**2)))
+        return _rms(self.noise)
 
     def gain(self, found: Array) -> float:
-        """Return how many times larger than the right answer `found` is; at least 1."""
-        if self._is_noise:
+        """Return how many times larger than the right answer the array `found` is; at least 1. It
+        is also 1 for an answer that is only rounding noise, such as the gradient of a key bias."""
+        if self._size <= 10 * self.spread:
             return 1.0
-        told = found[np.isfinite(found)]
-        size = float(np.sqrt(np.mean(told**2))) if told.size else 0.0
-        return max(1.0, size / self._size)
-
-    def tolerance(self, found: Array, gain: float = 1.0) -> Array:
-        """Return how far an honest computation of `found` may be off, with a margin.
-
-        A hypothesis has noise of its own, and more of it if it is larger than the right answer, or
-        made of what is (`gain`).
-        """
-        gain = max(gain, self.gain(found))
-        tolerance: Array = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
-        # What nothing was computed for is exact, here as there.
-        return np.where((self.noise == 0) & (found == 0), self.underflow, tolerance)
-
-    def _fails(self, broken: BoolArray) -> bool:
-        """Return whether what came in these rows is nothing that rounding could have made."""
-        off = np.where(np.isfinite(self.got), np.abs(self.got - self.want), np.inf).max(axis=-1)
-        return bool((off > FAILS * self._size)[np.asarray(broken.any(axis=-1))].all())
-
-    def _is_far_from(self, found: Array, gain: float) -> bool:
-        """Return whether the element furthest off already rules the hypothesis out."""
-        off = float(np.abs(self.got - found).max())
-        size = float(np.abs(found).max())
-        gain = gain if self._is_noise else max(gain, size / self._size)
-        return off > LIMIT * (self._most + 2 * gain * self.spread) + self.underflow
-
-    @cached_property
-    def _is_noise(self) -> bool:
-        """Return whether the array is zero but for rounding, as the gradient of a key bias is."""
-        return self._size <= 10 * self.spread
-
-    @cached_property
-    def _most(self) -> float:
-        return float(self.noise.max())
+        return max(1.0, _rms(found[np.isfinite(found)]) / self._size)
 
     def near(self, found: Array, gain: float = 1.0) -> BoolArray:
-        """Return where the answer equals `found` to within the noise."""
+        """Return where the answer equals the prediction `found` up to the noise, with a margin.
+
+        The prediction has noise too, which grows if it, or an array from which it is computed, is
+        larger than the right one by the factor `gain`.
+        """
+        gain = max(gain, self.gain(found))
+        tolerance = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
+        # Zeros without noise, such as gradients of blocked keys, must be matched exactly.
+        tolerance = np.where((self.noise == 0) & (found == 0), self.underflow, tolerance)
         with np.errstate(invalid="ignore", over="ignore"):
-            near: BoolArray = np.abs(self.got - found) <= self.tolerance(found, gain)
+            near: BoolArray = np.abs(self.got - found) <= tolerance
         return near
 
     def misfit(self, found: Array) -> float:
-        """Return the rms of the answer that remains unexplained by the hypothesis."""
-        left = (self.got - found)[np.isfinite(found) & np.isfinite(self.got)]
-        return float(np.sqrt(np.mean(left**2))) if left.size else 0.0
+        """Return the rms difference between the answer and the prediction `found`."""
+        return _rms((self.got - found)[np.isfinite(found) & np.isfinite(self.got)])
 
     def explained(self, found: Array, gain: float = 1.0) -> bool:
-        """Return whether `found` is what came, everywhere.
+        """Return whether the answer equals the prediction `found` everywhere.
 
-        Where it is NaN anything goes, and where it is infinite what came is wrong in that row; but
-        something that is wrong must be explained, and by more than a little.
+        Where the prediction is NaN, any answer fits; where it is infinite, the answer's row must be
+        wrong, and NaN if it is −∞. Besides, the prediction must explain most of the error of some
+        wrong element.
         """
         if found.shape != self.got.shape:
             return False
-        if self._is_far_from(found, gain):
+        predicted, broken = ~np.isnan(found), np.isinf(found)
+        finite = predicted & ~broken
+        if not finite.any() or (broken.any() and not self._fails(broken)):
             return False
-        told, broken = ~np.isnan(found), np.isinf(found)
-        plain = told & ~broken
-        rows = np.asarray(self.wrong.any(axis=-1))
-        if not plain.any() or (broken.any() and not self._fails(broken)):
+        if not np.isnan(self.got[np.isneginf(found)]).all():
             return False
-        untold = rows[~told.any(axis=-1)]
-        if not (self.wrong & told).any() and not (untold.size and untold.all()):
-            return False
-        if not plain.all():
-            if not self.near(np.where(plain, found, 0.0), gain)[plain].all():
+        if not (self.wrong & predicted).any():
+            free_rows = np.asarray(self.wrong.any(axis=-1))[~predicted.any(axis=-1)]
+            if not (free_rows.size and free_rows.all()):
                 return False
-        elif not self.near(found, gain).all():
+        if not self.near(np.where(finite, found, 0.0), gain)[finite].all():
             return False
-        if not (self.wrong & plain).any():
+        if not (self.wrong & finite).any():
             return True
         with np.errstate(over="ignore"):
-            left = np.mean((self.got - found)[plain] ** 2)
-            before = np.mean((self.got - self.want)[plain] ** 2)
+            left = np.mean((self.got - found)[finite] ** 2)
+            before = np.mean((self.got - self.want)[finite] ** 2)
         return bool(left <= BETTER**2 * before)
+
+    def _fails(self, broken: BoolArray) -> bool:
+        """Return whether all rows with `broken` elements have errors too large for rounding."""
+        off = np.where(np.isfinite(self.got), np.abs(self.got - self.want), np.inf).max(axis=-1)
+        return bool((off > FAILS * self._size)[np.asarray(broken.any(axis=-1))].all())
+
+
+def _rms(values: Array) -> float:
+    """Return the root mean square; 0 for an empty array."""
+    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0

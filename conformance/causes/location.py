@@ -1,8 +1,8 @@
-"""Find where an array is wrong, and recognise defects of single heads or rows."""
+"""Find out which part of an array is wrong, and recognise defects of single heads or rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -14,14 +14,14 @@ from conformance.definition.problem import Problem
 from conformance.records.phrase import NOTHING, Phrase
 
 MOST = 3
-"""Indices that are listed one by one."""
+"""How many indices are listed one by one."""
 
 CLEAR = 0.05
-"""How far a head's share may be from 0 or 1, in the least squares that show it."""
+"""How far a head's least-squares share of a defect may be from 0 or 1."""
 
 
 def located(array: str, wrong: BoolArray) -> Phrase:
-    """Return the indices along each axis at which an array is wrong, or nothing if all are."""
+    """Return at which indices of which axes an array is wrong; an empty phrase if everywhere."""
     names = text.axes(array, wrong.ndim)
     if not names or wrong.all() or not wrong.any():
         return NOTHING
@@ -38,10 +38,8 @@ def located(array: str, wrong: BoolArray) -> Phrase:
 
 
 def indices(axis: str, at: Sequence[int] | np.ndarray, size: int) -> Phrase:
-    """Return some indices along an axis of a size, if few words can say which they are.
-
-    They are sorted, and at least one.
-    """
+    """Return a phrase for the sorted indices `at` along an axis, or an empty phrase if too complex.
+    `at` has at least one index; `size` is the size of the axis."""
     first, last, count = int(at[0]), int(at[-1]), len(at)
     together = last - first + 1 == count
     if count == 1:
@@ -57,7 +55,7 @@ def indices(axis: str, at: Sequence[int] | np.ndarray, size: int) -> Phrase:
 
 
 def rows(problem: Problem, wrong: BoolArray) -> Phrase:
-    """Return what the wrong rows `[batch query]` have in common that the others do not."""
+    """Return what distinguishes the wrong rows `[batch query]` from the others, if anything."""
     allowed = problem.allowed_in_full()
     blocked = (~allowed).any(axis=(1, 3))
     if wrong.any() and not wrong.all() and blocked.any() and not blocked.all():
@@ -68,13 +66,13 @@ def rows(problem: Problem, wrong: BoolArray) -> Phrase:
     return NOTHING
 
 
-def partial(maker: Maker, evidence: Evidence, computed: Sequence[tuple[Phrase, Stages]]) -> Phrase:
-    """Return the first hypothesis, of those that were computed, that explains a part of the answer.
-
-    The other heads or rows are right.
-    """
+def partial(
+    maker: Maker, evidence: Evidence, computed: Sequence[tuple[Phrase, Stages]]
+) -> Iterator[Phrase]:
+    """Yield the causes in `computed` that explain some rows or heads, if the rest is right. Each
+    cause states the part."""
     wrong = np.asarray(evidence.wrong.any(axis=-1))
-    # Where nothing is wrong the defect is not, or does not show.
+    # In right rows, the defect is absent or has no effect.
     part = NOTHING if wrong.all() else located("output", np.repeat(wrong[..., None], 2, axis=-1))
     for cause, stages in computed:
         other = stages.output
@@ -82,11 +80,11 @@ def partial(maker: Maker, evidence: Evidence, computed: Sequence[tuple[Phrase, S
             continue
         mixed = np.where(wrong[..., None], other, maker.right.output)
         if part and not np.isnan(other[wrong]).any() and evidence.explained(mixed):
-            return cause.having(part=part)
+            yield cause.having(part=part)
+            continue
         heads = _heads(maker, evidence, stages)
         if heads:
-            return cause.having(part=heads)
-    return NOTHING
+            yield cause.having(part=heads)
 
 
 def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:

@@ -1,15 +1,16 @@
-"""Known defects in the scale of the logits, and factors that only the answer reveals."""
+"""Known defects in the scale of the logits, and factors that are estimated from the answer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from conformance.causes.hypothesis import Best, Evidence, Hypothesis, Maker, significant
 from conformance.definition.dtypes import DTYPES, Array
-from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.phrase import Phrase
 
 STEPS = 33
 LEAST = 1e-4
@@ -22,7 +23,6 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     size, scale = shape.head_size, maker.problem.logit_scale
     width = max(1, shape.query_width)
     on_additive = shape.score == "additive" and problem.scale is None
-    seen: list[float] = [scale]
     for mistake, other in (
         ("scale.missing", 1.0),
         ("scale.by-head-size", 1.0 / size),
@@ -36,14 +36,17 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
         ("scale.root-of-head-size", math.sqrt(size)),
         ("softmax.uniform", 0.0),
     ):
-        if not any(math.isclose(other, known) for known in seen):
-            seen.append(other)
+        if not math.isclose(other, scale):
             yield maker.asked(mistake, scale=other)
     for name in ("float32", "float16", "bfloat16"):
         narrow = DTYPES[name]
-        other = float(narrow.round(scale))
-        if narrow.significand_bits < problem.format.significand_bits and other != scale:
-            yield maker.asked("scale.rounded", {"to": name}, scale=other)
+        if narrow.significand_bits >= problem.format.significand_bits:
+            continue
+        # Where it is one over a root, the root may be rounded first.
+        roots = [1 / float(narrow.round(1 / scale))] if scale else []
+        for other in dict.fromkeys(float(narrow.round(one)) for one in [scale, *roots]):
+            if other != scale:
+                yield maker.asked("scale.rounded", {"to": name}, scale=other)
 
 
 def of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
@@ -57,43 +60,43 @@ def of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
     ):
         factor = best_factor(evidence.got - offset, evidence.want - offset)
         found = factor * (evidence.want - offset) + offset
-        # Of 0 and 1 other causes speak.
+        # Factors 0 and 1 have other causes.
         if min(abs(factor), abs(factor - 1)) > LEAST and evidence.explained(found):
             cause = Phrase(mistake, {"factor": significant(factor)})
             best.add(evidence.misfit(found), cause)
 
 
-def of_logits(maker: Maker, evidence: Evidence) -> Phrase:
-    """Return the factor by which scale or bias is off, if one explains the answer."""
+def of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+    """Yield a cause with the factor by which scale or bias is off, if one explains the answer."""
     if not np.isfinite(evidence.got).all():
-        return NOTHING
+        return
     problem = maker.problem
 
-    def scaled(factor: float) -> Array:
-        return maker.asked("", scale=problem.logit_scale * factor).make().output
+    def answer_to(**changes: Any) -> Array:
+        return maker.asked("", **changes).make().output
 
-    families: list[tuple[str, Callable[[float], Array]]] = [("scale.factor", scaled)]
+    families: dict[str, Callable[[float], Array]] = {
+        "scale.factor": lambda factor: answer_to(scale=problem.logit_scale * factor)
+    }
     if problem.attn_bias is not None:
         bias = problem.attn_bias
-        families.append(
-            ("bias.factor", lambda factor: maker.asked("", attn_bias=factor * bias).make().output)
-        )
-    for mistake, answer in families:
+        families["bias.factor"] = lambda factor: answer_to(attn_bias=factor * bias)
+    for mistake, answer in families.items():
         factor = _search(answer, evidence)
         if factor is not None and abs(factor - 1) > LEAST and evidence.explained(answer(factor)):
-            return Phrase(mistake, {"factor": significant(factor)})
-    return NOTHING
+            yield Phrase(mistake, {"factor": significant(factor)})
 
 
 def best_factor(got: Array, want: Array) -> float:
-    """Return the best factor by least squares."""
+    """Return the factor of `want` that fits `got` best, by least squares."""
     size = float((want * want).sum())
     with np.errstate(over="ignore", invalid="ignore"):
         return float((got * want).sum()) / size if size > 0 else 1.0
 
 
 def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | None:
-    """Search for the factor that fits the answer best: on a grid, then by golden sections."""
+    """Return the factor whose predicted answer fits best, by grid and golden-section search. The
+    result is None if no factor on the grid fits as well as 1."""
 
     def misfit(exponent: float) -> float:
         found = answer(2.0**exponent)
@@ -103,17 +106,9 @@ def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | Non
     grid = np.linspace(-4, 4, STEPS)
     sizes = [misfit(float(exponent)) for exponent in grid]
     at = int(np.argmin(sizes))
-    # Near a minimum so sharp that the grid sees little of it, half is a lot already.
-    right = misfit(0.0)
-    if not sizes[at] <= right:
+    if not sizes[at] <= misfit(0.0):
         return None
     low, high = float(grid[max(at - 1, 0)]), float(grid[min(at + 1, STEPS - 1)])
-    for exponent in _sections(misfit, low, high):
-        best = exponent
-    return 2.0**best
-
-
-def _sections(misfit: Callable[[float], float], low: float, high: float) -> Iterator[float]:
     one, other = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     first, second = misfit(one), misfit(other)
     for _ in range(44):
@@ -125,4 +120,4 @@ def _sections(misfit: Callable[[float], float], low: float, high: float) -> Iter
             low, one, first = one, other, second
             other = low + GOLDEN * (high - low)
             second = misfit(other)
-        yield (low + high) / 2
+    return 2.0 ** ((low + high) / 2)

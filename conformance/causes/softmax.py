@@ -1,37 +1,38 @@
-"""What becomes of the softmax: its axis, its maximum, its exponential, its tiles; and what is
-returned in place of its weights.
-"""
+"""Known defects in the softmax (axis, maximum, exponential, tiles) and in the returned weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import Evidence, Hypothesis, Maker, significant
+from conformance.causes.hypothesis import About, Best, Evidence, Hypothesis, Maker, significant
 from conformance.causes.location import indices
 from conformance.causes.masks import hidden_by
 from conformance.causes.precision import Again, coarse
 from conformance.causes.scale import LEAST, best_factor
-from conformance.causes.stages import Stages
+from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 from conformance.records.phrase import NOTHING, Phrase
 
 TILES = (2, 4, 8, 16, 32, 64, 128)
 
+MOST_TILES = 12
+"""The most tiles of keys to suspect one by one, each of which costs an attention."""
+
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses about the softmax, the simplest first."""
-    for axis, mistake in (
-        (-2, "softmax.over-queries"),
-        (-3, "softmax.over-heads"),
-        (0, "softmax.over-batch"),
-        ((-2, -1), "softmax.over-matrix"),
+    for cause, axis in (
+        ("softmax.over-queries", -2),
+        ("softmax.over-heads", -3),
+        ("softmax.over-batch", 0),
+        ("softmax.over-matrix", (-2, -1)),
     ):
-        # Where all is blocked, libraries give NaN, and the careful 0.
+        # If everything is blocked, most libraries return NaN, and careful ones return 0.
         for empty in (np.nan, 0.0) if maker.problem.allowed is not None else (np.nan,):
-            yield maker.staged(mistake, softmax=over(axis, empty))
+            yield maker.staged(cause, softmax=over(axis, empty))
     yield maker.staged("softmax.sigmoid", softmax=lambda a, x: 1 / (1 + np.exp(-x)))
     yield maker.staged("softmax.missing", softmax=lambda a, x: np.where(np.isfinite(x), x, 0.0))
     yield maker.staged("softmax.nothing-attended", softmax=lambda a, x: np.zeros_like(x))
@@ -41,301 +42,290 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
     yield from _tiles(maker)
 
 
-def over(axis: int | tuple[int, ...], empty: float) -> Any:
-    """Return a softmax over another axis; `empty` is the result where all is blocked."""
+def over(axis: int | tuple[int, ...], empty: float) -> Change:
+    """Return a softmax over another axis; `empty` is the weight where everything is blocked."""
 
     def softmax(a: Stages, logits: Array) -> Array:
         with np.errstate(invalid="ignore"):
-            peak = logits.max(axis=axis, keepdims=True)
-            powers = np.exp(logits - np.where(np.isfinite(peak), peak, 0.0))
+            powers = np.exp(logits - _peak(logits, axis))
             total = powers.sum(axis=axis, keepdims=True)
             return np.where(total > 0, powers / total, empty)
 
     return softmax
 
 
+def _peak(logits: Array, axis: int | tuple[int, ...] = -1) -> Array:
+    """Return the maximum along the axis, or 0 where everything is blocked."""
+    peak = logits.max(axis=axis, keepdims=True)
+    return np.where(np.isfinite(peak), peak, 0.0)
+
+
 def _keys(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses in which keys are left out or counted twice."""
-    shape = maker.problem.shape
-    keys, full = shape.key_length, maker.right.allowed
-    queries = shape.query_length
+    queries, keys = maker.problem.shape.query_length, maker.problem.shape.key_length
+    full, bias, at = maker.right.allowed, maker.problem.attn_bias, np.arange(keys)
     ends = {keys - 1, queries, *range(4, min(keys, 64), 4), *range(64, keys, 16)}
-    # The tile in which the last query is ends later, one tile or another.
+    # Causal kernels may stop after the tile of the last query.
     ends |= {-(-queries // size) * size for size in TILES}
-    at = np.arange(keys)
     for end in sorted(ends):
         kept = full & (at < end)
-        # A row that is left without any key has no one answer, and would fit many.
+        # A row that lost all its keys would fit many answers.
         if 0 < end < keys and np.array_equal(kept.any(axis=-1), full.any(axis=-1)):
             yield maker.masked("keys.ignored", kept, {"keys": _from(end, keys)})
     if keys > 1:
         yield maker.masked("keys.ignored", full & (at > 0), {"keys": indices("key", [0], keys)})
+
+    def twice(cause: str, about: About, chosen: BoolArray) -> Hypothesis:
+        plus = np.where(chosen, np.log(2.0), 0.0)[None, None, None, :]
+        return maker.asked(cause, about, attn_bias=plus if bias is None else bias + plus)
+
     for size in TILES:
         if size < keys:
+            tile: About = {"size": size}
             last = keys // size * size if keys % size else keys - size
             edges = (at % size == size - 1) & (at < keys - 1)
-            yield maker.asked(
-                "keys.counted-twice",
-                {"keys": _from(last, keys)},
-                attn_bias=_twice(maker, at >= last),
-            )
-            yield maker.asked(
-                "keys.last-of-tiles-counted-twice",
-                {"size": size},
-                attn_bias=_twice(maker, edges),
-            )
+            yield twice("keys.counted-twice", {"keys": _from(last, keys)}, at >= last)
+            yield twice("keys.last-of-tiles-counted-twice", tile, edges)
             for left_out in (edges, edges | (at == keys - 1)):
-                yield maker.masked("keys.last-of-tiles-left-out", full & ~left_out, {"size": size})
+                yield maker.masked("keys.last-of-tiles-left-out", full & ~left_out, tile)
+    for first, end in _single_tiles(keys):
+        kept = full & ((at < first) | (at >= end))
+        if end < keys and np.array_equal(kept.any(axis=-1), full.any(axis=-1)):
+            span = indices("key", range(first, end), keys)
+            yield maker.masked("keys.ignored", kept, {"keys": span})
+
+
+def _single_tiles(keys: int) -> Iterator[tuple[int, int]]:
+    """Yield the first key of each tile after the first, and the key after its last."""
+    for size in TILES[3:]:
+        if size < keys <= MOST_TILES * size:
+            for first in range(size, keys, size):
+                yield first, min(first + size, keys)
 
 
 def _from(first: int, count: int) -> Phrase:
     return indices("key", range(first, count), count)
 
 
-def _twice(maker: Maker, chosen: BoolArray) -> Array:
-    bias = maker.problem.attn_bias
-    plus = np.where(chosen, np.log(2.0), 0.0)[None, None, None, :]
-    return plus if bias is None else bias + plus
-
-
-def _peak(logits: Array) -> Array:
-    peak = logits.max(axis=-1, keepdims=True)
-    return np.where(np.isfinite(peak), peak, 0.0)
-
-
-def _powers(change: Any) -> Any:
-    """Return the softmax with another function in place of exp(logit − maximum)."""
+def _powers(change: Callable[[Array], Array], plus: float = 0.0) -> Change:
+    """Return a softmax with `change` in place of exp, and with `plus` added to the normaliser."""
 
     def softmax(a: Stages, logits: Array) -> Array:
         with np.errstate(all="ignore"):
             powers = change(logits - _peak(logits))
-            total = powers.sum(axis=-1, keepdims=True)
+            total = powers.sum(axis=-1, keepdims=True) + plus
             return powers / np.where(total > 0, total, 1.0)
 
     return softmax
 
 
 def _exponential(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses with a function other than exp, or with clipped or capped logits."""
+
+    def changed(cause: str, name: str, number: int, **stages: Any) -> Hypothesis:
+        return maker.staged(cause, {name: number}, **stages)
+
     yield maker.staged("softmax.base-2", softmax=_powers(np.exp2))
     yield maker.staged("softmax.rational", softmax=_powers(lambda x: 1 / (1 + np.square(x))))
     for power in (256, 1024, 4096, 65536):
-        yield maker.staged(
-            "softmax.power",
-            {"power": power},
-            softmax=_powers(lambda x, n=power: np.maximum(1 + x / n, 0.0) ** n),
-        )
+        limit = _powers(lambda x, n=power: np.maximum(1 + x / n, 0.0) ** n)  # type: ignore[misc]
+        yield changed("softmax.power", "power", power, softmax=limit)
     for digits in (3, 5, 6, 8, 9, 10, 12):
-        yield maker.staged(
-            "softmax.normaliser-plus", {"digits": digits}, softmax=_plus(10.0**-digits)
-        )
+        plus = _powers(np.exp, 10.0**-digits)
+        yield changed("softmax.normaliser-plus", "digits", digits, softmax=plus)
     for digits in (2, 3, 4, 5, 6):
-        yield maker.staged(
-            "softmax.small-weights-dropped", {"digits": digits}, softmax=_cut(10.0**-digits)
-        )
+
+        def large(a: Stages, logits: Array, least: float = 10.0**-digits) -> Array:
+            weights = Stages.softmax(a, logits)
+            return np.where(weights < least, 0.0, weights)
+
+        yield changed("softmax.small-weights-dropped", "digits", digits, softmax=large)
     for cap in (5, 10, 15, 20, 30, 50, 100):
-        yield maker.staged(
-            "logits.capped-softly",
-            {"cap": cap},
-            scaled=lambda a, s, c=cap: c * np.tanh(Stages.scaled(a, s) / c),
-        )
+
+        def soft(a: Stages, scores: Array, cap: float = cap) -> Array:
+            return cap * np.tanh(Stages.scaled(a, scores) / cap)
+
+        yield changed("logits.capped-softly", "cap", cap, scaled=soft)
     for cap in (5, 10, 15, 20, 30, 50):
-        yield maker.staged(
-            "logits.cut-below-maximum",
-            {"cap": cap},
-            softmax=_powers(
-                lambda x, c=cap: np.where(x == -np.inf, 0.0, np.exp(np.maximum(x, -c)))
-            ),
-        )
+
+        def near(x: Array, cap: float = cap) -> Array:
+            return np.exp(np.maximum(x, -cap))
+
+        def unblocked(x: Array, near: Callable[[Array], Array] = near) -> Array:
+            return np.where(x == -np.inf, 0.0, near(x))
+
+        yield changed("logits.cut-below-maximum", "cap", cap, softmax=_powers(unblocked))
         if maker.problem.allowed is not None:
-            yield maker.staged(
-                "logits.cut-below-maximum-if-blocked-too",
-                {"cap": cap},
-                softmax=_powers(lambda x, c=cap: np.exp(np.maximum(x, -c))),
-            )
+            cause = "logits.cut-below-maximum-if-blocked-too"
+            yield changed(cause, "cap", cap, softmax=_powers(near))
     for cap in (10, 20, 30, 50, 80):
         if np.abs(maker.right.shown).max() > cap:
-            yield maker.staged("logits.cut", {"cap": cap}, softmax=_clipped(cap))
 
+            def clipped(a: Stages, logits: Array, cap: float = cap) -> Array:
+                return Stages.hide(a, np.clip(logits, -cap, cap))
 
-def _plus(amount: float) -> Any:
-    def softmax(a: Stages, logits: Array) -> Array:
-        powers = np.exp(logits - _peak(logits))
-        return powers / (powers.sum(axis=-1, keepdims=True) + amount)
-
-    return softmax
-
-
-def _cut(limit: float) -> Any:
-    def softmax(a: Stages, logits: Array) -> Array:
-        weights = Stages.softmax(a, logits)
-        return np.where(weights < limit, 0.0, weights)
-
-    return softmax
-
-
-def _clipped(cap: float) -> Any:
-    def softmax(a: Stages, logits: Array) -> Array:
-        return Stages.softmax(a, np.where(logits == -np.inf, logits, np.clip(logits, -cap, cap)))
-
-    return softmax
+            yield changed("logits.cut", "cap", cap, hide=clipped)
 
 
 def _maximum(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which exponentials overflow or underflow; infinity marks a lost row."""
-    shown = maker.right.shown
+    """Yield hypotheses with a wrong maximum, so that exponentials overflow or underflow. Infinite
+    weights mark the rows that become wrong."""
+    shown, logits = maker.right.shown, maker.right.logits
     if np.abs(shown).max() < 10:
         return
-    logits = maker.right.logits
-    yield maker.staged("softmax.maximum-not-subtracted", breaks=True, softmax=_range(0.0))
-    yield maker.staged(
-        "softmax.maximum-before-mask",
-        breaks=True,
-        softmax=_range(shown.max(-1, keepdims=True)),
-    )
-    yield maker.staged(
-        "softmax.maximum-from-0",
-        breaks=True,
-        softmax=_range(np.maximum(_peak(logits), 0.0)),
-    )
-    yield maker.staged(
-        "softmax.maximum-of-all",
-        breaks=True,
-        softmax=_range(logits.max()),
-    )
-    for axes, mistake in (
-        ((-2, -1), "softmax.maximum-of-head"),
-        ((-3, -2, -1), "softmax.maximum-of-batch-entry"),
-    ):
-        yield maker.staged(
-            mistake,
-            breaks=True,
-            softmax=_range(logits.max(axis=axes, keepdims=True)),
-        )
-    yield maker.staged(
-        "softmax.maximum-of-first-row",
-        breaks=True,
-        softmax=_range(_peak(logits)[:, :, :1]),
-    )
-    for size in TILES:
-        if size < logits.shape[-1]:
-            yield maker.staged(
-                "softmax.maximum-of-first-tile",
-                {"size": size},
-                breaks=True,
-                softmax=_range(_peak(logits[..., :size])),
-            )
+    peak = _peak(logits)
+    peaks: list[tuple[str, About, Any]] = [
+        ("softmax.maximum-not-subtracted", {}, 0.0),
+        ("softmax.maximum-before-mask", {}, shown.max(-1, keepdims=True)),
+        ("softmax.maximum-from-0", {}, np.maximum(peak, 0.0)),
+        ("softmax.maximum-of-all", {}, logits.max()),
+        ("softmax.maximum-of-head", {}, logits.max(axis=(-2, -1), keepdims=True)),
+        ("softmax.maximum-of-batch-entry", {}, logits.max(axis=(-3, -2, -1), keepdims=True)),
+        ("softmax.maximum-of-first-row", {}, peak[:, :, :1]),
+        *(
+            ("softmax.maximum-of-first-tile", {"size": size}, _peak(logits[..., :size]))
+            for size in TILES
+            if size < logits.shape[-1]
+        ),
+    ]
+    for cause, about, subtracted in peaks:
+        yield maker.staged(cause, about, breaks=True, softmax=_range(subtracted))
 
 
-def _range(peak: Any) -> Any:
-    """Return the softmax with another maximum, in the range in which sums are computed."""
+def _range(peak: Any) -> Change:
+    """Return a softmax that subtracts `peak`, with the number range in which sums are computed."""
 
     def softmax(a: Stages, logits: Array) -> Array:
         kind = np.float64 if a.problem.dtype == "float64" else np.float32
         with np.errstate(all="ignore"):
             powers = np.exp((logits - peak).astype(kind)).astype(np.float64)
-            # What is left of the smallest numbers has too few digits.
+            # Subnormal numbers have too few digits to predict the weights.
             tiny = np.finfo(kind).tiny
             total = powers.sum(axis=-1, keepdims=True).astype(kind).astype(np.float64)
-            found = np.where(total > tiny / np.finfo(kind).eps, powers / total, np.nan)
-            found = np.where(np.isfinite(total) & (total > 0), found, np.inf)
-            return np.where((logits == -np.inf).all(axis=-1, keepdims=True), 0.0, found)
+            weights = np.where(total > tiny / np.finfo(kind).eps, powers / total, np.nan)
+            weights = np.where(np.isfinite(total) & (total > 0), weights, np.inf)
+            return np.where((logits == -np.inf).all(axis=-1, keepdims=True), 0.0, weights)
 
     return softmax
 
 
 def _tiles(maker: Maker) -> Iterator[Hypothesis]:
     """Yield mistakes of a softmax that processes the keys in tiles."""
-    logits = maker.right.logits
-    keys = logits.shape[-1]
-    for start in sorted({(keys - 1) // size * size for size in TILES if size < keys}):
-        yield maker.staged(
-            "softmax.normaliser-of-keys",
-            {"keys": _from(start, keys)},
-            softmax=_last_normaliser(start),
+    keys = maker.right.logits.shape[-1]
+    sizes = [size for size in TILES if size < keys]
+    for start in sorted({(keys - 1) // size * size for size in sizes}):
+
+        def of_last(a: Stages, logits: Array, start: int = start) -> Array:
+            powers = np.exp(logits - _peak(logits))
+            return _quotient(powers, powers[..., start:])
+
+        about = {"keys": _from(start, keys)}
+        yield maker.staged("softmax.normaliser-of-keys", about, softmax=of_last)
+    for size in sizes:
+        for cause, softmax in _rescaled(size).items():
+            yield maker.staged(cause, {"size": size}, softmax=softmax)
+    for first, end in _single_tiles(keys):
+        for cause, softmax in _rescaled_but_for(first, end).items():
+            span = indices("key", range(first, end), keys)
+            yield maker.staged(cause, {"keys": span}, softmax=softmax)
+
+
+def _quotient(powers: Array, summed: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return powers / summed.sum(axis=-1, keepdims=True)
+
+
+def _rescaled(size: int) -> dict[str, Change]:
+    """Return softmaxes by cause that rescale sums wrongly when the running maximum grows. They
+    process the keys in tiles of `size`."""
+
+    def running(logits: Array) -> Array:
+        """Return, for each key, the running maximum after its tile."""
+        tiles = np.maximum.reduceat(logits, np.arange(0, logits.shape[-1], size), axis=-1)
+        highest = np.repeat(np.maximum.accumulate(tiles, axis=-1), size, axis=-1)
+        highest = highest[..., : logits.shape[-1]]
+        return np.where(np.isfinite(highest), highest, 0.0)
+
+    def both(times: float) -> Change:
+        return lambda a, logits: Stages.softmax(
+            a, logits + times * (_peak(logits) - running(logits))
         )
-    for size in TILES:
-        if size >= keys:
-            continue
-        for mistake, softmax in (
-            ("tiles.sums-not-rescaled", _rescaled(size, 1.0)),
-            ("tiles.sums-rescaled-inversely", _rescaled(size, 2.0)),
-            ("tiles.normaliser-not-rescaled", _one_rescaled(size, normaliser=True)),
-            ("tiles.values-not-rescaled", _one_rescaled(size, normaliser=False)),
-        ):
-            yield maker.staged(mistake, {"size": size}, softmax=softmax)
+
+    def fresh(logits: Array) -> Array:
+        return np.exp(logits - _peak(logits))
+
+    def stale(logits: Array) -> Array:
+        return np.exp(logits - running(logits))
+
+    return {
+        "tiles.sums-not-rescaled": both(1.0),
+        "tiles.sums-rescaled-inversely": both(2.0),
+        "tiles.normaliser-not-rescaled": lambda a, x: _quotient(fresh(x), stale(x)),
+        "tiles.values-not-rescaled": lambda a, x: _quotient(stale(x), fresh(x)),
+    }
 
 
-def _running(logits: Array, size: int) -> Array:
-    """Return, for each key, the running maximum after its tile."""
-    keys = logits.shape[-1]
-    starts = np.arange(0, keys, size)
-    highest = np.maximum.accumulate(np.maximum.reduceat(logits, starts, axis=-1), axis=-1)
-    return np.repeat(highest, size, axis=-1)[..., :keys]
+def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
+    """Return softmaxes by cause that do not rescale sums when one tile raises the maximum.
 
+    The tile has the keys from `first` to `end`, the latter excluded.
+    """
 
-def _rescaled(size: int, times: float) -> Any:
-    def softmax(a: Stages, logits: Array) -> Array:
-        running = _running(logits, size)
-        running = np.where(np.isfinite(running), running, 0.0)
-        grown = _peak(logits) - running
-        return Stages.softmax(a, logits + times * grown)
-
-    return softmax
-
-
-def _one_rescaled(size: int, *, normaliser: bool) -> Any:
-    """Return the softmax with one of two sums not rescaled when the maximum grew."""
-
-    def softmax(a: Stages, logits: Array) -> Array:
-        running = _running(logits, size)
-        stale = np.exp(logits - np.where(np.isfinite(running), running, 0.0))
+    def earlier(logits: Array) -> Array:
+        """Return the powers, with those before the tile as large as without rescaling."""
+        before, after = _peak(logits[..., :first]), _peak(logits[..., :end])
         powers = np.exp(logits - _peak(logits))
-        above, below = (powers, stale) if normaliser else (stale, powers)
-        with np.errstate(all="ignore"):
-            return above / below.sum(axis=-1, keepdims=True)
+        powers[..., :first] *= np.exp(np.maximum(after - before, 0.0))
+        return powers
 
-    return softmax
+    def fresh(logits: Array) -> Array:
+        return np.exp(logits - _peak(logits))
 
-
-def _last_normaliser(start: int) -> Any:
-    def softmax(a: Stages, logits: Array) -> Array:
-        powers = np.exp(logits - _peak(logits))
-        with np.errstate(all="ignore"):
-            return powers / powers[..., start:].sum(axis=-1, keepdims=True)
-
-    return softmax
+    return {
+        "tiles.sums-not-rescaled-at": lambda a, x: _quotient(earlier(x), earlier(x)),
+        "tiles.normaliser-not-rescaled-at": lambda a, x: _quotient(fresh(x), earlier(x)),
+        "tiles.values-not-rescaled-at": lambda a, x: _quotient(earlier(x), fresh(x)),
+    }
 
 
 # Weights that are wrong while the output is right
 
 
-def returned(maker: Maker, evidence: Evidence, again: Again) -> Phrase:
-    """Return what was returned in place of the weights, or nothing."""
+def returned(maker: Maker, evidence: Evidence, again: Again, best: Best) -> None:
+    """Add the causes of wrong returned weights to `best`, if the output is right."""
     if evidence.got.ndim != 4:
-        return NOTHING
-    for mistake, found in _instead(maker):
-        if evidence.explained(found):
-            return mistake
+        return
+    for cause in _of_weights(maker, evidence):
+        if best.add(0.0, cause):
+            return
+    if not best.wanted:
+        best.add(0.0, coarse("weights", evidence, maker.problem.dtype, again))
+
+
+def _of_weights(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
+    for mistake, other in _instead(maker):
+        if evidence.explained(other):
+            yield mistake
     right, got = maker.right, evidence.got
     if np.isfinite(got).all():
-        hidden = hidden_by(right.shown, got, right.allowed)
-        if hidden:
-            return hidden
+        yield hidden_by(right.shown, got, right.allowed)
         factor = best_factor(got, right.weights)
         if abs(factor - 1) > LEAST and evidence.explained(factor * right.weights):
-            return Phrase("returned.factor", {"factor": significant(factor)})
+            yield Phrase("returned.factor", {"factor": significant(factor)})
         plus = float(np.median(got - right.weights))
         if plus and evidence.explained(right.weights + plus):
-            return Phrase("returned.added", {"amount": significant(plus, 3)})
-        cut = _small_dropped(evidence, right.weights)
-        if cut:
-            return cut
-    return coarse("weights", evidence, maker.problem.dtype, again)
+            yield Phrase("returned.added", {"amount": significant(plus, 3)})
+        yield _small_dropped(evidence, right.weights)
 
 
 def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
-    right, shape = maker.right, maker.problem.shape
-    w = right.weights
+    """Yield causes, each with the array that is returned in place of the weights."""
+    right, shape, w, logits = (
+        maker.right,
+        maker.problem.shape,
+        maker.right.weights,
+        maker.right.logits,
+    )
     if shape.heads > 1:
         mean = w.mean(axis=1, keepdims=True)
         yield Phrase("returned.averaged-and-repeated"), np.broadcast_to(mean, w.shape)
@@ -347,16 +337,14 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
             yield Phrase("returned.of-one-head-per-group"), first
     if shape.batch > 1:
         yield Phrase("returned.of-first-batch-entry"), np.broadcast_to(w[:1], w.shape)
-    logits = right.logits
     if maker.problem.allowed is not None:
         yield Phrase("returned.before-mask"), Stages.softmax(right, right.shown)
-    # Infinite where blocked: whatever is there is wrong.
+    # NaN, which fits anything, replaces the logits of blocked keys.
     yield Phrase("returned.logits"), np.where(np.isfinite(logits), logits, np.nan)
     yield Phrase("returned.logits-before-mask"), right.shown
     yield Phrase("returned.scores"), right.scores
     with np.errstate(all="ignore"):
-        peak = logits.max(axis=-1, keepdims=True)
-        yield Phrase("returned.exponentials"), np.exp(logits - peak)
+        yield Phrase("returned.exponentials"), np.exp(logits - logits.max(axis=-1, keepdims=True))
         yield Phrase("returned.exponentials"), np.exp(logits)
         yield Phrase("returned.logarithms"), np.where(w > 0, np.log(w), np.nan)
         sums = w.sum(axis=2, keepdims=True)
@@ -364,27 +352,18 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
         yield Phrase("returned.softmax-over-queries"), over(-2, 0.0)(right, logits)
     if shape.query_length == shape.key_length:
         yield Phrase("returned.transposed"), w.swapaxes(-1, -2)
-    yield (
-        Phrase("returned.one-hot"),
-        (w == w.max(axis=-1, keepdims=True)).astype(np.float64),
-    )
+    yield Phrase("returned.one-hot"), 1.0 * (w == w.max(axis=-1, keepdims=True))
     for narrow in (FLOAT16, BFLOAT16):
         if narrow.significand_bits < maker.problem.format.significand_bits:
             yield Phrase("returned.rounded", {"to": narrow.name}), narrow.round(w)
 
 
 def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
-    """Return the threshold if small weights are 0 and no others are wrong."""
+    """Return a cause with a threshold, a power of ten, if exactly the smaller weights became 0."""
     dropped = evidence.wrong & (evidence.got == 0)
     if not dropped.any() or (evidence.wrong & ~dropped).any():
         return NOTHING
     largest = float(right[dropped].max())
-    kept = right[evidence.got != 0]
-    if kept.size and kept.min() < largest:
+    if right[evidence.got != 0].min(initial=np.inf) < largest:
         return NOTHING
-    return Phrase("returned.small-dropped", {"below": _round_up(largest)})
-
-
-def _round_up(value: float) -> float:
-    """Return the number rounded up to the next power of ten."""
-    return float(10.0 ** np.ceil(np.log10(value)))
+    return Phrase("returned.small-dropped", {"below": float(10.0 ** np.ceil(np.log10(largest)))})

@@ -1,9 +1,9 @@
-"""The definition in stages, in float64, each of which a hypothesis may replace.
+"""The definition in float64, computed in stages that a hypothesis may replace.
 
-What many defects give is the right answer to another problem, and the reference can be asked that.
-What the others give is the answer of a computation with one step done otherwise: softmax over
-another axis, heads merged in another order, a gradient without its scale. This is the definition of
-`conformance.definition.problem` again, cut where such steps are; it decides no verdict.
+Some defects give the right answer to another problem. Others do one step of the computation
+differently: softmax over another axis, heads merged in another order, a gradient without its scale.
+The stages here compute the definition of `conformance.definition.problem`, divided at such steps;
+no verdict depends on them.
 
 Axes: b batch, q query, k key, h heads, d head, e width; projected heads are `[b h length d]`.
 """
@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.dtypes import Array, BoolArray, IntArray
 from conformance.definition.problem import Problem
 
 Change = Callable[..., Any]
-"""What stands for a stage: a function of the `Stages` and of what the stage takes."""
+"""A replacement for a stage: a function of the `Stages` and of the arguments of the stage."""
 
 
 class Stages:
-    """One computation. Stages are methods; `changes` replaces some of them."""
+    """One computation of attention; its stages are methods, and `changes` replaces some of them."""
 
     def __init__(self, problem: Problem, **changes: Change) -> None:
         self.problem = problem
@@ -38,23 +38,30 @@ class Stages:
     # Forward
 
     @cached_property
-    def projected(self) -> dict[str, Array]:
+    def plain(self) -> dict[str, Array]:
         """The query, key and value, projected and split into heads."""
         return {name: self.heads(name) for name in ("query", "key", "value")}
 
     @cached_property
+    def projected(self) -> dict[str, Array]:
+        """The same, with queries and keys normed and rotated, if the problem wants that."""
+        of_values = self.prepared_values(self.plain["value"])
+        sides = {side: self.prepared(side, self.plain[side]) for side in ("query", "key")}
+        return {**sides, "value": of_values}
+
+    @cached_property
     def scores(self) -> Array:
-        """The scores before scaling."""
+        """The scores before scaling, `[b h q k]`."""
         return self.score(self.projected["query"], self.repeat(self.projected["key"], "key"))
 
     @cached_property
     def shown(self) -> Array:
-        """The logits before masking."""
-        return self.held("logits", self.biased(self.scaled(self.scores)))
+        """The logits before masking, `[b h q k]`."""
+        return self.held("logits", self.added(self.scaled(self.scores)))
 
     @cached_property
     def logits(self) -> Array:
-        """The logits after masking, -inf where blocked."""
+        """The logits after masking, `[b h q k]`, with -inf for blocked keys."""
         return self.hide(self.shown)
 
     @cached_property
@@ -74,26 +81,29 @@ class Stages:
 
     @cached_property
     def output(self) -> Array:
-        """The output, `[b q e]`; NaN where a query may attend no key: no answer is agreed on there.
+        """The output, `[b q e]`; NaN for fully masked queries, where the definition is silent.
 
-        Infinite where weights are, which stands for anything that is wrong.
+        It is infinite where weights are, to predict that the row is wrong in some way, and −∞ where
+        the context is, to predict NaN: memory that holds no token is read.
         """
         found = self.finished(np.where(np.isinf(self.context), 0.0, self.context))
+        lost = np.asarray(np.isneginf(self.context).any(axis=(1, 3)))
+        found = np.where(lost[..., None], -np.inf, found)
         broken = np.asarray(np.isinf(self.weights).any(axis=(1, 3)))
         return np.where(broken[..., None], np.inf, found)
 
     def finished(self, context: Array) -> Array:
-        """Return the output computed from a context."""
+        """Return the output `[b q e]` computed from a context `[b h q d]`."""
         output = self.held("output", self.finish(self.merge(context)))
         empty = ~np.any(self.problem.allowed_in_full(), axis=-1).all(axis=1)
         return np.where(empty[..., None], np.nan, output)
 
     def held(self, what: str, values: Array) -> Array:
-        """Return an intermediate as it is stored: see `conformance.causes.precision.STAGES`."""
+        """Return an intermediate as it is stored; `what` is one of `precision.STAGES`."""
         return values
 
     def product(self, axes: str, left: Array, right: Array) -> Array:
-        """Return a sum of products."""
+        """Return the einsum of two arrays, with the subscripts `axes`."""
         return np.einsum(axes, left, right)
 
     def input(self, name: str) -> Array:
@@ -101,17 +111,13 @@ class Stages:
         found: Array = getattr(self.problem, name)
         return found
 
-    def weight(self, name: str) -> Array:
-        """Return the weight of one projection."""
-        return self.own[name]
-
     def heads(self, name: str) -> Array:
-        """Return an input projected and split into heads."""
+        """Return an input projected and split into heads, `[b h length d]`."""
         return self.held("projections", self.split(self.project(name, self.input(name)), name))
 
     def project(self, name: str, values: Array) -> Array:
         """Return the projection of an input, `[b length h d]`."""
-        return self.shifted(name, self.product("ble,ehd->blhd", values, self.weight(name)))
+        return self.shifted(name, self.product("ble,ehd->blhd", values, self.own[name]))
 
     def shifted(self, name: str, projected: Array) -> Array:
         """Return a projection with its bias added."""
@@ -123,22 +129,105 @@ class Stages:
         return projected.transpose(0, 2, 1, 3)
 
     def repeat(self, heads: Array, name: str) -> Array:
-        """Repeat key/value heads so that there are as many as query heads."""
+        """Return key/value heads repeated so that there are as many as query heads."""
         return np.repeat(heads, self.shape.group, axis=1)
 
     def score(self, q: Array, k: Array) -> Array:
-        """Return the dot-product or additive score."""
+        """Return the dot-product or additive scores, `[b h q k]`."""
         if "score" not in self.own:
             return self.product("bhqd,bhkd->bhqk", q, k)
         return self.product("bhqkd,hd->bhqk", self.tanh(q, k), self.own["score"])
 
     def tanh(self, q: Array, k: Array) -> Array:
-        """Return the tanh term of the additive score."""
+        """Return the tanh term of the additive score, `[b h q k d]`."""
         return np.tanh(q[:, :, :, None] + k[:, :, None])
 
     def scaled(self, scores: Array) -> Array:
         """Return the scores times the scale."""
         return scores * self.problem.logit_scale
+
+    def added(self, logits: Array) -> Array:
+        """Return the scaled scores after the soft cap, ALiBi and the additive bias."""
+        return self.biased(self.sloped(self.capped(logits)))
+
+    def capped(self, logits: Array) -> Array:
+        """Return the logits after the soft cap."""
+        cap = self.problem.soft_cap
+        return logits if cap is None else cap * np.tanh(logits / cap)
+
+    def sloped(self, logits: Array) -> Array:
+        """Return the logits minus the slopes times the distances."""
+        slopes = self.problem.slopes
+        return logits if slopes is None else logits - slopes[:, None, None] * self.far()
+
+    def far(self) -> Array:
+        """Return how far each key is from each query, `[b 1 q k]`."""
+        return np.abs(self.distances()).astype(np.float64)
+
+    def distances(self) -> Array:
+        """Return the positions of keys relative to those of queries, `[b 1 q k]`."""
+        distances = self.positions("key")[:, None] - self.positions("query")[:, :, None]
+        return distances[:, None].astype(np.float64)
+
+    def positions(self, side: str) -> IntArray:
+        """Return where queries or keys stand, `[b length]`."""
+        problem = self.problem
+        return problem.position_of_queries if side == "query" else problem.position_of_keys
+
+    def prepared(self, side: str, heads: Array) -> Array:
+        """Return query or key heads normed, then rotated."""
+        return self.rotated(side, self.normed(side, heads))
+
+    def prepared_values(self, heads: Array) -> Array:
+        """Return the value heads: nothing is done with them."""
+        return heads
+
+    def gain(self, side: str) -> Array | None:
+        """Return the weight of a norm, `[head]`, or None."""
+        norm = self.problem.norm
+        return None if norm is None else getattr(norm, side)
+
+    def root(self, heads: Array) -> Array:
+        """Return the root of the mean square of heads, by which the norm divides."""
+        assert self.problem.norm is not None
+        return np.sqrt((heads**2).mean(axis=-1, keepdims=True) + self.problem.norm.epsilon)
+
+    def normed(self, side: str, heads: Array) -> Array:
+        """Return heads divided by their size and multiplied with the weight of the norm."""
+        gain = self.gain(side)
+        return heads if gain is None else heads / self.root(heads) * gain
+
+    def rotated(self, side: str, heads: Array) -> Array:
+        """Return heads rotated by the positions of their tokens."""
+        rotary = self.problem.rotary
+        return heads if rotary is None else self.turned(heads, self.angles(self.positions(side)))
+
+    def frequencies(self) -> Array:
+        """Return the angle per position of each pair."""
+        rotary = self.problem.rotary
+        assert rotary is not None
+        return rotary.base ** (-np.arange(0.0, rotary.size, 2.0) / rotary.size)
+
+    def angles(self, positions: Array | IntArray) -> Array:
+        """Return the angles `[b 1 length pair]` at positions `[b length]`."""
+        return positions[:, None, :, None] * self.frequencies()
+
+    def turned(self, heads: Array, angles: Array) -> Array:
+        """Return heads whose pairs are rotated by angles."""
+        rotary = self.problem.rotary
+        assert rotary is not None
+        size, turned = rotary.size, heads.copy()
+        halves = slice(size // 2), slice(size // 2, size)
+        first, second = (
+            halves if rotary.pairs == "halves" else (slice(0, size, 2), slice(1, size, 2))
+        )
+        turned[..., first] = heads[..., first] * np.cos(angles) - heads[..., second] * np.sin(
+            angles
+        )
+        turned[..., second] = heads[..., first] * np.sin(angles) + heads[..., second] * np.cos(
+            angles
+        )
+        return turned
 
     def biased(self, logits: Array) -> Array:
         """Return the logits plus the additive bias."""
@@ -155,14 +244,31 @@ class Stages:
         return np.where(self.allowed, logits, -np.inf)
 
     def softmax(self, logits: Array) -> Array:
-        """Return the softmax over the keys; 0 in an empty row."""
-        peak = logits.max(axis=-1, keepdims=True)
-        powers = np.exp(logits - np.where(np.isfinite(peak), peak, 0.0))
-        total = powers.sum(axis=-1, keepdims=True)
+        """Return the softmax over the keys and the sink; 0 for fully masked queries."""
+        powers, sink = self.powers(logits)
+        total = powers.sum(axis=-1, keepdims=True) + sink
         return powers / np.where(total > 0, total, 1.0)
 
+    def powers(self, logits: Array) -> tuple[Array, Array]:
+        """Return the exponentials of the logits, and what the sinks add to their sum, relative to
+        the largest of each row."""
+        peak, sinks = logits.max(axis=-1, keepdims=True), self.sinks()
+        peak = peak if sinks is None else np.maximum(peak, sinks)
+        peak = np.where(np.isfinite(peak), peak, 0.0)
+        return np.exp(logits - peak), self.of_sinks(peak)
+
+    def of_sinks(self, peak: Array) -> Array:
+        """Return what the sinks add to the sum of a row, `[b h q 1]`."""
+        sinks = self.sinks()
+        return np.zeros_like(peak) if sinks is None else np.exp(sinks - peak)
+
+    def sinks(self) -> Array | None:
+        """Return the logits of the sinks, `[1 h 1 1]`, or None."""
+        sinks = self.problem.sinks
+        return None if sinks is None else sinks[None, :, None, None]
+
     def mix(self, weights: Array, values: Array) -> Array:
-        """Return the weights times the values."""
+        """Return the context `[b h q d]`: the weights times the values."""
         return self.product("bhqk,bhkd->bhqd", weights, values)
 
     def merge(self, context: Array) -> Array:
@@ -170,8 +276,8 @@ class Stages:
         return context.transpose(0, 2, 1, 3)
 
     def finish(self, merged: Array) -> Array:
-        """Return the output projection of the merged heads."""
-        output = self.product("bqhd,hde->bqe", merged, self.weight("output"))
+        """Return the output projection `[b q e]` of the merged heads."""
+        output = self.product("bqhd,hde->bqe", merged, self.own["output"])
         bias = self.own.get("output_bias")
         return output if bias is None else output + bias
 
@@ -179,7 +285,7 @@ class Stages:
 
     @cached_property
     def gradients(self) -> dict[str, Array]:
-        """Return the gradients by canonical name, as in an answer."""
+        """The gradients by canonical name, as in an answer."""
         found: dict[str, Array] = {}
         above = self.received()
         found["weights.output"] = np.einsum("bhqd,bqe->hde", self.context, above)
@@ -191,10 +297,12 @@ class Stages:
         d_logits = self.d_softmax(weights, d_weights)
         if self.problem.attn_bias is not None:
             found["attn_bias"] = self.d_bias(d_logits, self.problem.attn_bias.shape)
-        d_query, d_key = self.d_score(self.d_scaled(d_logits), found)
+        if self.problem.sinks is not None:
+            found["sinks"] = self.d_sinks(self.row(weights, d_weights))
+        d_query, d_key = self.d_score(self.d_scaled(self.d_capped(d_logits)), found)
         parts = {
-            "query": d_query,
-            "key": self.gather(d_key, "key"),
+            "query": self.d_prepared("query", d_query, found),
+            "key": self.d_prepared("key", self.gather(d_key, "key"), found),
             "value": self.gather(d_values, "value"),
         }
         inputs: dict[str, Array] = {}
@@ -207,19 +315,19 @@ class Stages:
         return {n: a for n, a in found.items() if not n.startswith("weights.") or n in has}
 
     def received(self) -> Array:
-        """Return the cotangent as the backward pass receives it."""
+        """Return the cotangent `[b q e]` that the backward pass receives."""
         return self.problem.cotangent
 
     def weights_again(self) -> Array:
-        """Return the weights as the backward pass uses them."""
+        """Return the weights `[b h q k]` that the backward pass uses."""
         return self.weights
 
     def d_softmax(self, weights: Array, d_weights: Array) -> Array:
-        """Return the derivative of the softmax."""
+        """Return the gradient of the logits, given that of the weights."""
         return weights * (d_weights - self.row(weights, d_weights))
 
     def row(self, weights: Array, d_weights: Array) -> Array:
-        """Return the row term of the derivative of the softmax, `[b h q 1]`."""
+        """Return the sum over keys in the derivative of the softmax, `[b h q 1]`."""
         return (weights * d_weights).sum(axis=-1, keepdims=True)
 
     def d_bias(self, d_logits: Array, shape: tuple[int, ...]) -> Array:
@@ -227,12 +335,60 @@ class Stages:
         axes = tuple(axis for axis, size in enumerate(shape) if size != d_logits.shape[axis])
         return d_logits.sum(axis=axes, keepdims=True)
 
+    def d_sinks(self, row: Array) -> Array:
+        """Return the gradient of the sinks `[h]`, given the row term."""
+        return -(self.share_of_sinks() * row).sum(axis=(0, 2, 3))
+
+    def share_of_sinks(self) -> Array:
+        """Return the weight of the sink of each query, `[b h q 1]`."""
+        powers, sink = self.powers(self.logits)
+        total = powers.sum(axis=-1, keepdims=True) + sink
+        return sink / np.where(total > 0, total, 1.0)
+
+    def d_capped(self, d_logits: Array) -> Array:
+        """Return the gradient of the logits before the soft cap."""
+        cap = self.problem.soft_cap
+        return d_logits if cap is None else d_logits * self.slope_of_cap(cap)
+
+    def slope_of_cap(self, cap: float) -> Array:
+        """Return the derivative of the capped logits."""
+        return 1.0 - np.tanh(self.scaled(self.scores) / cap) ** 2
+
+    def d_prepared(self, side: str, gradient: Array, found: dict[str, Array]) -> Array:
+        """Return the gradient of projected heads; add that of the norm's weight to `found`."""
+        if self.problem.rotary is not None:
+            gradient = self.d_rotated(side, gradient)
+        if self.gain(side) is None:
+            return gradient
+        found[f"norm.{side}"] = self.d_gain(side, gradient)
+        return self.d_normed(side, gradient)
+
+    def d_rotated(self, side: str, gradient: Array) -> Array:
+        """Return the gradient of heads before they were rotated."""
+        return self.turned(gradient, -self.angles(self.positions(side)))
+
+    def d_gain(self, side: str, gradient: Array) -> Array:
+        """Return the gradient of the weight of a norm."""
+        heads = self.plain[side]
+        return (gradient * heads / self.root(heads)).sum(axis=(0, 1, 2))
+
+    def d_normed(self, side: str, gradient: Array) -> Array:
+        """Return the gradient of heads before the norm."""
+        gain = self.gain(side)
+        heads, scaled = self.plain[side], gradient if gain is None else gradient * gain
+        root = self.root(heads)
+        return scaled / root - heads * self.d_root(heads, scaled) / root**3
+
+    def d_root(self, heads: Array, scaled: Array) -> Array:
+        """Return the mean of the products that the derivative of the root needs."""
+        return (heads * scaled).mean(axis=-1, keepdims=True)
+
     def d_scaled(self, d_logits: Array) -> Array:
-        """Return the gradient of the scores."""
+        """Return the gradient of the scores, given that of the logits."""
         return d_logits * self.problem.logit_scale
 
     def d_score(self, d_scores: Array, found: dict[str, Array]) -> tuple[Array, Array]:
-        """Return the gradients of the projected query and key, for all heads."""
+        """Return the gradients of projected query and key for all heads; add others to `found`."""
         q, k = self.projected["query"], self.repeat(self.projected["key"], "key")
         if "score" not in self.own:
             return (
@@ -250,13 +406,13 @@ class Stages:
         return 1.0 - hidden**2
 
     def gather(self, gradient: Array, name: str) -> Array:
-        """Sum a gradient over the query heads that share a key/value head."""
+        """Return a gradient summed over the query heads that share a key/value head."""
         batch, _, length, size = gradient.shape
         grouped = gradient.reshape(batch, self.shape.kv_heads, self.shape.group, length, size)
         return grouped.sum(axis=2)
 
     def joined(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return one gradient per distinct array; inputs that share an array are added."""
+        """Return a gradient for each distinct input array, summed over the inputs that share it."""
         found = dict(inputs)
         if self.shape.sharing != "separate":
             found["key"] = found["key"] + found.pop("value")

@@ -1,6 +1,6 @@
-"""Commands of `mha-conformance`, a module each.
+"""The commands of `mha-conformance`, one module each.
 
-Each module has `add_parser`, which says how the command is called, and an action that it sets as
-the parser's default. All of them are imported for `--help`, so what a command needs it imports when
-it runs.
+Each module has a function `add_parser`, which defines the command's options and sets the function
+that runs it. All modules are imported for `--help`, so a command imports what it needs only when it
+runs.
 """

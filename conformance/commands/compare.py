@@ -1,11 +1,11 @@
-"""`mha-conformance compare`: what changed between two records."""
+"""`mha-conformance compare`: print what changed between two records."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from conformance.commands.shared import Commands, add_format
+from conformance.commands.shared import Commands, add_format, check_writable, replace_file
 from conformance.errors import ExitCode
 
 
@@ -14,30 +14,36 @@ def add_parser(commands: Commands) -> None:
     compare = commands.add_parser(
         "compare",
         help="what changed between two records, regressions first",
-        description="Say what changed from one record to another, also where implementations, "
+        description="Print what changed from one record to another, even if implementations, "
         "cases or modes were added or removed. Exit code 0: nothing is worse; 1: something is "
         "worse, or no longer answered; 2: a record cannot be read; 3: the two have nothing in "
-        "common. What is new and deviates is told, and is not worse than before.",
+        "common. New items that deviate are printed, but do not count as worse.",
     )
     compare.add_argument("before", type=Path, help="a record, or a folder of records")
-    compare.add_argument("after", type=Path, help="another")
+    compare.add_argument("after", type=Path, help="a later record, or a folder of records")
     add_format(compare, "compare")
+    compare.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write a page with both side by side"
+    )
     compare.set_defaults(action=_compare)
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from conformance.reports.changes import compare, load_side
+    from rich.console import Console
 
+    from conformance.commands.formats import print_json
+    from conformance.reports.changes import compare, load_side, show
+
+    if options.html:
+        check_writable(options.html)
     changes = compare(load_side(options.before), load_side(options.after))
-    if options.format == "json":
-        from conformance.commands.formats import print_json
+    if options.html:
+        from conformance.reports.page.html import render_changes
 
+        replace_file(options.html, render_changes(changes).encode())
+    if options.format == "json":
         print_json(changes)
     else:
-        from rich.console import Console
-
-        from conformance.reports.changes import show
-
         show(Console(highlight=False), changes)
     if not changes.common:
         return ExitCode.NOTHING_VERIFIED

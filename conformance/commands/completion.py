@@ -1,9 +1,8 @@
-"""`mha-conformance completion`: what a shell needs to complete commands, options and names."""
+"""`mha-conformance completion`: print the shell code that completes commands, options and names."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from functools import partial
 
 from conformance.commands.shared import Commands
@@ -11,7 +10,7 @@ from conformance.errors import ConformanceError, ExitCode
 
 SHELLS = ("bash", "zsh", "fish")
 COMPLETED = ("implementation", "case", "dtype", "experiment", "name")
-"""Destinations of the options and arguments that are completed."""
+"""The argparse destinations of the options and arguments whose values are completed."""
 
 MISSING = "completion needs argcomplete; pip install argcomplete"
 
@@ -39,47 +38,36 @@ def _completion(options: argparse.Namespace) -> int:
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answer the shell, and end; does nothing where argcomplete is not installed."""
+    """Print completions and exit if a shell requests them; do nothing without argcomplete."""
     try:
         import argcomplete
     except ImportError:
         return
-    for action in _actions(parser):
-        if action.dest in COMPLETED and not action.choices:
-            action.completer = partial(_known, action.dest)  # type: ignore[attr-defined]
+    parsers = [parser]
+    for each in parsers:
+        for action in each._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            elif action.dest in COMPLETED and not action.choices:
+                action.completer = partial(_values, action.dest)  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser)
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the actions of the parser and of its commands."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from _actions(command)
-        else:
-            yield action
+def _values(dest: str, prefix: str, **_: object) -> list[str]:
+    """Return the possible values of an option or argument; for implementations, also paths."""
+    from argcomplete.completers import FilesCompleter
 
-
-def _known(dest: str, prefix: str, **_: object) -> list[str]:
-    """Return the possible values; for an implementation, also paths if no name fits."""
+    from conformance.adapter.loading import registered
     from conformance.cases.catalogue import catalogue
+    from conformance.definition.dtypes import DTYPES
     from conformance.experiments import TOPICS
-
-    if dest == "implementation":
-        from argcomplete.completers import FilesCompleter
-
-        from conformance.adapter.loading import registered
-
-        return [*registered(), *FilesCompleter(("py",))(prefix)]
-    if dest == "dtype":
-        from conformance.definition.dtypes import DTYPES
-
-        return list(DTYPES)
-    if dest == "experiment":
-        return [topic.name for topic in TOPICS]
-    cases = [case.id for case in catalogue()]
-    if dest == "case":
-        return cases
     from conformance.requirements import REQUIREMENTS
 
-    return [*(item.id for item in REQUIREMENTS), *(topic.id for topic in TOPICS), *cases]
+    cases = [case.id for case in catalogue()]
+    return {
+        "implementation": [*registered(), *FilesCompleter(("py",))(prefix)],
+        "case": cases,
+        "dtype": [*DTYPES],
+        "experiment": [topic.name for topic in TOPICS],
+        "name": [*(item.id for item in REQUIREMENTS), *(topic.id for topic in TOPICS), *cases],
+    }[dest]

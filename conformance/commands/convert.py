@@ -1,11 +1,13 @@
-"""`mha-conformance convert`: weights from one implementation to another."""
+"""`mha-conformance convert`: convert weights of one implementation to those of another."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from conformance.commands.shared import Commands
+import msgspec
+
+from conformance.commands.shared import Commands, add_format
 from conformance.errors import ExitCode
 
 
@@ -13,15 +15,15 @@ def add_parser(commands: Commands) -> None:
     """Add the parser of this command to `commands`."""
     convert = commands.add_parser(
         "convert",
-        help="weights of one implementation as those of another, bit for bit",
-        description="Convert a file of safetensors, whose names are those of one implementation's "
-        "parameters, to those of another. No framework is needed. Where tensors are missing, too "
-        "many, misshapen or not finite, or the target cannot have them, the reason is told, the "
-        "exit code is 2, and nothing is written.",
+        help="convert weights of one implementation to those of another, bit for bit",
+        description="Convert a safetensors file from the parameters of one implementation to "
+        "those of another. No framework is needed. If tensors are missing, unexpected, misshapen "
+        "or not finite, or if the target cannot have them, the reason is printed, the exit code "
+        "is 2, and nothing is written.",
     )
     convert.add_argument("weights", type=Path, help="the file to read: .safetensors")
     convert.add_argument("out", type=Path, help="the file to write")
-    for option, whose in (("from", "whose weights they are"), ("to", "whose they shall be")):
+    for option, whose in (("from", "implementation to convert from"), ("to", "one to convert to")):
         convert.add_argument(
             f"--{option}",
             dest={"from": "source", "to": "target"}[option],
@@ -30,28 +32,80 @@ def add_parser(commands: Commands) -> None:
             help=f"{whose}: a built-in name, a title, or path/to/file.py:NAME",
         )
     convert.add_argument(
-        "--heads", type=int, help="number of heads, where the tensors do not tell it"
+        "--heads", type=int, help="number of heads, if the tensors do not determine it"
     )
     convert.add_argument("--kv-heads", type=int, help="number of key/value heads, likewise")
     convert.add_argument(
+        "--rotary-size",
+        type=int,
+        metavar="N",
+        help="components of a head that rotary embeddings turn, if they are not all; they are "
+        "reordered if one implementation pairs halves of the head and the other neighbours",
+    )
+    convert.add_argument(
         "--prefix",
         default="",
-        help="only tensors whose names begin with this, such as encoder.layers.0.self_attn.; all "
-        "others are ignored",
+        help="convert only tensors whose names begin with this, such as "
+        "encoder.layers.0.self_attn.; all others are ignored",
     )
-    convert.add_argument("--out-prefix", default="", help="what the new names begin with")
-    convert.add_argument("--force", action="store_true", help="overwrite a file that is there")
+    convert.add_argument("--out-prefix", default="", help="prefix for the new names")
+    convert.add_argument("--force", action="store_true", help="overwrite an existing file")
+    add_format(convert, "convert")
     convert.set_defaults(action=_convert)
+
+
+class Converted(msgspec.Struct, frozen=True):
+    """What `convert --format json` prints.
+
+    Attributes:
+        file: what was written.
+        kv_heads: heads of key and value; as many as heads, unless they are grouped.
+        build_with: the option without which the target would have biases that were not converted,
+            or "".
+    """
+
+    file: str
+    source: str
+    target: str
+    heads: int
+    kv_heads: int
+    head_size: int
+    build_with: str
 
 
 def _convert(options: argparse.Namespace) -> int:
     from conformance.porting.conversion import built_without_biases, convert_file
 
-    names = ("source", "target", "heads", "kv_heads", "prefix", "out_prefix", "force")
+    names = (
+        "source",
+        "target",
+        "heads",
+        "kv_heads",
+        "rotary_size",
+        "prefix",
+        "out_prefix",
+        "force",
+    )
     asked = {name: getattr(options, name) for name in names}
     shape = convert_file(options.weights, options.out, **asked)
+    option = built_without_biases(options.target, shape)
+    if options.format == "json":
+        from conformance.commands.formats import print_json
+
+        print_json(
+            Converted(
+                str(options.out),
+                options.source,
+                options.target,
+                shape.heads,
+                shape.kv_heads,
+                shape.head_size,
+                option or "",
+            )
+        )
+        return ExitCode.OK
     shared = f", {shape.kv_heads} for key and value" if shape.kv_heads < shape.heads else ""
     print(f"{options.out}: {options.target}, {shape.heads} heads of size {shape.head_size}{shared}")
-    if option := built_without_biases(options.target, shape):
+    if option:
         print(f"no biases: build {options.target} with {option}")
     return ExitCode.OK

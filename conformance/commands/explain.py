@@ -1,8 +1,8 @@
-"""`mha-conformance explain`: what a case, a requirement or an experiment means.
+"""`mha-conformance explain`: explain what a case, a requirement or an experiment means.
 
-Prose, inputs, derivation, and what each adapter declares. A declaration is not the library's
-documentation: adapters are written from what a library documents and from how it was seen to
-behave. The suite does not believe it; experiments are compared with it.
+The output has prose, inputs, the derivation, and what each adapter declares. A declaration is not
+the library's documentation: its author relied on the documentation and on observed behaviour. The
+suite does not rely on it, but compares it with experiments.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import inspect
-import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cache, partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from conformance.commands.formats import print_json
+from conformance.commands.formats import print_json, printed
 from conformance.commands.shared import Commands, add_format
 from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
-from conformance.records.findings import Topic
 from conformance.records.header import CaseInfo, Plane
 from conformance.text import heading, line, paragraph, plural, some
 from conformance.words import say
@@ -32,13 +31,14 @@ if TYPE_CHECKING:
     from conformance.adapter.base import Adapter
     from conformance.cases.case import Case
     from conformance.definition.problem import Problem
+    from conformance.experiments import Experiment
     from conformance.requirements.requirement import Requirement
 
 MOST_DRAWN = 32
-"""Wider masks are not drawn in a terminal."""
+"""Masks with more queries or keys than this are not drawn in a terminal."""
 
 MOST_PRINTED = 8
-"""Of more than these, a terminal gets the ids only."""
+"""If more entries than this match, only their ids and summaries are printed."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -46,8 +46,8 @@ def add_parser(commands: Commands) -> None:
     explain = commands.add_parser(
         "explain",
         help="explain a case, an experiment or a requirement",
-        description="Explain a case, an experiment or a requirement: what it asks and why, the "
-        "inputs, how the expected answer follows, and what each adapter declares.",
+        description="Explain a case, an experiment or a requirement: what it tests and why, the "
+        "inputs, the derivation of the expected answer, and what each adapter declares.",
     )
     explain.add_argument(
         "name",
@@ -58,12 +58,12 @@ def add_parser(commands: Commands) -> None:
 
 
 class Documented(msgspec.Struct, frozen=True):
-    """What several adapters declare alike.
+    """A declaration that several adapters share.
 
     Attributes:
-        implementations: their names.
-        says: the declaration in few words.
-        documentation: links to what the libraries' authors say, or [].
+        implementations: the names of the adapters.
+        says: the declaration in a few words.
+        documentation: links to the documentation of the libraries, or [].
     """
 
     implementations: list[str]
@@ -72,17 +72,17 @@ class Documented(msgspec.Struct, frozen=True):
 
 
 class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
-    """A case.
+    """The explanation of a case.
 
     Attributes:
-        id: what to give to `--case`.
+        id: the value for `--case`.
         case: prose, inputs and masks.
         defined: whether there is an agreed answer.
-        derivation: how the expected answer, and what is allowed, follow.
-        idle: inputs that by definition do not move the answer here, with the reason.
-        requirements: what looks at it.
-        put: how each library is told this problem, by its declaration; or why it cannot be.
-        command: runs it.
+        derivation: how the expected answer and the tolerance are derived.
+        idle: inputs that by definition do not affect the answer here, with the reason.
+        requirements: ids of the requirements that examine the case.
+        put: how the masks are passed to each library, by its declaration; or why they cannot be.
+        command: the command that runs the case.
     """
 
     id: str
@@ -96,7 +96,7 @@ class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
 
 
 class ExplainedRequirement(msgspec.Struct, frozen=True, tag_field="kind", tag="requirement"):
-    """A requirement: how it is `decided`, what `cases` serve it, what adapters declare."""
+    """The explanation of a requirement, with ids of its cases and the adapters' declarations."""
 
     id: str
     level: str
@@ -109,7 +109,12 @@ class ExplainedRequirement(msgspec.Struct, frozen=True, tag_field="kind", tag="r
 
 
 class ExplainedExperiment(msgspec.Struct, frozen=True, tag_field="kind", tag="experiment"):
-    """An experiment; `done` is how, `documented` what adapters declare."""
+    """The explanation of an experiment.
+
+    Attributes:
+        done: how the experiment works.
+        documented: what the adapters declare about the question that it answers.
+    """
 
     id: str
     title: str
@@ -123,88 +128,84 @@ Explained: TypeAlias = ExplainedCase | ExplainedRequirement | ExplainedExperimen
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """All that a name finds."""
+    """The explanations of everything that a name matches."""
 
     entries: list[Explained]
 
 
 def explanation(name: str) -> Explanation:
-    """All that has this id, begins with it, or matches it as a pattern: requirements, experiments
-    and cases.
+    """Return explanations of the requirements, experiments and cases that a name matches.
+
+    The name is an id, the beginning of ids, or a glob pattern.
 
     Raises:
-        UnknownName: nothing has this name.
-        ConformanceError: it is the name of an implementation.
+        UnknownName: nothing matches.
+        ConformanceError: the name is that of an implementation.
     """
     from conformance.cases.catalogue import catalogue
-    from conformance.experiments import TOPICS
+    from conformance.experiments import EXPERIMENTS
     from conformance.requirements import REQUIREMENTS
 
-    requirements = {item.id: item for item in REQUIREMENTS}
-    topics = {topic.id: topic for topic in TOPICS}
-    cases = {case.id: case for case in catalogue()}
-    found = _found(name, [*requirements, *topics, *cases])
-    return Explanation(
-        [
-            *(_requirement(requirements[item]) for item in found if item in requirements),
-            *(_experiment(topics[item]) for item in found if item in topics),
-            *(_case(cases[item]) for item in found if item in cases),
-        ]
-    )
-
-
-def _found(name: str, known: list[str]) -> list[str]:
-    """Return the ids that equal this name, begin with it, or match it."""
-    if name in known:
-        return [name]
-    found = [item for item in known if name and item.startswith(name)]
-    found = found or [item for item in known if fnmatch.fnmatchcase(item, name)]
-    if not found and _is_implementation(name):
+    explain: dict[str, Callable[[], Explained]] = {
+        **{item.id: partial(_requirement, item) for item in REQUIREMENTS},
+        **{item.id: partial(_experiment, item) for item in EXPERIMENTS},
+        **{case.id: partial(_case, case) for case in catalogue()},
+    }
+    ids = [name] if name in explain else [id_ for id_ in explain if name and id_.startswith(name)]
+    ids = ids or fnmatch.filter(explain, name)
+    if not ids and _is_implementation(name):
         raise ConformanceError(
             f"{name!r} is an implementation; its conventions: mha-conformance probe {name}, "
             f"and whether it is right: mha-conformance run {name}"
         )
-    if not found:
-        raise UnknownName("case, experiment or requirement", name, known)
-    return found
+    if not ids:
+        raise UnknownName("case, experiment or requirement", name, explain)
+    return Explanation([explain[id_]() for id_ in ids])
 
 
 def _is_implementation(name: str) -> bool:
-    """Return whether an implementation has this name or title, without importing a file."""
+    """Return whether this is an implementation's name or title, or has the form of its location.
+
+    The file or module at a location is not loaded.
+    """
     from conformance.adapter.loading import find
 
-    if ":" in name or name.endswith(".py"):
-        return True
     with suppress(ConformanceError):
-        return bool(find(name))
+        return ":" in name or name.endswith(".py") or bool(find(name))
     return False
 
 
 def _explain(options: argparse.Namespace) -> int:
-    """Print it; raises as `explanation` does."""
+    """Print the explanation, and return the exit code; raises what `explanation` raises."""
     from rich.console import Console
 
-    found = explanation(options.name)
-    if options.format == "json":
-        print_json(found)
-        return ExitCode.OK
+    entries = explanation(options.name).entries
     console = Console(highlight=False, soft_wrap=True)
-    if len(found.entries) > MOST_PRINTED:
-        _print_ids(console, options.name, found.entries)
-        return ExitCode.OK
-    for index, item in enumerate(found.entries):
-        if index:
-            console.print()
-        if isinstance(item, ExplainedCase):
-            _print_case(console, item, briefly=len(found.entries) > 1)
-        elif isinstance(item, ExplainedRequirement):
-            _print_requirement(console, item)
-        else:
-            _print_experiment(console, item)
+    if options.format == "json":
+        print_json(Explanation(entries))
+    elif len(entries) > MOST_PRINTED:
+        line(console, f"{len(entries)} begin with or match {options.name}:")
+        for item in entries:
+            line(console, f"{item.id}  {_summary(item)}", indent=2)
+        line(console, f"One of them in full: mha-conformance explain {entries[0].id}")
+    else:
+        for index, item in enumerate(entries):
+            if index:
+                console.print()
+            if isinstance(item, ExplainedCase):
+                _print_case(console, item, briefly=len(entries) > 1)
+            else:
+                _print_question(console, item)
     return ExitCode.OK
 
 
-# What is known
+def _summary(item: Explained) -> str:
+    if isinstance(item, ExplainedCase):
+        return item.case.why
+    return item.sentence if isinstance(item, ExplainedRequirement) else item.question
+
+
+# Creating explanations
 
 
 def _case(case: Case) -> ExplainedCase:
@@ -212,10 +213,10 @@ def _case(case: Case) -> ExplainedCase:
     from conformance.requirements import REQUIREMENTS
 
     problem = case.problem("float32")
-    return ExplainedCase(
-        id=case.id,
+    return printed(
+        ExplainedCase,
+        case,
         case=describe(case),
-        defined=case.defined,
         derivation=_derivation(case, problem),
         idle=dict(case.idle),
         requirements=[item.id for item in REQUIREMENTS if item.serves(case)],
@@ -227,62 +228,54 @@ def _case(case: Case) -> ExplainedCase:
 def _requirement(requirement: Requirement) -> ExplainedRequirement:
     from conformance.cases.catalogue import catalogue
 
-    return ExplainedRequirement(
-        id=requirement.id,
-        level=requirement.level,
-        sentence=requirement.sentence,
-        why=requirement.why,
-        decided=_doc(requirement.check),
+    return printed(
+        ExplainedRequirement,
+        requirement,
+        decided=_first_paragraph(requirement.check),
         cases=[case.id for case in catalogue() if requirement.serves(case)],
-        documented=_about(requirement.id),
+        documented=_declared(requirement.id),
         command="mha-conformance run NAME --strict",
     )
 
 
-def _experiment(topic: Topic) -> ExplainedExperiment:
-    from conformance.experiments import experiment
-
-    return ExplainedExperiment(
-        id=topic.id,
-        title=topic.title,
-        question=topic.question,
-        done=_doc(experiment(topic.name).make),
-        documented=_about_topic(topic.name),
-        command=f"mha-conformance probe NAME --experiment {topic.name} --evidence",
+def _experiment(experiment: Experiment) -> ExplainedExperiment:
+    return printed(
+        ExplainedExperiment,
+        experiment.topic,
+        done=_first_paragraph(experiment.make),
+        documented=_declared(experiment.id),
+        command=f"mha-conformance probe NAME --experiment {experiment.name} --evidence",
     )
 
 
-def _doc(thing: Any) -> str:
-    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+def _first_paragraph(documented: object) -> str:
+    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
 
 
 def _derivation(case: Case, problem: Problem) -> list[str]:
-    """Return the formula with the numbers of this case, and the size of the tolerance."""
+    """Return the steps from the formula, with the numbers of this case, to the tolerance."""
     import numpy as np
 
     from conformance.records.numbers import LIMIT
 
-    shape = problem.shape
-    scale = shape.default_scale if problem.scale is None else problem.scale
-    if shape.score == "additive":
-        logits = "logits = Σ_d score_d · tanh(q_d + k_d)"
+    if problem.shape.score == "additive":
+        logits = "Σ_d score_d · tanh(q_d + k_d)"
     else:
-        logits = f"logits = {scale:.4g} · q kᵀ"
-        logits += " (1/√head)" if problem.scale is None else " (a scale of its own)"
-    told = [logits + (" + bias" if problem.attn_bias is not None else "")]
+        name = "(1/√head)" if problem.scale is None else "(a scale of its own)"
+        logits = f"{problem.logit_scale:.4g} · q kᵀ {name}"
+    steps = [f"logits = {logits}" + (" + bias" if problem.attn_bias is not None else "")]
     if problem.allowed is not None:
-        allowed = problem.allowed_in_full()
-        blocked = int(allowed.size - np.count_nonzero(allowed))
-        told.append(f"−∞ where blocked: {blocked:,} of {allowed.size:,} pairs of query and key")
-        empty = int(np.count_nonzero(~allowed.any(axis=-1)))
-        if empty:
-            told.append(f"{empty} rows may attend nothing")
-    told.append("weights = softmax of each row; output = weights · v, heads joined and projected")
+        blocked = ~problem.allowed_in_full()
+        pairs = f"{np.count_nonzero(blocked):,} of {blocked.size:,} pairs of query and key"
+        steps.append(f"−∞ where blocked: {pairs}")
+        if empty := np.count_nonzero(blocked.all(axis=-1)):
+            steps.append(f"{empty} rows may attend nothing")
+    steps.append("weights = softmax of each row; output = weights · v, heads joined and projected")
     if not case.defined:
-        return [*told, "no definition settles the answer: what is seen is recorded, not judged"]
+        return [*steps, "no definition settles the answer: what is seen is recorded, not judged"]
     noise = _noise(case)
     return [
-        *told,
+        *steps,
         f"evaluated in float64; allowed are {LIMIT:g}σ for every element, where σ is the rounding "
         f"noise of an honest implementation: about {noise['float32']:.1e} in float32 and "
         f"{noise['bfloat16']:.1e} in bfloat16 for the output",
@@ -296,14 +289,13 @@ def _noise(case: Case) -> dict[str, float]:
 
     from conformance.definition.expectation import expect
 
-    found = {}
-    for dtype in ("float32", "bfloat16"):
-        noise = expect(case.problem(dtype)).noise
-        found[dtype] = float(np.median(next(iter(noise.values()))["output"]))
-    return found
+    dtypes = ("float32", "bfloat16")
+    sigmas = {dtype: next(iter(expect(case.problem(dtype)).noise.values())) for dtype in dtypes}
+    return {dtype: float(np.median(sigma["output"])) for dtype, sigma in sigmas.items()}
 
 
 def _put(adapter: Adapter, problem: Problem) -> str:
+    """Return how the adapter passes the masks of a problem, or why it cannot."""
     try:
         adapter.check(problem)
         if not adapter.mask_arguments and adapter.causal_flag is None:
@@ -315,25 +307,13 @@ def _put(adapter: Adapter, problem: Problem) -> str:
         return f"not known: {error}"
 
 
-# For people
-
-
-def _print_ids(console: Console, name: str, found: list[Explained]) -> None:
-    line(console, f"{len(found)} begin with or match {name}:")
-    for item in found:
-        if isinstance(item, ExplainedCase):
-            told = item.case.why
-        else:
-            told = item.sentence if isinstance(item, ExplainedRequirement) else item.question
-        line(console, f"{item.id}  {told}", indent=2)
-    line(console, f"One of them in full: mha-conformance explain {found[0].id}")
+# Printing
 
 
 def _print_case(console: Console, item: ExplainedCase, *, briefly: bool) -> None:
     _title(console, item.id, "" if item.defined else "no agreed answer")
     paragraph(console, item.case.why)
-    heading(console, "Inputs")
-    paragraph(console, "; ".join(item.case.facts))
+    _section(console, "Inputs", "; ".join(item.case.facts))
     for plane in item.case.planes:
         _draw(console, plane)
     if item.case.more:
@@ -345,39 +325,26 @@ def _print_case(console: Console, item: ExplainedCase, *, briefly: bool) -> None
     heading(console, "Derivation")
     for step in item.derivation:
         paragraph(console, step, bullet="· ")
-    heading(console, "How each library is told")
-    _libraries(console, item.put)
-    heading(console, "Requirements that look at it")
-    paragraph(console, ", ".join(item.requirements) or "none")
-    _again(console, item.command)
+    _libraries(console, "How each library is told", item.put)
+    _section(console, "Requirements that look at it", ", ".join(item.requirements) or "none")
+    _ask_it(console, item.command)
 
 
-def _print_requirement(console: Console, item: ExplainedRequirement) -> None:
-    _title(console, item.id, item.level)
-    paragraph(console, item.sentence, indent=0)
-    paragraph(console, f"Why: {item.why}", indent=0)
-    if item.decided:
-        heading(console, "Decided by")
-        paragraph(console, item.decided)
+def _print_question(console: Console, item: ExplainedRequirement | ExplainedExperiment) -> None:
+    if isinstance(item, ExplainedRequirement):
+        _title(console, item.id, item.level)
+        paragraph(console, item.sentence, indent=0)
+        paragraph(console, f"Why: {item.why}", indent=0)
+        _section(console, "Decided by", item.decided)
+    else:
+        _title(console, item.id, item.title)
+        paragraph(console, item.question, indent=0)
+        _section(console, "Done by", item.done)
     if item.documented:
-        heading(console, "What each adapter declares")
-        _libraries(console, item.documented)
-    if item.cases:
-        heading(console, f"Served by {len(item.cases)} cases")
-        paragraph(console, some(item.cases, 8))
-    _again(console, item.command)
-
-
-def _print_experiment(console: Console, item: ExplainedExperiment) -> None:
-    _title(console, item.id, item.title)
-    paragraph(console, item.question, indent=0)
-    if item.done:
-        heading(console, "Done by")
-        paragraph(console, item.done)
-    if item.documented:
-        heading(console, "What each adapter declares")
-        _libraries(console, item.documented)
-    _again(console, item.command)
+        _libraries(console, "What each adapter declares", item.documented)
+    if isinstance(item, ExplainedRequirement) and item.cases:
+        _section(console, f"Served by {len(item.cases)} cases", some(item.cases, 8))
+    _ask_it(console, item.command)
 
 
 def _title(console: Console, name: str, beside: str) -> None:
@@ -386,30 +353,38 @@ def _title(console: Console, name: str, beside: str) -> None:
     console.print(f"[bold]{escape(name)}[/]" + (f" ({escape(beside)})" if beside else ""))
 
 
-def _libraries(console: Console, found: Iterable[Documented]) -> None:
-    for item in found:
-        paragraph(console, ", ".join(item.implementations), bullet="· ")
-        paragraph(console, item.says, indent=6)
-        for link in item.documentation:
+def _section(console: Console, title: str, text: str) -> None:
+    """Print a heading and a paragraph, unless the text is empty."""
+    if text:
+        heading(console, title)
+        paragraph(console, text)
+
+
+def _libraries(console: Console, title: str, groups: Iterable[Documented]) -> None:
+    heading(console, title)
+    for group in groups:
+        paragraph(console, ", ".join(group.implementations), bullet="· ")
+        paragraph(console, group.says, indent=6)
+        for link in group.documentation:
             line(console, link, indent=6, style="dim")
 
 
-def _again(console: Console, command: str) -> None:
+def _ask_it(console: Console, command: str) -> None:
     heading(console, "Ask it")
     line(console, command, indent=2)
 
 
 def _draw(console: Console, plane: Plane) -> None:
-    """Print a mask; rows are queries, columns are keys."""
+    """Print a mask as characters: a row per query, a column per key."""
     where = plane.where or "every entry and head"
     size = f"{plural(plane.queries, 'query', 'queries')} × {plural(plane.keys, 'key')}"
-    if plane.keys > MOST_DRAWN or plane.queries > MOST_DRAWN:
+    if max(plane.keys, plane.queries) > MOST_DRAWN:
         paragraph(console, f"{where}: {size}, too large to draw here")
         return
     paragraph(console, f"{where} ({size}; # may attend, . may not):")
-    flat = "".join(".#"[index % 2] * length for index, length in enumerate(plane.runs))
-    for start in range(0, len(flat), plane.keys):
-        line(console, flat[start : start + plane.keys], indent=4)
+    cells = "".join(".#"[index % 2] * length for index, length in enumerate(plane.runs))
+    for start in range(0, len(cells), plane.keys):
+        line(console, cells[start : start + plane.keys], indent=4)
 
 
 # What adapters declare
@@ -417,18 +392,14 @@ def _draw(console: Console, plane: Plane) -> None:
 
 @cache
 def _adapters() -> tuple[Adapter, ...]:
-    """Return every installed adapter that can be imported."""
-    from conformance.adapter.loading import load, registered
+    """Return every registered adapter that can be imported."""
+    from conformance.adapter.loading import importable
 
-    loaded = []
-    for name in registered():
-        with suppress(ConformanceError):
-            loaded.append(load(name))
-    return tuple(loaded)
+    return tuple(importable())
 
 
 def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
-    """Group implementations by the text that `says` returns for them."""
+    """Return the registered adapters grouped by the text that `says` returns for them."""
     groups: dict[str, list[Adapter]] = {}
     for adapter in _adapters():
         groups.setdefault(says(adapter), []).append(adapter)
@@ -442,10 +413,18 @@ def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
     ]
 
 
-def _about(requirement: str) -> list[Documented]:
-    """Return what adapters declare about the subject of a requirement; [] if nothing."""
-    says = next((say for start, say in _SAYS.items() if requirement.startswith(start)), None)
+def _declared(id_: str) -> list[Documented]:
+    """Return what adapters declare about the subject of an id; [] if it has no declaration."""
+    says = next((says for says, beginnings in _SAYS.items() if id_.startswith(beginnings)), None)
     return _grouped(says) if says else []
+
+
+_NUMBERS = {
+    "added": "a number is added",
+    "attends, 0 or 1 only": "1 attends, 0 blocks, other numbers are undefined",
+    "blocks, 0 or 1 only": "1 blocks, 0 attends, other numbers are undefined",
+}
+"""Longer texts for values of `MaskArgument.number` that need an explanation."""
 
 
 def _masks(adapter: Adapter) -> str:
@@ -453,19 +432,9 @@ def _masks(adapter: Adapter) -> str:
     for item in (*adapter.mask_arguments, *adapter.implicit_masks):
         means = [f"True {item.true}"] if item.true else []
         if item.number:
-            means.append(_number(item.number))
+            means.append(_NUMBERS.get(item.number, f"a number {item.number}"))
         arguments.append(f"{item.name}: {', '.join(means) or 'not said'}")
     return "; ".join(arguments) or "has no mask argument"
-
-
-def _number(meaning: str) -> str:
-    if meaning == "added":
-        return "a number is added"
-    how, rule = re.split(", | if ", meaning)
-    return {
-        "nonzero": f"a number {how} if it is not 0",
-        "1": f"a number {how} if it is 1",
-    }.get(rule, f"1 {how}, of other numbers nothing is said")
 
 
 def _causal(adapter: Adapter) -> str:
@@ -478,60 +447,38 @@ def _causal(adapter: Adapter) -> str:
 
 def _rows(adapter: Adapter) -> str:
     declared = adapter.fully_masked_row
-    if not declared:
-        return "says nothing"
-    if isinstance(declared, Mapping):
-        by_value: dict[str, list[str]] = {}
-        for mode, value in declared.items():
-            by_value.setdefault(value, []).append(mode)
-        return "; ".join(f"{value} in {', '.join(modes)}" for value, modes in by_value.items())
-    return str(declared)
+    if not isinstance(declared, Mapping):
+        return declared or "says nothing"
+    modes: dict[str, list[str]] = defaultdict(list)
+    for mode, row in declared.items():
+        modes[row].append(mode)
+    return "; ".join(f"{row} in {', '.join(names)}" for row, names in modes.items())
 
 
 def _weights(adapter: Adapter) -> str:
-    seen = adapter.returns_weights
-    from conformance.requirements.declared import returned_weights
+    from conformance.requirements.probed import returned_weights
 
-    return f"returns them {say(returned_weights(adapter, seen))}" if seen else "returns none"
-
-
-def _dtypes(adapter: Adapter) -> str:
-    return ", ".join(adapter.dtypes)
-
-
-def _modes(adapter: Adapter) -> str:
-    return ", ".join(mode.name for mode in adapter.modes)
+    returned = adapter.returns_weights
+    return (
+        f"returns them {say(returned_weights(adapter, returned))}" if returned else "returns none"
+    )
 
 
 def _dropout(adapter: Adapter) -> str:
     return "active in " + ", ".join(adapter.dropout_modes) if adapter.dropout_modes else "has none"
 
 
-_SAYS: dict[str, Callable[[Adapter], str]] = {
-    "mask.": _masks,
-    "observed.fully-masked-row": _rows,
-    "observed.causal-alignment": _causal,
-    "observed.returned-weights": _weights,
-    "weights.": _weights,
-    "dtype.": _dtypes,
-    "modes.": _modes,
-    "dropout.": _dropout,
+_SAYS: dict[Callable[[Adapter], str], tuple[str, ...]] = {
+    _masks: (
+        "mask.",
+        *(f"probe/{name}" for name in ("masks", "same-mask", "pairs", "shapes")),
+        "probe/coinciding-sizes",
+    ),
+    _rows: ("observed.fully-masked-row", "probe/masked-rows"),
+    _causal: ("observed.causal-alignment", "probe/causal"),
+    _weights: ("observed.returned-weights", "weights.", "probe/weights"),
+    lambda adapter: ", ".join(adapter.dtypes): ("dtype.",),
+    lambda adapter: ", ".join(mode.name for mode in adapter.modes): ("modes.",),
+    _dropout: ("dropout.", "probe/dropout"),
 }
-"""Beginning of a requirement's id to what is worth knowing there."""
-
-_TOPICS = {
-    "masks": _masks,
-    "same-mask": _masks,
-    "pairs": _masks,
-    "shapes": _masks,
-    "coinciding-sizes": _masks,
-    "masked-rows": _rows,
-    "causal": _causal,
-    "weights": _weights,
-    "dropout": _dropout,
-}
-
-
-def _about_topic(topic: str) -> list[Documented]:
-    """Return what adapters declare about the subject of an experiment; [] if nothing."""
-    return _grouped(_TOPICS[topic]) if topic in _TOPICS else []
+"""For each function that describes a declaration: prefixes of the ids to which it is relevant."""

@@ -1,4 +1,4 @@
-"""`mha-conformance explore` and `reproduce`: find a wrong answer, show it without the suite."""
+"""`mha-conformance explore` and `reproduce`: find wrong answers, write programs to show them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from conformance.commands.shared import (
     add_quiet,
     add_repeatable,
     be_quiet_and_single_threaded,
+    check_writable,
+    one_case,
+    replace_file,
 )
-from conformance.errors import ConformanceError, ExitCode, UnknownName, Unsupported
+from conformance.errors import ConformanceError, ExitCode, Unsupported, check_names
+from conformance.text import printable
 
 if TYPE_CHECKING:
     from conformance.adapter.base import Adapter
     from conformance.cases.case import Case
-    from conformance.cases.casefile import Failure
-    from conformance.explore.search import Options
+    from conformance.explore.search import Search
+    from conformance.explore.shrinking import Small
     from conformance.explore.trial import Deviation, Trial
+    from conformance.running.known import KnownDeviations
 
 SUFFIX = ".case"
 LONGEST_SCRIPT = 180.0
-"""Seconds that a script may take to show its deviation; importing TensorFlow takes ten."""
+"""The time limit in seconds for running a generated script; importing TensorFlow takes ten."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -36,13 +41,34 @@ def add_parser(commands: Commands) -> None:
     search = commands.add_parser(
         "explore",
         help="search for problems that an implementation answers wrongly",
-        description="Draw random problems, compare with the reference, and make what deviates as "
-        "small as it gets. Two files are written: a case that run --case-file asks again, and a "
-        "stand-alone script. Exit code 0: nothing found; 1: a deviation.",
+        description="Draw random problems, compare the answers with the reference, and shrink a "
+        "problem that deviates. Two files are written: a case for run --case-file, and a "
+        "stand-alone script. Exit code 0: nothing found; 1: a deviation. With --every-mode, each "
+        "mode is searched to the end of its time, and each class of deviations is kept once, with "
+        "those that --record holds already; exit code 1: a new one. With --baseline, what is known "
+        "is no finding.",
     )
-    add_implementation(search)
+    add_implementation(search, several=True)
+    search.add_argument(
+        "--every-mode",
+        action="store_true",
+        help="search each mode for --seconds, and keep what is found in --record",
+    )
+    search.add_argument(
+        "--record",
+        type=Path,
+        default=Path("explored"),
+        metavar="FOLDER",
+        help="where --every-mode keeps NAME.json and case files (default: explored)",
+    )
+    search.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="known deviations, as for gate: what one of them explains is counted, and no finding",
+    )
     search.add_argument("--seed", type=int, default=0, help="equal seeds draw the same problems")
-    search.add_argument("--examples", type=int, help="stop after so many problems")
+    search.add_argument("--examples", type=int, help="stop after this many problems")
     search.add_argument(
         "-o", "--output", type=Path, default=Path(), help="a folder for the files (default: here)"
     )
@@ -51,11 +77,11 @@ def add_parser(commands: Commands) -> None:
     again = commands.add_parser(
         "reproduce",
         help="a stand-alone script for a deviation at one case",
-        description="Run a case, make its worst deviation as small as it gets, and write a "
-        "script that shows it with NumPy and that library only. Exit code 0: nothing deviates, "
-        "nothing is written; 1: the script is written.",
+        description="Run a case, shrink the problem with the worst deviation, and write a script "
+        "that shows it with NumPy and the library only. Exit code 0: nothing deviates, nothing is "
+        "written; 1: the script is written.",
     )
-    again.add_argument("case", help="id of a case, a pattern that finds one, or a case file")
+    again.add_argument("case", help="id of a case, a pattern that matches one, or a case file")
     add_implementation(again)
     again.add_argument("-o", "--output", type=Path, help="the file to write")
     again.set_defaults(action=_reproduce)
@@ -63,25 +89,42 @@ def add_parser(commands: Commands) -> None:
         command.add_argument(
             "--seconds", type=float, default=60.0, help="time to search, and to shrink"
         )
-        command.add_argument("--no-shrink", action="store_true", help="keep the problem as it is")
+        command.add_argument(
+            "--no-shrink", dest="shrink", action="store_false", help="keep the problem as it is"
+        )
         add_repeatable(command, dtype="only this dtype", mode="only this mode")
         add_device(command)
         add_quiet(command)
 
 
-def _explore(asked: argparse.Namespace) -> int:
-    """Search, make what is found smaller, and write a case file and a script into the folder."""
-    adapter, options = _prepared(asked)
-    from conformance.explore.search import search
+def _explore(options: argparse.Namespace) -> int:
+    """Search for a failing problem, shrink it, and write it as a case file and a script."""
+    if options.every_mode:
+        return _survey(options)
+    if len(options.implementation) > 1:
+        raise ConformanceError("several implementations are explored with --every-mode only")
+    (options.implementation,) = options.implementation
+    adapter = _prepared(options)
+    from conformance.explore.search import MOST_EXAMPLES, Options, Search
     from conformance.progress import progress
-    from conformance.text import printable
 
-    _check_folder(asked.output)
+    check_writable(options.output / f"NAME{SUFFIX}")
+    wanted = Options(
+        dtypes=options.dtype,
+        modes=options.mode,
+        device=options.device,
+        seed=options.seed,
+        examples=MOST_EXAMPLES if options.examples is None else options.examples,
+    )
+    known = _known(options, adapter)
     adapter.prepare()
-    end = time.monotonic() + options.seconds
+    state = Search(adapter, wanted, time.monotonic() + options.seconds)
+    small, interrupted = None, False
     try:
         with progress(f"searching {adapter.name}"):
-            state = search(adapter, options, end, lambda: time.monotonic() + options.seconds / 2)
+            small = _first(adapter, state, options, known)
+    except KeyboardInterrupt:
+        interrupted = True
     except Unsupported as reason:
         print(f"{adapter.name}: nothing to search: {printable(str(reason))}")
         return ExitCode.NOTHING_VERIFIED
@@ -89,142 +132,182 @@ def _explore(asked: argparse.Namespace) -> int:
     print(
         f"{adapter.name}: {state.answered} problems answered in {took:.0f} s, seed {options.seed}"
     )
-    if state.failing is None:
-        if state.interrupted:
-            return ExitCode.INTERRUPTED
-        if not state.answered:
-            print(f"none of {state.drawn} could be expressed: {printable(state.why_not)}")
-            return ExitCode.NOTHING_VERIFIED
-        print("no deviation found")
-        return ExitCode.OK
-    trial, deviation, finished = *state.failing, True
-    if options.shrink and not state.interrupted:
-        trial, deviation, finished = _shrunk(adapter, trial, deviation, options.seconds)
-    if not finished:
-        print("the search for a smaller problem was not finished")
-    return _write(adapter, asked.implementation, trial, deviation, asked.output)
+    _print_known(known)
+    if small is not None:
+        return _write(adapter, options, small)
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    if not state.answered:
+        print(f"none of {state.drawn} could be expressed: {printable(state.why_not)}")
+        return ExitCode.NOTHING_VERIFIED
+    print("no deviation found")
+    return ExitCode.OK
 
 
-def _reproduce(asked: argparse.Namespace) -> int:
-    """Write a script for the worst deviation of an implementation at one case."""
-    adapter, options = _prepared(asked)
-    from conformance.commands.drawing import replace
+def _first(
+    adapter: Adapter, search: Search, options: argparse.Namespace, known: KnownDeviations | None
+) -> Small | None:
+    """Return the first deviation that is not known, as small as possible; None if there is none."""
+    for trial, wrong in search:
+        new = next((one for one in wrong if known is None or not known(trial, one)), None)
+        if new is not None:
+            began = time.monotonic()
+            small = _shrunk(adapter, trial, new, options)
+            # What was drawn with more features may be known once it is small.
+            is_known = known is not None and known(small.trial, small.deviation)
+            took = time.monotonic() - began
+            search.started, search.until = search.started + took, search.until + took
+            if not is_known:
+                return small
+    return None
+
+
+def _known(options: argparse.Namespace, adapter: Adapter) -> KnownDeviations | None:
+    """Return what the baseline knows of an implementation; None without a baseline.
+
+    Raises:
+        BrokenBaseline: the file makes no sense.
+        ConformanceError: there is no such file.
+    """
+    if options.baseline is None:
+        return None
+    from conformance.reports.gate.baseline import read_baseline
+    from conformance.running.known import KnownDeviations
+
+    baseline = read_baseline(options.baseline)
+    if not baseline.there:
+        raise ConformanceError(baseline.absence)
+    return KnownDeviations(baseline, adapter, adapter.name, options.device)
+
+
+def _print_known(known: KnownDeviations | None) -> None:
+    for entry, times in known.seen.most_common() if known is not None else ():
+        print(printable(f"known, {times} times: {entry.place}: {entry.reason}"))
+
+
+def _survey(options: argparse.Namespace) -> int:
+    """Explore every mode of each implementation, and keep what is found."""
+    from conformance.errors import Unavailable
+    from conformance.explore.search import MOST_EXAMPLES, Options
+    from conformance.explore.survey import survey
+    from conformance.progress import progress
+
+    worst = ExitCode.OK
+    for name in options.implementation:
+        adapter = _prepared(argparse.Namespace(**{**vars(options), "implementation": name}))
+        wanted = Options(
+            dtypes=options.dtype,
+            modes=options.mode,
+            device=options.device,
+            seed=options.seed,
+            examples=MOST_EXAMPLES if options.examples is None else options.examples,
+        )
+        known = _known(options, adapter)
+        aside = {} if known is None else {"known": known}
+        try:
+            adapter.prepare()
+            with progress(f"searching {adapter.name}"):
+                new = survey(adapter, wanted, options.seconds, options.record, **aside)
+        except (Unsupported, Unavailable) as reason:
+            print(f"{adapter.name}: nothing to search: {printable(str(reason))}")
+            worst = max(worst, ExitCode.NOTHING_VERIFIED)
+            continue
+        print(f"{adapter.name}: {options.record / adapter.name}.json, {len(new)} new")
+        _print_known(known)
+        for one in new:
+            features = ", ".join(one.features) or "nothing special"
+            print(printable(f"  {one.case}: {one.detail}, {one.dtype}, {one.modes[0]}: {features}"))
+        if new:
+            worst = ExitCode.DEVIATES
+    return worst
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    """Write a script that reproduces an implementation's worst deviation at one case."""
+    adapter = _prepared(options)
+    from conformance.cases.casefile import read
     from conformance.explore.script import script
     from conformance.explore.trial import worst
 
-    case, found = _one_case(asked.case)
+    stored, failure = Path(options.case), None
+    case: Case
+    if stored.suffix == SUFFIX or stored.is_file():
+        case, failure = read(stored)
+    else:
+        case = one_case(options.case)
     if not case.defined:
         raise ConformanceError(f"{case.id}: no definition settles it, so nothing deviates from one")
-    if asked.output is not None:
-        _check_folder(asked.output.parent)
-        if asked.output.is_dir():
-            raise ConformanceError(f"{asked.output}: is a folder; name a file in it")
+    path = options.output or Path(f"repro-{_word(adapter.name)}-{_word(case.id)}.py")
+    check_writable(path)
     adapter.prepare()
-    dtypes = options.dtypes
-    if found is not None and not dtypes and found.dtype in adapter.dtypes:
-        dtypes = [found.dtype]
-    failing, answered = worst(adapter, case, dtypes, options.modes, options.device)
+    dtypes = options.dtype
+    if failure is not None and not dtypes and failure.dtype in adapter.dtypes:
+        dtypes = [failure.dtype]
+    failing, answered = worst(adapter, case, dtypes, options.mode, options.device)
+    if not answered:
+        print(f"{adapter.name}: {case.id} is unsupported")
+        return ExitCode.NOTHING_VERIFIED
     if failing is None:
-        if not answered:
-            print(f"{adapter.name}: {case.id} is unsupported")
-            return ExitCode.NOTHING_VERIFIED
         print(
             f"{adapter.name}: nothing deviates at {case.id}; output, weights and gradients of one "
             "call were compared, and what needs several calls shows in mha-conformance run"
         )
         return ExitCode.OK
     trial, deviation = failing
-    if options.shrink:
-        trial, deviation, _ = _shrunk(adapter, trial, deviation, options.seconds)
-    text = script(adapter, asked.implementation, trial, deviation, case.id)
-    path = asked.output or Path(f"repro-{_word(adapter.name)}-{_word(case.id)}.py")
-    replace(path, text.encode())
+    small = _shrunk(adapter, trial, deviation, options)
+    trial, deviation = small.trial, small.deviation
+    text = script(adapter, options.implementation, trial, deviation, case.id)
     _print_deviation(trial, deviation)
-    print(f"script: {path}: {_checked(path)}")
+    _write_script(path, text)
     return ExitCode.DEVIATES
 
 
-def _prepared(asked: argparse.Namespace) -> tuple[Adapter, Options]:
-    """Return the adapter and the options, checked before the search starts.
+def _prepared(options: argparse.Namespace) -> Adapter:
+    """Check the options, and return the loaded adapter.
 
     Raises:
-        ConformanceError: the options are wrong, or the implementation cannot be had.
+        ConformanceError: an option is wrong, or the implementation cannot be loaded.
     """
     be_quiet_and_single_threaded()
     from conformance.adapter.loading import load
     from conformance.definition.dtypes import dtype_of
-    from conformance.explore.search import Options
 
-    if not 0 < asked.seconds < float("inf"):
-        raise ConformanceError(f"--seconds is {asked.seconds:g}; say a number above 0")
-    adapter = load(asked.implementation)
-    known = [mode.name for mode in adapter.modes]
-    for name in asked.mode:
-        if name not in known:
-            raise UnknownName("mode", name, known)
-    given = {name: getattr(asked, name, None) for name in ("seed", "examples")}
-    options = Options(
-        dtypes=[dtype_of(name).name for name in asked.dtype],
-        modes=asked.mode,
-        device=asked.device,
-        seconds=asked.seconds,
-        shrink=not asked.no_shrink,
-        **{name: value for name, value in given.items() if value is not None},
-    )
-    return adapter, options
-
-
-def _one_case(pattern: str) -> tuple[Case, Failure | None]:
-    """Return the one case that the name selects, from the catalogue or from a file."""
-    from conformance.cases.casefile import read
-    from conformance.cases.catalogue import find_cases
-
-    path = Path(pattern)
-    if path.suffix == SUFFIX or path.is_file():
-        return read(path)
-    cases = find_cases(pattern)
-    if len(cases) > 1:
-        names = ", ".join(case.id for case in cases[:6]) + ", ..." * (len(cases) > 6)
-        raise ConformanceError(f"{pattern} finds {len(cases)} cases; say which: {names}")
-    return cases[0], None
+    if not 0 < options.seconds < float("inf"):
+        raise ConformanceError(f"--seconds is {options.seconds:g}; say a number above 0")
+    adapter = load(options.implementation)
+    check_names("mode", options.mode, (mode.name for mode in adapter.modes))
+    options.dtype = [dtype_of(name).name for name in options.dtype]
+    return adapter
 
 
 def _shrunk(
-    adapter: Adapter, trial: Trial, deviation: Deviation, seconds: float
-) -> tuple[Trial, Deviation, bool]:
-    """Return the smallest problem found, and whether every step was tried, even if interrupted."""
-    from conformance.explore.shrinking import shrink
+    adapter: Adapter, trial: Trial, deviation: Deviation, options: argparse.Namespace
+) -> Small:
+    """Return the smallest problem found, in a mode and a dtype that the options allow."""
+    from conformance.explore.shrinking import Small, shrink
     from conformance.progress import progress
 
-    best = [(trial, deviation)]
-    finished = False
-    try:
-        with progress("making it smaller"):
-            finished = shrink(
-                adapter,
-                trial,
-                deviation,
-                time.monotonic() + seconds,
-                lambda smaller, still: best.append((smaller, still)),
-            ).finished
-    except KeyboardInterrupt:
-        pass
-    return *best[-1], finished
+    if not options.shrink:
+        return Small(trial, deviation, finished=True)
+    until = time.monotonic() + options.seconds
+    with progress("making it smaller"):
+        small = shrink(adapter, trial, deviation, until, modes=options.mode, dtypes=options.dtype)
+    if not small.finished:
+        print("the search for a smaller problem was not finished")
+    return small
 
 
-def _write(
-    adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, folder: Path
-) -> ExitCode:
-    """Write the case file and the script, and print what is in them."""
+def _write(adapter: Adapter, options: argparse.Namespace, small: Small) -> ExitCode:
+    """Write the case file and the script for a failing problem, and print a summary."""
     from conformance.cases.case import STORED
     from conformance.cases.casefile import Failure, store
-    from conformance.commands.drawing import replace
     from conformance.explore.script import TooLong, script
 
+    trial, deviation, spec = small.trial, small.deviation, options.implementation
     kind = deviation.array or deviation.kind
     name = _word(f"{adapter.name}-{kind}-{trial.problem.dtype}")
     why = f"Found by a search: {deviation.requirement or 'it raises'}: {deviation.text}"
-    found = Failure(
+    failure = Failure(
         adapter.name,
         trial.problem.dtype,
         trial.mode.name,
@@ -232,28 +315,25 @@ def _write(
         deviation.text,
         adapter.versions(),
     )
-    path = folder / f"{name}{SUFFIX}"
-    case = store(path, name, trial.problem, why, found)
+    path = options.output / f"{name}{SUFFIX}"
+    case = store(path, name, trial.problem, why, failure)
     _print_deviation(trial, deviation)
     print(f"case: {path}: mha-conformance run {spec} --case-file {path} --case {STORED}/")
     try:
         text = script(adapter, spec, trial, deviation, case.id)
     except TooLong as error:
         print(f"no script: {error}")
-        return ExitCode.DEVIATES
-    program = folder / f"{name}.py"
-    replace(program, text.encode())
-    print(f"script: {program}: {_checked(program)}")
+    else:
+        _write_script(options.output / f"{name}.py", text)
     return ExitCode.DEVIATES
 
 
 def _print_deviation(trial: Trial, deviation: Deviation) -> None:
     from conformance.records.numbers import LIMIT
     from conformance.reports.wording import sigmas
-    from conformance.text import printable
 
     shape = trial.problem.shape
-    # The text of what was raised begins with its type, which is the kind.
+    # The text of an exception begins with its type, which is the kind already.
     kind = deviation.requirement or deviation.kind
     text = printable(deviation.text.removeprefix(f"{kind}: "))
     print(
@@ -267,13 +347,12 @@ def _print_deviation(trial: Trial, deviation: Deviation) -> None:
     )
 
 
-def _checked(path: Path) -> str:
-    """Run the script in its own process, and return a description of the outcome."""
+def _write_script(path: Path, text: str) -> None:
+    """Write the script, run it in its own process, and print the outcome."""
     import subprocess
     import sys
 
-    from conformance.text import printable
-
+    replace_file(path, text.encode())
     try:
         ran = subprocess.run(
             [sys.executable, str(path)],
@@ -284,22 +363,19 @@ def _checked(path: Path) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"run, and not finished after {LONGEST_SCRIPT:.0f} s"
-    if ran.returncode == 0:
-        return "run, and it shows no deviation: it needs how this suite calls, such as compiled"
-    # Some frameworks say more after the error itself.
-    errors = ran.stderr.strip().splitlines() or [""]
-    named = [line for line in errors if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return f"run, and it fails as it should: {printable((named or errors)[-1])[:120]}"
-
-
-def _check_folder(folder: Path) -> None:
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConformanceError(f"{folder}: is no folder that can be written to")
+        print(f"script: {path}: run, and not finished after {LONGEST_SCRIPT:.0f} s")
+        return
+    outcome = "it shows no deviation: it needs how this suite calls, such as compiled"
+    if ran.returncode != 0:
+        # Some frameworks print more lines after the error message.
+        errors = ran.stderr.strip().splitlines() or [""]
+        named = [line for line in errors if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        outcome = f"it fails as it should: {printable((named or errors)[-1])[:120]}"
+    print(f"script: {path}: run, and {outcome}")
 
 
 def _word(text: str) -> str:
-    """Return text made safe for part of a file name or of a case name."""
+    """Return the text in a form that is safe within a file name or a case name."""
     from conformance.cases.casefile import is_name
 
     word = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-")

@@ -1,13 +1,13 @@
-"""Print the output of commands for programs: JSON, and its JSON schema.
+"""Print the output of commands as JSON for other programs, and its JSON schema.
 
-Every output is a struct of msgspec, so the schema is made of the type and cannot drift from it.
+Every output is a msgspec struct, so the schema is derived from the type and always agrees with it.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
-from typing import Any
+import json
+import pkgutil
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,37 +17,42 @@ OUTPUTS = {
     "record": ("conformance.records.record:Record", "everything that one run found"),
     "report": ("conformance.reports.model:Report", "records, joined into a report"),
     "list": ("conformance.commands.listing:Listing", "what mha-conformance list prints"),
-    "explain": (
-        "conformance.commands.explain:Explanation",
-        "what mha-conformance explain prints",
-    ),
+    "explain": ("conformance.commands.explain:Explanation", "what mha-conformance explain prints"),
     "run": ("conformance.running.ending:Summary", "what mha-conformance run prints"),
     "probe": ("conformance.commands.probe:Results", "what mha-conformance probe prints"),
-    "compare": (
-        "conformance.reports.changes:Changes",
-        "what mha-conformance compare prints",
+    "gate": ("conformance.reports.gate:Gate", "what mha-conformance gate prints"),
+    "convert": (
+        "conformance.commands.convert:Converted",
+        "what mha-conformance convert prints",
     ),
+    "long": ("conformance.records.long:Climbs", "what mha-conformance long prints"),
+    "compare": ("conformance.reports.changes:Changes", "what mha-conformance compare prints"),
 }
-"""Name to type, as "module:NAME", and what it is."""
+"""By name: the type of an output, as "module:NAME", and a description."""
+
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+def printed(struct: type[Struct], item: object, **others: object) -> Struct:
+    """Return a struct with the fields `others`, and all other fields copied from the item."""
+    names = (name for name in struct.__struct_fields__ if name not in others)
+    return struct(**{name: getattr(item, name) for name in names}, **others)
 
 
 def schema(name: str) -> dict[str, Any]:
     """Return the JSON schema of one of `OUTPUTS`."""
-    place, told = OUTPUTS[name]
-    module, _, attribute = place.partition(":")
-    made = msgspec.json.schema(getattr(importlib.import_module(module), attribute))
-    return {"$schema": DIALECT, "title": f"mha-conformance {name}", "description": told, **made}
+    place, description = OUTPUTS[name]
+    output = msgspec.json.schema(pkgutil.resolve_name(place))
+    about = {"title": f"mha-conformance {name}", "description": description}
+    return {"$schema": DIALECT, **about, **output}
 
 
-def print_json(found: object) -> None:
-    """Print indented JSON to stdout; JSON escapes control characters, so a terminal is safe."""
-    encoded = msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
-    # Characters beyond ASCII stand as they are in JSON, C1 controls and bidirectional marks too.
-    sys.stdout.write("".join(_escaped(char) for char in encoded) + "\n")
-
-
-def _escaped(char: str) -> str:
-    if char == "\n" or char.isprintable():
-        return char
-    units = char.encode("utf-16-be")
-    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+def print_json(output: object) -> None:
+    """Print a struct to stdout as indented JSON, in which unprintable characters are escaped."""
+    encoded = msgspec.json.format(msgspec.json.encode(output), indent=1).decode()
+    # JSON does not escape C1 control characters and bidirectional marks, which affect terminals.
+    escaped = (
+        char if char == "\n" or char.isprintable() else json.dumps(char)[1:-1] for char in encoded
+    )
+    print("".join(escaped))

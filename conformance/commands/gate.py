@@ -1,23 +1,26 @@
-"""`mha-conformance gate` and `baseline update`: what deviates must be what is known."""
+"""`mha-conformance gate` and `baseline update`: allow known deviations only, and list them."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conformance.commands.run import add_examination, examine, print_standing, standing
-from conformance.commands.shared import IMPLEMENTATION, Commands
+from conformance.commands.shared import IMPLEMENTATION, Commands, Once, add_format
 from conformance.errors import ConformanceError, ExitCode
 
-BASELINE = Path("conformance.toml")
+if TYPE_CHECKING:
+    from conformance.records.record import Record
+    from conformance.reports.gate.baseline import Baseline
 
 
 def add_parser(commands: Commands) -> None:
     """Add the parsers of `gate` and `baseline`."""
     gate = commands.add_parser(
         "gate",
-        help="fail if anything deviates but what a baseline file knows of",
-        description="Examine implementations and hold what deviates against a file of known "
+        help="fail if there are deviations other than those listed in a baseline file",
+        description="Examine implementations and compare the deviations with a file of known "
         "deviations. Exit code 0: exactly those were found; 1: something is worse, or the file is "
         "out of date; 3: nothing was verified; 4: something was not verified. Options that are "
         "not listed go to pytest.",
@@ -29,16 +32,17 @@ def add_parser(commands: Commands) -> None:
         action="store_true",
         help="print all deviations, and the reasons of known ones",
     )
+    add_format(gate, "gate")
     gate.set_defaults(action=_gate, passes_on=True)
 
-    baseline = commands.add_parser("baseline", help="keep the file of known deviations")
+    baseline = commands.add_parser("baseline", help="maintain the file of known deviations")
     baseline.set_defaults(action=lambda options: baseline.error("say what to do: update"))
     verbs = baseline.add_subparsers(dest="verb", metavar="VERB")
     update = verbs.add_parser(
         "update",
         help="write the smallest edit by which the gate holds",
-        description="Examine implementations and edit the file of known deviations: add what is "
-        "new, take out what is fixed. Comments and order are kept.",
+        description="Examine implementations and edit the file of known deviations: add new ones "
+        "and remove those that are fixed. Comments and order are kept.",
     )
     _add_options(update)
     update.add_argument(
@@ -49,38 +53,49 @@ def add_parser(commands: Commands) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "implementation", nargs="*", help=f"{IMPLEMENTATION}; all of the record, with --from-record"
+        "implementation",
+        nargs="*",
+        help=f"{IMPLEMENTATION}; all of the record, with --from-record. Without any, those that "
+        "[tool.mha-conformance] of pyproject.toml names",
     )
     parser.add_argument(
         "--baseline",
         type=Path,
-        default=BASELINE,
+        action=Once,
         metavar="FILE",
-        help=f"the file of known deviations (default: {BASELINE}); without one, none is known",
+        help="the file of known deviations (default: conformance.toml); without one, none is known",
     )
     parser.add_argument(
         "--from-record",
         type=Path,
+        action=Once,
         metavar="FILE",
         help="judge what this record holds instead of examining anything",
     )
     add_examination(parser)
+    # An option that is given has to be told from one that is not: the table of the project fills
+    # in the latter.
+    parser.set_defaults(device=None)
 
 
 def _gate(options: argparse.Namespace) -> int:
+    from conformance.commands.settings import complete
+    from conformance.reports.gate import gate
     from conformance.reports.gate.baseline import read_baseline
-    from conformance.reports.gate.judging import judge, part_of
-    from conformance.reports.gate.telling import gate
+    from conformance.reports.gate.judging import judge
     from conformance.text import relative
 
+    complete(options)
     _check(options)
-    # An error in it is reported before anything is run.
+    # Read the baseline first, so that an error in it is reported before anything is run.
     baseline = read_baseline(options.baseline)
+    if options.format == "json":
+        return _gate_for_programs(options, baseline)
 
     if options.from_record is None:
         record = standing(options)
         judgement = judge(baseline, record) if record is not None else None
-        # If the gate fails, a run shows the failures.
+        # If the gate fails, run again to show the failures.
         if record is not None and judgement is not None and judgement.exit_code == ExitCode.OK:
             judged = ["--from-record", relative(options.record)]
             code = gate(judgement, judged, verbose=options.verbose)
@@ -88,23 +103,49 @@ def _gate(options: argparse.Namespace) -> int:
             return code
         more = ["--conformance-verbose"] if options.verbose else []
         return examine(options, *more, survey=True, baseline=options.baseline)
-    record = part_of(options.from_record, options.implementation)
+    record = _given(options)
     return gate(judge(baseline, record), _judged(options), verbose=options.verbose)
+
+
+def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
+    """Print the judgement as JSON, and nothing else on stdout."""
+    import tempfile
+
+    from conformance.commands.formats import print_json
+    from conformance.records.record import read
+    from conformance.reports.gate import answer
+    from conformance.reports.gate.judging import judge
+    from conformance.text import stdout_to_stderr
+
+    record = _given(options) if options.from_record is not None else standing(options)
+    if record is None:
+        # What is printed on the way goes to stderr.
+        options.format = "text"
+        with tempfile.TemporaryDirectory() as folder, stdout_to_stderr():
+            options.record = options.record or Path(folder) / "record.json"
+            code = examine(options, survey=True, baseline=options.baseline)
+            if options.written is None or code == ExitCode.INTERRUPTED:
+                return code
+            record = read(options.written)
+    judgement = judge(baseline, record)
+    print_json(answer(judgement))
+    return judgement.exit_code
 
 
 def _update(options: argparse.Namespace) -> int:
     import tempfile
 
+    from conformance.commands.settings import complete
     from conformance.records.record import read
+    from conformance.reports.gate import update
     from conformance.reports.gate.baseline import read_baseline
-    from conformance.reports.gate.judging import part_of
-    from conformance.reports.gate.telling import update
     from conformance.text import relative
 
+    complete(options)
     _check(options)
     baseline = read_baseline(options.baseline)
     if options.from_record is not None:
-        record = part_of(options.from_record, options.implementation)
+        record = _given(options)
         return update(baseline, record, options.reason, _judged(options))
     kept = options.record is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -120,14 +161,64 @@ def _update(options: argparse.Namespace) -> int:
     return update(baseline, record, options.reason, judged)
 
 
+def _hash(name: str) -> str:
+    """Return the hash of the case with this id, or "" if this suite has none."""
+    from conformance.cases.case import case_hash
+    from conformance.cases.catalogue import case_of
+    from conformance.errors import UnknownName
+
+    try:
+        return case_hash(case_of(name))
+    except UnknownName:
+        return ""
+
+
+def _given(options: argparse.Namespace) -> Record:
+    """Return what is to be judged of the record; raises `BrokenRecord` if it is not of this suite.
+
+    The questions of another suite may have been easier.
+    """
+    from importlib import metadata
+
+    from conformance.cases.case import STORED
+    from conformance.cases.catalogue import catalogue_hash
+    from conformance.errors import BrokenRecord
+    from conformance.records.record import journal_path
+    from conformance.reports.gate.judging import part_of
+
+    if journal_path(options.from_record).exists():
+        raise BrokenRecord(f"{options.from_record}: a later run did not finish; run it again")
+    record = part_of(options.from_record, options.implementation)
+    header, made = record.header, record.header.provenance
+    asked = {name: case.hash for name, case in header.cases.items()}
+    asked = {name: asked[name] for name in asked if name.partition("/")[0] != STORED}
+    every = {*header.cases, *(topic.id for topic in header.topics)}
+    strangers = sorted({result.case for result in record.results} - every)
+    suite = metadata.version("mha-conformance")
+    if made.suite != suite:
+        fault = f"it is of suite {made.suite}, and this is {suite}"
+    elif made.catalogue != catalogue_hash():
+        fault = "it is of a catalogue with other cases"
+    elif others := sorted(name for name in asked if _hash(name) != asked[name]):
+        fault = f"its case {others[0]} asks another question than that of this suite"
+    elif strangers:
+        fault = f"it has results of {strangers[0]}, which it did not ask"
+    else:
+        return record
+    raise BrokenRecord(f"{options.from_record}: cannot be judged, because {fault}; run again")
+
+
 def _judged(options: argparse.Namespace) -> list[str]:
-    """Return the arguments that name the record."""
+    """Return the command-line arguments that name the implementations and the record."""
     return [*options.implementation, "--from-record", str(options.from_record)]
 
 
 def _check(options: argparse.Namespace) -> None:
     if options.from_record is None and not options.implementation:
-        raise ConformanceError("which implementation? name one, or a record with --from-record")
+        raise ConformanceError(
+            "which implementation? name one, or a record with --from-record, or write "
+            "implementations in [tool.mha-conformance] of pyproject.toml"
+        )
     if options.from_record is not None and options.rest:
         raise ConformanceError(
             f"nothing is run with --from-record; what is {' '.join(options.rest)} for?"

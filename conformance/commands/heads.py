@@ -1,16 +1,41 @@
-"""`mha-conformance heads`: attention patterns as a picture."""
+"""`mha-conformance heads`: draw the attention weights of one case, as .svg, .png or .html."""
 
 from __future__ import annotations
 
 import argparse
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conformance.commands.shared import (
     Commands,
     add_device,
     add_implementation,
     be_quiet_and_single_threaded,
+    check_writable,
+    one_case,
+    replace_file,
+    selected,
 )
+from conformance.errors import (
+    ConformanceError,
+    ExitCode,
+    NothingToShow,
+    Unsupported,
+    WrongShape,
+    check_names,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from conformance.adapter.base import Adapter, Mode
+    from conformance.cases.case import Case
+    from conformance.reports.figures.picture import Picture
+    from conformance.requirements.examination import Examination
+
+SUFFIXES = (".svg", ".png", ".html")
 
 
 def add_parser(commands: Commands) -> None:
@@ -19,12 +44,12 @@ def add_parser(commands: Commands) -> None:
         "heads", help="draw the attention pattern of every head beside the reference"
     )
     add_implementation(heads)
-    heads.add_argument("--case", required=True, help="id of a case, or a pattern that finds one")
+    heads.add_argument("--case", required=True, help="id of a case, or a pattern that matches one")
     heads.add_argument("--dtype", default="float32")
     heads.add_argument("--mode", default="", help="default: the first that returns weights")
     add_device(heads)
     heads.add_argument(
-        "--entry", default="", help="batch entry, or all; default: the one that is furthest off"
+        "--entry", default="", help="batch entry, or all; default: the one with the largest error"
     )
     heads.add_argument(
         "-o", "--output", type=Path, required=True, help="a file: .svg, .png or .html"
@@ -32,10 +57,147 @@ def add_parser(commands: Commands) -> None:
     heads.set_defaults(action=_heads)
 
 
-def _heads(options: argparse.Namespace) -> int:
-    be_quiet_and_single_threaded()
-    from conformance.commands.drawing import Question, draw
+@dataclass(frozen=True)
+class Question:
+    """What to draw, as given on the command line; mode "" is the first that returns weights."""
 
-    asked = ("implementation", "case", "dtype", "mode", "device", "entry")
-    question = Question(**{name: getattr(options, name) for name in asked})
-    return draw(question, options.output)
+    implementation: str
+    case: str
+    dtype: str = "float32"
+    mode: str = ""
+    device: str = "cpu"
+    entry: str = ""
+    """A batch entry, "all", or "" for the entry with the largest deviation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A picture, with the adapter and the case that it shows."""
+
+    picture: Picture
+    adapter: Adapter
+    case: Case
+
+
+def _heads(options: argparse.Namespace) -> int:
+    """Write the figure and print a summary; the exit code does not depend on what it shows.
+
+    Raises:
+        ConformanceError: as in `ask`; or the file cannot be written, and an old one is unchanged.
+    """
+    be_quiet_and_single_threaded()
+    from conformance.cases.description import describe
+    from conformance.frameworks.base import package_versions
+    from conformance.reports.figures import again, page, png, renderer, sentences, svg
+
+    output = options.output
+    if output.suffix not in SUFFIXES:
+        raise ConformanceError(
+            f"{output}: the name says which format, {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        )
+    check_writable(output)
+    if output.suffix == ".png":
+        renderer()
+    seen = ask(selected(Question, options))
+    if output.suffix == ".html":
+        versions = package_versions(("mha-conformance", "numpy")) | seen.adapter.versions()
+        command = again(seen.picture, options.implementation, output.name, options.entry)
+        content = page(seen.picture, describe(seen.case), command, versions).encode()
+    else:
+        figure = svg(seen.picture)
+        content = png(figure) if output.suffix == ".png" else figure.encode()
+    replace_file(output, content)
+    for line in sentences(seen.picture):
+        print(line)
+    print(f"drawn: {output}")
+    return ExitCode.OK
+
+
+def ask(question: Question) -> Seen:
+    """Run the case with the implementation, and return a picture of the attention weights.
+
+    Raises:
+        UnknownName: there is no such implementation, case, dtype or mode.
+        ConformanceError: the pattern matches several cases, the entry is not a number, or the
+            implementation cannot be loaded.
+        NothingToShow: the implementation returns no weights, does not support the case, or fails.
+        Unavailable: the framework or the device is missing.
+    """
+    from conformance.adapter.loading import load
+    from conformance.definition.dtypes import dtype_of
+    from conformance.reports.figures.picture import Subject, picture
+    from conformance.requirements.examination import Examination
+
+    case = one_case(question.case)
+    if question.entry not in ("", "all") and not question.entry.isdecimal():
+        raise ConformanceError(f"--entry is {question.entry!r}; say a number, or all")
+    dtype = dtype_of(question.dtype).name
+    adapter = load(question.implementation)
+    mode = _mode(adapter, question.mode, dtype)
+    examination = Examination(adapter, case, dtype, question.device, mode)
+    got = _weights(examination)
+    expectation, problem = examination.suited_expectation, examination.problem
+    note = "" if case.defined else "No definition settles this case; the reference has zeros here."
+    drawn = picture(
+        Subject(adapter.name, case.id, dtype, mode.name, question.device, note),
+        got=got,
+        want=expectation.arrays["weights"],
+        noise=expectation.sigma["weights"],
+        blocked=problem.blocked_for(got),
+        underflow=problem.format.underflow,
+        entry=int(question.entry) if question.entry.isdecimal() else None,
+        every=question.entry == "all",
+    )
+    return Seen(drawn, adapter, case)
+
+
+def _mode(adapter: Adapter, name: str, dtype: str) -> Mode:
+    """Return the mode of this name or, for "", the first that returns weights in this dtype. Raises
+    `NothingToShow` if the mode returns no weights or lacks the dtype."""
+    check_names("mode", [name] if name else [], (mode.name for mode in adapter.modes))
+    with_weights = [mode for mode in adapter.modes if adapter.returns_weights and mode.weights]
+    usable = [mode for mode in with_weights if mode.dtypes is None or dtype in mode.dtypes]
+    if not usable:
+        where = f" in {dtype}" if adapter.returns_weights else ""
+        raise NothingToShow(
+            f"{adapter.name} returns no attention weights{where}, so there is nothing to draw; if "
+            "it does return them, its adapter must declare returns_weights"
+        )
+    mode = next(mode for mode in adapter.modes if mode.name == (name or usable[0].name))
+    if not mode.weights:
+        raise NothingToShow(
+            f"{adapter.name} returns no attention weights in mode {mode.name}; "
+            f"try --mode {usable[0].name}"
+        )
+    if mode.dtypes is not None and dtype not in mode.dtypes:
+        raise NothingToShow(
+            f"{adapter.name} has no {dtype} in mode {mode.name}; try --dtype {mode.dtypes[0]}"
+        )
+    return mode
+
+
+def _weights(examination: Examination) -> np.ndarray:
+    """Return the attention weights; turn any failure of the implementation into `NothingToShow`."""
+    import numpy as np
+
+    from conformance.requirements.examination import Raised
+
+    name, case = examination.adapter.name, examination.case.id
+    try:
+        # Ignore warnings: the figure itself shows their causes, such as a fully masked query.
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            weights = examination.answer.weights
+    except Unsupported as reason:
+        raise NothingToShow(
+            f"{name} cannot express {case} in {examination.dtype}: {reason}; try another case, see "
+            "mha-conformance list cases"
+        ) from reason
+    except (Raised, WrongShape) as error:
+        why = f" raised {error.told}" if isinstance(error, Raised) else f": {error}"
+        raise NothingToShow(f"{name}{why}; mha-conformance run says where") from error
+    if weights is None:
+        raise NothingToShow(
+            f"{name} returned no attention weights for {case}; mha-conformance run says more"
+        )
+    return weights

@@ -1,17 +1,20 @@
-"""`mha-conformance list` and `schema`: what there is, and what commands print for programs."""
+"""`mha-conformance list` and `schema`: list what the suite knows, and print JSON schemas."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from conformance.commands.formats import OUTPUTS, print_json, schema
+from conformance.commands.formats import OUTPUTS, print_json, printed, schema
 from conformance.commands.shared import Commands, add_format
 from conformance.errors import ConformanceError, ExitCode
 from conformance.text import printable
+
+if TYPE_CHECKING:
+    from conformance.adapter.base import Adapter
 
 
 def add_parser(commands: Commands) -> None:
@@ -19,8 +22,8 @@ def add_parser(commands: Commands) -> None:
     listing = commands.add_parser(
         "list", help="list implementations, cases, experiments or requirements"
     )
-    known = ("implementations", "cases", "experiments", "requirements")
-    listing.add_argument("what", choices=known)
+    kinds = ("implementations", "cases", "experiments", "requirements")
+    listing.add_argument("what", choices=kinds)
     add_format(listing, "list")
     listing.set_defaults(action=_list)
 
@@ -34,15 +37,16 @@ def add_parser(commands: Commands) -> None:
 
 
 class ListedImplementation(msgspec.Struct, frozen=True):
-    """An implementation that can be named without a path.
+    """An implementation whose adapter is registered, so that it can be named without a path.
 
     Attributes:
-        name: what to give to `run`.
-        title: what it is called by its authors.
-        framework: what it runs in.
-        installed: whether that is installed here.
-        documentation: a link, or "".
-        adapter: where its adapter is, "module:NAME".
+        name: the name to give to `run`.
+        title: the name that its authors use.
+        framework: the framework that it needs.
+        installed: whether everything that the adapter needs is installed here: the framework, and
+            the packages beside it.
+        documentation: a link to its documentation, or "".
+        adapter: the location of its adapter, "module:NAME".
     """
 
     name: str
@@ -57,12 +61,12 @@ class ListedCase(msgspec.Struct, frozen=True):
     """A case of the catalogue.
 
     Attributes:
-        id: what to give to `--case`.
+        id: the value for `--case`.
         chapter: the first word of the id.
-        family: its shape.
-        why: what it does and what it catches.
-        defined: False where the field has no agreed answer.
-        serves: the requirements that look at it.
+        family: the name of its family of shapes.
+        why: what it does and which mistakes it catches.
+        defined: False if there is no agreed answer.
+        serves: ids of the requirements that examine it.
     """
 
     id: str
@@ -74,7 +78,7 @@ class ListedCase(msgspec.Struct, frozen=True):
 
 
 class ListedExperiment(msgspec.Struct, frozen=True):
-    """An experiment; `id` without "probe/" is what to give to `probe --experiment`."""
+    """An experiment; `id` without "probe/" is the value for `probe --experiment`."""
 
     id: str
     title: str
@@ -82,7 +86,7 @@ class ListedExperiment(msgspec.Struct, frozen=True):
 
 
 class ListedRequirement(msgspec.Struct, frozen=True):
-    """A requirement; `cases` is how many look at it."""
+    """A requirement; `cases` is the number of cases that examine it."""
 
     id: str
     level: str
@@ -92,25 +96,25 @@ class ListedRequirement(msgspec.Struct, frozen=True):
 
 
 class Implementations(msgspec.Struct, frozen=True, tag_field="kind", tag="implementations"):
-    """`list implementations`."""
+    """The output of `list implementations --format json`."""
 
     entries: list[ListedImplementation]
 
 
 class Cases(msgspec.Struct, frozen=True, tag_field="kind", tag="cases"):
-    """`list cases`."""
+    """The output of `list cases --format json`."""
 
     entries: list[ListedCase]
 
 
 class Experiments(msgspec.Struct, frozen=True, tag_field="kind", tag="experiments"):
-    """`list experiments`."""
+    """The output of `list experiments --format json`."""
 
     entries: list[ListedExperiment]
 
 
 class Requirements(msgspec.Struct, frozen=True, tag_field="kind", tag="requirements"):
-    """`list requirements`."""
+    """The output of `list requirements --format json`."""
 
     entries: list[ListedRequirement]
 
@@ -119,119 +123,96 @@ Listing: TypeAlias = Implementations | Cases | Experiments | Requirements
 
 
 def listing(what: str) -> Listing:
-    """Return everything of one kind, in the order of reports."""
+    """Return the list of all "implementations", "cases", "experiments" or "requirements"."""
     from conformance.adapter.loading import registered
     from conformance.cases.catalogue import catalogue
+    from conformance.experiments import TOPICS
     from conformance.requirements import REQUIREMENTS
 
     if what == "implementations":
-        return Implementations(
-            [_implementation(name, point.value) for name, point in registered().items()]
-        )
-    if what == "cases":
-        return Cases(
+        points = registered().items()
+        return Implementations([_implementation(name, point.value) for name, point in points])
+    if what == "experiments":
+        return Experiments([printed(ListedExperiment, topic) for topic in TOPICS])
+    cases = catalogue()
+    if what == "requirements":
+        return Requirements(
             [
-                ListedCase(
-                    id=case.id,
-                    chapter=case.chapter,
-                    family=case.family,
-                    why=case.why,
-                    defined=case.defined,
-                    serves=[item.id for item in REQUIREMENTS if item.serves(case)],
-                )
-                for case in catalogue()
+                printed(ListedRequirement, item, cases=sum(map(item.serves, cases)))
+                for item in REQUIREMENTS
             ]
         )
-    if what == "experiments":
-        from conformance.experiments import TOPICS
-
-        return Experiments(
-            [ListedExperiment(topic.id, topic.title, topic.question) for topic in TOPICS]
-        )
-    cases = catalogue()
-    return Requirements(
-        [
-            ListedRequirement(
-                item.id, item.level, item.sentence, item.why, sum(map(item.serves, cases))
-            )
-            for item in REQUIREMENTS
-        ]
-    )
-
-
-def _list(options: argparse.Namespace) -> int:
-    found = listing(options.what)
-    if options.format == "json":
-        print_json(found)
-    elif isinstance(found, Implementations):
-        rows = (
-            (item.name, item.title, item.framework + ("" if item.installed else " (not installed)"))
-            for item in found.entries
-        )
-        _print("name title framework", rows)
-    elif isinstance(found, Cases):
-        _print("case does", ((item.id, item.why) for item in found.entries))
-    elif isinstance(found, Experiments):
-        _print("experiment asks", ((item.id, item.question) for item in found.entries))
-    else:
-        _print(
-            "requirement level sentence",
-            ((item.id, item.level, item.sentence) for item in found.entries),
-        )
-    return ExitCode.OK
+    serves = {case: [item.id for item in REQUIREMENTS if item.serves(case)] for case in cases}
+    return Cases([printed(ListedCase, case, serves=serves[case]) for case in cases])
 
 
 def _implementation(name: str, place: str) -> ListedImplementation:
-    """Return an implementation as its adapter describes it, or why it fails to import."""
-    import importlib.util
-
+    """Return the entry for an implementation; if its adapter fails to load, the title says why."""
     from conformance.adapter.loading import load
 
     try:
         adapter = load(name)
     except ConformanceError as error:
         return ListedImplementation(name, str(error), "unknown", False, "", place)
-    installed = importlib.util.find_spec(adapter.framework) is not None
-    return ListedImplementation(
-        name, adapter.title, adapter.framework, installed, adapter.documentation, place
-    )
+    installed = is_installed(adapter)
+    return printed(ListedImplementation, adapter, name=name, installed=installed, adapter=place)
 
 
-def _print(head: str, rows: Iterable[tuple[str, ...]]) -> None:
-    """Return a table for people; for programs, one line each with tabs, and nothing cut off."""
+def is_installed(adapter: Adapter) -> bool:
+    """Return whether the packages that an adapter needs are there; none of them is imported."""
+    from importlib.util import find_spec
+
+    from conformance.frameworks.base import package_versions
+
+    modules = {
+        name.partition(".")[0] for name in (adapter.framework, *getattr(adapter, "imports", ()))
+    }
+    packages = {*adapter.packages}
+    return all(map(find_spec, modules)) and len(package_versions((*packages,))) == len(packages)
+
+
+def _list(options: argparse.Namespace) -> int:
+    entries = listing(options.what)
+    if options.format == "json":
+        print_json(entries)
+    elif isinstance(entries, Implementations):
+        installed = ((it, "" if it.installed else " (not installed)") for it in entries.entries)
+        rows = [(it.name, it.title, it.framework + note) for it, note in installed]
+        _print(("name", "title", "framework"), rows)
+    elif isinstance(entries, Cases):
+        _print(("case", "does"), [(it.id, it.why) for it in entries.entries])
+    elif isinstance(entries, Experiments):
+        _print(("experiment", "asks"), [(it.id, it.question) for it in entries.entries])
+    else:
+        columns = ("requirement", "level", "sentence")
+        _print(columns, [(it.id, it.level, it.sentence) for it in entries.entries])
+    return ExitCode.OK
+
+
+def _print(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
+    """Print a table on a terminal; elsewhere, print complete rows with tabs between the cells."""
     from rich.console import Console
-    from rich.markup import escape
+    from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False)
-    told = [tuple(printable(" ".join(cell.split())) for cell in row) for row in rows]
+    cells = [tuple(printable(" ".join(cell.split())) for cell in row) for row in rows]
     if not console.is_terminal:
-        for row in told:
+        for row in cells:
             print("\t".join(row))
         return
-    first, *others = head.split()
-    widest = max((len(row[0]) for row in told), default=0)
-    if widest > console.width // 2:
-        # Beside names as long as these there is no room for a sentence.
-        for name, *rest in told:
-            console.print(f"[bold]{escape(name)}[/]", soft_wrap=True)
-            console.print(_indented(" · ".join(rest), console.width))
+    if max((len(row[0]) for row in cells), default=0) > console.width // 2:
+        # The names are so long that a sentence does not fit beside them.
+        for name, *others in cells:
+            console.print(Text(name, "bold"), soft_wrap=True)
+            console.print(Padding(Text(" · ".join(others)), (0, 0, 0, 4)))
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for column in others:
-        table.add_column(column)
-    for row in told:
-        table.add_row(*map(escape, row))
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    table.columns[0].no_wrap = True
+    for row in cells:
+        table.add_row(*map(Text, row))
     console.print(table)
-
-
-def _indented(text: str, width: int) -> str:
-    import textwrap
-
-    from rich.markup import escape
-
-    return escape(textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    "))
 
 
 def _schema(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`mha-conformance new-adapter`: files to begin with."""
+"""`mha-conformance new-adapter`: write the files with which to start a new adapter."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def add_parser(commands: Commands) -> None:
     """Add the parser of this command to `commands`."""
     new = commands.add_parser(
         "new-adapter",
-        help="write an adapter to begin with, its test and its build",
+        help="write a first adapter with its test and CI files",
         description="Write a commented adapter around an attention that conforms, its test, and "
-        "builds for GitHub Actions and GitLab. On a terminal, what is not said is asked. Nothing "
-        "is overwritten.",
+        "builds for GitHub Actions and GitLab. On a terminal, you are asked for missing options. "
+        "Nothing is overwritten.",
     )
     new.add_argument("name", nargs="?", help="such as MyAttention or my_kernel")
-    new.add_argument("--framework", choices=FRAMEWORKS, help="what it runs in")
+    new.add_argument("--framework", choices=FRAMEWORKS, help="framework in which it runs")
     new.add_argument(
         "--kind",
         choices=KINDS,
@@ -49,15 +49,14 @@ def _new(options: argparse.Namespace) -> int:
     written = write(new, options.output)
     for path in written:
         print(path)
-    there = written[0]
     print("\nIt conforms as it is. See for yourself, then put your own in its place:\n")
-    print(f"  mha-conformance run {shlex.quote(f'{there}:{new.adapter}')}")
+    print(f"  mha-conformance run {shlex.quote(f'{written[0]}:{new.adapter}')}")
     print(f"  pytest {shlex.quote(str(written[1]))}")
     return ExitCode.OK
 
 
 def _asked(what: str, default: str, choices: tuple[str, ...] | None = None) -> str:
-    """Prompt for a value at a terminal; elsewhere, an option must have given it."""
+    """Return a value that the user enters; raise `ConformanceError` if stdin is not a terminal."""
     if not sys.stdin.isatty():
         told = f"--{what} {' or '.join(choices)}" if choices else f"a name, such as {default}"
         raise ConformanceError(f"new-adapter: which {what}? say {told}")
@@ -75,10 +74,10 @@ def _installed() -> str:
 
 @dataclass(frozen=True)
 class NewAdapter:
-    """The adapter to write, and the files around it.
+    """An adapter to write, together with its test and CI files.
 
     Attributes:
-        name: as the user calls it, "MyAttention" or "my_attention".
+        name: the name that the user gave, such as "MyAttention" or "my_attention".
     """
 
     name: str
@@ -98,32 +97,20 @@ class NewAdapter:
 
     @property
     def module(self) -> str:
-        """Name of the file, without .py."""
+        """The name of the adapter's file, without ".py"."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", self.name).lower()
 
     @property
     def adapter(self) -> str:
-        """Name of the adapter in it: classes are written in one way, functions in another."""
+        """The name of the adapter in its file: CamelCase for a layer, snake_case for a function."""
         if self.kind == "function":
             return self.module
         return "".join(word[:1].upper() + word[1:] for word in self.name.split("_"))
 
     def files(self) -> dict[str, str]:
-        """Name to text of everything that is written."""
+        """Return the text of every file to write, by file name."""
         from jinja2 import Environment, PackageLoader, StrictUndefined
 
-        test = f"test_{self.module}.py"
-        values = {
-            "module": self.module,
-            "name": self.adapter,
-            "layer": f"{self.adapter}Layer",
-            "title": "An attention" if self.kind == "function" else "An attention layer",
-            "test": test,
-            "framework": self.framework,
-            "library": FRAMEWORKS[self.framework],
-            "packages": "" if self.framework == "numpy" else f" {self.framework}",
-            "baseline": " --baseline conformance.toml",
-        }
         environment = Environment(
             loader=PackageLoader("conformance.commands", "newadapter"),
             undefined=StrictUndefined,
@@ -131,22 +118,34 @@ class NewAdapter:
             lstrip_blocks=True,
             keep_trailing_newline=True,
         )
+        templates = {
+            f"{self.module}.py": f"{self.kind}.py.j2",
+            f"test_{self.module}.py": "test.py.j2",
+            "conformance-github.yml": "github.yml.j2",
+            "conformance-gitlab.yml": "gitlab.yml.j2",
+        }
+        values = {
+            "module": self.module,
+            "name": self.adapter,
+            "layer": f"{self.adapter}Layer",
+            "title": "An attention" if self.kind == "function" else "An attention layer",
+            "test": f"test_{self.module}.py",
+            "framework": self.framework,
+            "library": FRAMEWORKS[self.framework],
+            "packages": "" if self.framework == "numpy" else f" {self.framework}",
+            "baseline": " --baseline conformance.toml",
+        }
         return {
             name: environment.get_template(template).render(values)
-            for name, template in (
-                (f"{self.module}.py", f"{self.kind}.py.j2"),
-                (test, "test.py.j2"),
-                ("conformance-github.yml", "github.yml.j2"),
-                ("conformance-gitlab.yml", "gitlab.yml.j2"),
-            )
+            for name, template in templates.items()
         }
 
 
 def write(new: NewAdapter, folder: Path) -> list[Path]:
-    """Write all files, or none.
+    """Write all files into the folder, and return their paths.
 
     Raises:
-        ConformanceError: one of them is there, or the folder cannot be written to.
+        ConformanceError: a file exists already, or the folder cannot be written to.
     """
     files = {folder / name: text for name, text in new.files().items()}
     there = [str(path) for path in files if path.exists() or path.is_symlink()]

@@ -1,11 +1,17 @@
-"""`mha-conformance publish`: keep records of all implementations, and pages made from them."""
+"""`mha-conformance publish`: store records of implementations, and render pages from them."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from conformance.commands.shared import Commands, add_quiet
+from msgspec import convert
+from msgspec.structs import asdict
+
+from conformance.commands.shared import Commands, add_quiet, add_run_file, selected
+from conformance.records.header import Implementation
 
 
 def add_parser(commands: Commands) -> None:
@@ -25,20 +31,30 @@ def add_parser(commands: Commands) -> None:
         help="records of the same implementations with other versions of their libraries",
     )
     parser.add_argument(
+        "--large",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="RECORD",
+        help='records of level "large", a column of the table',
+    )
+    parser.add_argument(
         "--expect",
-        default="",
+        dest="expected",
+        type=_names,
+        default=[],
         metavar="NAME,NAME",
         help="records that must be there, by their file's name without .json",
     )
     parser.add_argument(
         "--expect-versions",
-        default="",
+        dest="expected_versions",
+        type=_names,
+        default=[],
         metavar="NAME,NAME",
         help="likewise, of those with other versions",
     )
-    parser.add_argument(
-        "--run-file", type=Path, help="refuse records of other runs than the one named in this file"
-    )
+    add_run_file(parser)
     parser.add_argument(
         "--output",
         type=Path,
@@ -53,6 +69,7 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument(
         "--baseline",
+        dest="baselines",
         nargs="+",
         type=Path,
         default=[Path("reports/baselines")],
@@ -69,20 +86,21 @@ def add_parser(commands: Commands) -> None:
 
 
 def _publish(options: argparse.Namespace) -> int:
-    from conformance.reports.publishing.write import Wanted, publish
+    from conformance.reports.publishing import Wanted, publish
 
-    return publish(
-        Wanted(
-            records=options.records,
-            versions=options.versions,
-            expected=_names(options.expect),
-            expected_versions=_names(options.expect_versions),
-            run=options.run_file,
-            output=options.output,
-            pages=options.pages,
-            baselines=options.baseline,
-            add=options.add,
-        )
+    options.translator = _translations
+    return publish(selected(Wanted, options))
+
+
+def _translations(declared: Mapping[str, Implementation]) -> dict[str, Any]:
+    """Return the answers for the mask arguments of these implementations."""
+    from conformance.adapter.arguments import MaskArgument
+    from conformance.porting.answers import answers
+
+    return answers(
+        (key, mask.name, convert(asdict(mask) | {"axes": tuple(mask.axes)}, MaskArgument))
+        for key, implementation in declared.items()
+        for mask in implementation.masks
     )
 
 

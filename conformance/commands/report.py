@@ -1,11 +1,11 @@
-"""`mha-conformance report`, `join` and `begin`: records become reports, parts become records."""
+"""`mha-conformance report`, `join` and `begin`: render reports from records, and join records."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from conformance.commands.shared import Commands, add_quiet
+from conformance.commands.shared import Commands, add_files, add_quiet, add_run_file, selected
 from conformance.errors import ConformanceError, ExitCode
 
 
@@ -20,9 +20,7 @@ def add_parser(commands: Commands) -> None:
         type=Path,
         help="path without a suffix for the three files (default: reports/compatibility)",
     )
-    report.add_argument(
-        "--html", type=Path, metavar="FILE", help="the page in this file; without --output, alone"
-    )
+    add_files(report, html="the page in this file; without --output, alone")
     report.add_argument(
         "--expect",
         action="append",
@@ -30,13 +28,16 @@ def add_parser(commands: Commands) -> None:
         metavar="NAME",
         help="a record that must be there, by its file's name without .json; repeatable",
     )
-    report.add_argument(
-        "--run-file", type=Path, help="refuse records of other runs than the one named in this file"
-    )
+    add_run_file(report)
     outputs = report.add_argument_group(
         "for a build", "without --output and --html, only what is named here is written"
     )
-    outputs.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
+    add_files(
+        outputs,
+        junit="write JUnit XML",
+        badge="write a badge for shields.io (endpoint)",
+        baseline="known deviations, as gate takes them; for a page, a folder of them too",
+    )
     outputs.add_argument(
         "--summary",
         nargs="?",
@@ -48,16 +49,10 @@ def add_parser(commands: Commands) -> None:
         "--annotations", action="store_true", help="print annotations for GitHub Actions"
     )
     outputs.add_argument(
-        "--badge", type=Path, metavar="FILE", help="write a badge for shields.io (endpoint)"
-    )
-    outputs.add_argument(
         "--previous",
         type=Path,
         metavar="RECORD",
         help="an earlier record, or a folder of them: summary and annotations tell what changed",
-    )
-    outputs.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="known deviations, as gate takes them"
     )
     report.add_argument(
         "--versions",
@@ -94,28 +89,34 @@ def add_parser(commands: Commands) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    code = int(ExitCode.OK)
-    asked = ("junit", "badge", "summary", "annotations")
-    wished = [name for name in asked if getattr(options, name) not in (None, False)]
-    for name, users in (("previous", ("summary", "annotations")), ("baseline", asked)):
-        if getattr(options, name) is not None and not set(users) & set(wished):
-            needed = " or ".join(f"--{user}" for user in users)
-            raise ConformanceError(f"--{name} changes nothing that is written; add {needed}")
-    if wished:
-        from conformance.reports.ci.outputs import Outputs, write_outputs
-
-        names = (*asked, "previous", "baseline")
-        wanted = Outputs(**{name: getattr(options, name) for name in names})
-        code = write_outputs(options.records, wanted)
-        if options.output is None and options.html is None:
-            return code
-    from conformance.reports import write
-
+    outputs = ("junit", "badge", "summary", "annotations")
+    chosen = {name for name in outputs if getattr(options, name) not in (None, False)}
+    if options.previous is not None and not chosen.intersection(("summary", "annotations")):
+        needed = "--summary or --annotations"
+        raise ConformanceError(f"--previous changes nothing that is written; add {needed}")
+    code: int = ExitCode.OK
     output = options.output
+    if not chosen and options.baseline is not None and not options.baseline.exists():
+        raise ConformanceError(f"{options.baseline}: no such file, nothing is known yet")
+    if chosen:
+        from conformance.reports.ci import Outputs, write_outputs
+
+        code = write_outputs(options.records, selected(Outputs, options))
     if output is None and options.html is None:
+        if chosen:
+            return code
         output = Path("reports/compatibility")
+    from conformance.reports import write
+    from conformance.reports.publishing.pages import read_baselines
+
     report = write(
-        options.records, output, options.expect, options.run_file, options.html, options.versions
+        options.records,
+        output,
+        options.expect,
+        options.run,
+        options.html,
+        options.versions,
+        None if options.baseline is None else read_baselines([options.baseline]),
     )
     return report or code
 
@@ -131,10 +132,9 @@ def _join(options: argparse.Namespace) -> int:
         print(printable(f"contradiction: {line}"))
     record = joined.record
     for one in record.header.implementations:
-        own = (r.verdict for r in record.results if r.implementation == one.name)
-        print(printable(f"{one.name}: {counts_text(count(own))}"))
-    selection = record.header.provenance.selection
-    if selection:
+        verdicts = (r.verdict for r in record.results if r.implementation == one.name)
+        print(printable(f"{one.name}: {counts_text(count(verdicts))}"))
+    if selection := record.header.provenance.selection:
         print(printable(f"narrowed by {selection}"))
     print(printable(f"record: {options.output}"))
     if joined.contradictions:

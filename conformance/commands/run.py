@@ -1,4 +1,4 @@
-"""`mha-conformance run`: the suite's own pytest session, without pytest's command line."""
+"""`mha-conformance run`: examine implementations in a pytest session of the suite."""
 
 from __future__ import annotations
 
@@ -9,21 +9,30 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.shared import Commands, add_format, add_implementation, add_quiet
-from conformance.errors import PYTEST_CODES, ExitCode
+from conformance.commands.shared import (
+    Commands,
+    Once,
+    add_format,
+    add_implementation,
+    add_quiet,
+)
+from conformance.errors import PYTEST_CODES, ExitCode, NothingRun
 from conformance.running import OPTIONS
 
 if TYPE_CHECKING:
     from conformance.records.record import Record
     from conformance.running.examine import Outcome
 
-WITHOUT = ("logging", "warnings", "unraisableexception", "threadexception")
+WITHOUT = ("logging", "subtests", "warnings", "unraisableexception", "threadexception")
 QUICK = ("-q", "--assert=plain", "--capture=sys", *(f"-pno:{plugin}" for plugin in WITHOUT))
-"""What pytest does around a test costs as much as a small attention; this leaves some out."""
+"""pytest arguments that disable features which cost as much per test as a small attention."""
 
 
-_PATHS: dict[str, dict[str, Any]] = {"record": {"type": Path}, "case-file": {"type": Path}}
-"""pytest's options are strings, because xdist sends them to its workers."""
+_PATHS: dict[str, dict[str, Any]] = {
+    "record": {"type": Path, "action": Once},
+    "case-file": {"type": Path},
+}
+"""The types of these options; in pytest they are strings, because xdist sends them to workers."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -47,7 +56,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def add_examination(run: argparse.ArgumentParser) -> None:
-    """Add the options that say what to examine, and how."""
+    """Add the options that determine what is examined, and how."""
     for name, attributes in OPTIONS.items():
         run.add_argument(f"--{name}", **{**attributes, **_PATHS.get(name, {})})
     add_quiet(run)
@@ -77,9 +86,9 @@ def _print_summary(outcome: Outcome, code: ExitCode) -> None:
 
 
 def standing(options: argparse.Namespace) -> Record | None:
-    """Return the existing record if all of it still holds, so that nothing needs to be measured.
+    """Return the existing record if it is still up to date; None if something must be measured.
 
-    The record is then part of the run that was begun in its folder.
+    The record is saved as part of the run that was begun in its folder, if there is one.
     """
     from conformance.running.provenance import begun, environment
 
@@ -91,6 +100,8 @@ def standing(options: argparse.Namespace) -> Record | None:
         return None
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     environment()
+    from msgspec.structs import replace
+
     from conformance.records.record import journal_path, save
     from conformance.running.digests import remember
     from conformance.running.earlier import unchanged
@@ -100,27 +111,20 @@ def standing(options: argparse.Namespace) -> Record | None:
         return None
     lock = Lock(options.record)
     try:
-        found = unchanged(options.record, options.implementation, options.device)
+        record = unchanged(options.record, options.implementation, options.device)
         run = begun(options.record.parent)
-        if found is not None and run and run != found.header.provenance.run:
-            found = _of_run(found, run)
-            save(options.record, found)
+        if record is not None and run and run != record.header.provenance.run:
+            provenance = replace(record.header.provenance, run=run)
+            record = replace(record, header=replace(record.header, provenance=provenance))
+            save(options.record, record)
     finally:
         lock.release()
     remember()
-    return found
-
-
-def _of_run(record: Record, run: str) -> Record:
-    import msgspec
-
-    made = msgspec.structs.replace(record.header.provenance, run=run)
-    header = msgspec.structs.replace(record.header, provenance=made)
-    return msgspec.structs.replace(record, header=header)
+    return record
 
 
 def print_standing(path: Path, record: Record) -> None:
-    """Print that nothing was measured again, when it was measured, and the record's path."""
+    """Print that nothing was measured again, when it was measured, and the path of the record."""
     from conformance.running.earlier import as_measured
     from conformance.text import printable
 
@@ -133,15 +137,15 @@ def print_standing(path: Path, record: Record) -> None:
 def examine(
     options: argparse.Namespace, *more: str, survey: bool, baseline: Path | None = None
 ) -> int:
-    """Run the suite's pytest session; return the exit code.
+    """Run the suite's pytest session, and return the exit code.
 
     Args:
-        options: those of `add_examination`, with implementations and the rest for pytest.
-        more: options of the plugin.
-        survey: whether deviations are findings, not failures.
-        baseline: the file of known deviations that a gate compares with.
+        options: the options of `add_examination`, the implementations, and arguments for pytest.
+        more: further options of the plugin.
+        survey: whether deviations are only recorded, not failures.
+        baseline: the file of known deviations with which a gate compares; None if it is no gate.
     """
-    # Not TensorFlow's log level: a crash report shows the last line of what it printed.
+    # TensorFlow's log level stays, because a crash report shows the last line that it printed.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import pytest
 
@@ -153,65 +157,73 @@ def examine(
 
     environment()
     _check_names(options)
-    arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
-    arguments += ["--rootdir", str(SUITE.parent), *QUICK, *_for_pytest(options)]
-    arguments += ["--survey"] if survey else []
     gated = baseline is not None
-    arguments += ["--conformance-baseline", str(baseline)] if gated else []
-    # The gate's -v is an option of its own.
+    # The gate's -v has another meaning.
     verbose = 0 if gated else getattr(options, "verbose", 0)
-    arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
     refusals = Refusals()
     plugins: list[object] = [refusals]
+    arguments = [str(SUITE), "-c", str(SUITE.with_name("pytest.ini")), "-p", "no:cacheprovider"]
+    # By name, because PYTEST_DISABLE_PLUGIN_AUTOLOAD may be set.
+    arguments += ["-p", "mha-conformance"]
+    arguments += ["--rootdir", str(SUITE.parent), *QUICK, *_for_pytest(options)]
+    arguments += ["--survey"] if survey else []
+    arguments += ["--conformance-baseline", str(baseline)] if gated else []
+    arguments += ["-" + "v" * (verbose + 1), "--no-header"] if verbose else []
     bar = wanted() and not verbose and not {"-s", "--pdb", "--trace"} & {*options.rest}
     if bar or options.quiet:
         plugins.append(Bar(shown=bar))
         arguments += ["-o", "console_output_style=classic"]
     as_json = getattr(options, "format", "text") == "json"
     with stdout_to_stderr() if as_json else nullcontext(), refusals.listening():
-        code = pytest.main([*arguments, *more, *options.rest], plugins=plugins)
-    if code == pytest.ExitCode.USAGE_ERROR:
+        pytest_code = pytest.main([*arguments, *more, *options.rest], plugins=plugins)
+    if pytest_code == pytest.ExitCode.USAGE_ERROR:
         raise refusals.error(re.findall(r"--[\w-]+", options.tell_help()))
     refusals.echo()
     run = refusals.run
-    # A narrowed record has another name than the one given, and there may be none at all.
+    if pytest_code == pytest.ExitCode.OK:
+        # With --fixtures, for one, pytest returns 0 whatever its session ended with.
+        if run is None or run.exit_status is None:
+            given = " ".join([os.environ.get("PYTEST_ADDOPTS", ""), *options.rest]).strip()
+            raise NothingRun(f"nothing was run: pytest was given {given}")
+        pytest_code = run.exit_status
+    # The record of a narrowed run has a different name, and there may be no record at all.
     options.written = run.written if run is not None else None
-    worth = {number: name for name, number in PYTEST_CODES.items()}.get(code, ExitCode.INCOMPLETE)
-    if worth == ExitCode.DEVIATES and survey and not gated:
-        # In a survey only an item that got no outcome fails.
-        worth = ExitCode.INCOMPLETE
+    codes = {number: name for name, number in PYTEST_CODES.items()}
+    code = codes.get(pytest_code, ExitCode.INCOMPLETE)
+    if code == ExitCode.DEVIATES and survey and not gated:
+        # In a survey, an item fails only if it has no outcome.
+        code = ExitCode.INCOMPLETE
     if as_json and run is not None:
-        _print_summary(run.outcome, worth)
-    return worth
+        _print_summary(run.outcome, code)
+    return code
 
 
 def _for_pytest(options: argparse.Namespace) -> list[str]:
-    """Return the options of the command line as the plugin takes them."""
+    """Return the parsed options as command-line arguments for the pytest plugin."""
     arguments = [word for name in options.implementation for word in ("--implementation", name)]
     for name in OPTIONS:
         value = getattr(options, name.replace("-", "_"))
-        if name == "isolate":
-            arguments += [] if value is None else ["--isolate" if value else "--no-isolate"]
-        elif isinstance(value, bool):
-            arguments += [f"--{name}"] if value else []
+        if value is False:
+            arguments += ["--no-isolate"] if name == "isolate" else []
+        elif value is True:
+            arguments.append(f"--{name}")
         elif value is not None:
-            values = value if isinstance(value, list) else [value]
-            for one in values:
-                text = str(one.absolute()) if isinstance(one, Path) else str(one)
-                arguments += [f"--{name}", text]
+            for one in value if isinstance(value, list) else [value]:
+                arguments += [f"--{name}", str(one.absolute() if isinstance(one, Path) else one)]
     return arguments
 
 
 def _check_names(options: argparse.Namespace) -> None:
-    """Load implementations and case files first, so that an error in one is a single line."""
+    """Load implementations and case files before pytest starts, so that errors are one line."""
     from conformance.adapter.loading import load
     from conformance.cases.casefile import load_case
-    from conformance.running.run import is_isolated, limits_of
+    from conformance.running.run import exit_raises, is_isolated, limits_of
 
     debugging = bool({"--pdb", "--trace"} & {*options.rest})
     for spec in options.implementation:
         if not is_isolated(spec, options.isolate, debugging=debugging):
-            load(spec)
+            with exit_raises():
+                load(spec)
             continue
         from conformance.running.isolation import supervise
 

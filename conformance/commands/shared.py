@@ -1,10 +1,16 @@
-"""Options and settings that several commands share."""
+"""Options, settings and small functions that several commands share."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from conformance.errors import ConformanceError
+
+if TYPE_CHECKING:
+    from conformance.cases.case import Case
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -13,8 +19,7 @@ IMPLEMENTATION = "a built-in name, path/to/file.py:NAME or package.module:NAME"
 
 def add_implementation(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Add the argument that names one implementation, or several."""
-    nargs = {"nargs": "+"} if several else {}
-    parser.add_argument("implementation", help=IMPLEMENTATION, **nargs)  # type: ignore[arg-type]
+    parser.add_argument("implementation", help=IMPLEMENTATION, nargs="+" if several else None)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +30,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def add_repeatable(parser: argparse.ArgumentParser, **helps: str) -> None:
-    """Add options that may be repeated, by name and help."""
+    """Add an option that may be repeated for each name in `helps`, with its help text."""
     for option, meaning in helps.items():
         parser.add_argument(
             f"--{option}",
@@ -43,14 +48,107 @@ def add_quiet(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def be_quiet_and_single_threaded() -> None:
-    """Set variables of the environment; call it before a framework is imported.
+def add_files(parser: argparse._ActionsContainer, **helps: str) -> None:
+    """Add an option that takes a file for each name in `helps`, with its help text."""
+    for option, meaning in helps.items():
+        parser.add_argument(f"--{option}", type=Path, metavar="FILE", help=meaning)
 
-    Arrays are tiny: several threads wait for each other, and take seven times as long on a busy
-    machine.
+
+def add_run_file(parser: argparse.ArgumentParser) -> None:
+    """Add --run-file, for commands that read records."""
+    parser.add_argument(
+        "--run-file",
+        dest="run",
+        type=Path,
+        metavar="FILE",
+        help="refuse records of other runs than the one named in this file",
+    )
+
+
+Struct = TypeVar("Struct")
+
+
+def selected(struct: type[Struct], options: argparse.Namespace) -> Struct:
+    """Return an instance of a dataclass made from the options of the same names."""
+    names = struct.__dataclass_fields__  # type: ignore[attr-defined]
+    return struct(**{name: getattr(options, name) for name in names})
+
+
+def be_quiet_and_single_threaded() -> None:
+    """Set environment variables for one thread and few messages, before a framework is imported.
+
+    The arrays are tiny, so several threads mostly wait for each other, and take seven times as long
+    on a busy machine.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
+def one_case(pattern: str) -> Case:
+    """Return the only case that has this id or matches the pattern.
+
+    Raises:
+        UnknownName: no case matches.
+        ConformanceError: several cases match; the message lists them.
+    """
+    from conformance.cases.catalogue import find_cases
+    from conformance.text import some
+
+    cases = find_cases(pattern)
+    if len(cases) > 1:
+        names = some([case.id for case in cases], 12)
+        raise ConformanceError(f"{pattern} finds {len(cases)} cases; say which: {names}")
+    return cases[0]
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write the file completely or not at all; raise `ConformanceError` if it cannot be written."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+
+
+def check_writable(path: Path) -> None:
+    """Raise `ConformanceError` unless the file can be written; call this before long work."""
+    import tempfile
+
+    if path.is_dir():
+        raise ConformanceError(f"{path}: is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ConformanceError(
+            f"{path}: cannot be written, because there is no folder {path.parent}"
+        )
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ConformanceError:
+    return ConformanceError(f"{path}: cannot be written ({error.strerror}); name another place")
+
+
+class Once(argparse.Action):
+    """Store a value; a second one would replace the first without a word, so it is refused."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value; the first time."""
+        given = vars(namespace).setdefault("given", set())
+        if self.dest in given:
+            parser.error(f"{option_string} is given twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
 
 
 class _Schema(argparse.Action):

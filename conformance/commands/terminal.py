@@ -1,4 +1,4 @@
-"""Additions of the command line to a pytest session: a progress bar and one-line errors."""
+"""pytest plugins of the command line: a progress bar, and one-line errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """A progress bar in place of pytest's letters; nothing is shown if `shown` is False."""
+    """A pytest plugin that shows a progress bar (or nothing, unless `shown`) instead of letters."""
 
     def __init__(self, *, shown: bool) -> None:
         self._stack = ExitStack()
@@ -30,24 +30,21 @@ class Bar:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> Iterator[None]:
-        """Remove the letter."""
+        """Return pytest's status without the letter that it would print for the test."""
         status = yield
         return (status[0], "", status[2]) if status else status
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Advance by one item; reports of setup and teardown are not counted."""
+        """Advance the bar by one item; reports of setup and teardown do not count."""
         if self._shown and (report.when == "call" or report.skipped):
             if self._advance is None:
-                self._advance = self._stack.enter_context(progress("", self._total))
+                total = len(self._config.stash[RUN].chosen)
+                self._advance = self._stack.enter_context(progress("", total))
             self._advance(report.nodeid.partition("[")[2].rstrip("]"))
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Keep the configuration, from which the number of items follows."""
+        """Store the configuration, which later gives the number of items."""
         self._config = config
-
-    @property
-    def _total(self) -> int:
-        return len(self._config.stash[RUN].chosen)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -56,7 +53,7 @@ class Bar:
 
 
 class Refusals:
-    """A collector of pytest's messages about invalid arguments."""
+    """A pytest plugin that collects pytest's messages about invalid arguments."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -65,47 +62,46 @@ class Refusals:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Collect stderr until pytest has accepted the arguments."""
+        """Return a context that collects stderr until pytest has accepted the arguments."""
         before = sys.stderr
         self._stack.enter_context(redirect_stderr(self._heard))
         try:
             yield
         finally:
             self._stack.close()
-            # pytest restores what it captured, which was our buffer.
+            # pytest sets stderr back to what it found, which was the buffer.
             sys.stderr = before
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
-        """The arguments are accepted: print what was collected."""
+        """Stop collecting and print what was collected, as the arguments have been accepted."""
         self._stack.close()
         self.echo()
 
     def echo(self) -> None:
-        """Print what was captured, and clear it."""
+        """Print the collected messages, and clear them."""
         sys.stderr.write(self._heard.getvalue())
         self._heard.seek(0)
         self._heard.truncate()
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Keep the run."""
+        """Store the session's `Run` in `run`, or None if there is none."""
         self.run = session.config.stash.get(RUN, None)
 
     def error(self, known: list[str]) -> ConformanceError:
-        """Return the refusal as a one-line error; `known` are all options."""
+        """Return pytest's refusal as a one-line error; `known` lists all options, for a hint."""
         heard = self._heard.getvalue()
-        refused = re.search(r"unrecognized arguments: (.*)", heard)
+        refused = re.search(r"unrecognized arguments: (\S+)", heard)
         if refused is None:
-            # Of argparse the line behind the usage, else all there is.
+            # From argparse, take the line after the usage; otherwise, take everything.
             meant = re.search(r"error: (.*)", heard)
-            told = meant[1] if meant else " ".join(heard.replace("ERROR: ", "").split())
-            return ConformanceError(told or "pytest refuses this command line")
-        # A value may stand beside its option, and may be long.
-        name = refused[1].split()[0]
-        near = get_close_matches(name.partition("=")[0], known, n=1, cutoff=0.6)
+            text = meant[1] if meant else " ".join(heard.replace("ERROR: ", "").split())
+            return ConformanceError(text or "pytest refuses this command line")
+        # Compare without the value, which may follow after "=" and be long.
+        near = get_close_matches(refused[1].partition("=")[0], known, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}? " if near else ""
         return ConformanceError(
-            f"unknown argument {name}; {hint}mha-conformance run --help lists options, and "
+            f"unknown argument {refused[1]}; {hint}mha-conformance run --help lists options, and "
             "pytest's are passed on"
         )

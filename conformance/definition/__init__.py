@@ -1,1 +1,1 @@
-"""The definition: problems, the reference answer with its noise, and how answers are compared."""
+"""The definition of attention: problems, the reference answer with its noise, and comparison."""

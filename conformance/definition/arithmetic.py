@@ -1,40 +1,50 @@
-"""Two arithmetics for one reference: exact (float64), and float64 with rounding noise.
+"""The two arithmetics in which the reference can run: float64, and float64 with rounding noise.
 
 The noise is Monte Carlo arithmetic (Parker 1997): every intermediate x becomes x·(1 + u·ξ) + η·ξ',
 ξ and ξ' uniform in [-1, 1], where u is the roundoff and η the underflow of the format in which an
-implementation of the given accuracy class would hold it. The spread of the results is the error
+implementation of the given accuracy class would store x. The spread of the results is the error
 that such an implementation cannot avoid. Correlations (a softmax row sums to one, the row term of
-the backward pass) come out by themselves, because one sample runs through the whole computation.
+the backward pass) are preserved, because each sample runs through the whole computation.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+from weakref import WeakValueDictionary
 
+import einops
 import numpy as np
 
 from conformance.definition.dtypes import Array, DType
+from conformance.records.numbers import UNDERFLOW
 
-Kind = Literal["tensor", "logits", "probability"]
+Kind = Literal["tensor", "logits", "probability", "returned", "angle"]
+"""What an intermediate is, which decides the format in which each class stores it.
+
+"logits" are statistics and factors too; "returned" was rounded to the dtype because it is returned;
+an "angle" is never stored in a format that is less accurate than float32.
+"""
 
 SAMPLES = 12
-FEWER_SAMPLES = 4
-"""Evaluations for the class that decides a verdict, and for those that only name the accuracy.
+FEWER_SAMPLES = 6
+"""Numbers of samples: `SAMPLES` for classes that decide verdicts, `FEWER_SAMPLES` for others.
 
-σ of an element that dominates its row rests on these alone: with 8, one honest element in 400,000
-lay beyond 8σ; with 16, one in 2,500,000, at twice the cost.
+They bound the quality of σ for an element that dominates its row: with 8 samples, one correct
+element in 400,000 exceeded 8σ; with 16, one in 2,500,000, at twice the cost.
 """
 
 
 @dataclass(frozen=True)
 class AccuracyClass:
-    """A class of implementations by which intermediates they hold in the problem's dtype.
+    """An accuracy class of implementations: which intermediates they round to the problem's dtype.
 
-    The rest it holds in the accumulator's format: float32 for half precision. `accumulators`
-    says the same of the running sums inside matrix products.
+    Fields that are False stand for storage in the accumulator's format, which for half precision
+    is float32. `accumulators` are the running sums inside matrix products.
     """
 
     name: str
@@ -50,14 +60,14 @@ CLASSES = (
     AccuracyClass("B", True, True, True, False),
     AccuracyClass("C", True, True, True, True),
 )
-"""From the most accurate to the least; each allows what the one before it does.
+"""The accuracy classes, from the most accurate to the least; each includes the one before it.
 
-`conformance.records.numbers.ACCURACY` says in words what each rounds.
+`conformance.records.numbers.ACCURACY` describes in words what each class rounds.
 """
 
 
 def classes_of(dtype: DType) -> tuple[AccuracyClass, ...]:
-    """Return the classes that can be told apart: one if sums are no wider than the dtype."""
+    """Return the classes that differ: only one if the accumulator is no wider than the dtype."""
     return CLASSES if dtype.accumulator < dtype.roundoff else CLASSES[:1]
 
 
@@ -65,35 +75,48 @@ class Exact:
     """Arithmetic in float64 without added rounding."""
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return an intermediate as an implementation would store it."""
+        """Return an intermediate of this kind as it is stored: here, unchanged."""
         return values
 
+    def error(self, values: Array, kind: Kind) -> Array:
+        """Return the error of rounding these values as this kind is stored: here, none."""
+        return np.zeros_like(values)
+
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """Return a sum of products, in einsum's notation."""
-        return np.einsum(axes, left, right)
+        """Return the contraction of two arrays, with axes in einsum's notation."""
+        if is_identity(right):
+            return projected_by_identity(axes, left, right)
+        return contract(axes, left, right)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """Return a sum over axes given in einsum's notation."""
+        """Return the sum over axes, which are in einsum's notation."""
         return np.einsum(axes, values)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """Return the weights for the backward pass: stored, or recomputed as exp(s - log_total)."""
+        """Return the weights as kernels recompute them, exp(s - log_total): here, unchanged."""
         return weights
 
     def lift(self, values: Array) -> Array:
-        """Give an input the sample axis, if there is one."""
+        """Add the sample axis to an input if this arithmetic has one: here, it has none."""
         return values
+
+    def among_equals(self, terms: int) -> Exact:
+        """Return the arithmetic for sums of which so many terms may be equal: here, the same."""
+        return self
 
 
 class Noisy(Exact):
     """Arithmetic in float64 with the rounding noise of every accuracy class at once.
 
-    Arrays have a leading axis `samples`: `counts` evaluations for each class of the dtype.
+    Arrays have a leading axis of samples: `counts[i]` of them for the i-th class in `classes`.
     """
 
-    def __init__(self, dtype: DType, seed: int) -> None:
+    def __init__(self, dtype: DType, seed: int, samples: int | None = None) -> None:
+        """`samples` is their number in every class, if it is not the usual one."""
         self.classes = classes_of(dtype)
-        self.counts = [FEWER_SAMPLES] * (len(self.classes) - 1) + [SAMPLES]
+        decisive = ("A", self.classes[-1].name)
+        usual = [SAMPLES if item.name in decisive else FEWER_SAMPLES for item in self.classes]
+        self.counts = [samples] * len(usual) if samples else usual
         held = {
             "tensor": [item.tensors for item in self.classes],
             "logits": [item.logits for item in self.classes],
@@ -104,69 +127,331 @@ class Noisy(Exact):
             kind: np.repeat(np.where(stored, dtype.roundoff, dtype.accumulator), self.counts)
             for kind, stored in held.items()
         }
-        self._underflow = dtype.underflow
+        # Accumulators of float16 have the exponent range of float32.
+        wide = min(dtype.underflow, UNDERFLOW["float32"])
+        self._underflow = {
+            kind: np.repeat(np.where(stored, dtype.underflow, wide), self.counts)
+            for kind, stored in held.items()
+        }
+        # What is returned was rounded to the dtype, by classes that do not anyway.
+        half = len(self.classes) > 1
+        rounds = np.repeat([half and not item.probabilities for item in self.classes], self.counts)
+        self._roundoff["returned"] = rounds * dtype.roundoff
+        self._underflow["returned"] = rounds * dtype.underflow
+        self._roundoff["angle"] = np.full(sum(self.counts), dtype.accumulator)
+        self._underflow["angle"] = np.full(sum(self.counts), wide)
+        self._equal = 0
+        self._seed = seed
         self._random = np.random.Generator(np.random.SFC64(seed))
 
+    def parts(self, most: int, *, alone: bool = False) -> Iterator[tuple[Noisy, dict[str, slice]]]:
+        """Yield this arithmetic in parts of at most `most` samples, which fit into caches.
+
+        With each part come the samples of each class in it, by name. The parts share one generator,
+        unless they are drawn `alone`: then no part depends on what was computed in another.
+        """
+        ends = np.cumsum(self.counts)
+        for first in range(0, int(ends[-1]), most):
+            part = copy.copy(self)
+            if alone and first:
+                part._random = np.random.Generator(np.random.SFC64([self._seed, first]))
+            chosen = slice(first, first + most)
+            part._roundoff = {kind: each[chosen] for kind, each in self._roundoff.items()}
+            part._underflow = {kind: each[chosen] for kind, each in self._underflow.items()}
+            members = {
+                item.name: slice(max(0, int(end) - count - first), int(end) - first)
+                for item, end, count in zip(self.classes, ends, self.counts, strict=True)
+                if end > first and end - count < first + most
+            }
+            yield part, members
+
+    def among_equals(self, terms: int) -> Noisy:
+        """Return this arithmetic for sums of which so many terms may be equal."""
+        found = copy.copy(self)
+        found._equal = terms
+        return found
+
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return x·(1 + u·ξ) + η·ξ'; an exact zero stays zero, as it needed no computation."""
+        """Return x·(1 + u·ξ) + η·ξ' for each value x; an exact zero stays zero."""
+        if not self._roundoff[kind].any():
+            return values
         roundoff = _column(self._roundoff[kind], values.ndim)
         shape = np.broadcast_shapes(roundoff.shape, values.shape)
         noise = self._uniform(shape) * roundoff
         noise *= values
         noise += values
-        if kind == "probability":
-            # Exponentials underflow; everything else is made of them and inherits the error.
-            noise += self._uniform(shape) * (self._underflow * (values != 0))
+        underflow = _column(self._underflow[kind], values.ndim)
+        # Exponentials underflow in every format; other intermediates only in float16.
+        if kind == "probability" or underflow.max() > UNDERFLOW["float32"]:
+            noise += self._uniform(shape) * (underflow * (values != 0))
         return noise
 
+    def error(self, values: Array, kind: Kind) -> Array:
+        """Return u·ξ·x for each value x."""
+        roundoff = _column(self._roundoff[kind], values.ndim)
+        return self._uniform(np.broadcast_shapes(roundoff.shape, values.shape)) * roundoff * values
+
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """Return a sum of products with the noise of its own accumulation, then rounded."""
-        squares = np.einsum(axes, _first(left, axes, 0) ** 2, _first(right, axes, 1) ** 2)
+        """Return the contraction with the noise of accumulating and then rounding it.
+
+        The identity as a projection is exact: its operand was rounded before.
+        """
+        if is_identity(right):
+            return projected_by_identity(axes, left, right)
+        squares = contract(axes, _first(left, axes, 0) ** 2, _first(right, axes, 1) ** 2)
         terms = _terms(axes, left, right)
-        return self._accumulated(np.einsum(axes, left, right), squares, terms, kind)
+        return self._accumulated(contract(axes, left, right), squares, terms, kind)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """Return a sum with the noise of its own accumulation, then rounded."""
+        """Return the sum with the noise of accumulating and then rounding it."""
         squares = np.einsum(axes, values[:1] ** 2)
         return self._accumulated(np.einsum(axes, values), squares, _terms(axes, values), kind)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
-        """Rounding the logarithm of the normaliser scales a whole row by 1 + u·|log_total|·ξ.
+        """Return the weights with each row scaled by 1 + u·|log_total|·ξ.
 
-        Fused kernels keep only that logarithm and make the weights again; with logits of some
-        hundred this is the largest error that they have.
+        That is the error of rounding the logarithm of the normaliser. Fused kernels keep only this
+        logarithm for the backward pass, and recompute weights from it. It is their largest error
+        for logits of about a hundred; for a weight near 1, already for logits of 8.
         """
-        error = np.abs(log_total) * _column(self._roundoff["logits"], log_total.ndim)
+        error = np.abs(log_total) * _column(self._roundoff["accumulator"], log_total.ndim)
         return weights * (1.0 + error * self._uniform(error.shape))
 
     def lift(self, values: Array) -> Array:
-        """Add a leading axis of size one: an input is the same in all samples."""
+        """Return an input with a leading axis of size 1, as it is the same in all samples."""
         return values[None]
 
     def _accumulated(self, exact: Array, squares: Array, terms: int, kind: Kind) -> Array:
-        """Add the noise of n terms x summed one after the other, as a matrix product does.
+        """Return `exact` with the noise of summing n terms sequentially, as a matrix product does.
 
-        Each partial sum is rounded. Terms with mean S/n and mean square Q/n make the k-th partial
-        sum k(Q/n - S²/n²) + k²S²/n² in the mean square, which adds up to nQ/2 + (n/3 - 1/2)S².
-        Q and S are taken from one sample: they differ between samples by no more than u.
+        Each partial sum is rounded, and may underflow. For terms with mean S/n and mean square Q/n,
+        the k-th partial sum has the mean square k(Q/n - S²/n²) + k²S²/n²; the total over all k is
+        nQ/2 + (n/3 - 1/2)S². Q and S are taken from one sample: they differ between samples by at
+        most u.
+
+        Of m equal terms, each is rounded like the one before it, until the sum is twice as large.
+        Their errors add up to m/2 of those of the sum, instead of its square root.
         """
         spread = max(terms / 2, 1.0) * squares
         spread += max(terms / 3 - 0.5, 0.0) * exact[:1] ** 2
+        if 0 < self._equal <= terms:
+            spread += (self._equal / 2 * exact[:1]) ** 2
         roundoff = _column(self._roundoff["accumulator"], exact.ndim)
         shape = np.broadcast_shapes(roundoff.shape, exact.shape)
         noise = self._uniform(shape) * roundoff
         noise *= np.sqrt(spread)
+        underflow = _column(self._underflow["accumulator"], exact.ndim)
+        if underflow.max() > UNDERFLOW["float32"]:
+            noise += self._uniform(shape) * (underflow * math.sqrt(terms) * (exact != 0))
         noise += exact
         return self(noise, kind)
 
     def _uniform(self, shape: tuple[int, ...]) -> Array:
-        """Return noise uniform in [-1, 1], a read-only stretch of the pool from a random start."""
+        """Return uniform noise in [-1, 1]: a read-only slice of the pool at a random offset."""
         size = math.prod(shape)
         pool = _pool()
         if size > pool.size // 2:
+            if len(shape) > 1 and shape[0] > 1:
+                return np.stack([self._uniform(shape[1:]) for _ in range(shape[0])])
             return self._random.uniform(-1.0, 1.0, shape)
         start = int(self._random.integers(pool.size - size))
         return pool[start : start + size].reshape(shape)
+
+
+class Amplified(Exact):
+    """Arithmetic with the noise of one sample, amplified so that float32 suffices for it.
+
+    The effect of small noise is proportional to it. So noise that is below `AMPLIFIED` is raised to
+    that, far above the rounding of float32 and far below what would not be proportional, and the
+    error of a result is divided by the same factor. Arrays have no axis of samples, so they fit
+    into caches, and what all samples share is computed with the first: the terms of each sum.
+
+    The samples of a class are stratified: what is drawn for one intermediate in all of them has the
+    mean square of uniform noise. So σ is exact where a single rounding dominates, and fewer samples
+    are enough.
+
+    Attributes:
+        factor: the factor by which the noise of the present sample is amplified.
+    """
+
+    def __init__(
+        self, dtype: DType, seed: int, wide: type[np.floating], reach: float = 1.0
+    ) -> None:
+        """Hold arrays as `wide`: float32, or float64 for numbers beyond its range.
+
+        `reach` is how many times less the noise is amplified, where something multiplies it.
+        """
+        self._dtype, self._seed, self._wide, self._reach = dtype, seed, wide, reach
+        self._spreads: list[Array] = []
+
+    def begin(self, accuracy: AccuracyClass, number: int, samples: int) -> None:
+        """Begin a sample of an accuracy class: that with this number, from 0 on, of so many."""
+        dtype, held = self._dtype, accuracy
+        stored = {
+            "tensor": held.tensors,
+            "logits": held.logits,
+            "probability": held.probabilities,
+            "accumulator": held.accumulators,
+        }
+        roundoff = {kind: dtype.roundoff if s else dtype.accumulator for kind, s in stored.items()}
+        roundoff["angle"] = dtype.accumulator
+        self.factor = max(1.0, AMPLIFIED / self._reach / max(roundoff.values()))
+        wide = min(dtype.underflow, UNDERFLOW["float32"])
+        underflow = {kind: dtype.underflow if s else wide for kind, s in stored.items()}
+        # What is returned was rounded to the dtype, by classes that do not anyway.
+        rounds = len(classes_of(dtype)) > 1 and not held.probabilities
+        roundoff["returned"] = rounds * dtype.roundoff
+        underflow["returned"] = rounds * dtype.underflow
+        self._roundoff = {kind: each * self.factor for kind, each in roundoff.items()}
+        # Less than float32's underflow is less than what comparisons allow anyway.
+        self._underflow = {
+            kind: each * self.factor if each > UNDERFLOW["float32"] else 0.0
+            for kind, each in underflow.items()
+        }
+        # Samples of a class differ in their pools alone.
+        self._pool = _stratified(samples, np.dtype(self._wide).name)[number]
+        self._random = np.random.Generator(np.random.SFC64([self._seed, CLASSES.index(accuracy)]))
+        if number == 0:
+            self._scales: list[Array] = []
+        self._place = 0
+
+    def __call__(self, values: Array, kind: Kind) -> Array:
+        """Return x·(1 + u·ξ) + η·ξ' for each value x; an exact zero stays zero."""
+        if not self._roundoff[kind]:
+            return values
+        noise = self._times_noise(values, self._roundoff[kind])
+        noise += values
+        if self._underflow[kind]:
+            noise += self._times_noise((values != 0).astype(self._wide), self._underflow[kind])
+        return noise
+
+    def error(self, values: Array, kind: Kind) -> Array:
+        """Return u·ξ·x for each value x."""
+        return self._times_noise(values, self._roundoff[kind])
+
+    def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
+        """Return the contraction with the noise of accumulating and then rounding it."""
+        if is_identity(right):
+            return projected_by_identity(axes, left, right)
+        return self._accumulated(
+            contract(axes, left, right),
+            lambda: contract(axes, left**2, right**2),
+            _terms(axes, left, right),
+            kind,
+        )
+
+    def total(self, axes: str, values: Array, kind: Kind) -> Array:
+        """Return the sum with the noise of accumulating and then rounding it."""
+        terms = _terms(axes, values)
+        return self._accumulated(
+            np.einsum(axes, values), lambda: np.einsum(axes, values**2), terms, kind
+        )
+
+    def recomputed(self, weights: Array, log_total: Array) -> Array:
+        """Return the weights with each row scaled by 1 + u·|log_total|·ξ, as `Noisy` does."""
+        return weights * (1 + self._times_noise(log_total, self._roundoff["accumulator"]))
+
+    def _accumulated(
+        self, exact: Array, squares: Callable[[], Array], terms: int, kind: Kind
+    ) -> Array:
+        """Return `exact` with the noise of its sum, as in `Noisy`, and that of rounding it.
+
+        The scale of both is that of the first sample: samples differ by their noise only.
+        """
+        place, self._place = self._place, self._place + 1
+        if place == len(self._spreads):
+            spread = squares() * max(terms / 2, 1.0)
+            spread += max(terms / 3 - 0.5, 0.0) * exact**2
+            self._spreads.append(spread)
+        if place == len(self._scales):
+            roundoff, underflow = self._roundoff, self._underflow
+            variance = self._spreads[place] * roundoff["accumulator"] ** 2
+            variance += (exact * roundoff[kind]) ** 2
+            lost = underflow["accumulator"] ** 2 * terms + underflow[kind] ** 2
+            variance += lost * (exact != 0)
+            self._scales.append(np.sqrt(variance, out=variance))
+        noise = self._times_noise(self._scales[place], 1.0)
+        noise += exact
+        return noise
+
+    def _times_noise(self, values: Array, scale: float) -> Array:
+        """Return values times the scale times noise, in parts that fit into caches."""
+        flat = np.ascontiguousarray(values).reshape(-1)
+        product = np.empty_like(flat)
+        starts = self._random.integers(self._pool.size - _AT_ONCE, size=-(-flat.size // _AT_ONCE))
+        for part, start in enumerate(starts.tolist()):
+            span = slice(part * _AT_ONCE, (part + 1) * _AT_ONCE)
+            taken, into = flat[span], product[span]
+            np.multiply(taken, self._pool[start : start + taken.size], out=into)
+            if scale != 1.0:
+                into *= scale
+        return product.reshape(values.shape)
+
+
+AMPLIFIED = 2.0**-13
+"""The roundoff to which `Amplified` raises smaller ones: 2^11 times that of float32."""
+
+_AT_ONCE = 2**15
+"""How many elements `Amplified` multiplies with noise at once."""
+
+
+@lru_cache(maxsize=8)
+def _stratified(samples: int, wide: str) -> Array:
+    """Return a pool of noise for each of so many samples, `[samples pool]`.
+
+    Over the samples, each element of the pool is drawn once from each part of [-1, 1], and has the
+    mean square 1/3.
+    """
+    random = np.random.Generator(np.random.SFC64(samples))
+    parts = random.permuted(np.repeat(np.arange(samples)[:, None], 2**18, axis=1), axis=0)
+    pool = (parts + random.random(parts.shape)) * (2 / samples) - 1
+    pool /= np.sqrt(3 * np.mean(pool**2, axis=0))
+    return pool.astype(wide)
+
+
+MOST_SUMMED = 2**18
+"""The most products that einsum sums; if there are more, matrix products are much faster."""
+
+
+def projected_by_identity(axes: str, values: Array, identity: Array) -> Array:
+    """Return the contraction with an identity as a projection, which only rearranges axes."""
+    operands, output = axes.replace("...", "").split("->")
+    given, of_weight = operands.split(",")
+    before, after = (" ".join(each).replace("e", "(h d)") for each in (given, output))
+    heads = identity.shape[of_weight.index("h")]
+    return einops.rearrange(values, f"... {before} -> ... {after}", h=heads)
+
+
+def contract(axes: str, left: Array, right: Array) -> Array:
+    """Return `numpy.einsum(axes, left, right)`, by matrix products if there is much to sum.
+
+    An ellipsis stands for one axis of samples at most.
+    """
+    letters, output = axes.replace("...", "s").split("->")
+    one, other = (
+        each if len(each) == operand.ndim else each.removeprefix("s")
+        for each, operand in zip(letters.split(","), (left, right), strict=True)
+    )
+    sizes = dict(zip(one + other, left.shape + right.shape, strict=True))
+    both = [axis for axis in one if axis in other and axis in output]
+    summed = [axis for axis in one if axis in other and axis not in output]
+    rows = [axis for axis in one if axis not in other]
+    columns = [axis for axis in other if axis not in one]
+    if math.prod(sizes.values()) <= MOST_SUMMED or not rows or not columns:
+        return np.einsum(axes, left, right)
+
+    def stacked(operand: Array, axes: str, *groups: list[str]) -> Array:
+        """Return the operand as matrices, whose sides are these groups of axes."""
+        order = [axes.index(axis) for axis in (*both, *groups[0], *groups[1])]
+        sides = (math.prod(sizes[axis] for axis in group) for group in groups)
+        moved = operand.transpose(order)
+        return moved.reshape(*moved.shape[: len(both)], *sides)
+
+    product = stacked(left, one, rows, summed) @ stacked(right, other, summed, columns)
+    made = [*both, *rows, *columns]
+    lone = (sizes[axis] for axis in (*rows, *columns))
+    order = [made.index(axis) for axis in output if axis in made]
+    return product.reshape(*product.shape[: len(both)], *lone).transpose(order)
 
 
 def _column(per_sample: Array, dimensions: int) -> Array:
@@ -175,8 +460,31 @@ def _column(per_sample: Array, dimensions: int) -> Array:
 
 @lru_cache(maxsize=1)
 def _pool() -> Array:
-    """Return a pool of noise, drawn once: drawing anew would double the cost of an evaluation."""
+    """Return the pool of noise, cached because fresh noise would double the cost of a sample."""
     return np.random.Generator(np.random.SFC64(0)).uniform(-1.0, 1.0, 2**20)
+
+
+def is_identity(weight: Array) -> bool:
+    """Return whether a weight `[width heads head]` or `[heads head width]` is the identity."""
+    if weight.ndim != 3 or not weight.size:
+        return False
+    if _identities.get(id(weight)) is weight:
+        return True
+    first, last = weight.shape[0], weight.shape[-1]
+    sides = {(first, first): (first, -1), (last, last): (-1, last)}
+    size = math.isqrt(weight.size)
+    shape = sides.get((size, size))
+    if shape is None or size * size != weight.size:
+        return False
+    square = weight.reshape(shape)
+    if not (square.diagonal() == 1).all() or np.count_nonzero(square) != size:
+        return False
+    _identities[id(weight)] = weight
+    return True
+
+
+_identities: WeakValueDictionary[int, Array] = WeakValueDictionary()
+"""The weights that were found to be identities: to look again takes longer than to attend."""
 
 
 def _first(operand: Array, axes: str, position: int) -> Array:
@@ -185,7 +493,7 @@ def _first(operand: Array, axes: str, position: int) -> Array:
 
 
 def _terms(axes: str, *operands: Array) -> int:
-    """Return the number of terms that each element of an einsum sums up."""
+    """Return the number of terms in the sum that makes each element of an einsum."""
     inputs, output = axes.replace("...", "").split("->")
     sizes: dict[str, int] = {}
     for letters, operand in zip(inputs.split(","), operands, strict=True):

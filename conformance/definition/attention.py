@@ -1,37 +1,47 @@
-"""The reference: multi-head attention and its derivative, by hand, in float64 NumPy.
+"""The reference: multi-head attention with a hand-written backward pass, in float64 NumPy.
 
-Written for reading, and independent of every contestant. The backward pass is the chain rule
-through the definition in `conformance.definition.problem`, with P the weights, dX the gradient of
-the loss with respect to X, C = P v the context, and D the row term of the softmax's Jacobian:
+It is written for readability and uses no framework. The backward pass applies the chain rule to
+the definition in `conformance.definition.problem`, with P the weights, dX the gradient of the
+loss with respect to X, C = P v the context, and D the row term of the softmax's Jacobian:
 
     dP = dC vᵀ        D_i = Σ_j P_ij dP_ij = dC_i·C_i        dS = P ∘ (dP − D)        dB = dS
     scaled dot:  dq = scale · dS k             dk = scale · dSᵀ q
     additive:    dH_ijd = scale · dS_ij w_d (1 − tanh²(q_i + k_j)_d);  dq = Σ_j dH, dk = Σ_i dH
+    soft cap:    dS is multiplied by 1 − tanh²(logits / cap) before the scale
+    sink:        dsink_h = −Σ_i P_i,sink D_i, because no value makes its dP zero
 
-An axis string is einsum's: b batch, q query, k key, h heads, d head, e embed; `...` stands for
-the sample axis of the noisy arithmetic, absent in the exact one. `hold` is that arithmetic: it
-says where an implementation would hold an intermediate, and in which kind of storage. Checked in
-`tests/` against a scalar loop, 50-digit arithmetic, complex steps and two frameworks' autodiff.
+`conformance.definition.heads` has the norm and the rotation of queries and keys.
+
+Axes are in einsum's notation: b batch, q query, k key, h heads, d head, e embed; `...` stands for
+the sample axis of the noisy arithmetic, absent in the exact one. `hold` is the arithmetic, called
+wherever an implementation would store an intermediate. `tests/` compare the reference with a
+scalar loop, 50-digit arithmetic, complex steps and two frameworks' autodiff.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from conformance.definition.arithmetic import Exact
-from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.problem import Problem
+from conformance.definition.dtypes import Array, BoolArray, IntArray
+from conformance.definition.heads import Prepared, gradients_of_prepared, prepared
+from conformance.definition.problem import Problem, Weights
 
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """The forward pass with the intermediates that the backward pass needs.
+    """The results of the forward pass, with the intermediates that the backward pass needs.
 
-    `q`, `k` `[batch heads length head]`, `v` `[batch heads key value_head]` are projected and
-    repeated to all heads; `hidden` is tanh(q + k) of the additive score; `log_total` is the
-    logarithm of the softmax's normaliser.
+    `q`, `k` `[batch heads length head]`, `v` `[batch heads key value_head]` are projected, normed
+    and rotated, and repeated to all heads; `hidden` is tanh(q + k) of the additive score;
+    `log_total` is the logarithm of the softmax's normaliser. `softmax` and `weights` differ only in
+    rounding: the former divides exponentials by their sum, the latter is exp(logits - log_total).
+    `queries` and `keys` are of the own heads; `capped` is tanh(logits / cap); `of_sink`
+    `[batch heads query 1]` is the weight of the sink.
     """
 
     q: Array
@@ -39,21 +49,27 @@ class Forward:
     v: Array
     hidden: Array | None
     logits: Array
+    softmax: Array
     weights: Array
     log_total: Array
     context: Array
     output: Array
+    queries: Prepared
+    keys: Prepared
+    capped: Array | None
+    of_sink: Array | None
 
 
 def forward(problem: Problem, hold: Exact) -> Forward:
-    """Return the output `[batch query output_width]`, the weights, and what `backward` needs."""
+    """Return the output `[batch query output_width]`, the weights, and the intermediates."""
     shape, weights = problem.shape, problem.weights
-    q = _project(problem.query, weights.query, weights.query_bias, hold)
-    k = _project(problem.key, weights.key, weights.key_bias, hold)
-    v = _project(problem.value, weights.value, weights.value_bias, hold)
-    k, v = np.repeat(k, shape.group, axis=-3), np.repeat(v, shape.group, axis=-3)
+    hold = hold.among_equals(equal_keys(problem))
+    q, k, v = projected_heads(problem, hold)
+    queries, keys = prepared(problem, q, k, hold)
+    q, k = queries.heads, np.repeat(keys.heads, shape.group, axis=-3)
+    v = np.repeat(v, shape.group, axis=-3)
 
-    hidden = None
+    hidden = capped = None
     if shape.score == "additive":
         summed = hold(q[..., :, None, :] + k[..., None, :, :], "logits")
         hidden = hold(np.tanh(summed), "logits")
@@ -61,84 +77,295 @@ def forward(problem: Problem, hold: Exact) -> Forward:
     else:
         logits = hold.contract("...bhqd,...bhkd->...bhqk", q, k, "logits")
     logits = hold(problem.logit_scale * logits, "logits")
+    if problem.soft_cap is not None:
+        capped = hold(np.tanh(hold(logits / problem.soft_cap, "logits")), "logits")
+        logits = hold(problem.soft_cap * capped, "logits")
+    if problem.slopes is not None:
+        distance = np.abs(
+            problem.position_of_queries[:, :, None] - problem.position_of_keys[:, None]
+        )
+        distance = distance.astype(problem.slopes.dtype)
+        alibi = hold.lift(problem.slopes[:, None, None] * distance[:, None])
+        logits = hold(logits - hold(alibi, "logits"), "logits")
     if problem.attn_bias is not None:
         logits = hold(logits + problem.attn_bias, "logits")
 
-    attention, log_total = masked_softmax(logits, problem.allowed_in_full(), hold)
+    softmax, of_sink, log_total = masked_softmax(
+        logits, problem.allowed_in_full(), hold, problem.sinks
+    )
+    attention = hold.recomputed(softmax, log_total)
     context = hold.contract("...bhqk,...bhkd->...bhqd", attention, v, "tensor")
     output = hold.contract("...bhqd,hde->...bqe", context, weights.output, "tensor")
     if weights.output_bias is not None:
         output = hold(output + weights.output_bias, "tensor")
-    return Forward(q, k, v, hidden, logits, attention, log_total, context, output)
+    return Forward(
+        q=q,
+        k=k,
+        v=v,
+        hidden=hidden,
+        logits=logits,
+        softmax=softmax,
+        weights=attention,
+        log_total=log_total,
+        context=context,
+        output=output,
+        queries=queries,
+        keys=keys,
+        capped=capped,
+        of_sink=of_sink,
+    )
 
 
-def masked_softmax(logits: Array, allowed: BoolArray, hold: Exact) -> tuple[Array, Array]:
-    """Return the softmax over allowed keys, 0 elsewhere; 0 throughout where no key is allowed.
+def projected_heads(problem: Problem, hold: Exact) -> tuple[Array, Array, Array]:
+    """Return the projected query, key and value, `[batch heads length head]` each."""
+    weights, repeats = problem.weights, _repeats(problem)
+    return (
+        _project(problem.query, weights.query, weights.query_bias, hold, repeats.query),
+        _project(problem.key, weights.key, weights.key_bias, hold, repeats.key),
+        _project(problem.value, weights.value, weights.value_bias, hold, repeats.value),
+    )
 
-    Also returns the logarithm of the normaliser, `[batch heads query 1]`.
+
+def masked_softmax(
+    logits: Array, allowed: BoolArray, hold: Exact, sinks: Array | None = None
+) -> tuple[Array, Array | None, Array]:
+    """Return the softmax over the allowed keys, that of the sink, and log of the normaliser.
+
+    The softmax has the shape of `logits` and is 0 for blocked keys, so a fully masked query gets
+    only zeros. The others have the shape `[batch heads query 1]`; the second is None without sinks
+    `[heads]`.
     """
     peak = np.max(logits, axis=-1, keepdims=True, where=allowed, initial=-np.inf)
+    if sinks is not None:
+        # No noise can be taken of -∞, but of a number that is as small as that.
+        finite = np.maximum(sinks, np.finfo(sinks.dtype).min / 4)
+        sink = hold(hold.lift(finite[None, :, None, None]), "logits")
+        peak = np.maximum(peak, sink)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     powers = hold(np.exp(np.where(allowed, logits - peak, -np.inf)), "probability")
     total = hold.total("...bhqk->...bhq", powers, "logits")[..., None]
+    of_sink = None
+    if sinks is not None:
+        of_sink = hold(np.exp(sink - peak), "logits")
+        total = hold(total + of_sink, "logits")
     total = np.where(total > 0, total, 1.0)
-    return hold(powers / total, "probability"), peak + np.log(total)
+    if of_sink is not None:
+        of_sink = hold(of_sink / total, "probability")
+    return hold(powers / total, "probability"), of_sink, peak + np.log(total)
 
 
-def backward(problem: Problem, found: Forward, hold: Exact) -> dict[str, Array]:
-    """Return the gradients of ⟨output, cotangent⟩ by canonical name, each in its array's shape."""
+def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array]:
+    """Return the gradient of ⟨output, cotangent⟩ with respect to each array, by its name.
+
+    If the problem is of heads alone, its projections have no gradients. Where the loss depends on
+    the weights too, ⟨weights, weights_cotangent⟩ is added to it.
+    """
     shape, weights = problem.shape, problem.weights
+    hold = hold.among_equals(equal_keys(problem))
     gradients: dict[str, Array] = {}
     d_output = hold.lift(problem.cotangent)
-    gradients["weights.output"] = hold.contract(
-        "...bhqd,...bqe->...hde", found.context, d_output, "tensor"
-    )
+    if not problem.heads_alone:
+        gradients["weights.output"] = hold.contract(
+            "...bhqd,...bqe->...hde", results.context, d_output, "tensor"
+        )
     if weights.output_bias is not None:
         gradients["weights.output_bias"] = hold.total("...bqe->...e", d_output, "tensor")
 
-    attention = hold.recomputed(found.weights, found.log_total)
+    # Recompute the weights with new noise, as fused kernels do in the backward pass.
+    attention = hold.recomputed(results.softmax, results.log_total)
     d_context = hold.contract("...bqe,hde->...bhqd", d_output, weights.output, "tensor")
     d_v = hold.contract("...bhqk,...bhqd->...bhkd", attention, d_context, "tensor")
-    d_weights = hold.contract("...bhqd,...bhkd->...bhqk", d_context, found.v, "probability")
-    row = hold.contract("...bhqd,...bhqd->...bhq", d_context, found.context, "logits")
+    d_weights = hold.contract("...bhqd,...bhkd->...bhqk", d_context, results.v, "probability")
+    row = hold.contract("...bhqd,...bhqd->...bhq", d_context, results.context, "logits")
+    if problem.weights_cotangent is not None:
+        returned = hold.lift(problem.weights_cotangent)
+        d_weights = hold(d_weights + returned, "probability")
+        row_term = hold.contract("...bhqk,...bhqk->...bhq", attention, returned, "logits")
+        row = hold(row + row_term, "logits")
     d_logits = hold(attention * (d_weights - row[..., None]), "probability")
     if problem.attn_bias is not None:
-        gradients["attn_bias"] = hold(_sum_to(d_logits, problem.attn_bias.shape), "tensor")
+        # An argument may hold it in full: its gradient is rounded before the suite sums it up.
+        is_full = problem.attn_bias.shape == shape.logits
+        d_bias = d_logits if is_full else hold(d_logits, "returned")
+        gradients["attn_bias"] = hold(_sum_to(d_bias, problem.attn_bias.shape), "tensor")
+    if results.of_sink is not None:
+        of_sink = hold.recomputed(results.of_sink, results.log_total)[..., 0]
+        d_sink = hold(-of_sink * row, "probability")
+        gradients["sinks"] = hold.total("...bhq->...h", d_sink, "tensor")
+    if results.capped is not None:
+        slope = hold(1.0 - results.capped**2, "logits")
+        d_logits = hold(d_logits * slope, "probability")
 
     d_scores = hold(problem.logit_scale * d_logits, "probability")
-    if found.hidden is None:
-        d_q = hold.contract("...bhqk,...bhkd->...bhqd", d_scores, found.k, "tensor")
-        d_k = hold.contract("...bhqk,...bhqd->...bhkd", d_scores, found.q, "tensor")
+    if results.hidden is None:
+        d_q = hold.contract("...bhqk,...bhkd->...bhqd", d_scores, results.k, "tensor")
+        d_k = hold.contract("...bhqk,...bhqd->...bhkd", d_scores, results.q, "tensor")
     else:
         gradients["weights.score"] = hold.contract(
-            "...bhqk,...bhqkd->...hd", d_scores, found.hidden, "tensor"
+            "...bhqk,...bhqkd->...hd", d_scores, results.hidden, "tensor"
         )
-        slope = hold((1.0 - found.hidden**2) * _score(problem)[:, None, None, :], "logits")
+        slope = hold((1.0 - results.hidden**2) * _score(problem)[:, None, None, :], "logits")
         d_hidden = hold(d_scores[..., None] * slope, "probability")
         d_q = hold.total("...bhqkd->...bhqd", d_hidden, "tensor")
         d_k = hold.total("...bhqkd->...bhkd", d_hidden, "tensor")
 
+    d_k = _sum_groups(d_k, shape.group, hold)
+    d_q, d_gain = gradients_of_prepared(problem, "query", d_q, results.queries, hold)
+    gradients |= d_gain
+    d_k, d_gain = gradients_of_prepared(problem, "key", d_k, results.keys, hold)
+    gradients |= d_gain
     projected = {
         "query": (problem.query, d_q),
-        "key": (problem.key, _sum_groups(d_k, shape.group, hold)),
+        "key": (problem.key, d_k),
         "value": (problem.value, _sum_groups(d_v, shape.group, hold)),
     }
     d_inputs: dict[str, Array] = {}
     for name, (values, gradient) in projected.items():
-        gradients[f"weights.{name}"] = hold.contract(
-            "...bqe,...bhqd->...ehd", hold.lift(values), gradient, "tensor"
-        )
+        weight = getattr(weights, name)
+        if not problem.heads_alone:
+            gradients[f"weights.{name}"] = hold.contract(
+                "...bqe,...bhqd->...ehd", hold.lift(values), gradient, "tensor"
+            )
         if getattr(weights, f"{name}_bias") is not None:
             gradients[f"weights.{name}_bias"] = hold.total("...bhqd->...hd", gradient, "tensor")
-        weight = getattr(weights, name)
         d_inputs[name] = hold.contract("...bhqd,ehd->...bqe", gradient, weight, "tensor")
     return gradients | _add_shared(problem, d_inputs, hold)
 
 
-def _project(values: Array, weight: Array, bias: Array | None, hold: Exact) -> Array:
-    """Project `[batch length embed]` to `[batch heads length head]`."""
-    heads = hold.contract("...bqe,ehd->...bhqd", hold.lift(values), weight, "tensor")
-    return heads if bias is None else hold(heads + bias[:, None, :], "tensor")
+def heads_alone(problem: Problem) -> Problem:
+    """Return the same attention on projected heads, rounded: all projections are the identity.
+
+    The query, key and value hold their heads side by side, `[batch length (heads head)]`, and the
+    cotangent is that of the context.
+    """
+    shape, rounded = problem.shape, problem.format.round
+    q, k, v = projected_heads(problem, Exact())
+
+    def merged(heads: Array) -> Array:
+        return rounded(heads.transpose(0, 2, 1, 3).reshape(heads.shape[0], heads.shape[2], -1))
+
+    def identity(heads: int, size: int) -> Array:
+        return np.eye(heads * size).reshape(heads * size, heads, size)
+
+    query, key = identity(shape.heads, shape.head_size), identity(shape.kv_heads, shape.head_size)
+    value = identity(shape.kv_heads, shape.value_head_size)
+    output = np.moveaxis(identity(shape.heads, shape.value_head_size), 0, -1)
+    d_context = np.einsum("bqe,hde->bhqd", problem.cotangent, problem.weights.output)
+    return problem.replace(
+        heads_alone=True,
+        shape=replace(
+            shape,
+            sharing="separate",
+            bias=False,
+            query_width=len(query),
+            key_width=len(key),
+            value_width=len(value),
+            output_width=output.shape[-1],
+        ),
+        weights=Weights(query, key, value, output, score=problem.weights.score),
+        query=merged(q),
+        key=merged(k),
+        value=merged(v),
+        cotangent=merged(d_context),
+    )
+
+
+class Repeated(NamedTuple):
+    """The distinct tokens of an input `[1 distinct embed]`, and which of them each token is."""
+
+    rows: Array
+    origin: IntArray
+
+
+class _Repeats(NamedTuple):
+    """What is repeated in a problem: tokens of each input, or None, and keys of an entry."""
+
+    query: Repeated | None
+    key: Repeated | None
+    value: Repeated | None
+    equal_keys: int
+
+
+_known: WeakKeyDictionary[Problem, _Repeats] = WeakKeyDictionary()
+"""What was found in problems: to look in each noisy evaluation takes a quarter of its time."""
+
+
+def _repeats(problem: Problem) -> _Repeats:
+    found = _known.get(problem)
+    if found is None:
+        query, key, value = problem.query, problem.key, problem.value
+        of_query = _repeated(query)
+        of_key = of_query if key is query else _repeated(key)
+        of_value = of_key if value is key else _repeated(value)
+        found = _Repeats(of_query, of_key, of_value, _most_equal_keys(problem))
+        _known[problem] = found
+    return found
+
+
+def _repeated(values: Array) -> Repeated | None:
+    """Return the distinct tokens of an input, or None if all of them are distinct."""
+    tokens = values.reshape(-1, values.shape[-1])
+    if not _may_repeat(tokens):
+        return None
+    rows, origin = np.unique(tokens, axis=0, return_inverse=True)
+    return Repeated(rows[None], origin.ravel()) if len(rows) < len(tokens) else None
+
+
+def _project(
+    values: Array, weight: Array, bias: Array | None, hold: Exact, repeated: Repeated | None
+) -> Array:
+    """Return the projection of `[batch length embed]` to `[batch heads length head]`.
+
+    Equal rows are projected once and share their noise: implementations round them identically, so
+    that their errors do not average out in a sum over keys.
+    """
+    batch, length, _ = values.shape
+    distinct = values if repeated is None else repeated.rows
+    heads = hold.contract("...bqe,ehd->...bhqd", hold.lift(distinct), weight, "tensor")
+    if bias is not None:
+        heads = hold(heads + bias[:, None, :], "tensor")
+    if repeated is None:
+        return heads
+    spread = heads[..., 0, :, :, :].take(repeated.origin, axis=-2)
+    *leading, _, size = spread.shape
+    return spread.reshape(*leading, batch, length, size).swapaxes(-4, -3)
+
+
+FEW = 64
+"""Among so many equal keys, the usual noise covers what their errors add up to."""
+
+
+def equal_keys(problem: Problem) -> int:
+    """Return how many keys of one entry are equal, or 0 if they are few.
+
+    Then as many terms of sums over keys are equal: weights times values if these are one array with
+    the keys, and the gradients of all values, which are the same for equal weights. A scale of 0
+    makes the weights equal too.
+    """
+    return _repeats(problem).equal_keys
+
+
+def _most_equal_keys(problem: Problem) -> int:
+    keys = problem.key
+    if keys.shape[1] <= FEW:
+        return 0
+    if problem.logit_scale == 0 and problem.attn_bias is None and problem.slopes is None:
+        return keys.shape[1]
+    if not _may_repeat(keys.reshape(-1, keys.shape[-1])):
+        return 0
+    counts = (np.unique(entry, axis=0, return_counts=True)[1].max() for entry in keys)
+    most = int(max(counts, default=0))
+    return most if most > FEW else 0
+
+
+def _may_repeat(rows: Array) -> bool:
+    """Return False if no two rows are equal, as hashes tell sooner than sorting them does."""
+    if not rows.size:
+        return True
+    factors = np.random.default_rng(0).integers(2**63, size=rows.shape[1], dtype=np.uint64) | 1
+    # The sum makes -0.0 equal to 0.0.
+    hashes = (rows.astype(np.float64) + 0.0).view(np.uint64) @ factors
+    return len(np.unique(hashes)) < len(rows)
 
 
 def _score(problem: Problem) -> Array:
@@ -148,13 +375,13 @@ def _score(problem: Problem) -> Array:
 
 
 def _sum_to(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Sum over the axes (of the last four) along which an array of `shape` was broadcast."""
+    """Return the gradient summed over those of the last four axes whose size in `shape` is 1."""
     axes = tuple(axis - 4 for axis in range(4) if shape[axis] == 1)
     return gradient.sum(axis=axes, keepdims=True) if axes else gradient
 
 
 def _sum_groups(gradient: Array, group: int, hold: Exact) -> Array:
-    """Sum over the query heads that share a key/value head."""
+    """Return a gradient `[... heads key size]` summed over each group of query heads."""
     if group == 1:
         return gradient
     *leading, heads, length, size = gradient.shape
@@ -163,7 +390,7 @@ def _sum_groups(gradient: Array, group: int, hold: Exact) -> Array:
 
 
 def _add_shared(problem: Problem, d_inputs: dict[str, Array], hold: Exact) -> dict[str, Array]:
-    """Return one gradient per distinct input array; inputs that share an array are added."""
+    """Return one gradient per distinct input: those of inputs that share an array are added."""
     if problem.shape.sharing == "separate":
         return d_inputs
     memory = hold(d_inputs["key"] + d_inputs["value"], "tensor")

@@ -1,8 +1,8 @@
 """The floating-point formats of a problem, and rounding to them without any framework.
 
-Arrays stay NumPy float64 throughout the suite; an array "in bfloat16" holds only numbers that
-bfloat16 has. That keeps NumPy, which has no bfloat16, the only dependency, and makes the step
-into a framework's own array exact.
+Arrays are NumPy float64 throughout the suite; an array "in bfloat16" holds only numbers that
+bfloat16 can represent. So NumPy, which has no bfloat16, is the only dependency, and converting to
+an array of a framework is exact.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from conformance.records.numbers import UNDERFLOW
 
 Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,14 @@ class DType:
         """The unit roundoff u = 2^-p for p significand bits."""
         return 2.0**-self.significand_bits
 
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        exponent = {"float64": 1024, "float16": 16}.get(self.name, 128)
+        return (2 - 2.0 ** (1 - self.significand_bits)) * 2.0 ** (exponent - 1)
+
     def round(self, values: npt.ArrayLike) -> Array:
-        """Round to the nearest representable numbers, ties to even; the result is float64."""
+        """Return the nearest numbers that the format represents (ties to even), as float64."""
         exact = np.asarray(values, dtype=np.float64)
         if self.name == "float64":
             return exact.copy()
@@ -49,8 +56,8 @@ class DType:
             return exact.astype(np.float32).astype(np.float64)
         if self.name == "float16":
             return exact.astype(np.float16).astype(np.float64)
-        # bfloat16 has float32's exponents and 8 significand bits. Rounding to the spacing of each
-        # number avoids rounding twice; below 2^-126 the spacing is that of the subnormals.
+        # bfloat16 has float32's exponents and 8 significand bits. Rounding directly from float64
+        # avoids double rounding; below 2^-126 the spacing is that of the subnormals.
         _, exponent = np.frexp(exact)
         spacing = np.ldexp(1.0, np.maximum(exponent, -125) - self.significand_bits)
         with np.errstate(invalid="ignore"):
@@ -67,7 +74,7 @@ DTYPES = {dtype.name: dtype for dtype in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16)}
 
 
 def dtype_of(name: str) -> DType:
-    """Look a format up by its name; raises `UnknownName`."""
+    """Return the format with this name; raise `UnknownName` if there is none."""
     if name not in DTYPES:
         raise UnknownName("dtype", name, DTYPES)
     return DTYPES[name]

@@ -5,17 +5,17 @@ Everything is NumPy and immutable. Axis names, used in every docstring of the su
     batch, query (its length), key (its length), heads, kv_heads, head (query/key head size),
     value_head, query_width, key_width, value_width, output_width.
 
-A Problem is one complete question, which `conformance.definition.expectation` answers. It means:
+A Problem determines one answer, which `conformance.definition.expectation` computes:
 
     q = query · W_q + b_q        k = key · W_k + b_k        v = value · W_v + b_v
     logits  = scale · q kᵀ                      (score "scaled-dot", scale defaults to 1/√head)
             = scale · wᵀ tanh(q + k)            (score "additive",   scale defaults to 1)
     logits += attn_bias, where one is given
-    weights = softmax over the keys that a query may attend, 0 elsewhere
+    weights = softmax over the keys that a query may attend to, 0 elsewhere
     output  = Σ_heads (weights · v) W_o + b_o
 
-Query head h uses key/value head h // (heads / kv_heads). A query that may attend no key has
-weights 0 (the empty sum), so its output is the output bias: see docs/definition.md for why.
+Query head h uses key/value head h // (heads / kv_heads). A fully masked query has weights 0
+(the empty sum), so its output is the output bias; docs/definition.md explains why.
 
 Sources: Vaswani et al. 2017 (arXiv:1706.03762) for the layer and the scaled dot product;
 Bahdanau et al. 2015 (arXiv:1409.0473) for the additive score; Shazeer 2019 (arXiv:1911.02150)
@@ -27,14 +27,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
-from conformance.definition.dtypes import Array, BoolArray, DType, dtype_of
+from conformance.definition.dtypes import Array, BoolArray, DType, IntArray, dtype_of
+from conformance.definition.features import (
+    NO_WINDOW,
+    Norm,
+    Positions,
+    Rotary,
+    Segments,
+    Window,
+    ranks,
+    surplus_of_keys,
+)
 from conformance.errors import WrongShape
 
 Score = Literal["scaled-dot", "additive"]
@@ -47,7 +58,7 @@ INPUT_AXES: Mapping[str, tuple[str, ...]] = {
     "key": ("batch", "key_length", "key_width"),
     "value": ("batch", "key_length", "value_width"),
 }
-"""The field of a `Shape` that is the size of each axis of an input."""
+"""For each input, the fields of `Shape` that are the sizes of its axes."""
 
 WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     "query": ("query_width", "heads", "head_size"),
@@ -60,15 +71,15 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     "output_bias": ("output_width",),
     "score": ("heads", "head_size"),
 }
-"""The same for the canonical weights."""
+"""For each canonical weight, the fields of `Shape` that are the sizes of its axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of an attention, and what it is made of.
+    """The sizes of an attention, its score, and whether it has biases and shared inputs.
 
-    `sharing` says which inputs are one array, as a Transformer uses them: "self" (query, key and
-    value), "memory" (key and value: the decoder's cross-attention) or "separate".
+    `sharing` says which inputs are the same array: "self" (query, key and value: self-attention),
+    "memory" (key and value: a decoder's cross-attention) or "separate".
     """
 
     batch: int
@@ -117,7 +128,7 @@ class Shape:
         return (self.batch, self.heads, self.query_length, self.key_length)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every canonical weight that this attention has, by name."""
+        """Return the shapes of all canonical weights of this attention, by name."""
         return {
             name: tuple(getattr(self, axis) for axis in axes)
             for name, axes in WEIGHT_AXES.items()
@@ -132,7 +143,7 @@ class Shape:
         }
 
     def distinct_inputs(self) -> tuple[str, ...]:
-        """Return the names of the inputs that are separate arrays; gradients have these names."""
+        """Return the names of the distinct input arrays; their gradients have the same names."""
         return {"self": ("query",), "memory": ("query", "key")}.get(
             self.sharing, ("query", "key", "value")
         )
@@ -144,7 +155,7 @@ class Weights:
 
     `query`, `key` `[embed heads head]`, `value` `[embed heads value_head]`, `output`
     `[heads value_head embed]`; biases `[heads head]`, `[heads value_head]`, `[embed]`; `score`
-    `[heads head]` for the additive score. Keys and values have kv_heads instead of heads.
+    `[heads head]`, only for the additive score. Keys and values have kv_heads instead of heads.
     """
 
     query: Array
@@ -164,27 +175,55 @@ class Weights:
 
 
 WEIGHT_NAMES = tuple(item.name for item in dataclasses.fields(Weights))
-ARRAY_NAMES = ("query", "key", "value", "cotangent", "mask", "attn_bias")
-"""The fields of a problem that are arrays."""
+ARRAY_NAMES = ("query", "key", "value", "cotangent", "mask", "attn_bias", "weights_cotangent")
+"""The fields of a problem that are arrays and that problems without features have too."""
+FEATURE_ARRAYS = (
+    "sinks",
+    "slopes",
+    "norm.query",
+    "norm.key",
+    "query_lengths",
+    "key_lengths",
+    "segments.query",
+    "segments.key",
+    "positions.query",
+    "positions.key",
+)
+"""The arrays of a problem's features; those after a dot are fields of that field."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
-    """One question to an attention: inputs, masks, and the cotangent of the output.
+    """The inputs, weights and masks of an attention, and the cotangent of its output.
 
-    Every number is exactly representable in `dtype`, so rounding the inputs is no part of any
-    error.
+    Every number is exactly representable in `dtype`, so no error is due to rounding the inputs.
 
     Attributes:
         query: `[batch query query_width]`.
         key: `[batch key key_width]`; the same object as `query` for sharing "self".
         value: `[batch key value_width]`; the same object as `key` for sharing "memory", "self".
         cotangent: gradient of the loss with respect to the output, `[batch query output_width]`.
-        mask: True where a query may attend; 4 axes, each that of `[batch heads query key]` or 1.
-        attn_bias: added to the logits; 4 axes likewise.
+        mask: True where a query may attend to a key; broadcastable to `[batch heads query key]`.
+        attn_bias: added to the logits; also has four axes, each of full size or 1.
         causal: key j is visible to query i iff j <= i ("top-left") or
             j <= i + key_length - query_length ("bottom-right").
         scale: factor of the logits; None means `shape.default_scale`.
+        weights_cotangent: gradient of the loss with respect to the returned attention weights,
+            `[batch heads query key]`; None if the loss does not depend on them.
+        heads_alone: whether the projections, which are the identity, stand for none.
+        window: how many keys before and after its own position a query sees; None means no limit.
+        soft_cap: bounds the logits to cap · tanh(logits / cap), after the scale and before
+            anything is added to them.
+        sinks: `[heads]`, logits of a sink per head, which takes weight and has no value.
+        slopes: `[heads]`, of ALiBi: slope · |distance of the positions| is subtracted.
+        rotary: the rotation of queries and keys by their positions.
+        norm: the RMS norm of query and key heads, before the rotation.
+        query_lengths: `[batch]`, of each entry; queries beyond it are fully masked.
+        key_lengths: `[batch]`, of each entry; keys beyond it are blocked.
+        segments: the sequences that are packed into each entry.
+        positions: where the tokens stand, if `position_of_queries` and `position_of_keys` are not
+            to derive it. Then both alignments of the causal mask mean that a key is visible iff
+            its position is not beyond the query's.
     """
 
     shape: Shape
@@ -198,6 +237,18 @@ class Problem:
     attn_bias: Array | None = None
     causal: Causal | None = None
     scale: float | None = None
+    weights_cotangent: Array | None = None
+    heads_alone: bool = False
+    window: Window = NO_WINDOW
+    soft_cap: float | None = None
+    sinks: Array | None = None
+    slopes: Array | None = None
+    rotary: Rotary | None = None
+    norm: Norm | None = None
+    query_lengths: IntArray | None = None
+    key_lengths: IntArray | None = None
+    segments: Segments | None = None
+    positions: Positions | None = None
 
     def __post_init__(self) -> None:
         for name, wanted in self.shape.input_shapes().items():
@@ -210,10 +261,124 @@ class Problem:
             raise WrongShape(f"weights are {sorted(named)}, the shape has {sorted(shapes)}")
         for name, weight in named.items():
             check_shape(f"weights.{name}", weight.shape, shapes[name])
+        if self.weights_cotangent is not None:
+            check_shape("weights_cotangent", self.weights_cotangent.shape, self.shape.logits)
         for name in ("mask", "attn_bias"):
             array = getattr(self, name)
             if array is not None:
                 check_broadcastable(name, array.shape, self.shape.logits)
+        if self.features:
+            self._check_features()
+
+    def _check_features(self) -> None:
+        shape = self.shape
+        for side, count in zip(("before", "after"), self.window, strict=True):
+            if count is not None and count < 0:
+                raise WrongShape(f"window has {count} keys {side} the query; None means no limit")
+        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
+            raise WrongShape(f"soft_cap is {self.soft_cap}; it is positive and finite")
+        sizes = range(2, shape.head_size + 1, 2)
+        if self.rotary is not None and self.rotary.size not in sizes:
+            raise WrongShape(
+                f"rotary.size is {self.rotary.size}; "
+                f"it is even, positive and at most the head size, {shape.head_size}"
+            )
+        if self.rotary is not None and not 0 < self.rotary.base < math.inf:
+            raise WrongShape(f"rotary.base is {self.rotary.base}; it is positive and finite")
+        if self.norm is not None and not 0 < self.norm.epsilon < math.inf:
+            raise WrongShape(f"norm.epsilon is {self.norm.epsilon}; it is positive and finite")
+        axes = {
+            "sinks": (shape.heads,),
+            "slopes": (shape.heads,),
+            "norm": (shape.head_size,),
+            "query_lengths": (shape.batch,),
+            "key_lengths": (shape.batch,),
+            "query": (shape.batch, shape.query_length),
+            "key": (shape.batch, shape.key_length),
+        }
+        for name, array in self.feature_arrays().items():
+            field_name, _, role = name.partition(".")
+            check_shape(name, array.shape, axes[field_name] if field_name in axes else axes[role])
+        for name, length in (
+            ("query_lengths", shape.query_length),
+            ("key_lengths", shape.key_length),
+        ):
+            lengths = getattr(self, name)
+            if lengths is not None and not ((lengths >= 0) & (lengths <= length)).all():
+                raise WrongShape(f"{name} are {lengths.tolist()}; they are within 0 and {length}")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features that the problem has, in the order of the definition."""
+        present = {
+            "query/key norm": self.norm is not None,
+            "rotary": self.rotary is not None,
+            "soft cap": self.soft_cap is not None,
+            "alibi": self.slopes is not None,
+            "window": self.window != NO_WINDOW,
+            "lengths": self.query_lengths is not None or self.key_lengths is not None,
+            "segments": self.segments is not None,
+            "positions": self.positions is not None,
+            "sinks": self.sinks is not None,
+        }
+        return tuple(name for name, there in present.items() if there)
+
+    def feature_arrays(self) -> dict[str, Array | IntArray]:
+        """Return the arrays of the features that the problem has: "sinks", "norm.query", ..."""
+        found: dict[str, Array | IntArray] = {}
+        for name in FEATURE_ARRAYS:
+            holder: Any = self
+            for part in name.split("."):
+                holder = None if holder is None else getattr(holder, part)
+            if holder is not None:
+                found[name] = holder
+        return found
+
+    @property
+    def position_of_queries(self) -> IntArray:
+        """Where each query stands, `[batch query]`.
+
+        In its own sequence, from 0; with the causal alignment "bottom-right", the last query of a
+        sequence stands where its last key does.
+        """
+        size = (self.shape.batch, self.shape.query_length)
+        return np.broadcast_to(self._positions()[0], size)
+
+    @property
+    def position_of_keys(self) -> IntArray:
+        """Where each key stands, `[batch key]`: in its own sequence, from 0."""
+        return np.broadcast_to(self._positions()[1], (self.shape.batch, self.shape.key_length))
+
+    def trained(self) -> dict[str, Array | IntArray]:
+        """Return the arrays of the features that have gradients, by the gradient's name."""
+        named = ("sinks", "norm.query", "norm.key")
+        return {name: array for name, array in self.feature_arrays().items() if name in named}
+
+    def _positions(self) -> tuple[IntArray, IntArray]:
+        """Return the positions of queries and keys, with a batch axis of full size or 1."""
+        if self.positions is not None:
+            return self.positions.query, self.positions.key
+        shape, segments = self.shape, self.segments
+        if segments is None:
+            queries, keys = np.arange(shape.query_length)[None], np.arange(shape.key_length)[None]
+        else:
+            queries, keys = ranks(segments.query), ranks(segments.key)
+        if self.causal != "bottom-right":
+            return queries, keys
+        if segments is not None:
+            return queries + surplus_of_keys(segments, *self._used()), keys
+        more = shape.key_length if self.key_lengths is None else self.key_lengths[:, None]
+        less = shape.query_length if self.query_lengths is None else self.query_lengths[:, None]
+        return queries + (more - less), keys
+
+    def _used(self) -> tuple[BoolArray, BoolArray]:
+        """Return which queries and keys the lengths include, each `[1 or batch, length]`."""
+        queries = np.arange(self.shape.query_length)[None]
+        keys = np.arange(self.shape.key_length)[None]
+        return (
+            queries < (np.inf if self.query_lengths is None else self.query_lengths[:, None]),
+            keys < (np.inf if self.key_lengths is None else self.key_lengths[:, None]),
+        )
 
     @property
     def format(self) -> DType:
@@ -227,11 +392,43 @@ class Problem:
 
     @property
     def allowed(self) -> BoolArray | None:
-        """The mask and causal flag as one, True = may attend; 4 axes, or None if nothing blocks."""
-        if self.causal is None:
-            return self.mask
-        triangle = causal_mask(self.shape, self.causal)
-        return triangle if self.mask is None else self.mask & triangle
+        """All that decides which keys a query may attend to, with four axes; None if nothing does.
+
+        That is the mask, the causal mask, the window, the lengths and the segments.
+        """
+        rules = [rule for _, rule in self.rules()]
+        masks = rules if self.mask is None else [self.mask, *rules]
+        return reduce(np.logical_and, masks) if masks else None
+
+    def rules(self) -> Iterator[tuple[str, BoolArray]]:
+        """Yield each rule besides the mask by name, as an array that broadcasts to the logits.
+
+        They are "causal", "window", "query lengths", "key lengths" and "segments".
+        """
+        before, after = self.window
+        if self.causal is not None or self.window != NO_WINDOW:
+            ahead = self.distances()
+            if self.causal is not None:
+                yield "causal", ahead <= 0
+            if self.window != NO_WINDOW:
+                limits = (
+                    -np.inf if before is None else -before,
+                    np.inf if after is None else after,
+                )
+                yield "window", (ahead >= limits[0]) & (ahead <= limits[1])
+        queries, keys = self._used()
+        if self.query_lengths is not None:
+            yield "query lengths", queries[:, None, :, None]
+        if self.key_lengths is not None:
+            yield "key lengths", keys[:, None, None, :]
+        if self.segments is not None:
+            together = self.segments.query[:, None, :, None] == self.segments.key[:, None, None, :]
+            yield "segments", together
+
+    def distances(self) -> IntArray:
+        """Return how far each key stands ahead of each query, `[1 or batch, 1, query, key]`."""
+        queries, keys = self._positions()
+        return keys[:, None, None, :] - queries[:, None, :, None]
 
     def allowed_in_full(self) -> BoolArray:
         """Return `allowed`, expanded to `[batch heads query key]`."""
@@ -239,15 +436,15 @@ class Problem:
         return np.broadcast_to(True if allowed is None else allowed, self.shape.logits)
 
     def blocked_for(self, weights: Array) -> BoolArray:
-        """Return True where a query may not attend to a key, in the shape of these weights.
+        """Return an array shaped like `weights`, True where a query may not attend to a key.
 
-        For weights averaged over heads, `[batch query key]`, that is where no head may.
+        For weights averaged over heads, `[batch query key]`, True where no head may.
         """
         allowed = self.allowed_in_full()
         return ~(np.any(allowed, axis=1) if weights.ndim == 3 else allowed)
 
     def with_inputs(self, **inputs: Array) -> Problem:
-        """Return the problem with other distinct inputs; those that share an array follow."""
+        """Return the problem with other inputs, which also replace inputs sharing their array."""
         unknown = set(inputs) - set(self.shape.distinct_inputs())
         if unknown:
             raise WrongShape(f"{sorted(unknown)} share another array here")
@@ -259,23 +456,32 @@ class Problem:
         return dataclasses.replace(self, query=query, key=key, value=value)
 
     def with_weights(self, **weights: Any) -> Problem:
-        """Return the problem with other weights."""
+        """Return a copy of the problem in which the given weights are replaced."""
         return dataclasses.replace(self, weights=dataclasses.replace(self.weights, **weights))
 
     def digest(self) -> str:
-        """Return a hash of every number and flag: equal for equal problems, in every process."""
+        """Return a hash of all numbers and flags, the same in every process."""
         flags = (self.shape, self.dtype, self.causal, self.scale)
         hashed = hashlib.blake2b(repr(flags).encode(), digest_size=16)
         arrays = {name: getattr(self, name) for name in ARRAY_NAMES}
-        arrays |= {f"weights.{name}": array for name, array in self.weights.named().items()}
+        for name, weight in self.weights.named().items():
+            # Without projections, the shape determines the other weights, which are large.
+            if not self.heads_alone or name == "score":
+                arrays[f"weights.{name}"] = weight
+        arrays |= self.feature_arrays()
         for name, array in arrays.items():
             if array is not None:
                 hashed.update(f"{name} {array.shape} {array.dtype}".encode())
                 hashed.update(array.tobytes())
+        if self.heads_alone:
+            hashed.update(b"heads alone")
+        if self.features:
+            epsilon = None if self.norm is None else self.norm.epsilon
+            hashed.update(repr((self.window, self.soft_cap, self.rotary, epsilon)).encode())
         return hashed.hexdigest()
 
     def replace(self, **changes: Any) -> Problem:
-        """Return a copy with other fields."""
+        """Return a copy of the problem in which the given fields are replaced."""
         return dataclasses.replace(self, **changes)
 
 
@@ -284,12 +490,13 @@ class Answer:
     """The results of an implementation, as float64.
 
     Attributes:
-        output: `[batch query output_width]`, or None where it was not computed.
-        weights: attention weights `[batch heads query key]`, or `[batch query key]` where the
+        output: `[batch query output_width]`, or None if it was not computed.
+        weights: attention weights `[batch heads query key]`, or `[batch query key]` if the
             implementation averages over heads; None if it returns none.
         gradients: by canonical name: "query", "key", "value", "weights.query", ...,
-            "attn_bias". Inputs that share an array have one gradient, under the first's name.
-        dtypes: the native dtype of each array, by the same names.
+            "attn_bias", "sinks", "norm.query", "norm.key". Inputs that share an array have one
+            gradient, under the first's name.
+        dtypes: the native dtype of each returned array, by the array's name.
     """
 
     output: Array
@@ -298,28 +505,28 @@ class Answer:
     dtypes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def arrays(self) -> dict[str, Array]:
-        """All returned arrays, by the names that expectations use."""
-        found = {"output": self.output}
+        """Return all arrays by name: "output", "weights", "gradient.query", ..."""
+        arrays = {"output": self.output}
         if self.weights is not None:
-            found["weights"] = self.weights
-        return found | {f"gradient.{name}": array for name, array in self.gradients.items()}
+            arrays["weights"] = self.weights
+        return arrays | {f"gradient.{name}": array for name, array in self.gradients.items()}
 
 
 def causal_mask(shape: Shape, alignment: Causal) -> BoolArray:
-    """Return the causal flag as a mask `[1 1 query key]`."""
+    """Return the causal mask `[1 1 query key]`, True where a query may attend to a key."""
     offset = 0 if alignment == "top-left" else shape.key_length - shape.query_length
     triangle = np.tri(shape.query_length, shape.key_length, offset, dtype=np.bool_)
     return triangle[None, None]
 
 
 def check_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Raise `WrongShape` unless the shapes are equal."""
+    """Raise `WrongShape`, with the array's name, unless both shapes are equal."""
     if got != wanted:
         raise WrongShape(f"{name} has shape {list(got)}, wanted {list(wanted)}")
 
 
 def check_broadcastable(name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Raise `WrongShape` unless every axis has the wanted size or 1."""
+    """Raise `WrongShape` unless each axis of `got` has size 1 or its size in `wanted`."""
     if len(got) != len(wanted) or any(g not in (1, w) for g, w in zip(got, wanted, strict=True)):
         raise WrongShape(
             f"{name} has shape {list(got)}; each axis of [batch heads query key] = {list(wanted)} "

@@ -1,10 +1,10 @@
-"""Conventions by experiment: what an implementation does with what people hand to it.
+"""All experiments, which find out the conventions of an implementation by calling it.
 
-An experiment asks one implementation, in one mode, and yields entries of its convention card. It
-believes no declaration; where an entry has one beside it, the two are compared, and a difference is
-a deviation of the adapter. How weights are seen: `conformance.requirements.laboratory`.
+An experiment calls one implementation in one mode, and yields entries of its convention card. It
+relies on no declaration; if the adapter declares what an entry observes, the two are compared, and
+a difference is a deviation. `conformance.requirements.laboratory` explains how weights are seen.
 
-Every `Experiment` that a module of this package defines is one of them; nothing else names it.
+They are collected from the modules of this package: an `Experiment` needs no other registration.
 """
 
 from __future__ import annotations
@@ -15,10 +15,19 @@ import pkgutil
 from collections.abc import Iterator
 
 from conformance.errors import UnknownName
-from conformance.experiments.experiment import Experiment, Findings
+from conformance.experiments.experiment import Experiment, Findings, Question, settled
 from conformance.records.findings import Topic
 
-__all__ = ["EXPERIMENTS", "TOPICS", "Experiment", "Findings", "experiment", "find_experiments"]
+__all__ = [
+    "EXPERIMENTS",
+    "TOPICS",
+    "Experiment",
+    "Findings",
+    "Question",
+    "experiment",
+    "find_experiments",
+    "settled",
+]
 
 
 def _defined() -> Iterator[Experiment]:
@@ -28,14 +37,14 @@ def _defined() -> Iterator[Experiment]:
 
 
 EXPERIMENTS = tuple(sorted(_defined(), key=lambda item: item.place))
-"""In the order of a card."""
+"""All experiments, in the order in which a card shows their entries."""
 
 TOPICS: tuple[Topic, ...] = tuple(item.topic for item in EXPERIMENTS)
-"""What they are about."""
+"""The topics of all experiments, in the same order."""
 
 
 def find_experiments(pattern: str) -> tuple[Experiment, ...]:
-    """Return those whose id is or matches the pattern, or begins with it; () if none."""
+    """Return the experiments whose id begins with the pattern, or matches it as a glob."""
     return tuple(
         item
         for item in EXPERIMENTS
@@ -44,7 +53,7 @@ def find_experiments(pattern: str) -> tuple[Experiment, ...]:
 
 
 def experiment(name: str) -> Experiment:
-    """Return the experiment of this name, with or without "probe/"; raises `UnknownName`."""
+    """Return the experiment of this name, with or without "probe/"; else raise `UnknownName`."""
     known = {item.name: item for item in EXPERIMENTS}
     wanted = name.removeprefix("probe/")
     if wanted not in known:

@@ -1,8 +1,8 @@
-"""Code that shows a convention without this suite: a handful of lines in the library's own words.
+"""Generate short programs that show a convention by calling the library without this suite.
 
-Made of what the adapter says that a user types. The inputs are one array, so that the lines fit
-implementations that know self-attention only. Each prints a number whose meaning stands beside it;
-tests run the lines and compare.
+They are assembled from the user code that the adapter gives as its example. Query, key and value
+are one array, so that the programs also suit implementations of self-attention only. Each prints a
+number and explains it in a comment; tests run the programs and compare.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SIZES = dict(zip(AXES, SMALL.logits, strict=True))
 
 
 def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token: int = 0) -> str:
-    """Return code that prints how far the other outputs move when a token is replaced.
+    """Return code that prints how much the other outputs change when a token is replaced.
 
     Args:
-        lab: whose adapter has an `example` for its mode; "" without one.
-        name: the argument, or "" for none.
-        made: lines that make the array `mask`; none for a flag.
-        told: what the number means.
-        token: 0, with the outputs after it looked at, or -1, with those before.
+        lab: its adapter provides the user code for its mode; if not, the result is "".
+        name: the mask argument or flag to pass, or "" for none.
+        made: lines that create the array `mask`; empty for a flag.
+        told: what the printed number means.
+        token: the token to replace: 0 to look at later outputs, -1 to look at earlier ones.
     """
     rows = "1:" if token == 0 else ":-1"
     return _code(
@@ -45,18 +45,18 @@ def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token:
 
 
 def difference(lab: Laboratory, name: str, made: Sequence[str], told: str) -> str:
-    """Return code that prints how far the argument moves the output."""
+    """Return code that prints how much the mask argument changes the output; see `hiding`."""
     shown = ["first = {call}", "second = {plain}", f"print(abs(first - second).max())  # {told}"]
     return _code(lab, made, name, shown)
 
 
 def output(lab: Laboratory, name: str, made: Sequence[str], shown: str, told: str) -> str:
-    """Return code that prints an expression of `output`."""
+    """Return code that prints the expression `shown` of the variable `output`; see `hiding`."""
     return _code(lab, made, name, ["output = {call}", f"print({shown})  # {told}"])
 
 
 def mask(layout: str, dtype: str, fill: float, mark: float | None, note: str) -> list[str]:
-    """Return lines that create the array `mask`: all `fill`, but `mark` at token 0."""
+    """Return code lines that create the array `mask`: all `fill`, except for `mark` at token 0."""
     shape = layouts.shape(layout, SIZES)
     kind = "float32" if dtype == "own" else dtype
     made = f"mask = np.full({shape}, {_written(fill, kind)}, {kind!r})"
@@ -66,9 +66,9 @@ def mask(layout: str, dtype: str, fill: float, mark: float | None, note: str) ->
 
 
 def _code(lab: Laboratory, made: Sequence[str], name: str, shown: Sequence[str]) -> str:
-    """Return the complete program; "" if the adapter does not describe the user's code."""
+    """Return the complete program, or "" if the adapter does not provide the user's code."""
     example, framework = lab.adapter.small_example(lab.mode), FRAMEWORKS.get(lab.adapter.framework)
-    # Without derivatives the call needs a context, which these lines do not have.
+    # A call without derivatives needs a context such as `no_grad`, which the program lacks.
     if example is None or framework is None or not lab.mode.gradients:
         return ""
     masks = {name: framework.array("mask") if made else "True"} if name else {}

@@ -1,32 +1,66 @@
-"""Two mask arguments at once, those included that a framework attaches to its tensors by itself."""
+"""Experiment on two masks at once, including those that a framework attaches to its tensors."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from conformance.adapter.arguments import AXES, Native
-from conformance.definition.dtypes import BoolArray
-from conformance.definition.problem import Shape
-from conformance.experiments.experiment import Experiment
+from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.problem import Shape, causal_mask
+from conformance.experiments.experiment import topic
 from conformance.experiments.masks import Blocking, blocking
-from conformance.records.findings import Entry, Topic
-from conformance.records.phrase import NOTHING, Phrase
-from conformance.requirements.laboratory import REFUSED, Laboratory, Refused, Seen, Sizes, numbers
-from conformance.requirements.meaning import among_shown, arrange, rows_changed
+from conformance.records.findings import Entry
+from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.requirements.laboratory import (
+    CANNOT_BE_ASKED,
+    REFUSED,
+    Laboratory,
+    Refused,
+    Seen,
+    Sizes,
+    numbers,
+)
+from conformance.requirements.meaning import (
+    ADDED,
+    added_to,
+    arrange,
+    follows,
+    forms_of,
+    telling,
+)
+from conformance.requirements.polarity import examined
 
 UNEXPLAINED = Phrase("combined.unexplained")
 EQUAL = Sizes(batch=4, heads=4, query=4, key=4)
+BIASES = (-1.25, 0.5, -0.25, 1.5, -0.75)
+"""The numbers of a bias, which every dtype represents."""
 
 
+@topic(
+    "pairs",
+    "Two masks at once",
+    "Do two mask arguments combine, or does one win?",
+    place=50,
+    every_mode=True,
+    shared=True,
+    revision=4,
+)
 def pairs(lab: Laboratory) -> Iterator[Entry]:
-    """Every pair, with sizes that differ and with sizes that are all the same."""
+    """Pass two mask arguments at once that hide different keys, and see whether the attention
+    weights follow both, either, or one of them. Repeat this with axes that have the same size. Pass
+    a bias beside each mask, beside another bias and beside the causal flag, and all of this with a
+    scale."""
     known = [found for item in lab.arguments() if (found := blocking(lab, item)) is not None]
     for told, sizes in (("differ", lab.sizes()), ("coincide", EQUAL)):
         for one, other in itertools.combinations(known, 2):
             yield _pair(lab, one, other, sizes, told)
+    yield from _weighed(lab, [item for item in known if "key" in item.axes])
 
 
 def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: str) -> Entry:
@@ -42,8 +76,8 @@ def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: s
     subject = Phrase("pair", {"one": names[0], "other": names[1], "sizes": Phrase(f"sizes.{told}")})
     declared = REFUSED if one.argument.alone or other.argument.alone else NOTHING
     if isinstance(found, Refused):
-        return Entry(subject, REFUSED, found.told, declared)
-    value = combined(lab, found, visible[0], visible[1], names)
+        return Entry(subject, found.value, found.told, declared)
+    value = combined(lab, found, visible[:1], visible[1], names)
     fed = [numbers(np.broadcast_to(v, problem.shape.logits)[0, 0, 0] * 1.0) for v in visible]
     return Entry(
         subject,
@@ -56,7 +90,7 @@ def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: s
 
 
 def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArray, BoolArray]:
-    """A pattern for each argument, so that every hypothesis of `combined` says something else."""
+    """Return a pattern of visible keys for each argument, with which all `hypotheses` differ."""
     for seed in range(100):
         pair = visible_of(one, shape, seed), visible_of(other, shape, seed + 1000)
         if distinct(hypotheses(*pair, shape)):
@@ -65,7 +99,7 @@ def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArra
 
 
 def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, BoolArray]:
-    """Return the visible keys for each hypothesis about the two patterns."""
+    """Return the visible keys `[batch heads query key]` for each way to combine two patterns."""
     first, second = (np.broadcast_to(item, shape.logits) for item in (one, other))
     both, either = first & second, first | second
     neither = np.ones_like(first)
@@ -73,7 +107,7 @@ def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, Bool
 
 
 def distinct(patterns: dict[str, BoolArray]) -> bool:
-    """Return whether all patterns differ, even in the rows that none of them hides entirely."""
+    """Return whether all patterns differ in rows where each of them leaves some key visible."""
     several = list(patterns.values())
     shown = np.all([item.any(axis=-1) for item in several], axis=0)[..., None]
     pairs = itertools.combinations(several, 2)
@@ -81,11 +115,15 @@ def distinct(patterns: dict[str, BoolArray]) -> bool:
 
 
 def visible_of(item: Blocking, shape: Shape, seed: int) -> BoolArray:
-    """An asymmetric pattern over the argument's axes, `[batch heads query key]` or 1; the first key
-    is visible to all, so that no two patterns together block a row."""
-    random = np.random.default_rng([13, seed])
+    """Return a random pattern `[batch heads query key]`, with size 1 for axes the argument lacks.
+    The first key is visible to every query, so that two patterns together mask no query fully."""
     sizes = [n if a in item.axes else 1 for a, n in zip(AXES, shape.logits, strict=True)]
-    last = "key" if "key" in item.axes else "query"
+    return _pattern(tuple(sizes), "key" if "key" in item.axes else "query", seed).copy()
+
+
+@lru_cache(maxsize=4096)
+def _pattern(sizes: tuple[int, ...], last: str, seed: int) -> BoolArray:
+    random = np.random.default_rng([13, seed])
     pattern = arrange(random, sizes, AXES.index(last), (0, 1)) != 0
     if last == "key":
         pattern[..., 0] = True
@@ -93,27 +131,130 @@ def visible_of(item: Blocking, shape: Shape, seed: int) -> BoolArray:
 
 
 def combined(
-    lab: Laboratory, seen: Seen, one: BoolArray, other: BoolArray, names: tuple[str, str]
+    lab: Laboratory, seen: Seen, ones: Sequence[BoolArray], other: BoolArray, names: tuple[str, str]
 ) -> Phrase:
-    """Which of the two patterns the weights follow; a row that is hidden altogether only has to
-    have changed."""
+    """Return how the weights combine two patterns of visible keys, passed as the arguments `names`.
+
+    Of the first argument, `ones` holds the patterns that it may stand for. Weights of fully masked
+    queries need only differ from those without a mask.
+    """
     shape = seen.problem.shape
-    plain = lab.plain(Sizes(*shape.logits)).applied
-    changed = rows_changed(lab, seen)
-    only = dict(zip(("one", "other"), names, strict=True))
-    for name, visible in hypotheses(one, other, shape).items():
-        hidden = ~visible.any(axis=(1, 3))
-        predicted = among_shown(plain, visible, seen)
-        if lab.alike(seen, predicted) and (changed | ~hidden).all():
-            if name in only:
-                return Phrase("combined.only", {"argument": only[name]})
-            return Phrase(f"combined.{name}")
+    only = {"one": names[0], "other": names[1]}
+    for one in ones:
+        for name, visible in hypotheses(one, other, shape).items():
+            if follows(lab, seen, visible):
+                if name in only:
+                    return Phrase("combined.only", {"argument": only[name]})
+                return Phrase(f"combined.{name}")
+    inverted = {
+        value
+        for one in ones
+        for value, visible in _partly_inverted(one, other, names, shape)
+        if follows(lab, seen, visible)
+    }
+    return inverted.pop() if len(inverted) == 1 else UNEXPLAINED
+
+
+def _partly_inverted(
+    one: BoolArray, other: BoolArray, names: tuple[str, str], shape: Shape
+) -> Iterator[tuple[Phrase, BoolArray]]:
+    """Yield the ways to combine two patterns of visible keys of which one is inverted. Code has one
+    if it fills a boolean mask with a number, as if it were a bias: every number is True."""
+    patterns = [np.broadcast_to(item, shape.logits) for item in (one, other)]
+    for kept, inverted in ((0, 1), (1, 0)):
+        about: dict[str, Argument] = {"argument": names[kept], "inverted": names[inverted]}
+        yield Phrase("combined.or-blocked", about), patterns[kept] | ~patterns[inverted]
+        yield Phrase("combined.and-blocked", about), patterns[kept] & ~patterns[inverted]
+
+
+# A bias beside something else, and a scale
+
+
+class _Given(NamedTuple):
+    """One of two arguments: the array to pass, and what it should add to the logits."""
+
+    name: str
+    native: Native
+    adds: Array
+    is_bias: bool = False
+
+    @property
+    def phrase(self) -> Phrase:
+        kind = "bias" if self.is_bias else "mask"
+        return Phrase(f"part.{kind}", {"argument": self.name})
+
+
+def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
+    """Yield what becomes of a bias and of a scale beside each of the other arguments."""
+    sizes = lab.sizes(query=5, key=5)
+    shape = lab.problem(sizes).shape
+    alone = {item.name for item in lab.arguments() if item.alone}
+    given = [*_given(lab, known, shape)]
+    several = [
+        (one, other)
+        for one, other in itertools.combinations(given, 2)
+        if one.name != other.name and not {one.name, other.name} & alone
+    ]
+    scales = (None, 0.5 * shape.default_scale) if lab.adapter.custom_scale else (None,)
+    for scale, (one, other) in itertools.product(scales, several):
+        is_biased = one.is_bias or other.is_bias
+        if scale is None and not is_biased:
+            continue
+        problem = lab.problem(sizes, scale=scale)
+        found = lab.ask(problem, {one.name: one.native, other.name: other.native})
+        about: dict[str, Argument] = {"one": one.phrase, "other": other.phrase}
+        subject = Phrase(f"pair.with-{'bias' if scale is None else 'scale'}", about)
+        if isinstance(found, Refused):
+            if found.value != CANNOT_BE_ASKED:
+                yield Entry(subject, found.value, found.told)
+            continue
+        fed = " and ".join(numbers(item.adds[0, 0, 1]) for item in (one, other))
+        weights = numbers(found.applied[0, 0, 1])
+        evidence = f"entry 0, head 0, query 1: {fed} added to the logits, weights {weights}"
+        yield Entry(subject, _effect(lab, found, one, other), evidence)
+
+
+def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator[_Given]:
+    """Yield a mask for each argument that blocks, a bias for each that is added, and the flag."""
+    for seed, item in enumerate(known):
+        visible = visible_of(item, shape, seed)
+        native = item.native(visible, shape)
+        assert native is not None
+        added = np.broadcast_to(np.where(visible, 0.0, -np.inf), shape.logits)
+        yield _Given(item.argument.name, native, added)
+    numbered = forms_of(lab.dtype)[1]
+    for seed, argument in enumerate(lab.arguments()):
+        if examined(lab, argument, numbered).value == ADDED:
+            fed, laid = telling(dataclasses.replace(numbered, values=BIASES), argument, shape, seed)
+            if fed.shape[-1] > 1:
+                added = np.broadcast_to(fed, shape.logits)
+                yield _Given(argument.name, numbered.array(laid), added, is_bias=True)
+    flag = lab.adapter.causal_flag
+    if flag is not None and not flag.needs and not flag.alone:
+        triangle = np.where(causal_mask(shape, "top-left"), 0.0, -np.inf)
+        yield _Given(flag.name, True, np.broadcast_to(triangle, shape.logits))
+
+
+def _effect(lab: Laboratory, seen: Seen, one: _Given, other: _Given) -> Phrase:
+    """Return which of two arguments, and of the scale, had an effect on the weights."""
+    problem = seen.problem
+    plain = lab.unmasked(seen)
+    for value, added in _additions(one, other, problem.logit_scale):
+        if lab.alike(seen, added_to(plain, added)):
+            return value
+    if problem.scale is not None:
+        usual = lab.plain(Sizes(*problem.shape.logits), problem.dtype).applied
+        if lab.alike(seen, added_to(usual, one.adds + other.adds)):
+            return Phrase("combined.without-scale")
     return UNEXPLAINED
 
 
-PAIRS = Experiment(
-    Topic("pairs", "Two masks at once", "Do two mask arguments combine, or does one win?"),
-    pairs,
-    place=50,
-    every_mode=True,
-)
+def _additions(one: _Given, other: _Given, scale: float) -> Iterator[tuple[Phrase, Array]]:
+    """Yield the known effects of two arguments, with what is then added to the logits."""
+    yield Phrase("combined.both"), one.adds + other.adds
+    for kept, lost in ((one, other), (other, one)):
+        yield Phrase("combined.only", {"argument": kept.name}), kept.adds
+        if lost.is_bias:
+            about: dict[str, Argument] = {"argument": lost.name}
+            yield Phrase("combined.scaled", about), kept.adds + scale * lost.adds
+    yield Phrase("combined.neither"), np.zeros_like(one.adds)

@@ -1,4 +1,4 @@
-"""Axes of size 0 and 1, input without a batch axis, and sequence-first input."""
+"""Experiments on axes of size 0 and 1, on unbatched input, and on sequence-first input."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.errors import Unsupported
-from conformance.experiments.experiment import Experiment
+from conformance.experiments.experiment import topic
 from conformance.experiments.masked_rows import NAN, OUTPUT_BIAS, ZEROS
-from conformance.records.findings import Entry, Topic
+from conformance.records.findings import Entry
 from conformance.records.phrase import Phrase
 from conformance.requirements.laboratory import (
-    REFUSED,
     SOMETHING_ELSE,
     Laboratory,
     Refused,
@@ -24,8 +23,18 @@ UNBATCHED, SEQUENCE_FIRST = Phrase("input.unbatched"), Phrase("input.sequence-fi
 TAKEN = Phrase("input.taken")
 
 
+@topic(
+    "degenerate-sizes",
+    "Axes of size 0 and 1",
+    "What does it return for an empty batch, no query, no key, or one key?",
+    place=110,
+    every_mode=True,
+    revision=3,
+    costly=True,
+)
 def degenerate(lab: Laboratory) -> Iterator[Entry]:
-    """What there is no attention of: an empty batch, no query, no key; and a single key."""
+    """Call with an empty batch, with no query, with no key and with a single key, and examine the
+    output and whether gradients are finite."""
     empty: list[tuple[str, dict[str, int]]] = [("no-batch", {"batch": 0})]
     if lab.sharing == "self":
         empty.append(("no-length", {"key": 0}))
@@ -35,7 +44,7 @@ def degenerate(lab: Laboratory) -> Iterator[Entry]:
         subject = Phrase(f"size.{name}")
         found = lab.ask(lab.problem(lab.sizes(**sizes)), gradients=True)
         if isinstance(found, Refused):
-            yield Entry(subject, REFUSED, found.told)
+            yield Entry(subject, found.value, found.told)
             continue
         output = found.answer.output
         if np.isnan(output).any():
@@ -45,19 +54,28 @@ def degenerate(lab: Laboratory) -> Iterator[Entry]:
         elif sizes.get("key") == 0:
             value = OUTPUT_BIAS if output.any() else ZEROS
         else:
-            value = Phrase("output.value") if (found.applied == 1).all() else SOMETHING_ELSE
+            whole = lab.alike(found, np.ones_like(found.applied))
+            value = Phrase("output.value") if whole else SOMETHING_ELSE
         lost = [n for n, a in found.answer.gradients.items() if not np.isfinite(a).all()]
         told_more = f"; gradients not finite: {', '.join(lost)}" if lost else ""
         yield Entry(subject, value, f"output of shape {list(output.shape)}{told_more}")
 
 
+@topic(
+    "input-layouts",
+    "Layout of the input",
+    "Does it take input without a batch axis, and input with the sequence first?",
+    place=120,
+    revision=2,
+)
 def layouts(lab: Laboratory) -> Iterator[Entry]:
-    """Input as `[length width]`, and as `[length batch width]` where there is a switch."""
+    """Pass inputs as `[length width]`, and as `[length batch width]` in the mode that the adapter
+    declares for such input. Compare the weights with those for `[batch length width]`."""
     sizes = lab.sizes(batch=1)
     plain = lab.plain(sizes)
     found = lab.ask(plain.problem, unbatched=True)
     if isinstance(found, Refused):
-        yield Entry(UNBATCHED, REFUSED, found.told)
+        yield Entry(UNBATCHED, found.value, found.told)
     else:
         same = lab.alike(found, plain.applied)
         told = f"entry 0, head 0, query 0: weights {numbers(found.applied[0, 0, 0])}"
@@ -71,31 +89,7 @@ def layouts(lab: Laboratory) -> Iterator[Entry]:
         raise Unsupported(f"the adapter has no mode {name!r}")
     other = lab.ask(lab.problem(), mode=dataclasses.replace(mode, weights=lab.mode.weights))
     if isinstance(other, Refused):
-        yield Entry(SEQUENCE_FIRST, REFUSED, other.told)
+        yield Entry(SEQUENCE_FIRST, other.value, other.told)
     else:
         same = lab.alike(other, lab.plain().applied)
         yield Entry(SEQUENCE_FIRST, TAKEN if same else SOMETHING_ELSE, f"mode {name}")
-
-
-DEGENERATE_SIZES = Experiment(
-    Topic(
-        "degenerate-sizes",
-        "Axes of size 0 and 1",
-        "What comes of an empty batch, of no query, of no key, of one key?",
-    ),
-    degenerate,
-    place=110,
-    every_mode=True,
-    costly=True,
-)
-
-
-INPUT_LAYOUTS = Experiment(
-    Topic(
-        "input-layouts",
-        "Layout of the input",
-        "Is input without a batch axis taken, is there sequence-first input?",
-    ),
-    layouts,
-    place=120,
-)

@@ -1,4 +1,4 @@
-"""Dropout of attention weights: where it is active, how it scales, and what shares a draw."""
+"""Experiment on dropout of attention weights: when it is active, and how it drops and scales."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from conformance.adapter.arguments import AXES
 from conformance.adapter.base import Mode
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
-from conformance.experiments.experiment import Experiment
-from conformance.records.findings import Entry, Topic
+from conformance.experiments.experiment import topic
+from conformance.records.findings import Entry
 from conformance.records.phrase import Part, Phrase
 from conformance.requirements.laboratory import (
-    REFUSED,
     SOMETHING_ELSE,
     Laboratory,
     Refused,
@@ -25,13 +24,22 @@ from conformance.requirements.laboratory import (
 ACTIVE, ON, OFF = (Phrase(f"dropout.{name}") for name in ("active", "on", "off"))
 
 PROBABILITY = 0.5
-"""A power of two, so that scaling by 1 / (1 - p) rounds nothing."""
+"""The dropout probability p: a power of two, so that scaling by 1 / (1 - p) is exact."""
 
 DRAWS = 48
 
 
+@topic(
+    "dropout",
+    "Dropout",
+    "Where is it active, how does it scale, and which weights share a draw?",
+    place=100,
+    every_mode=True,
+    revision=2,
+)
 def dropout(lab: Laboratory) -> Iterator[Entry]:
-    """In the mode in which it is active; elsewhere it must be off."""
+    """Call the implementation many times with a dropout probability of 0.5, and compare the weights
+    with those without dropout. In modes without dropout, they must be equal."""
     names = lab.adapter.dropout_modes
     if not names:
         raise Unsupported("the adapter names no mode with dropout")
@@ -39,7 +47,7 @@ def dropout(lab: Laboratory) -> Iterator[Entry]:
     draws = [lab.ask(lab.problem(), mode=_with_dropout(lab.mode, draw)) for draw in range(DRAWS)]
     refused = next((item for item in draws if isinstance(item, Refused)), None)
     if refused is not None:
-        yield Entry(ACTIVE, REFUSED, refused.told)
+        yield Entry(ACTIVE, refused.value, refused.told)
         return
     applied = np.stack([item.applied for item in draws if not isinstance(item, Refused)])
     noise = lab.noise(lab.problem())
@@ -85,9 +93,10 @@ def _kept(lab: Laboratory, applied: Array, plain: Array) -> tuple[Phrase, str]:
 
 
 def _mean(applied: Array, plain: Array) -> Entry:
-    """Return the mean of one scale factor per draw, as values within a draw may be correlated.
+    """Return an entry on whether dropout preserves the weights on average over the draws.
 
-    A dropout that divides each row by its sum again takes from large weights, and is seen by this.
+    Weights in a draw may be correlated, so the average is over one scale factor per draw. The
+    factor also reveals dropout that normalises rows afterwards, as large weights become smaller.
     """
     means = (applied * plain).sum(axis=(1, 2, 3, 4)) / (plain**2).sum()
     mean, error = means.mean(), means.std(ddof=1) / np.sqrt(len(means))
@@ -112,7 +121,7 @@ def _shared(applied: Array) -> Entry:
 
 
 def _returned(weights: Array, applied: Array, plain: Array) -> Entry:
-    """Return an entry that says whether returned weights are those before dropout."""
+    """Return an entry on whether the returned weights are those before or after dropout."""
     scale = np.abs(plain).max()
     if np.abs(weights - applied).max() <= 1e-2 * scale:
         value = Phrase("dropout.after")
@@ -122,11 +131,3 @@ def _returned(weights: Array, applied: Array, plain: Array) -> Entry:
         value = SOMETHING_ELSE
     told = f"returned {numbers(weights[0, 0, 0, 0])}, applied {numbers(applied[0, 0, 0, 0])}"
     return Entry(Phrase("dropout.returned"), value, f"draw 0, entry 0, head 0, query 0: {told}")
-
-
-DROPOUT = Experiment(
-    Topic("dropout", "Dropout", "Where is it active, how does it scale, what shares a draw?"),
-    dropout,
-    place=100,
-    every_mode=True,
-)

@@ -1,21 +1,48 @@
-"""Experiments: each determines a convention of an implementation by calling it."""
+"""An `Experiment` determines a convention of an implementation by calling it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from msgspec.structs import replace
 
 from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.features import Feature
 from conformance.definition.dtypes import Array
+from conformance.errors import Unsupported
 from conformance.records.findings import Entry, Topic
-from conformance.requirements.laboratory import Laboratory
+from conformance.records.phrase import Argument, Phrase
+from conformance.requirements.laboratory import REFUSED, Laboratory, NoAnswer
+from conformance.words import tables
 
-Made = Iterator[Entry] | Iterator[tuple[Entry, Array | None]]
+
+class Question(NamedTuple):
+    """A question of an experiment that may end the process.
+
+    Attributes:
+        subject: the subject of the entry.
+        value_of: asks it; returns the value and the evidence of the entry.
+    """
+
+    subject: Phrase
+    value_of: Callable[[], tuple[Phrase, str]]
+
+    def ask(self) -> Entry:
+        """Ask, and return the entry."""
+        value, evidence = self.value_of()
+        return Entry(self.subject, value, evidence)
+
+
+Made = Iterator[Entry] | Iterator[tuple[Entry, Array | None]] | Iterator[Question]
 
 
 @dataclass
 class Findings:
-    """The findings of an experiment: entries, and arrays by the text of the entry's subject."""
+    """The findings of an experiment: card entries, and arrays keyed by the text of a subject."""
 
     entries: list[Entry] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -23,22 +50,35 @@ class Findings:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One question to an implementation.
+    """A question about implementations, and the function that answers it by calling one.
 
     Attributes:
-        topic: what it is about.
-        make: runs it.
-        place: where it stands on a card, the smallest first.
-        every_mode: whether modes may differ; else the first is asked.
-        costly: whether it needs many shapes, each of which costs seconds where a framework
-            compiles every operation: then the first mode is asked there.
+        topic: what the question is about.
+        make: yields the card's entries for a laboratory, some with an array to show.
+        place: the position on a card; smaller numbers come first.
+        every_mode: whether modes may differ; if not, only the first is examined.
+        shared: whether to ask again with query, key and value in one array, which may take another
+            path; entries that differ then are added to the card.
+        every_dtype: whether to ask again in the other dtypes, likewise.
+        costly: whether many shapes are needed, each of which takes seconds if the framework
+            compiles every operation; in that case, only the first mode is examined, and with
+            separate inputs only.
+        apart: whether a question may end the process. Then `make` yields each `Question`, and a run
+            asks them in a process of its own, one by one.
+        plain: whether it compares with an answer at the usual sizes, which has to be there.
+        needs: declarations of features; the experiment is about implementations that have one.
     """
 
     topic: Topic
     make: Callable[[Laboratory], Made]
     place: int
     every_mode: bool = False
+    shared: bool = False
+    every_dtype: bool = False
     costly: bool = False
+    apart: bool = False
+    plain: bool = True
+    needs: tuple[type[Feature], ...] = ()
 
     @property
     def name(self) -> str:
@@ -52,23 +92,139 @@ class Experiment:
 
     def modes(self, adapter: Adapter) -> tuple[Mode, ...]:
         """Return the modes of the adapter in which the experiment is worth running."""
+        if self.needs and not any(isinstance(each, self.needs) for each in adapter.features):
+            return ()
         if not self.every_mode or (self.costly and adapter.compiles):
             return tuple(adapter.modes[:1])
-        # Nothing is compiled here, so a mode that differs in that only is the same again.
+        # Experiments do not compile whole calls, so optimised modes would repeat other modes.
         return tuple(mode for mode in adapter.modes if not mode.optimised)
 
     def run(self, lab: Laboratory) -> Findings:
-        """Return all entries.
+        """Run the experiment and return its findings.
 
         Raises:
-            Unsupported: there is nothing to ask.
-            NoAnswer: not even the plain problem is answered.
+            Unsupported: the adapter does not support what is examined.
+            NoAnswer: the implementation fails even without a mask.
         """
-        lab.plain()
+        if self.apart:
+            entries = settled([question.ask() for question in self.questions(lab)])
+            return Findings([*declared(entries, lab.adapter)])
+        if self.plain:
+            lab.plain()
         found = Findings()
-        for made in self.make(lab):
+        for made in self._made(lab):
             entry, array = (made, None) if isinstance(made, Entry) else made
             found.entries.append(entry)
             if array is not None:
                 found.arrays[str(entry.subject)] = array
+        values = {_comparable(entry, lab) for entry in found.entries}
+        for about, other in self._asked_again(lab):
+            for entry in self._entries(other):
+                if _comparable(entry, other) not in values:
+                    subject = entry.subject.having(**about)
+                    found.entries.append(replace(entry, subject=subject, code=""))
+        found.entries = [*declared(found.entries, lab.adapter)]
         return found
+
+    def _made(self, lab: Laboratory) -> Iterator[Entry | tuple[Entry, Array | None]]:
+        return cast("Iterator[Entry | tuple[Entry, Array | None]]", self.make(lab))
+
+    def questions(self, lab: Laboratory) -> list[Question]:
+        """Return the questions of an experiment that is asked apart; raise as `run` does."""
+        lab.plain()
+        questions = [*cast("Iterator[Question]", self.make(lab))]
+        for about, other in self._asked_again(lab):
+            with suppress(Unsupported, NoAnswer):
+                other.plain()
+                for one in cast("Iterator[Question]", self.make(other)):
+                    questions.append(one._replace(subject=one.subject.having(**about)))
+        return questions
+
+    def _asked_again(self, lab: Laboratory) -> Iterator[tuple[dict[str, Argument], Laboratory]]:
+        """Yield further laboratories, with what tells their entries from those of the first."""
+        worth_it = not (self.costly and lab.adapter.compiles)
+        if self.shared and worth_it and lab.with_shared_inputs is not None:
+            yield {"sharing": Phrase("inputs.shared")}, lab.with_shared_inputs
+        if self.every_dtype and not lab.adapter.compiles:
+            for other in lab.in_other_dtypes():
+                yield {"inputs_in": other.dtype}, other
+
+    def _entries(self, lab: Laboratory) -> Iterator[Entry]:
+        """Yield the entries of a further laboratory, which may have no answer at all."""
+        try:
+            lab.plain()
+        except Unsupported:
+            return
+        except NoAnswer as error:
+            yield Entry(Phrase("answer.without-mask"), REFUSED, str(error))
+            return
+        for made in self._made(lab):
+            yield made if isinstance(made, Entry) else made[0]
+
+
+def declared(entries: Iterable[Entry], adapter: Adapter) -> Iterator[Entry]:
+    """Yield the entries with what the adapter declares of them in `conventions`."""
+    for entry in entries:
+        subject, value = str(entry.subject), str(entry.value)
+        wanted = next((v for p, v in adapter.conventions.items() if _matches(subject, p)), "")
+        if wanted:
+            agrees = _matches(value, wanted) or _matches(entry.value.id, wanted)
+            is_plain = "{" not in tables()["entries"].get(wanted, "{")
+            said = Phrase(wanted) if is_plain else Phrase("text", {"text": wanted})
+            entry = replace(entry, declared=said, agrees=agrees)
+        yield entry
+
+
+def _matches(text: str, pattern: str) -> bool:
+    """Return whether a pattern matches a phrase's text, in which brackets are lists."""
+    return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
+
+
+def settled(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of a series of questions, without those on shared inputs that repeat an
+    entry on separate ones."""
+
+    def told(entry: Entry) -> tuple[Phrase, Phrase]:
+        # Lengths are equal in shared inputs, so the shape of an answer differs.
+        one, other = (
+            Phrase(it.id, {n: a for n, a in it.arguments.items() if n not in ("sharing", "shape")})
+            for it in (entry.subject, entry.value)
+        )
+        return one, other
+
+    separate = {told(entry) for entry in entries if not entry.subject.part("sharing")}
+    return [it for it in entries if not (it.subject.part("sharing") and told(it) in separate)]
+
+
+def _comparable(entry: Entry, lab: Laboratory) -> tuple[Phrase, Phrase]:
+    """Return subject and value without what differs by name only.
+
+    That is the inputs' dtype, and which of them are one array: "key", "value" or "token".
+    """
+    subject, value = entry.subject, entry.value
+    form = subject.part("form")
+    if form.name("dtype") == lab.dtype:
+        subject = subject.having(form=Phrase(form.id))
+    if subject.part("input"):
+        subject = subject.having(input="")
+    places = value.parts("places")
+    if places:
+        value = Phrase(value.id, {"places": [it for it in places if it in _PLACES]})
+    return subject, value
+
+
+_PLACES = (Phrase("place.output"), Phrase("place.weights"), Phrase("place.parameters"))
+"""Where a number may turn up; gradients of inputs have other names if these are one array."""
+
+
+def topic(
+    name: str, title: str, question: str, **fields: Any
+) -> Callable[[Callable[[Laboratory], Made]], Experiment]:
+    """Return a decorator that turns a function into the experiment that runs it.
+
+    Args:
+        name, title, question: as in `Topic`.
+        fields: `place` and the like of the `Experiment`, and `revision` of the topic.
+    """
+    about = Topic(name, title, question, fields.pop("revision", 1))
+    return lambda make: Experiment(about, make, **fields)

@@ -1,4 +1,4 @@
-"""NaN and infinities behind a mask: a blocked key or value must not be seen."""
+"""NaN, infinities and large numbers behind a mask, which must not be seen, and a visible NaN."""
 
 from __future__ import annotations
 
@@ -6,26 +6,83 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.experiments.experiment import Experiment
+from conformance.definition.dtypes import Array, BoolArray, dtype_of
+from conformance.definition.problem import Problem
+from conformance.experiments.experiment import topic
 from conformance.experiments.masks import Blocking, blockings
-from conformance.records.findings import Entry, Topic
-from conformance.records.phrase import Phrase
-from conformance.requirements.laboratory import REFUSED, Laboratory, Refused, Seen
+from conformance.records.findings import Entry
+from conformance.records.phrase import Argument, Phrase
+from conformance.requirements.laboratory import Laboratory, Outcome, Refused, Seen
 
 HIDDEN = 1
-"""The key that is blocked for everybody."""
+"""The key that is blocked for every query."""
 
-NUMBERS = (("nan", np.nan), ("inf", np.inf), ("minus-inf", -np.inf))
+VISIBLE = 0
+"""A key that is visible for every query."""
 
 
+@topic(
+    "leaks",
+    "NaN behind the mask",
+    "Does NaN or an infinity in a blocked key or value reach the output or a gradient?",
+    place=80,
+    every_mode=True,
+    shared=True,
+    revision=3,
+)
 def leaks(lab: Laboratory) -> Iterator[Entry]:
-    """The first argument that can block a key, in each of its forms."""
+    """Put NaN, an infinity or a huge number into a key or value that a mask blocks for every query,
+    and look for it in the output, the weights and the gradients. Put NaN into a visible one, and
+    see whether it reaches the output of every query. Do the same without a mask, also with a
+    query."""
+    yield from _unmasked(lab)
     for argument in lab.arguments():
-        ways = [way for way in blockings(lab, argument) if "key" in way.axes]
-        if ways:
-            for way in ways:
+        for way in blockings(lab, argument):
+            if "key" in way.axes:
                 yield from _behind(lab, way)
-            return
+
+
+INPUTS = {
+    "separate": {"query": "query", "key": "key", "value": "value"},
+    "memory": {"query": "query", "key": "memory"},
+    "self": {"query": "token"},
+}
+"""The inputs by sharing, and what they are called on a card."""
+
+
+def _unmasked(lab: Laboratory) -> Iterator[Entry]:
+    """Put NaN into each input without any mask."""
+    for name, what in INPUTS[lab.sharing].items():
+        problem = _spoilt(lab.problem(), name, VISIBLE, np.nan)
+        about: dict[str, Argument] = {"input": Phrase(f"input.{what}")}
+        subject = Phrase("leak.visible-unmasked", about | {"number": Phrase("number.nan")})
+        rows = slice(VISIBLE, VISIBLE + 1) if what == "query" else slice(None)
+        yield _reached(subject, lab.ask(problem), rows)
+
+
+def _spoilt(problem: Problem, name: str, token: int, number: float) -> Problem:
+    """Return the problem with a number in an input at one token."""
+    array = getattr(problem, name).copy()
+    # One number is enough: its projection fills the key. A value carries its own index.
+    array[:, token, token if name == "value" else -1] = number
+    return problem.with_inputs(**{name: array})
+
+
+def _reached(subject: Phrase, found: Outcome, rows: slice = slice(None)) -> Entry:
+    """Return whether a visible NaN reached the outputs of these queries."""
+    if isinstance(found, Refused):
+        return Entry(subject, found.value, found.told)
+    lost = np.isnan(found.answer.output[:, rows]).any(axis=-1)
+    value = "all" if lost.all() else "some" if lost.any() else "none"
+    evidence = f"NaN in {lost.mean():.0%} of the outputs"
+    return Entry(subject, Phrase(f"leak.visible-reaches-{value}"), evidence)
+
+
+def _numbers(dtype: str) -> dict[str, float]:
+    """Return the numbers to hide, by the ends of their ids; all but the first three are finite."""
+    largest = dtype_of(dtype).largest
+    finite = {"large": 1e5} if largest > 1e5 else {}
+    return {"nan": np.nan, "inf": np.inf, "minus-inf": -np.inf, **finite, "largest": largest}
 
 
 def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
@@ -34,47 +91,68 @@ def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
     visible[..., HIDDEN] = False
     native = way.native(visible, problem.shape)
     assert native is not None
-    inputs = {"separate": ("key", "value"), "memory": ("key",), "self": ("query",)}
-    for name in inputs[problem.shape.sharing]:
-        for told, number in NUMBERS:
-            array = getattr(problem, name).copy()
-            # One number is enough: its projection fills the key. A value carries its own index.
-            array[:, HIDDEN, HIDDEN if name == "value" else -1] = number
-            changed = problem.with_inputs(**{name: array})
-            what = {"separate": name, "memory": "memory", "self": "token"}[problem.shape.sharing]
-            about = {"number": Phrase(f"number.{told}"), "input": Phrase(f"input.{what}")}
-            subject = Phrase("leak", about | way.about)
-            found = lab.ask(changed, {way.argument.name: native}, gradients=True)
+    natives = {way.argument.name: native}
+    if problem.shape.sharing == "self":
+        # As a query, the blocked token attends to others, which is no leak.
+        cotangent = problem.cotangent.copy()
+        cotangent[:, HIDDEN] = 0
+        problem = problem.replace(cotangent=cotangent)
+    usual = lab.ask(problem, natives, gradients=True)
+    for name, what in INPUTS[problem.shape.sharing].items():
+        if what == "query":
+            continue
+        about = {"input": Phrase(f"input.{what}")} | way.about
+        for number_name, number in _numbers(problem.dtype).items():
+            found = lab.ask(_spoilt(problem, name, HIDDEN, number), natives, gradients=True)
+            subject = Phrase("leak", about | {"number": Phrase(f"number.{number_name}")})
             if isinstance(found, Refused):
-                yield Entry(subject, REFUSED, found.told)
+                yield Entry(subject, found.value, found.told)
                 continue
-            places = _places(found)
+            # A finite number that gets through shows in what differs from the usual answer.
+            places = _places(found, usual if np.isfinite(number) else None)
             reached = Phrase("leak.reaches", {"places": [*places]})
             yield Entry(subject, reached if places else Phrase("leak.hidden"), _arrays(found))
+        subject = Phrase("leak.visible", about | {"number": Phrase("number.nan")})
+        yield _reached(subject, lab.ask(_spoilt(problem, name, VISIBLE, np.nan), natives))
 
 
-def _places(found: Seen) -> list[Phrase]:
-    """Return where non-finite values appear, except in the row of the blocked token itself."""
+def _moved(array: Array, usual: Array | None) -> BoolArray:
+    """Return where an array is not finite, or far from the usual one if that is given."""
+    moved = ~np.isfinite(array)
+    if usual is not None and usual.size and np.isfinite(usual).all():
+        with np.errstate(invalid="ignore"):
+            moved |= np.abs(array - usual) > 0.05 * np.abs(usual).max()
+    return moved
+
+
+def _places(found: Seen, usual: Outcome | None) -> list[Phrase]:
+    """Return where a hidden number shows, except in the row of the blocked token itself."""
     queries = np.arange(found.problem.shape.query_length)
     own = found.problem.shape.sharing == "self"
     seen = queries != HIDDEN if own else queries >= 0
     places: list[Phrase] = []
-    if not np.isfinite(found.answer.output[:, seen]).all():
+    before = usual.answer if isinstance(usual, Seen) else None
+    moved = {
+        name: _moved(array, None if before is None else before.arrays().get(name))
+        for name, array in found.answer.arrays().items()
+    }
+    if moved["output"][:, seen].any():
         places.append(Phrase("place.output"))
-    weights = found.answer.weights
-    if weights is not None and not np.isfinite(weights[..., seen, :]).all():
+    if "weights" in moved and moved["weights"][..., seen, :].any():
         places.append(Phrase("place.weights"))
-    for name, array in found.answer.gradients.items():
+    if own and before is not None and not np.isfinite(found.answer.output[:, HIDDEN]).all():
+        return places
+    for name in found.answer.gradients:
+        array = moved[f"gradient.{name}"]
         if name == "query":
-            finite = np.isfinite(array[:, seen]).all()
+            reached = array[:, seen].any()
         elif name in ("key", "value"):
-            others = np.arange(array.shape[1]) != HIDDEN
-            finite = np.isfinite(array[:, others]).all()
+            reached = array[:, np.arange(array.shape[1]) != HIDDEN].any()
         else:
-            finite = np.isfinite(array).all()
+            reached = array.any()
             name = "parameters"
         place = Phrase("place.gradients", {"of": name})
-        if not finite and place not in places:
+        if reached and place not in places:
             places.append(place)
     return places
 
@@ -82,15 +160,3 @@ def _places(found: Seen) -> list[Phrase]:
 def _arrays(found: Seen) -> str:
     lost = [name for name, array in found.answer.arrays().items() if not np.isfinite(array).all()]
     return f"not finite: {', '.join(lost)}" if lost else "everything is finite"
-
-
-LEAKS = Experiment(
-    Topic(
-        "leaks",
-        "NaN behind the mask",
-        "Does NaN or an infinity in a blocked key or value reach the output or a gradient?",
-    ),
-    leaks,
-    place=80,
-    every_mode=True,
-)

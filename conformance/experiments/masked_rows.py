@@ -1,33 +1,37 @@
-"""A query that may attend no key: what it gets, and what becomes of the gradients."""
+"""Experiment on fully masked queries: their output and weights, and whether gradients are NaN."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.adapter import layouts
+from conformance.adapter.arguments import AXES, Native
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.experiments.code import mask, output
-from conformance.experiments.experiment import Experiment
+from conformance.experiments.experiment import topic
 from conformance.experiments.masks import Blocking, blockings
-from conformance.records.findings import Entry, Topic
-from conformance.records.phrase import NOTHING, Phrase
-from conformance.requirements.declared import declared_row
+from conformance.records.findings import Entry
+from conformance.records.phrase import NOTHING, Argument, Phrase
 from conformance.requirements.laboratory import (
-    REFUSED,
     SOMETHING_ELSE,
     Laboratory,
+    Natives,
     Refused,
     Seen,
     numbers,
 )
-from conformance.requirements.meaning import ADDED, INFINITE, LARGE
+from conformance.requirements.meaning import ADDED, INFINITE, forms_of, shown
 from conformance.requirements.polarity import examined
+from conformance.requirements.probed import declared_row
 from conformance.words import say
 
 ENTRY, QUERY = 0, 1
 NAN, ZEROS, UNIFORM = Phrase("row.nan"), Phrase("row.zeros"), Phrase("row.uniform")
 OUTPUT_BIAS, MEAN = Phrase("row.output-bias"), Phrase("row.mean-of-values")
+FINITE = Phrase("gradients.finite")
 
 _SHOWN = {
     NAN: ("output[0, 0, :4]", "NaN"),
@@ -38,75 +42,169 @@ _SHOWN = {
         "0.0: the mean of the values, for all of its queries",
     ),
 }
-"""Expressions of `output` that show a value, and what is printed."""
+"""For each value, an expression of `output` that shows it, and what the program then prints."""
 
 
+@topic(
+    "masked-rows",
+    "A query that may attend nothing",
+    "Is its output NaN, zeros, the output bias, or a mean? Are there NaN in the gradients?",
+    place=30,
+    every_mode=True,
+    shared=True,
+    every_dtype=True,
+    revision=3,
+)
 def masked_rows(lab: Laboratory) -> Iterator[Entry]:
-    """Each argument that can block all keys of a query, with each way to block."""
+    """Block all keys of one query with each mask argument, in each form that blocks and in every
+    layout. Examine the output and the weights of that query, and look for NaN in the gradients.
+    Of another layout, all but the output is told only if it differs."""
     for argument in lab.arguments():
         ways = list(blockings(lab, argument))
-        if any(way.hidden == INFINITE for way in ways) and (
-            examined(lab, argument, LARGE).value == ADDED
-        ):
-            ways.append(Blocking(argument, LARGE, 0.0, -1e9))
+        if any(way.hidden == INFINITE for way in ways):
+            ways += [
+                Blocking(argument, form, 0.0, min(form.values))
+                for form in forms_of(lab.dtype)[3:]
+                if examined(lab, argument, form).value == ADDED
+            ]
         for way in ways:
-            if "key" in way.axes:
-                yield from _one(lab, way)
+            first: dict[str, Phrase] = {}
+            for laid_out, visible, native in _laid_out(lab, way):
+                about = way.about | ({"laid_out": laid_out} if laid_out else {})
+                for entry in _one(lab, way, visible, native, about):
+                    kind = entry.subject.id
+                    if kind == "fully-masked.output" or entry.value != first.get(kind):
+                        yield entry
+                    first.setdefault(kind, entry.value)
 
 
-def _one(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
+def _laid_out(lab: Laboratory, way: Blocking) -> Iterator[tuple[str, BoolArray, Native]]:
+    """Yield the mask in each layout over keys that the argument has, then with one head for all
+    where it broadcasts: a name of the layout, "" for the first; the visible keys; the array. Large
+    numbers do not block, so of these there is only the first."""
+    shape, argument = lab.problem().shape, way.argument
+    known: set[tuple[int, ...]] = set()
+    for broadcast, layout in itertools.product((False, True), argument.layouts):
+        axes = layouts.axes(layout)
+        if "key" not in axes or (broadcast and not argument.broadcasts):
+            continue
+        visible = np.ones(shape.logits, bool)
+        visible[ENTRY, :, QUERY if "query" in axes else slice(None)] = False
+        varies = set(axes) - ({"heads"} if broadcast else set())
+        visible = visible[tuple(slice(None if axis in varies else 1) for axis in AXES)]
+        native = way.native(visible, shape, (layout,), broadcast=broadcast)
+        if native is None or np.shape(native) in known:
+            continue
+        one_head = " with one head for all" if broadcast else ""
+        yield f"[{shown(layout)}]{one_head}" if known else "", visible, native
+        known.add(np.shape(native))
+        if is_finite(way):
+            return
+
+
+def is_finite(way: Blocking) -> bool:
+    """Return whether keys are hidden by adding a large number, which does not quite block them."""
+    return way.hidden < 0 and bool(np.isfinite(way.hidden))
+
+
+def _one(
+    lab: Laboratory,
+    way: Blocking,
+    visible: BoolArray,
+    native: Native,
+    about: dict[str, Argument],
+) -> Iterator[Entry]:
     problem = lab.problem()
     shape = problem.shape
-    visible = np.ones(shape.logits, bool)
-    if "query" in way.axes:
-        visible[ENTRY, :, QUERY] = False
-        visible = visible if "heads" in way.axes else visible[:, :1]
-    else:
-        visible[ENTRY] = False
-        visible = visible[:, :1, :1]
-    native = way.native(visible if "batch" in way.axes else visible[:1], shape)
-    if native is None:
-        return
     natives = {way.argument.name: native}
     found = lab.ask(problem, natives, gradients=True)
     if isinstance(found, Refused):
-        # What is attached to a tensor may be lost where it is traced for a derivative.
+        # A mask that is attached to a tensor may be lost when a derivative is traced.
         found = lab.ask(problem, natives)
     if isinstance(found, Refused):
-        yield Entry(Phrase("fully-masked.output", way.about), REFUSED, found.told)
+        yield Entry(Phrase("fully-masked.output", about), found.value, found.told)
         return
     blocked = np.asarray(~np.broadcast_to(visible, shape.logits).any(axis=(1, 3)))
-    if "batch" not in way.axes:
-        blocked[:, QUERY] = True
-    value = _output(lab, found)
+    value = row_output(lab, found)
     said = lab.adapter.masked_row(lab.mode)
-    declared = declared_row(said) if said and way.form is not LARGE else NOTHING
+    declared = declared_row(said) if said and not is_finite(way) else NOTHING
     same = {ZEROS, OUTPUT_BIAS} if not shape.bias else {value}
     yield Entry(
-        Phrase("fully-masked.output", way.about),
+        Phrase("fully-masked.output", about),
         value,
         f"weights applied {numbers(found.applied[ENTRY, 0, QUERY])}",
         declared=declared,
         agrees=not declared or value == declared or {value, declared} == same,
-        code=_code(lab, way, value),
+        code="" if "laid_out" in about else _code(lab, way, value),
     )
     if found.answer.weights is not None:
         row = found.answer.weights[ENTRY]
         row = row[0, QUERY] if row.ndim == 3 else row[QUERY]
         plain = lab.plain().answer.weights
         before = None if plain is None else plain[ENTRY].reshape(-1, *plain.shape[-2:])[0, QUERY]
-        yield Entry(Phrase("fully-masked.weights", way.about), _row(row, before), numbers(row))
+        yield Entry(Phrase("fully-masked.weights", about), _row(row, before), numbers(row))
     if found.answer.gradients:
-        yield Entry(Phrase("fully-masked.gradients", way.about), *_gradients(found, blocked))
+        yield Entry(Phrase("fully-masked.gradients", about), *_gradients(found, blocked))
+        yield from _by_cotangent(lab, about, found, natives, blocked)
 
 
-def _output(lab: Laboratory, found: Seen) -> Phrase:
-    output = found.answer.output[ENTRY, QUERY]
+def _by_cotangent(
+    lab: Laboratory,
+    about: dict[str, Argument],
+    whole: Seen,
+    natives: Natives,
+    blocked: BoolArray,
+) -> Iterator[Entry]:
+    """Yield what becomes of the gradients if only the masked query has a cotangent, or has none.
+
+    The sum over the keys of the gradient of the values is then that of the weights of those queries
+    that have a cotangent, and should be what their output shows.
+    """
+    problem = whole.problem
+    alone = np.zeros(blocked.shape, bool)
+    alone[ENTRY, QUERY] = True
+    shown = whole.applied[ENTRY, :, QUERY].sum(axis=-1).mean()
+    for name, rows, expected in (
+        ("alone", alone, shown),
+        ("elsewhere", ~blocked, float((~blocked).sum())),
+    ):
+        cotangent = np.broadcast_to(rows[..., None] * 1.0, problem.cotangent.shape)
+        found = lab.ask(problem.replace(cotangent=cotangent), natives, gradients=True)
+        subject = Phrase(f"fully-masked.gradients-{name}", about)
+        if isinstance(found, Refused):
+            yield Entry(subject, found.value, found.told)
+            continue
+        value, evidence = _gradients(found, blocked)
+        if value == FINITE:
+            value = _sum(found, float(expected), name)
+        yield Entry(subject, value, evidence)
+
+
+def _sum(found: Seen, expected: float, name: str) -> Phrase:
+    """Return the sum over the keys of the gradient of the values, beside the expected one."""
+    shape = found.problem.shape
+    source = {"separate": "value", "memory": "key", "self": "query"}[shape.sharing]
+    # Only through the values do the features that hold the keys' indices get a gradient.
+    of_values = found.answer.gradients[source][..., : shape.key_length]
+    sums = of_values.sum(axis=(0, 1)) / shape.heads
+    total = round(float(sums.mean()), 2) + 0.0
+    if np.isnan(expected):
+        return Phrase("gradients.sum-beside-nan", {"sum": total})
+    if np.abs(sums - expected).max() > 0.02 * max(expected, 1.0):
+        return Phrase("gradients.sum-unlike", {"sum": total, "expected": round(expected, 2) + 0.0})
+    if name == "elsewhere":
+        return Phrase("gradients.of-others")
+    return Phrase("gradients.sum", {"sum": total})
+
+
+def row_output(lab: Laboratory, found: Seen, entry: int = ENTRY, query: int = QUERY) -> Phrase:
+    """Return what a query gets for its output."""
+    output = found.answer.output[entry, query]
     if np.isnan(output).any():
         return NAN
     if not output.any():
         return ZEROS
-    value = _row(found.applied[ENTRY, 0, QUERY], lab.plain().applied[ENTRY, 0, QUERY])
+    value = _row(found.applied[entry, 0, query], lab.unmasked(found)[entry, 0, query])
     return {ZEROS: OUTPUT_BIAS, UNIFORM: MEAN}.get(value, value)
 
 
@@ -123,16 +221,16 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
 
 
 def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
-    """Return where NaN appears in gradients; `blocked` marks masked queries `[batch query]`."""
+    """Return where gradients are NaN, with evidence; `blocked` is as for `nan_places`."""
     places = nan_places(found, blocked)
     if places:
         lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]
         return Phrase("gradients.nan", {"places": [*places]}), f"NaN in {', '.join(lost)}"
-    return Phrase("gradients.finite"), f"all of {', '.join(found.answer.gradients)}"
+    return FINITE, f"all of {', '.join(found.answer.gradients)}"
 
 
 def nan_places(found: Seen, blocked: BoolArray) -> list[Phrase]:
-    """Return where gradients are NaN: masked queries, other queries, keys, values or parameters."""
+    """Return where gradients are not finite; `blocked` marks the masked queries `[batch query]`."""
     places: list[Phrase] = []
     for name, array in found.answer.gradients.items():
         lost = ~np.isfinite(array)
@@ -155,17 +253,5 @@ def _code(lab: Laboratory, way: Blocking, value: Phrase) -> str:
     if way.argument not in lab.adapter.mask_arguments:
         return ""
     made = mask(way.argument.layouts[0], way.form.dtype, way.hidden, None, "blocks every token")
-    shown, told = _SHOWN.get(value, ("output[0, 0, :4]", say(value)))
-    return output(lab, way.argument.name, made, shown, told)
-
-
-MASKED_ROWS = Experiment(
-    Topic(
-        "masked-rows",
-        "A query that may attend nothing",
-        "What does it get: NaN, zeros, the output bias, a mean? And what becomes of gradients?",
-    ),
-    masked_rows,
-    place=30,
-    every_mode=True,
-)
+    line, told = _SHOWN.get(value, ("output[0, 0, :4]", say(value)))
+    return output(lab, way.argument.name, made, line, told)

@@ -1,8 +1,8 @@
-"""Determine what each mask argument means, in every form that users pass."""
+"""Experiment on what each mask argument means, in every form in which users pass masks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,8 +14,8 @@ from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Shape
 from conformance.experiments.code import difference, hiding
 from conformance.experiments.code import mask as mask_lines
-from conformance.experiments.experiment import Experiment
-from conformance.records.findings import Entry, Topic
+from conformance.experiments.experiment import topic
+from conformance.records.findings import Entry
 from conformance.records.phrase import Argument, Phrase
 from conformance.requirements.laboratory import Laboratory
 from conformance.requirements.meaning import (
@@ -24,21 +24,31 @@ from conformance.requirements.meaning import (
     ATTENDS,
     BLOCKING,
     BLOCKS,
-    BOOL,
     FORMS,
     IGNORED,
-    ZERO_INFINITE,
-    ZERO_ONE,
     Form,
+    forms_of,
     own_forms,
+    zero_one,
 )
 from conformance.requirements.polarity import examined
 
 HALF = ("bfloat16", "float16")
 
 
+@topic(
+    "masks",
+    "What a mask means",
+    "What does each mask argument do with True, 0 and 1, 0 and −inf, large negative numbers?",
+    place=10,
+    every_mode=True,
+    shared=True,
+    revision=2,
+)
 def meanings(lab: Laboratory) -> Iterator[Entry]:
-    """One entry for each argument and form; in one half precision too."""
+    """Pass each mask argument arrays in every form that users pass (booleans, 0 and 1 in several
+    dtypes, 0 and −inf, 0 and −1e9 or the least finite number), and find the meaning that predicts
+    the attention weights. Repeat this for inputs in half precision."""
     half = next((name for name in HALF if name != lab.dtype and lab.has(name)), "")
     for argument in lab.arguments():
         for form in FORMS:
@@ -50,7 +60,7 @@ def meanings(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) -> str:
-    """Return code in which the argument hides token 0, as far as this form can."""
+    """Return code that shows the meaning by hiding token 0, or "" if this form hides nothing."""
     layout = argument.layouts[0]
     if argument not in lab.adapter.mask_arguments:
         return ""
@@ -68,12 +78,12 @@ def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) ->
     return hiding(lab, argument.name, made, "0.0: token 0 is hidden from the others")
 
 
-# How to block a key with an argument, as found out and not as declared
+# How to block a key with an argument, as observed, not as declared
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """A form of an argument, with the values that hide a key and that leave it visible."""
+    """A form of a mask argument, with the numbers that leave a key visible and that hide it."""
 
     argument: MaskArgument
     form: Form
@@ -82,7 +92,7 @@ class Blocking:
 
     @property
     def about(self) -> dict[str, Argument]:
-        """Return the arguments of a phrase about this form."""
+        """The arguments of a `Phrase` about this mask argument and form."""
         return {"argument": self.argument.name, "form": self.form.phrase}
 
     @property
@@ -90,20 +100,29 @@ class Blocking:
         """The axes of the argument's first layout."""
         return layouts.axes(self.argument.layouts[0])
 
-    def native(self, visible: BoolArray, shape: Shape) -> Native | None:
-        """The array that says who is visible `[batch heads query key]`, or None if that does not
-        fit the argument."""
+    def native(
+        self,
+        visible: BoolArray,
+        shape: Shape,
+        among: Sequence[str] = (),
+        *,
+        broadcast: bool = False,
+    ) -> Native | None:
+        """Return the mask for a pattern of visible keys `[batch heads query key]`, whose axes may
+        have size 1, and keep it with `broadcast`. The result is None if the pattern fits none of
+        these layouts, by default all of the argument's."""
         values: Array = np.where(visible, self.visible, self.hidden)
-        for layout in self.argument.layouts:
-            laid = to_layout(values, layout, shape, broadcast=False)
+        for layout in among or self.argument.layouts:
+            laid = to_layout(values, layout, shape.logits, broadcast=broadcast)
             if laid is not None:
                 return self.form.array(laid)
         return None
 
 
 def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
-    """Return the forms with which the argument blocks: booleans, 0 and 1, or 0 and −inf."""
-    for form in (BOOL, ZERO_ONE):
+    """Yield the forms with which the argument blocks keys: booleans or 0 and 1, and 0 and −inf."""
+    boolean, ones, infinite, *_ = forms_of(lab.dtype)
+    for form in (boolean, zero_one(argument, ones)):
         value = examined(lab, argument, form).value
         if value in ATTENDING:
             yield Blocking(argument, form, 1.0, 0.0)
@@ -111,22 +130,10 @@ def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
         if value in BLOCKING:
             yield Blocking(argument, form, 0.0, 1.0)
             break
-    if examined(lab, argument, ZERO_INFINITE).value == ADDED:
-        yield Blocking(argument, ZERO_INFINITE, 0.0, -np.inf)
+    if examined(lab, argument, infinite).value == ADDED:
+        yield Blocking(argument, infinite, 0.0, -np.inf)
 
 
 def blocking(lab: Laboratory, argument: MaskArgument) -> Blocking | None:
-    """Return the first of the forms with which the argument blocks, or None."""
+    """Return the first form with which the argument blocks keys, or None if there is none."""
     return next(blockings(lab, argument), None)
-
-
-MASKS = Experiment(
-    Topic(
-        "masks",
-        "What a mask means",
-        "What does each mask argument do with True, 0 and 1, 0 and −inf, large negative numbers?",
-    ),
-    meanings,
-    place=10,
-    every_mode=True,
-)

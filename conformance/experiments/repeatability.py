@@ -1,45 +1,113 @@
-"""Determinism: the same bits twice, alone and inside a batch, strided, compiled."""
+"""Experiment on determinism: whether the bits stay the same in repeated and equivalent calls."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import MappingProxyType
 
 import numpy as np
 
+from conformance.adapter.arguments import AXES, MaskArgument
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem
-from conformance.experiments.experiment import Experiment
-from conformance.records.findings import Entry, Topic
-from conformance.records.phrase import Phrase
-from conformance.requirements.laboratory import REFUSED, Laboratory, Outcome, Refused
+from conformance.errors import Unsupported
+from conformance.experiments.combinations import visible_of
+from conformance.experiments.experiment import topic
+from conformance.experiments.masks import blocking
+from conformance.records.findings import Entry
+from conformance.records.phrase import Argument, Phrase
+from conformance.requirements.laboratory import (
+    Laboratory,
+    NoAnswer,
+    Outcome,
+    Refused,
+    Seen,
+    noise_of,
+)
+
+HEADS, LENGTH = 4, 144
+"""Sizes at which the output is several tiles, and work is divided among threads."""
+
+STRIDED = (("strided", "gaps"), ("window", "window"))
 
 
+@topic(
+    "repeatability",
+    "The same again",
+    "Are the bits the same twice, alone and in a batch, strided, eager and compiled?",
+    place=130,
+    every_mode=True,
+    revision=3,
+)
 def repeatability(lab: Laboratory) -> Iterator[Entry]:
-    """Each against the plain answer."""
-    first = lab.plain()
+    """Repeat a call of several tiles: unchanged, without the rest of the batch, with strided
+    inputs, and compiled. Compare the attention weights with those of the first call, bit by bit,
+    then up to the noise. Do the same with a strided mask, at the usual size."""
+    first = _first(lab)
     problem = first.problem
     yield _compared(lab, "twice", lab.ask(problem), first.applied)
     yield _compared(lab, "alone", lab.ask(_alone(problem)), first.applied[:1])
-    for name, strided in (("strided", "gaps"), ("window", "window")):
+    for name, strided in STRIDED:
         yield _compared(lab, name, lab.ask(problem, strided=strided), first.applied)
     if lab.adapter.compiles:
-        # As users compile it; operations that are called one by one are compiled quickly here.
+        # Compile with optimisation, as users do; other calls of the suite compile without it.
         users = dataclasses.replace(lab.mode, optimised=True)
         compiled = lab.ask(problem, compiled=True, mode=users)
         yield _compared(lab, "compiled", compiled, first.applied)
+    if not getattr(lab.bridge, "has_strides", False):
+        return
+    for argument in lab.arguments():
+        yield from _strided_mask(lab, argument)
 
 
-def _compared(lab: Laboratory, name: str, found: Outcome, want: Array) -> Entry:
-    subject = Phrase(f"again.{name}")
+def _first(lab: Laboratory) -> Seen:
+    """Return the answer to a problem of several tiles, or of the usual size if there is none."""
+    with suppress(Unsupported, NoAnswer):
+        return lab.plain(lab.sizes(heads=HEADS, query=LENGTH, key=LENGTH + 1))
+    return lab.plain()
+
+
+def _strided_mask(lab: Laboratory, argument: MaskArgument) -> Iterator[Entry]:
+    """Pass a mask that a framework would read wrongly if it ignored strides."""
+    way = blocking(lab, argument)
+    if way is None:
+        return
+    problem = lab.problem()
+    native = way.native(visible_of(way, problem.shape, 0), problem.shape)
+    assert native is not None
+    natives = {argument.name: native}
+    usual = lab.ask(problem, natives)
+    if isinstance(usual, Refused):
+        return
+    for name, strided in STRIDED:
+        found = lab.ask(problem, natives, strided=strided)
+        about: dict[str, Argument] = {"argument": argument.name}
+        yield _compared(lab, f"mask-{name}", found, usual.applied, about)
+
+
+def _compared(
+    lab: Laboratory,
+    name: str,
+    found: Outcome,
+    want: Array,
+    about: Mapping[str, Argument] = MappingProxyType({}),
+) -> Entry:
+    subject = Phrase(f"again.{name}", {**about})
     if isinstance(found, Refused):
         # Arrays of some frameworks have no strides.
-        missing = found.unsupported and name in ("strided", "window")
-        return Entry(subject, Phrase("again.not-examined") if missing else REFUSED, found.told)
+        missing = found.unsupported and name.endswith(("strided", "window"))
+        return Entry(subject, Phrase("again.not-examined") if missing else found.value, found.told)
     if np.array_equal(found.applied, want):
-        return Entry(subject, Phrase("again.same-bits"), "weights applied and output")
-    noise = lab.noise(lab.problem())[: len(want)]
-    apart = float(np.abs((found.applied - want) / noise).max())
+        sizes = dict(zip(AXES, found.problem.shape.logits, strict=True))
+        return Entry(subject, Phrase("again.same-bits-at", {**sizes}), "weights applied and output")
+    # The problem alone in its batch has the noise that it has inside it.
+    shape = dataclasses.replace(found.problem.shape, batch=lab.sizes().batch)
+    noise = noise_of(shape, found.problem.dtype)[: len(want)]
+    with np.errstate(all="ignore"):
+        ratio = np.abs((found.applied - want) / noise)
+    apart = float(np.max(ratio, initial=0.0, where=~np.isnan(ratio)))
     near = lab.alike_to_noise(found.applied, want, noise)
     return Entry(
         subject, Phrase(f"again.{'within-noise' if near else 'apart'}"), f"up to {apart:.2g} σ"
@@ -56,15 +124,3 @@ def _alone(problem: Problem) -> Problem:
         value=problem.value[:1],
         cotangent=problem.cotangent[:1],
     )
-
-
-REPEATABILITY = Experiment(
-    Topic(
-        "repeatability",
-        "The same again",
-        "Same bits twice, alone and inside a batch, strided, eager and compiled?",
-    ),
-    repeatability,
-    place=130,
-    every_mode=True,
-)

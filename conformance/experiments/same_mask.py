@@ -1,7 +1,7 @@
-"""Pass one causal mask, written in three ways, to every implementation without conversion.
+"""Experiment that passes one causal mask, written in three ways, without conversion.
 
 Users do this when they copy a mask from another library's documentation. The result is the share of
-attention that a query gives to future tokens.
+their attention that queries give to future tokens.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 
 from conformance.adapter.arguments import MaskArgument, to_layout
 from conformance.definition.dtypes import Array
-from conformance.experiments.experiment import Experiment
-from conformance.records.findings import Entry, Topic
+from conformance.experiments.experiment import topic
+from conformance.records.findings import Entry
 from conformance.records.phrase import Argument, Phrase
 from conformance.requirements.laboratory import (
-    REFUSED,
+    CANNOT_BE_ASKED,
     SOMETHING_ELSE,
     Laboratory,
     Refused,
@@ -30,9 +30,9 @@ from conformance.requirements.meaning import (
     INFINITE,
     REJECTED,
     ZERO_INFINITE,
-    ZERO_ONE,
     Form,
     among,
+    zero_one,
 )
 from conformance.requirements.polarity import examined
 
@@ -40,30 +40,41 @@ LENGTH = 5
 WRITTEN = ("one-attends", "one-blocks", "added")
 
 
+@topic(
+    "same-mask",
+    "Somebody else's mask",
+    "One causal mask, written in three ways: who sees the future if it is passed as it is?",
+    place=20,
+    revision=2,
+)
 def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
-    """Yield an entry for each way to write the mask, with the weights `[query key]` of head 0."""
+    """Pass one causal mask without conversion, written in three ways (1 attends, 1 blocks, 0 and
+    −inf), and measure the share of attention that queries give to future tokens.
+
+    Yields an entry for each way, with the weights `[query key]` of batch entry 0 and head 0.
+    """
     argument = next((item for item in lab.adapter.mask_arguments if _over_queries(item)), None)
     if argument is None:
         return
     problem = lab.problem(Sizes(query=LENGTH, key=LENGTH))
     visible = np.tri(LENGTH, dtype=bool)[None, None]
-    takes_bool = examined(lab, argument, BOOL).value != REJECTED
-    zero_one = BOOL if takes_bool else ZERO_ONE
+    takes_bool = examined(lab, argument, BOOL).value not in (REJECTED, CANNOT_BE_ASKED)
+    marks = BOOL if takes_bool else zero_one(argument)
     ways: tuple[tuple[Form, Array], ...] = (
-        (zero_one, visible * 1.0),
-        (zero_one, ~visible * 1.0),
+        (marks, visible * 1.0),
+        (marks, ~visible * 1.0),
         (ZERO_INFINITE, np.where(visible, 0.0, INFINITE)),
     )
     for written, (form, values) in zip(WRITTEN, ways, strict=True):
         layout = argument.layout_over("query", "key")
         assert layout is not None
-        laid = to_layout(values, layout, problem.shape, broadcast=False)
+        laid = to_layout(values, layout, problem.shape.logits, broadcast=False)
         assert laid is not None
         found = lab.ask(problem, {argument.name: form.array(laid)})
         about: dict[str, Argument] = {"argument": argument.name}
         subject = Phrase("same-mask", about | {"written": Phrase(f"written.{written}")})
         if isinstance(found, Refused):
-            yield Entry(subject, REFUSED, found.told), None
+            yield Entry(subject, found.value, found.told), None
         else:
             yield Entry(subject, *_outcome(lab, found)), found.applied[0, 0]
 
@@ -79,7 +90,7 @@ def _outcome(lab: Laboratory, found: Seen) -> tuple[Phrase, str]:
     told = f"{share:.0%} of the attention of queries that have a future goes there"
     if lost.any():
         told += f"; {lost.mean():.0%} of the queries get NaN"
-    plain = lab.plain(Sizes(*found.problem.shape.logits)).applied
+    plain = lab.unmasked(found)
     if lab.alike(found, among(plain, np.broadcast_to(~future, weights.shape))):
         return Phrase("same-mask.as-meant"), told
     if lab.alike(found, plain):
@@ -92,14 +103,3 @@ def _outcome(lab: Laboratory, found: Seen) -> tuple[Phrase, str]:
 
 def _over_queries(argument: MaskArgument) -> bool:
     return argument.layout_over("query", "key") is not None
-
-
-SAME_MASK = Experiment(
-    Topic(
-        "same-mask",
-        "Somebody else's mask",
-        "One causal mask, written in three ways: who sees the future if it is handed over as is?",
-    ),
-    same_mask,
-    place=20,
-)

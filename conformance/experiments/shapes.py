@@ -1,23 +1,23 @@
-"""Which shapes a mask argument takes, and for which axes it takes theirs.
+"""Experiments on which shapes a mask argument accepts, and how it reads their axes.
 
-Asked twice: with sizes that are all different, where a wrong axis is mostly refused, and with sizes
-that coincide, where it is not.
+The first uses sizes that are all different, so that swapped axes mostly raise an error; the second
+uses sizes that are equal, where swapped axes go unnoticed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from conformance.adapter import layouts
 from conformance.adapter.arguments import MaskArgument
-from conformance.experiments.experiment import Experiment
-from conformance.records.findings import Entry, Topic
+from conformance.experiments.experiment import topic
+from conformance.records.findings import Entry
 from conformance.records.phrase import NOTHING, Argument, Part, Phrase
-from conformance.requirements.laboratory import Laboratory, Refused, Seen, Sizes
+from conformance.requirements.laboratory import CANNOT_BE_ASKED, Laboratory, Refused, Seen, Sizes
 from conformance.requirements.meaning import (
     ADDED,
     ATTENDING,
@@ -25,10 +25,12 @@ from conformance.requirements.meaning import (
     BOOL,
     INFINITE,
     ZERO_INFINITE,
-    ZERO_ONE,
     Form,
     arrange,
     read_as,
+    read_resized,
+    shown,
+    zero_one,
 )
 from conformance.requirements.polarity import examined
 from conformance.words import say
@@ -66,39 +68,53 @@ SHAPES = (
     "heads batch query key",
     "batch heads+1 query key",
 )
-"""Right ones and wrong ones: transposed, for the wrong number of heads, of another axis' length."""
+"""The shapes to try: right ones, transposed ones, and ones with wrong numbers of heads or keys."""
 
 WITHOUT_BROADCASTING = tuple(
     name for name in SHAPES if len(name.split()) > 1 and not {"1", "heads+1"} & set(name.split())
 )
-"""Where sizes coincide, what is broadcast is known already."""
+"""The shapes to try where sizes are equal; broadcasting is examined with different sizes."""
 
 COINCIDENCES = (
     ("batch-is-heads", {"batch": 3, "heads": 3, "query": 5, "key": 5}),
     ("batch-is-query", {"batch": 3, "heads": 5, "query": 3, "key": 5}),
     ("batch-is-key", {"batch": 5, "heads": 3, "query": 3, "key": 5}),
 )
-"""Every two axes have one size in one of these."""
+"""Sets of sizes; any two axes have the same size in one of them."""
+
+_UNANSWERED = {
+    CANNOT_BE_ASKED.id: "shapes.cannot-be-asked",
+    "another-shape": "shapes.answered-otherwise",
+    "malformed-answer": "shapes.answered-otherwise",
+}
+"""Subjects of shapes that get no answer, by the reason; others are refused."""
 
 
+@topic(
+    "shapes",
+    "Shapes of a mask",
+    "Which shapes does each mask argument take, and how does it read their axes?",
+    place=60,
+    revision=3,
+)
 def different_sizes(lab: Laboratory) -> Iterator[Entry]:
-    """What each argument takes where every axis has a size of its own."""
+    """Pass arrays of right and wrong shapes to each mask argument, in a problem whose axes all have
+    different sizes, and find the reading of their axes that explains the attention weights."""
     sizes = lab.sizes()
     for argument, marking in _markings(lab):
         accepted: dict[Phrase, list[str]] = defaultdict(list)
-        refused: dict[str, list[str]] = defaultdict(list)
+        refused: dict[Phrase, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         about: dict[str, Argument] = {"argument": argument.name}
-        for name, seen, readings in _tried(lab, argument, marking, SHAPES, sizes):
+        understood: set[str] = set()
+        for name, seen, readings, otherwise in _tried(lab, argument, marking, SHAPES, sizes):
+            understood.update(readings)
             if isinstance(seen, Refused):
-                refused[seen.told].append(name)
+                refused[seen.value][seen.told].append(name)
             else:
-                accepted[_as(name, readings)].append(name)
-        takes = [shape for reading, shapes in accepted.items() if not reading for shape in shapes]
-        declared = [
-            " ".join("·".join(names) for names in layouts.parse(layout))
-            for layout in argument.layouts
-        ]
-        lacking = [layout for layout in declared if layout not in takes]
+                accepted[_as(name, readings, otherwise)].append(name)
+        takes = accepted[NOTHING]
+        declared = [shown(layout) for layout in argument.layouts]
+        lacking = [layout for layout in declared if layout not in understood]
         yield Entry(
             Phrase("shapes.taken", about),
             Phrase("shapes", {"shapes": [*takes]}) if takes else Phrase("shapes.none"),
@@ -110,28 +126,35 @@ def different_sizes(lab: Laboratory) -> Iterator[Entry]:
             if reading:
                 subject = Phrase("shapes.misread", about | {"shapes": [*shapes]})
                 yield Entry(subject, reading, "no error")
-        if refused:
-            yield Entry(
-                Phrase("shapes.refused", about),
-                Phrase("shapes", {"shapes": [it for shapes in refused.values() for it in shapes]}),
-                "; ".join(
-                    f"{say(Phrase('shapes', {'shapes': [*shapes]}))}: {reason}"
-                    for reason, shapes in refused.items()
-                ),
+        for value, by_reason in refused.items():
+            subject = Phrase(_UNANSWERED.get(value.id, "shapes.refused"), about)
+            shapes = [shape for listed in by_reason.values() for shape in listed]
+            evidence = (
+                f"{say(Phrase('shapes', {'shapes': [*listed]}))}: {reason}"
+                for reason, listed in by_reason.items()
             )
+            yield Entry(subject, Phrase("shapes", {"shapes": [*shapes]}), "; ".join(evidence))
 
 
+@topic(
+    "coinciding-sizes",
+    "Shapes where sizes coincide",
+    "How does it read the axes of a mask where two axes have the same size?",
+    place=70,
+    revision=3,
+)
 def coinciding_sizes(lab: Laboratory) -> Iterator[Entry]:
-    """For which axes an array is taken where two axes have one size."""
+    """Pass arrays of many shapes to each mask argument, in problems where two axes have the same
+    size, and find the readings of their axes that explain the attention weights."""
     for coincidence, sizes in COINCIDENCES:
         own = lab.sizes(**sizes)
         for argument, marking in _markings(lab):
             taken: dict[tuple[int, ...], Phrase] = {}
             tried = _tried(lab, argument, marking, WITHOUT_BROADCASTING, own)
-            for name, seen, readings in tried:
+            for name, seen, readings, otherwise in tried:
                 if isinstance(seen, Seen):
                     shape = _sized(name, own)
-                    taken.setdefault(shape, _as("", readings))
+                    taken.setdefault(shape, _as("", readings, otherwise))
             listed: list[Part] = [
                 Phrase("reading", {"shape": " ".join(map(str, shape)), "axes": reading})
                 for shape, reading in taken.items()
@@ -146,7 +169,7 @@ def coinciding_sizes(lab: Laboratory) -> Iterator[Entry]:
 
 
 class _Marking(NamedTuple):
-    """A form, the number that marks in it, and whether marked positions attend or are blocked."""
+    """A form of a mask, the number that marks a position, and whether marked positions attend."""
 
     form: Form
     mark: float
@@ -154,14 +177,12 @@ class _Marking(NamedTuple):
 
 
 def _markings(lab: Laboratory) -> Iterator[tuple[MaskArgument, _Marking]]:
-    """Yield the arguments that mark tokens, with the meaning found by experiment, not declared.
-
-    What a framework attaches to its tensors goes the way of the arguments, so it is left out.
-    """
+    """Yield each mask argument that can mark tokens, and how it does so, as observed. Masks that a
+    framework attaches to tensors are left out, as they end up in these arguments."""
     for argument in lab.arguments():
         if argument not in lab.adapter.mask_arguments:
             continue
-        for form, mark in ((BOOL, 1.0), (ZERO_ONE, 1.0), (ZERO_INFINITE, INFINITE)):
+        for form, mark in ((BOOL, 1.0), (zero_one(argument), 1.0), (ZERO_INFINITE, INFINITE)):
             value = examined(lab, argument, form).value
             if value in (*ATTENDING, *BLOCKING) and mark == 1.0:
                 yield argument, _Marking(form, mark, value in ATTENDING)
@@ -177,11 +198,14 @@ def _tried(
     marking: _Marking,
     names: Sequence[str],
     sizes: Sizes,
-) -> Iterator[tuple[str, Seen | Refused, list[str]]]:
-    """Yield each shape once, with its result and every reading of its axes that explains it."""
+) -> Iterator[tuple[str, Seen | Refused, list[str], Phrase]]:
+    """Pass a mask of each shape once; yield the shape's name, the outcome, which readings of the
+    axes explain it, and if none does, how the mask is made to fit."""
     tried: set[tuple[int, ...]] = set()
     problem = lab.problem(sizes)
-    for number, name in enumerate(names):
+    declared = {_sized(shown(layout), sizes): shown(layout) for layout in argument.layouts}
+    names = [declared.get(_sized(name, sizes), name) for name in names]
+    for number, name in enumerate([*names, *declared.values()]):
         shape = _sized(name, sizes)
         if shape in tried or int(np.prod(shape)) < 2:
             continue
@@ -192,46 +216,27 @@ def _tried(
         fed = np.where(marked == 1, marking.mark, 0.0)
         seen = lab.ask(problem, {argument.name: marking.form.array(fed)})
         readings: list[str] = []
+        otherwise = NOTHING
         if isinstance(seen, Seen):
-            found = read_as(lab, seen, marked, attends=marking.attends)
-            readings = [reading.name for reading in found]
-        yield name, seen, readings
+            readings = read_as(lab, seen, marked, attends=marking.attends)
+            if not readings:
+                otherwise = read_resized(lab, seen, marked, attends=marking.attends)
+        yield name, seen, readings, otherwise
 
 
 def _told(sizes: Sizes) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.named().items())
 
 
-def _as(name: str, readings: list[str]) -> Phrase:
-    """Return the axes that the shape was taken for, or nothing if they are the intended ones."""
+def _as(name: str, readings: list[str], otherwise: Phrase) -> Phrase:
+    """Return the axes that the shape was taken for, or `NOTHING` if these are as intended."""
     if name in readings:
         return NOTHING
-    return Phrase("axes", {"axes": [*readings]}) if readings else Phrase("axes.unexplained")
+    if readings:
+        return Phrase("axes", {"axes": [*readings]})
+    return otherwise or Phrase("axes.unexplained")
 
 
 def _sized(name: str, sizes: Sizes) -> tuple[int, ...]:
-    known = sizes.named() | {"1": 1, "batch·heads": sizes.batch * sizes.heads}
-    known["heads+1"] = sizes.heads + 1
-    return tuple(known[axis] for axis in name.split())
-
-
-EXPERIMENT = Experiment(
-    Topic(
-        "shapes",
-        "Shapes of a mask",
-        "Which shapes does each mask argument take, and for which axes?",
-    ),
-    different_sizes,
-    place=60,
-)
-
-
-COINCIDING_SIZES = Experiment(
-    Topic(
-        "coinciding-sizes",
-        "Shapes where sizes coincide",
-        "For which axes is a mask taken where two axes have the same size?",
-    ),
-    coinciding_sizes,
-    place=70,
-)
+    known = sizes.named() | {"1": 1, "heads+1": sizes.heads + 1}
+    return tuple(math.prod(known[one] for one in axis.split("·")) for axis in name.split())

@@ -1,4 +1,4 @@
-"""Returned attention weights: for each head or averaged, normalised, those that were applied."""
+"""Experiment on returned attention weights: whether per head, normalised, and as applied."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.definition.comparison import BETWEEN_ANSWERS
-from conformance.experiments.experiment import Experiment
-from conformance.records.findings import Entry, Topic
+from conformance.experiments.experiment import topic
+from conformance.records.findings import Entry
 from conformance.records.phrase import Phrase
-from conformance.requirements.declared import returned_weights
 from conformance.requirements.laboratory import Laboratory, numbers
+from conformance.requirements.probed import returned_weights
 
 SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, key]"}
 
 
+@topic(
+    "weights",
+    "Returned weights",
+    "Are they for each head, do they sum to 1, are they the weights that were applied?",
+    place=90,
+    every_mode=True,
+    shared=True,
+    revision=2,
+)
 def returned(lab: Laboratory) -> Iterator[Entry]:
-    """What comes back beside the output."""
+    """Compare the returned weights with the applied ones, which the output of the problem contains,
+    and sum the returned weights over the keys."""
     found = lab.plain()
     weights = found.answer.weights
     declared = (lab.adapter.returns_weights or "none") if lab.mode.weights else "none"
@@ -48,15 +58,3 @@ def returned(lab: Laboratory) -> Iterator[Entry]:
     told = f"entry 0, query 0: returned {numbers(weights[row])}, applied {numbers(applied[row])}"
     value = Phrase("weights.same" if same else "weights.others")
     yield Entry(Phrase("weights.applied"), value, told)
-
-
-WEIGHTS = Experiment(
-    Topic(
-        "weights",
-        "Returned weights",
-        "Are they for each head, do they sum to 1, are they the weights that were applied?",
-    ),
-    returned,
-    place=90,
-    every_mode=True,
-)

@@ -1,6 +1,6 @@
-"""Search for problems that an implementation answers wrongly, and make the smallest of them.
+"""Search for problems that an implementation answers wrongly, and shrink them.
 
-A search draws recipes (`recipe`, `search`), puts them to the implementation (`trial`), and makes a
-failing problem smaller (`shrinking`). It is kept as a case file, which the gate can run again, and
-as a program that shows the failure without this suite (`script`).
+A search draws recipes (`recipe`, `search`), runs the implementation on them (`trial`), and makes a
+failing problem smaller (`shrinking`). The problem is saved as a case file, which the gate can run
+again, and as a program that shows the failure without this suite (`script`).
 """

@@ -1,4 +1,4 @@
-"""Numbers and formulas as lines of Python: the half of a reproduction that needs NumPy only."""
+"""Write arrays and the definition as Python code: the part of a reproduction that is pure NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.adapter.parameters import Parameter
 from conformance.definition.problem import Problem, Shape
 
 WIDTH = 100
-"""Columns of a line."""
+"""The most columns that a generated line may have."""
 
 NAMES = {
     "weights.query": "Wq",
@@ -25,30 +25,35 @@ NAMES = {
     "weights.value_bias": "bv",
     "weights.output_bias": "bo",
     "weights.score": "u",
+    "norm.query": "gq",
+    "norm.key": "gk",
 }
-"""What canonical arrays are called in a script; inputs keep their names."""
+"""The names of weights and gains in a generated script; all other arrays keep theirs."""
 
 
 def called(name: str) -> str:
-    """Return an array's name in a script."""
+    """Return the name in a generated script of the array with this canonical name."""
     return NAMES.get(name, name)
 
 
 def numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
-    """Return every array that a script needs, by its name there."""
+    """Return every array that a generated script needs, by its name in the script."""
     found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
     found |= {called(f"weights.{k}"): array for k, array in problem.weights.named().items()}
     if problem.allowed is not None:
         found["mask"] = problem.allowed
     if problem.attn_bias is not None:
         found["attn_bias"] = problem.attn_bias
+    for name, array in problem.feature_arrays().items():
+        if array.dtype.kind == "f":
+            found[called(name)] = array
     if cotangent:
         found["cotangent"] = problem.cotangent
     return found
 
 
 def literal(array: np.ndarray) -> str:
-    """Return code for an array: nested lists, with numbers as short as exactness allows."""
+    """Return Python code for an array: nested lists of exact numbers, as short as possible."""
     if not array.any() and array.size > 3:
         return f"np.zeros({tuple(array.shape)})"
     return _nested(array.astype(int).tolist() if array.dtype == np.bool_ else array.tolist())
@@ -66,7 +71,7 @@ def _nested(value: object) -> str:
 
 
 def written(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Return lines that assign the dictionary of arrays to `n`, and the mask to `mask`."""
+    """Return code lines that assign the mask to `mask`, and a dictionary of other arrays to `n`."""
     entries = [f"{name}={literal(array)}," for name, array in arrays.items() if name != "mask"]
     lines = enclosed("n = dict(", entries, ")")
     lines.append("n = {name: np.array(numbers, float) for name, numbers in n.items()}")
@@ -76,7 +81,7 @@ def written(arrays: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def enclosed(before: str, entries: Iterable[str], after: str) -> list[str]:
-    """Return entries between brackets, in one line if there is room."""
+    """Return code lines with the entries between two brackets, in a single line if they fit."""
     every = list(entries)
     whole = before + " ".join(every).rstrip(",") + after
     if len(whole) <= WIDTH:
@@ -85,7 +90,7 @@ def enclosed(before: str, entries: Iterable[str], after: str) -> list[str]:
 
 
 def packed(entries: Iterable[str], indent: str) -> list[str]:
-    """Return entries side by side; one that is too long goes over several lines."""
+    """Return indented lines filled with entries; an entry that is too long is broken at commas."""
     lines: list[str] = []
     for entry in entries:
         for place, piece in enumerate(_pieces(entry, WIDTH - len(indent))):
@@ -110,10 +115,10 @@ def _pieces(entry: str, room: int) -> list[str]:
 
 
 def definition(problem: Problem, returned: str) -> list[str]:
-    """Return a function `attention(n)` that computes the definition in plain NumPy.
+    """Return the lines of a function `attention(n)` that computes the definition in plain NumPy.
 
-    `returned` is "output", "weights" or "averaged". It takes complex numbers too, for
-    derivatives by one small imaginary step.
+    `returned` is "output", "weights" or "averaged" (weights averaged over heads). The function also
+    takes complex numbers, so that an imaginary step gives derivatives.
     """
     shape = problem.shape
     key = "query" if shape.sharing == "self" else "key"
@@ -122,6 +127,7 @@ def definition(problem: Problem, returned: str) -> list[str]:
     for letter, source in (("q", "query"), ("k", key), ("v", value)):
         line = f'    {letter} = np.einsum("bse,ehd->bhsd", n["{source}"], n["W{letter}"])'
         lines.append(line + (f' + n["b{letter}"][:, None]' if shape.bias else ""))
+    lines += _prepared(problem)
     if shape.group > 1:
         lines.append(f"    k, v = k.repeat({shape.group}, axis=1), v.repeat({shape.group}, axis=1)")
     if shape.score == "additive":
@@ -136,14 +142,26 @@ def definition(problem: Problem, returned: str) -> list[str]:
         elif shape.head_size == 1:
             factor = ""
     lines.append(f"    logits = {logits}{factor}")
+    if problem.soft_cap is not None:
+        lines.append(f"    logits = {problem.soft_cap!r} * np.tanh(logits / {problem.soft_cap!r})")
+    if problem.slopes is not None:
+        distance = "abs(at_query[:, None, :, None] - at_key[:, None, None])"
+        lines.append(f'    logits = logits - n["slopes"][:, None, None] * {distance}')
     if problem.attn_bias is not None:
         lines.append('    logits = logits + n["attn_bias"]')
     if problem.allowed is not None:
         lines.append("    logits = np.where(mask, logits, -np.inf)")
     lines += [
-        "    powers = np.exp(logits - logits.real.max(axis=-1, keepdims=True))",
-        "    weights = powers / powers.sum(axis=-1, keepdims=True)  # the softmax",
+        "    peak = logits.real.max(axis=-1, keepdims=True)",
+        "    powers = np.exp(logits - peak)",
+        "    weights = powers / (powers.sum(-1, keepdims=True) + "
+        'np.exp(n["sinks"][:, None, None] - peak))',
     ]
+    if problem.sinks is None:
+        lines[-3:] = [
+            "    powers = np.exp(logits - logits.real.max(axis=-1, keepdims=True))",
+            "    weights = powers / powers.sum(axis=-1, keepdims=True)  # the softmax",
+        ]
     bias = ' + n["bo"]' if shape.bias else ""
     end = {
         "output": f'np.einsum("bhqk,bhkd,hde->bqe", weights, v, n["Wo"]){bias}',
@@ -153,14 +171,52 @@ def definition(problem: Problem, returned: str) -> list[str]:
     if returned != "output":
         lines = [line for line in lines if not line.startswith("    v = ")]
         lines = [line.replace("k, v = ", "k = ").split(", v.repeat")[0] for line in lines]
-    return ["def attention(n):  # the definition", *lines, f"    return {end}"]
+    before = _placed(problem)
+    return [*before, "def attention(n):  # the definition", *lines, f"    return {end}"]
+
+
+def _prepared(problem: Problem) -> list[str]:
+    """Return the lines that norm and rotate the heads `q` and `k`."""
+    lines, norm = [], problem.norm
+    for x, gain in (("q", "gq"), ("k", "gk")) if norm is not None else ():
+        assert norm is not None
+        root = f"np.sqrt(({x} * {x}).mean(-1, keepdims=True) + {norm.epsilon!r})"
+        lines.append(f'    {x} = {x} / {root} * n["{gain}"]  # the RMS norm')
+    if problem.rotary is not None:
+        lines.append("    q, k = turned(q, at_query), turned(k, at_key)")
+    return lines
+
+
+def _placed(problem: Problem) -> list[str]:
+    """Return the lines that assign the positions and define the rotation, where they are used."""
+    rotary = problem.rotary
+    if rotary is None and problem.slopes is None:
+        return []
+    sides = (problem.position_of_queries, problem.position_of_keys)
+    at = ", ".join(f"np.array({literal(np.ascontiguousarray(side))})" for side in sides)
+    lines = [f"at_query, at_key = {at}"]
+    if rotary is None:
+        return lines
+    half = rotary.size // 2
+    one, other, axis = f":{half}", f"{half}:{rotary.size}", -2
+    if rotary.pairs == "interleaved":
+        one, other, axis = f":{rotary.size}:2", f"1:{rotary.size}:2", -1
+    return [
+        *lines,
+        "def turned(x, at):  # rotary embedding",
+        f"    a, b, rest = x[..., {one}], x[..., {other}], x[..., {rotary.size}:]",
+        f"    rates = {float(rotary.base)!r} ** (-np.arange({half}) / {half})",
+        "    c, s = (f(at[:, None, :, None] * rates) for f in (np.cos, np.sin))",
+        f"    pairs = np.stack([a * c - b * s, b * c + a * s], axis={axis})",
+        f"    return np.concatenate([pairs.reshape(*x.shape[:-1], {rotary.size}), rest], axis=-1)",
+    ]
 
 
 def parameter(row: Parameter, shape: Shape) -> str:
-    """Return an expression over `n` for a native parameter."""
+    """Return a Python expression for a native parameter, computed from the dictionary `n`."""
     canonical, native = layouts.sides(row.pattern)
     left, right = layouts.axes(canonical), layouts.axes(native)
-    parts = []
+    parts, stack = [], row.stack
     for name in row.names:
         sizes = dict(zip(left, shape.weight_shapes()[name], strict=True))
         code = f'n["{called(f"weights.{name}")}"]'
@@ -171,17 +227,25 @@ def parameter(row: Parameter, shape: Shape) -> str:
         if order != sorted(order):
             code += f".transpose({', '.join(map(str, order))})"
         reshaped = layouts.shape(native, sizes)
+        if row.grouped and stack is not None:
+            each = reshaped[stack] // shape.kv_heads
+            reshaped = (*reshaped[:stack], shape.kv_heads, each, *reshaped[stack + 1 :])
         if reshaped != tuple(sizes[axis] for axis in right):
             code += f".reshape({', '.join(map(str, reshaped))})"
         parts.append(code)
-    if row.stack is None:
+    if stack is None:
         return parts[0]
-    axis = f", axis={row.stack}" if row.stack else ""
-    return f"np.concatenate([{', '.join(parts)}]{axis})"
+    axis = stack + row.grouped
+    joined = f"np.concatenate([{', '.join(parts)}]{f', axis={axis}' if axis else ''})"
+    if not row.grouped:
+        return joined
+    # The groups and what each has become one axis; `reshaped` is that of the last part.
+    whole = (*reshaped[:stack], -1, *reshaped[stack + 2 :])
+    return f"{joined}.reshape({', '.join(map(str, whole))})"
 
 
 def laid_out(array: np.ndarray, problem: Problem) -> str:
-    """Return code for the array of a mask argument, by the name of an equal canonical array."""
+    """Return code for the array of a mask argument, derived from an equal array if there is one."""
     known: list[tuple[str, np.ndarray]] = []
     if problem.allowed is not None:
         known = [("mask", problem.allowed), ("~mask", ~problem.allowed)]

@@ -1,4 +1,4 @@
-"""A recipe: names and sizes from which all numbers of a problem follow.
+"""A `Recipe`: the names and sizes that determine all numbers of a problem.
 
 A search draws recipes instead of arrays, so that it can change one thing at a time. Numbers,
 masks, biases and regimes are those of the catalogue, whose noise is known to be realistic; their
@@ -8,13 +8,23 @@ combinations and sizes are new.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from conformance.cases import patterns, regimes
-from conformance.cases.case import BiasPattern, Pattern, Regime, assembled, draw, rounded
+from conformance.cases import patterns
+from conformance.cases.case import (
+    BiasPattern,
+    FeaturePattern,
+    Pattern,
+    Regime,
+    assembled,
+    draw,
+    on_tiles,
+    rounded,
+)
 from conformance.definition.dtypes import BoolArray
+from conformance.definition.geometry import Pair
 from conformance.definition.problem import (
     Causal,
     Problem,
@@ -26,6 +36,10 @@ from conformance.definition.problem import (
 
 Widths = Literal["equal", "memory", "free"]
 
+SCORES: tuple[Score, ...] = ("scaled-dot", "additive")
+SHARINGS: tuple[Sharing, ...] = ("self", "memory", "separate")
+WIDTHS: tuple[Widths, ...] = ("equal", "memory", "free")
+
 MASKS: dict[str, Pattern | None] = {
     "none": None,
     "padding": patterns.key_padding,
@@ -34,6 +48,15 @@ MASKS: dict[str, Pattern | None] = {
     "per-batch": patterns.per_batch,
     "per-head": patterns.per_head,
     "one-key": patterns.one_allowed_key,
+    "over-keys": patterns.over_keys,
+    "over-keys-per-head": patterns.over_keys_per_head,
+    "heads-only": patterns.heads_only,
+    "blocked-start": patterns.blocked_start,
+    "block-diagonal": patterns.block_diagonal,
+    "sliding-window": patterns.sliding_window,
+    "prefix": patterns.prefix_lm,
+    "everything": patterns.everything,
+    "whole-tiles": patterns.whole_tiles,
 }
 BIASES: dict[str, BiasPattern | None] = {
     "none": None,
@@ -41,23 +64,48 @@ BIASES: dict[str, BiasPattern | None] = {
     "per-head": patterns.bias_per_head,
     "in-full": patterns.bias_in_full,
     "alibi": patterns.alibi,
+    "over-keys": patterns.bias_over_keys,
+    "over-queries": patterns.bias_over_queries,
+    "per-entry": patterns.bias_per_entry,
 }
 REGIMES: dict[str, Regime | None] = {
     "none": None,
-    "all-positive": regimes.all_positive,
-    "outliers": regimes.outliers,
-    "small-values": regimes.small_values,
-    "large-logits": regimes.large_logits,
-    "huge-logits": regimes.huge_logits,
-    "constant-rows": regimes.constant_rows,
-    "repeated-maxima": regimes.repeated_maxima,
+    "all-positive": patterns.all_positive,
+    "outliers": patterns.outliers,
+    "small-values": patterns.small_values,
+    "large-logits": patterns.large_logits,
+    "huge-logits": patterns.huge_logits,
+    "constant-rows": patterns.constant_rows,
+    "repeated-maxima": patterns.repeated_maxima,
 }
-SCALES = (None, 0.75, 0.125, 2.0)
+FEATURES: dict[str, tuple[FeaturePattern, ...]] = {
+    "window": (
+        patterns.window,
+        patterns.window_tight,
+        patterns.window_before,
+        patterns.window_nothing_before,
+        patterns.window_nothing_after,
+    ),
+    "soft cap": (patterns.soft_cap,),
+    "sinks": (patterns.sinks,),
+    "alibi": (patterns.slopes, patterns.slopes_of_alibi),
+    "rotary": (
+        patterns.rotary_halves,
+        patterns.rotary_interleaved,
+        patterns.rotary_partial,
+        patterns.rotary_far,
+    ),
+    "query/key norm": (patterns.norm,),
+    "lengths": (patterns.key_lengths, patterns.key_lengths_from_queries),
+    "segments": (patterns.segments, patterns.two_segments),
+}
+"""The ways to draw each feature; a recipe names one by the feature and its place here."""
+SCALES = (None, 0.75, 0.125, 2.0, 1.0, 0.0, -0.5, -1.5)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """Properties on which an implementation may insist, whatever the sizes."""
+    """Properties that an implementation may require regardless of the sizes."""
 
     score: Score = "scaled-dot"
     sharing: Sharing = "self"
@@ -67,10 +115,12 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One problem in names and small numbers. Names are keys of the tables above.
+    """One problem, described by names (keys of `MASKS`, `BIASES` and `REGIMES`) and small numbers.
 
-    `widths` "equal" are heads x head size; "memory" those of key and value are others; "free" all
-    differ. `size` and `value_size` are those of a head; `extra` is added to widths that differ.
+    `frame.widths` says which widths differ from heads × head size: none if it is "equal", those of
+    key and value if it is "memory", and all if it is "free". The key width then exceeds it by
+    `extra`. `size` is the head size of queries and keys, and `value_size` that of values. A `width`
+    other than 0 is that of all inputs and of the output. Masks end around the edges of `tiles`.
     """
 
     frame: Frame = Frame()
@@ -81,24 +131,30 @@ class Recipe:
     group: int = 1
     size: int = 3
     value_size: int = 0
-    """0: as `size`."""
+    """0 stands for the same as `size`."""
     extra: int = 1
+    width: int = 0
+    tiles: Pair | None = None
     mask: str = "none"
     bias: str = "none"
     causal: Causal | None = None
     scale: float | None = None
+    features: tuple[tuple[str, int], ...] = ()
     regime: str = "none"
     seed: int = 0
 
     @property
     def shape(self) -> Shape:
-        """The shape of the problem; raises `WrongShape` if there is none of these sizes."""
+        """The shape of the problem; raises `WrongShape` if the sizes do not fit together."""
         frame, heads = self.frame, self.kv_heads * self.group
         width = heads * self.size
         free = frame.widths == "free"
         key_width = width if frame.widths == "equal" else width + self.extra
+        output_width = width + 3 * free
         query_width = key_width if free and frame.sharing == "self" else width + 2 * free
-        separate = frame.sharing == "separate" and frame.widths != "equal"
+        if self.width:
+            query_width = key_width = output_width = self.width
+        separate = not self.width and frame.sharing == "separate" and frame.widths != "equal"
         return Shape(
             batch=self.batch,
             query_length=self.query,
@@ -110,7 +166,7 @@ class Recipe:
             query_width=query_width,
             key_width=key_width,
             value_width=key_width + separate,
-            output_width=width + 3 * free,
+            output_width=output_width,
             bias=frame.bias,
             score=frame.score,
             sharing=frame.sharing,
@@ -122,20 +178,39 @@ class Recipe:
         random = np.random.Generator(np.random.PCG64(self.seed))
         drawn = draw(shape, random)
         mask, bias, regime = MASKS[self.mask], BIASES[self.bias], REGIMES[self.regime]
+        if mask is not None and self.tiles is not None:
+            mask = on_tiles(mask, self.tiles)
         allowed = None if mask is None else _usable(mask(shape, random), shape, self.causal)
         added = None if bias is None else bias(shape, random)
         if regime is not None:
-            # A small problem may have no huge logits; then it becomes NaN, and is left out.
+            # A small problem may be unable to have huge logits; it becomes NaN and is skipped.
             with np.errstate(all="ignore"):
                 regime(shape, drawn, random)
+        fields: dict[str, Any] = {}
+        for name, place in self.features:
+            fields |= FEATURES[name][place](shape, self.causal, random)
         exact = assembled(
-            shape, drawn, mask=allowed, attn_bias=added, causal=self.causal, scale=self.scale
+            shape,
+            drawn,
+            mask=allowed,
+            attn_bias=added,
+            causal=self.causal,
+            scale=self.scale,
+            **fields,
         )
-        return rounded(exact, dtype)
+        return rounded(_visible(exact) if fields else exact, dtype)
+
+
+def _visible(problem: Problem) -> Problem:
+    """Return the problem without its mask where that hides all that its features leave a query."""
+    if problem.mask is None:
+        return problem
+    hidden = ~problem.allowed_in_full().any(axis=-1, keepdims=True)
+    return problem.replace(mask=problem.mask | hidden) if hidden.any() else problem
 
 
 def _usable(mask: BoolArray, shape: Shape, causal: Causal | None) -> BoolArray:
-    """Let every query attend to a key: the last that the causal flag allows."""
+    """Return the mask, but let fully masked queries attend to the last causally allowed key."""
     allowed = mask if causal is None else mask & causal_mask(shape, causal)
     empty = ~allowed.any(axis=-1, keepdims=True)
     if not empty.any():

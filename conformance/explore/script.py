@@ -1,12 +1,13 @@
-"""A stand-alone reproduction: one short program with the numbers in it.
+"""Write a stand-alone reproduction: a short program that contains all numbers of a problem.
 
-It computes one element by the definition in float64 and by the library's own call, and fails while
-the two are further apart than rounding explains. It is short enough for an issue of that library,
-and needs nothing but the library and NumPy.
+The program computes one element by the definition in float64 and by calling the library, and fails
+if the two differ by more than rounding explains. It is short enough to paste into an issue of the
+library, and needs nothing but the library and NumPy.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import numpy as np
 
 from conformance.adapter.base import Adapter
 from conformance.adapter.code import FRAMEWORKS, Example, lines
-from conformance.adapter.layer import Layer
-from conformance.definition.problem import Weights
+from conformance.adapter.native import Layer
+from conformance.definition.features import NO_WINDOW
+from conformance.definition.problem import Problem, Weights
 from conformance.errors import ConformanceError, Unsupported
 from conformance.explore.code import (
     WIDTH,
@@ -24,6 +26,7 @@ from conformance.explore.code import (
     definition,
     enclosed,
     laid_out,
+    literal,
     numbers,
     packed,
     parameter,
@@ -38,43 +41,38 @@ STEP = "1e-30j"
 
 
 class TooLong(ConformanceError):
-    """The problem has more numbers than a short program holds."""
+    """The problem has too many numbers for a short program."""
 
 
 def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case: str) -> str:
-    """Return the program.
+    """Return a program that reproduces the deviation; `spec` is how to load the adapter.
 
     Raises:
-        TooLong: it would have more than `MOST_LINES` lines.
+        TooLong: the program would have more than `MOST_LINES` lines.
     """
-    problem = trial.problem
-    gradient = deviation.array.startswith("gradient.")
-    own = _call(adapter, trial, deviation, spec)
-    compared = deviation.array in ("output", "weights") or gradient
-    text = [
-        *_header(adapter, spec, trial, deviation, case, own.standalone),
-        *own.imports,
-        "",
-        *written(numbers(problem, cotangent=gradient)),
-    ]
-    if compared:
+    problem, shape = trial.problem, trial.problem.shape
+    gradient = bool(deviation.gradient_of)
+    call = _call(adapter, trial, deviation, spec)
+    arrays = written(numbers(problem, cotangent=gradient))
+    text = [*_header(adapter, spec, trial, deviation, case, call), *call.imports, "", *arrays]
+    if gradient or deviation.array in ("output", "weights"):
         returned = "output" if gradient else deviation.array
         if returned == "weights" and len(deviation.index) == 3:
             returned = "averaged"
         text += ["", *definition(problem, returned), "", *_want(deviation)]
-    text += ["", *own.lines]
-    if compared:
-        text += [
-            'print(f"got {got:.17g}, want {want:.17g}, apart {abs(got - want):.3g}")',
-            f'assert abs(got - want) <= {deviation.allowed:.3g}, "more than rounding can explain"',
-        ]
+        shown = 'f"got {got:.17g}, want {want:.17g}, apart {abs(got - want):.3g}"'
+        holds = f"abs(got - want) <= {deviation.allowed:.3g}"
+        otherwise = "more than rounding can explain"
     elif deviation.kind == "dtype":
-        text += ["print(got)", f'assert got.endswith("{problem.dtype}"), "not the inputs\' dtype"']
+        shown, holds = "got", f'got.endswith("{problem.dtype}")'
+        otherwise = "not the inputs' dtype"
     else:
-        shape = problem.shape
-        wanted = (shape.batch, shape.query_length, shape.output_width)
-        text += ["print(got)", f'assert got == {wanted}, "not the shape of the output"']
-    text = _tight([part for line in text for part in _wrapped(line)])
+        size = (shape.batch, shape.query_length, shape.output_width)
+        shown, holds, otherwise = "got", f"got == {size}", "not the shape of the output"
+    text += ["", *call.lines, f"print({shown})", f'assert {holds}, "{otherwise}"']
+    text = [part for line in text for part in _wrapped(line)]
+    if len(text) > MOST_LINES:
+        text = [line for line in text if line]
     if len(text) > MOST_LINES or any(len(line) > WIDTH for line in text):
         raise TooLong(
             f"a script for this problem has {len(text)} lines, more than {MOST_LINES}; a smaller "
@@ -84,20 +82,19 @@ def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case
 
 
 def _header(
-    adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case: str, standalone: bool
+    adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case: str, call: _Call
 ) -> list[str]:
     found = " ".join(printable(deviation.text).split()).replace("{array}", deviation.array)
     text = [f"{adapter.title}, {trial.problem.dtype}: {found}."]
     if deviation.kind in ("off", "not finite"):
         ratio = "infinitely many" if deviation.ratio >= INFINITE else f"{deviation.ratio:.2g}"
-        where = f"{deviation.array}[{', '.join(map(str, deviation.index))}]"
         text.append(
-            f"{where} is {ratio} σ off, and 8 are allowed; σ is the rounding error that "
-            f"an honest {trial.problem.dtype} computation has there."
+            f"{deviation.array}{_at(deviation.index)} is {ratio} σ off, and 8 are allowed; σ is "
+            f"the rounding error that an honest {trial.problem.dtype} computation has there."
         )
     versions = ", ".join(f"{name} {version}" for name, version in adapter.versions().items())
     text.append(f"Found with {versions or 'no versions known'}; {case}, mode {trial.mode.name}.")
-    if not standalone:
+    if not call.standalone:
         text.append(f"Needs mha-conformance, because {printable(spec)} declares itself to it.")
     return [
         f"# {line}" for line in textwrap.wrap(" ".join(text), WIDTH - 2, break_on_hyphens=False)
@@ -105,10 +102,10 @@ def _header(
 
 
 def _want(deviation: Deviation) -> list[str]:
-    at = f"[{', '.join(map(str, deviation.index))}]"
-    if not deviation.array.startswith("gradient."):
+    at = _at(deviation.index)
+    if not deviation.gradient_of:
         return [f"want = attention(n){at}"]
-    name = called(deviation.array.removeprefix("gradient."))
+    name = called(deviation.gradient_of)
     return [
         f'moved = {{**n, "{name}": n["{name}"].astype(complex)}}',
         f'moved["{name}"]{at} += {STEP}  # the imaginary part is the derivative, without rounding',
@@ -117,7 +114,7 @@ def _want(deviation: Deviation) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Break a long statement into several lines after commas, which stand within brackets."""
+    """Break a long line of code into several lines after commas, which must be inside brackets."""
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     found = []
     while len(line) > WIDTH:
@@ -129,17 +126,10 @@ def _wrapped(line: str) -> list[str]:
     return [*found, line]
 
 
-def _tight(text: list[str]) -> list[str]:
-    """Remove empty lines if there are too many of the others."""
-    return text if len(text) <= MOST_LINES else [line for line in text if line]
-
-
 @dataclass(frozen=True)
 class _Call:
-    """Lines that assign the implementation's answer to `got`, and the imports that they need.
-
-    `standalone` is False if they need this suite, because the implementation does.
-    """
+    """Code lines that assign the implementation's answer to `got`, and the imports they need.
+    `standalone` is False if the lines need this suite because the implementation does."""
 
     imports: Sequence[str]
     lines: Sequence[str]
@@ -147,7 +137,7 @@ class _Call:
 
 
 def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return the library's own call if its adapter has an example, else one through the adapter."""
+    """Return a direct library call if the adapter has an example, else one through the adapter."""
     if isinstance(adapter, Layer) and adapter.framework in FRAMEWORKS:
         problem = trial.problem
         example = adapter.example_for(problem.shape, problem.dtype, problem.scale, trial.mode)
@@ -170,19 +160,22 @@ def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviati
         }.get(framework, [])
     masks = {}
     for name, value in adapter.masks.spell(problem).arguments.items():
-        if isinstance(value, bool):
-            masks[name] = str(value)
+        if not isinstance(value, np.ndarray):
+            masks[name] = repr(value)
         else:
-            dtype = "" if value.dtype == np.bool_ else problem.dtype
-            masks[name] = words.array(laid_out(value, problem), dtype)
+            dtype = problem.dtype if value.dtype == np.float64 else ""
+            code = laid_out(value, problem)
+            if value.dtype.kind not in "fb" or value.dtype == np.float32:
+                code += f'.astype("{value.dtype}")'
+            masks[name] = words.array(code, dtype)
     if deviation.array == "weights" and not example.weights:
         raise Unsupported("the example has no weights")
     result = example.expression(masks, weights=deviation.array == "weights")
     shared = _shared(trial)
-    names = [own[0] for own in shared]
+    names = [group[0] for group in shared]
     given = ", ".join(["native", *names])
     ran = f"jax.jit(run)({given})" if framework == "jax" else result
-    if deviation.array.startswith("gradient."):
+    if deviation.gradient_of:
         end = _gradient(adapter, example, trial, deviation, result)
     elif deviation.kind == "dtype":
         end = [f"got = str({ran}.dtype)"]
@@ -196,7 +189,7 @@ def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviati
     build, load = lines(example.build), lines(example.load)
     if framework == "jax":
         arrays = ", ".join(["native", *(f'n["{name}"]' for name in names)])
-        together = [f"    {' = '.join(own[1:])} = {own[0]}" for own in shared if own[1:]]
+        together = [f"    {' = '.join(same)} = {first}" for first, *same in shared if same]
         every = [
             *made,
             f"{given} = jax.tree.map(lambda a: {words.array('a', problem.dtype)}, ({arrays}))",
@@ -210,14 +203,15 @@ def _own_call(adapter: Layer, example: Example, trial: Trial, deviation: Deviati
         if framework == "torch" and not trial.mode.gradients:
             end[0] = f"with torch.no_grad():\n    {end[0]}"
         inputs = [
-            f"{' = '.join(own)} = " + words.array(f'n["{own[0]}"]', problem.dtype) for own in shared
+            f"{' = '.join(group)} = " + words.array(f'n["{group[0]}"]', problem.dtype)
+            for group in shared
         ]
         every = [*made, *inputs, *build, *load, *end]
     return _Call(imports, [part for line in every for part in line.split("\n")])
 
 
 def _shared(trial: Trial) -> list[tuple[str, ...]]:
-    """Return the names of the inputs, those that are one array together."""
+    """Return the names of the inputs, grouped by which of them are the same array."""
     groups: dict[str, list[tuple[str, ...]]] = {
         "self": [("query", "key", "value")],
         "memory": [("query",), ("key", "value")],
@@ -229,50 +223,45 @@ def _shared(trial: Trial) -> list[tuple[str, ...]]:
 def _gradient(
     adapter: Layer, example: Example, trial: Trial, deviation: Deviation, result: str
 ) -> list[str]:
-    """Return lines that assign one element of a gradient to `got`."""
-    framework, problem = adapter.framework, trial.problem
-    words = FRAMEWORKS[framework]
-    name = deviation.array.removeprefix("gradient.")
-    cotangent = words.array('n["cotangent"]', problem.dtype)
-    index = deviation.index
+    """Return code lines that assign one element of a gradient to `got`; raises `Unsupported`."""
+    framework, dtype, index = adapter.framework, trial.problem.dtype, deviation.index
+    words, name = FRAMEWORKS[framework], deviation.gradient_of
+    cotangent = words.array('n["cotangent"]', dtype)
     if name == "attn_bias":
         raise Unsupported("the bias is part of a mask argument")
+    native, leaf = "", name
     if name.startswith("weights."):
-        own, index = _native_index(adapter, trial, name.removeprefix("weights."), index)
-        leaf = example.parameter.replace("{name}", own)
+        native, index = _native_index(adapter, trial, name.removeprefix("weights."), index)
+        leaf = example.parameter.replace("{name}", native)
         if not leaf and framework != "jax":
             raise Unsupported("the example names no parameter")
-    else:
-        own, leaf = "", name
     got = f"got = {words.numpy.format('gradient')}{_at(index)}"
     if framework == "jax":
-        names = [names[0] for names in _shared(trial)]
-        every = ", ".join(["native", *names])
-        number = 0 if own else 1 + names.index(name)
-        part = f'["{own}"]' if own else ""
+        names = ["native", *(group[0] for group in _shared(trial))]
+        number, part = (0, f'["{native}"]') if native else (names.index(name), "")
         return [
             f"loss = lambda *given: (run(*given) * {cotangent}).sum()",
-            f"gradient = jax.jit(jax.grad(loss, argnums={number}))({every}){part}",
+            f"gradient = jax.jit(jax.grad(loss, argnums={number}))({', '.join(names)}){part}",
             got,
         ]
-    if framework == "mlx":
-        raise Unsupported("derivatives of mlx are functions")
-    if framework in ("torch", "paddle"):
-        wanted, grad = {
-            "torch": (f"{leaf}.requires_grad_()", "torch.autograd.grad"),
-            "paddle": (f"{leaf}.stop_gradient = False", "paddle.grad"),
-        }[framework]
+    if framework == "tensorflow":
         return [
-            *([] if own else [wanted]),
-            f"result = {result}",
-            f"gradient = {grad}(result, {leaf}, {cotangent})[0]",
+            "with tf.GradientTape() as tape:",
+            *([] if native else [f"    tape.watch({leaf})"]),
+            f"    result = {result}",
+            f"gradient = tape.gradient(result, {leaf}, {cotangent})",
             got,
         ]
+    marked, grad = {
+        "torch": (f"{leaf}.requires_grad_()", "torch.autograd.grad"),
+        "paddle": (f"{leaf}.stop_gradient = False", "paddle.grad"),
+    }.get(framework, ("", ""))
+    if not grad:
+        raise Unsupported(f"derivatives of {framework} are functions")
     return [
-        "with tf.GradientTape() as tape:",
-        *([] if own else [f"    tape.watch({leaf})"]),
-        f"    result = {result}",
-        f"gradient = tape.gradient(result, {leaf}, {cotangent})",
+        *([] if native else [marked]),
+        f"result = {result}",
+        f"gradient = {grad}(result, {leaf}, {cotangent})[0]",
         got,
     ]
 
@@ -280,7 +269,7 @@ def _gradient(
 def _native_index(
     adapter: Layer, trial: Trial, weight: str, index: tuple[int, ...]
 ) -> tuple[str, tuple[int, ...]]:
-    """Return the native parameter and the index there of an element of a canonical weight."""
+    """Return the native parameter that contains an element of a canonical weight, and its index."""
     marked = {name: np.zeros_like(array) for name, array in trial.problem.weights.named().items()}
     marked[weight][index] = 1.0
     for name, array in adapter.table(trial.problem.shape).load(Weights(**marked)).items():
@@ -290,51 +279,79 @@ def _native_index(
 
 
 def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return a call as the suite makes it, for adapters without an example."""
+    """Return a call through the adapter, as the suite makes it, for adapters without an example."""
     problem, shape = trial.problem, trial.problem.shape
-    sizes = [f"{name}={getattr(shape, name)!r}," for name in type(shape).__dataclass_fields__]
+    sizes = [
+        f"{field.name}={getattr(shape, field.name)!r},"
+        for field in dataclasses.fields(shape)
+        if getattr(shape, field.name) != field.default
+    ]
     weights = [f'{name}=n["{called(f"weights.{name}")}"],' for name in problem.weights.named()]
-    inputs = [f'{own}=n["{names[0]}"],' for names in _shared(trial) for own in names]
-    cotangent = (
-        'n["cotangent"]'
-        if deviation.array.startswith("gradient.")
-        else (f"np.zeros({(shape.batch, shape.query_length, shape.output_width)})")
-    )
-    more = [f'dtype="{problem.dtype}",', f"cotangent={cotangent},"]
-    if problem.allowed is not None:
-        more.append("mask=mask," if problem.causal is None else _causal(trial))
+    inputs = [f'{name}=n["{group[0]}"],' for group in _shared(trial) for name in group]
+    size = (shape.batch, shape.query_length, shape.output_width)
+    cotangent = 'n["cotangent"]' if deviation.gradient_of else f"np.zeros({size})"
+    inputs += [f'dtype="{problem.dtype}",', f"cotangent={cotangent},"]
+    if problem.mask is not None:
+        inputs.append("mask=mask,")
+    if problem.causal is not None:
+        inputs.append(f'causal="{problem.causal}",')
     if problem.attn_bias is not None:
-        more.append('attn_bias=n["attn_bias"],')
+        inputs.append('attn_bias=n["attn_bias"],')
     if problem.scale is not None:
-        more.append(f"scale={problem.scale!r},")
+        inputs.append(f"scale={problem.scale!r},")
+    inputs += _features(problem)
     place = [mode.name for mode in adapter.modes].index(trial.mode.name)
+    if deviation.kind == "dtype":
+        got = 'dtypes["output"]'
+    elif deviation.gradient_of or deviation.array in ("output", "weights"):
+        got = f'arrays()["{deviation.array}"]{_at(deviation.index)}'
+    else:
+        got = "output.shape"
     lines = [
         "problem = Problem(",
-        *packed(["shape=Shape(", *sizes, "),", "weights=Weights(", *weights, "),"], "    "),
-        *packed([*inputs, *more], "    "),
+        *packed(
+            ["shape=Shape(", *sizes, "),", "weights=Weights(", *weights, "),", *inputs], "    "
+        ),
         ")",
         f"adapter = load({spec!r})",
-        f"answer = adapter.run(problem, Call(adapter.modes[{place}]))",
+        f"got = adapter.run(problem, Call(adapter.modes[{place}])).{got}",
     ]
-    if deviation.kind == "dtype":
-        lines.append('got = answer.dtypes["output"]')
-    elif deviation.array in ("output", "weights") or deviation.array.startswith("gradient."):
-        lines.append(f'got = answer.arrays()["{deviation.array}"]{_at(deviation.index)}')
-    else:
-        lines.append("got = answer.output.shape")
     imports = [
         "import numpy as np",
         "from conformance import Call, Problem, Shape",
         "from conformance.adapter.loading import load",
         "from conformance.definition.problem import Weights",
     ]
+    if any("=features." in line for line in lines):
+        imports.insert(3, "from conformance.definition import features")
     return _Call(imports, lines, standalone=False)
 
 
-def _causal(trial: Trial) -> str:
-    problem = trial.problem
-    flag = f'causal="{problem.causal}",'
-    return flag if problem.mask is None else f"mask=mask, {flag}"
+def _features(problem: Problem) -> list[str]:
+    """Return the arguments with which a problem gets its features."""
+    arguments = []
+    if problem.window != NO_WINDOW:
+        arguments.append(f"window={problem.window!r},")
+    if problem.soft_cap is not None:
+        arguments.append(f"soft_cap={problem.soft_cap!r},")
+    arguments += [
+        f'{name}=n["{name}"],' for name in ("sinks", "slopes") if getattr(problem, name) is not None
+    ]
+    if problem.rotary is not None:
+        arguments.append(f"rotary=features.{problem.rotary!r},")
+    if problem.norm is not None:
+        gains = 'query=n["gq"], key=n["gk"]'
+        arguments.append(f"norm=features.Norm({gains}, epsilon={problem.norm.epsilon!r}),")
+    for name in ("query_lengths", "key_lengths"):
+        if (lengths := getattr(problem, name)) is not None:
+            arguments.append(f"{name}=np.array({literal(lengths)}),")
+    for name in ("segments", "positions"):
+        if (both := getattr(problem, name)) is not None:
+            sides = (
+                f"{side}=np.array({literal(getattr(both, side))})" for side in ("query", "key")
+            )
+            arguments.append(f"{name}=features.{name.capitalize()}({', '.join(sides)}),")
+    return arguments
 
 
 def _at(index: tuple[int, ...]) -> str:

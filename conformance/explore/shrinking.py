@@ -1,34 +1,39 @@
 """Make a failing problem smaller, step by step, as long as it fails in the same way.
 
-A step removes batch entries, queries, keys, heads, the mask or the biases, or rounds numbers. It is
-kept if the same array is then wrong, as clearly as before. A step that the implementation cannot
-express costs almost nothing, so no step asks what the implementation can.
+A step removes batch entries, queries, keys, heads, a feature, the mask or the biases, or rounds
+numbers. It is kept if the same array is still wrong, as clearly as before. Trying a step that the
+adapter does not support costs almost nothing, so no step checks in advance whether it is supported.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from conformance.adapter.base import Adapter
-from conformance.cases.case import assembled
+from conformance.cases.case import assembled, rounded
 from conformance.definition.dtypes import Array
-from conformance.definition.problem import INPUT_AXES, WEIGHT_AXES, Problem, Shape, Sharing
+from conformance.definition.features import NO_WINDOW, Norm, Positions, Segments, Window
+from conformance.definition.problem import INPUT_AXES, WEIGHT_AXES, Problem, Shape
 from conformance.errors import ConformanceError, Unsupported
-from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations, in_dtype
+from conformance.explore.recipe import SHARINGS
+from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations
 
 MOST_ELEMENTS = 64
-"""Arrays with more numbers than this are simplified as a whole only."""
+"""The numbers of arrays larger than this are not simplified one by one."""
 
 MOST_TRIED = 8
-"""Positions of an axis that are tried alone, or left out alone."""
+"""How many positions of an axis are tried as the only one kept, or the only one removed."""
 
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
@@ -38,26 +43,55 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "cotangent": ("batch", "query_length", "output_width"),
     "mask": ("batch", "heads", "query_length", "key_length"),
     "attn_bias": ("batch", "heads", "query_length", "key_length"),
+    "sinks": ("heads",),
+    "slopes": ("heads",),
+    "norm.query": ("head_size",),
+    "norm.key": ("head_size",),
+    "query_lengths": ("batch",),
+    "key_lengths": ("batch",),
+    "segments.query": ("batch", "query_length"),
+    "segments.key": ("batch", "key_length"),
+    "positions.query": ("batch", "query_length"),
+    "positions.key": ("batch", "key_length"),
 }
-"""The field of the shape that is the size of each axis; of masks and biases, it may also be 1."""
+"""For each array, the fields of `Shape` with its sizes; axes of mask and bias may also be 1."""
 
 _TOGETHER: Mapping[str, tuple[str, ...]] = {
     "lengths": ("query_length", "key_length"),
     "inputs": _WIDTHS[:3],
     "widths": _WIDTHS,
 }
-"""Fields of the shape that are cut at once."""
+"""Fields of `Shape` that are made smaller together, by the name of the step."""
+
+FEATURES = (
+    "window",
+    "soft_cap",
+    "sinks",
+    "slopes",
+    "rotary",
+    "norm",
+    "query_lengths",
+    "key_lengths",
+    "segments",
+    "positions",
+)
+"""The fields of a problem that are removed as a whole."""
+
+UNITS = (1.0, 0.5, 0.25, 0.125, 2.0**-6)
+"""Numbers are rounded to multiples of these, the simplest first."""
+
+NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
 
 _MOVE_WIDTHS = frozenset({"kv_heads", "group", "head_size", "value_head_size"})
-"""Axes on which an implementation may insist that the widths follow."""
+"""Axes whose sizes may determine the widths, in implementations that require this."""
 
 Move = Callable[[Adapter, Trial], Iterator[Trial]]
-"""Yields candidates in place of a trial, the smallest first."""
+"""A function that yields trials that could replace a trial, the smallest first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Small:
-    """The smallest problem, how it fails, and whether all steps were tried."""
+    """The smallest trial that `shrink` found, how it fails, and whether all steps were tried."""
 
     trial: Trial
     deviation: Deviation
@@ -69,63 +103,64 @@ def shrink(
     trial: Trial,
     deviation: Deviation,
     until: float,
-    watch: Callable[[Trial, Deviation], None] = lambda trial, deviation: None,
+    *,
+    modes: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
 ) -> Small:
-    """Return the smallest problem found before `until` that fails in the same way.
+    """Return the smallest trial found that fails in the same way as `trial`.
 
     Args:
-        until: the end, on the clock of `time.monotonic`.
-        watch: called with every smaller problem, so that an interruption loses nothing.
+        until: the deadline, on the clock of `time.monotonic`; Ctrl-C ends shrinking too.
+        modes, dtypes: those that the trial may be moved to; empty for all.
     """
-    first = deviation
 
     def failing(candidate: Trial) -> Deviation | None:
-        try:
-            if not askable(candidate.problem):
-                return None
-            wrong = deviations(adapter, candidate)
-        except (Unsupported, ConformanceError, ValueError):
+        if (modes and candidate.mode.name not in modes) or (
+            dtypes and candidate.problem.dtype not in dtypes
+        ):
             return None
-        return next((item for item in wrong if item.as_clear_as(first)), None)
+        with suppress(Unsupported, ConformanceError, ValueError):
+            if askable(candidate.problem):
+                wrong = deviations(adapter, candidate)
+                return next((item for item in wrong if item.as_clear_as(first)), None)
+        return None
 
-    improved = True
-    while improved:
-        improved = False
-        for moves in (lambda _: _STRUCTURE, _number_moves):
-            for move in moves(trial):
-                helped = True
-                while helped:
-                    helped = False
-                    for candidate in move(adapter, trial):
+    first, finished = deviation, False
+    try:
+        while not finished:
+            finished = True
+            for moves in (lambda _: _STRUCTURE, _number_moves):
+                for move in moves(trial):
+                    candidates = move(adapter, trial)
+                    while (candidate := next(candidates, None)) is not None:
                         if time.monotonic() > until:
-                            return Small(trial, deviation, False)
-                        still = failing(candidate)
-                        if still is not None:
-                            trial, deviation = candidate, still
-                            watch(trial, deviation)
-                            helped = improved = True
-                            break
-    return Small(trial, deviation, True)
+                            return Small(trial, deviation, finished=False)
+                        if (still := failing(candidate)) is not None:
+                            trial, deviation, finished = candidate, still, False
+                            candidates = move(adapter, trial)
+    except KeyboardInterrupt:
+        finished = False
+    return Small(trial, deviation, finished=finished)
 
 
 def _dtype(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     dtypes = [dtype for dtype in ORDER if dtype in adapter.dtypes]
     for dtype in dtypes[: dtypes.index(trial.problem.dtype)]:
-        yield in_dtype(trial, dtype)
+        yield trial.with_problem(rounded(trial.problem, dtype))
 
 
 def _mode(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    for mode in adapter.modes:
-        if mode.name == trial.mode.name:
-            return
+    for mode in itertools.takewhile(lambda mode: mode.name != trial.mode.name, adapter.modes):
         if mode.dtypes is None or trial.problem.dtype in mode.dtypes:
             yield dataclasses.replace(trial, mode=mode)
 
 
 def _without(name: str) -> Move:
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-        if getattr(trial.problem, name) is not None:
-            yield _with(trial, trial.problem.replace(**{name: None}))
+        there = getattr(trial.problem, name)
+        nothing = NO_WINDOW if name == "window" else None
+        if there is not nothing and (name != "window" or there != nothing):
+            yield trial.with_problem(trial.problem.replace(**{name: nothing}))
 
     return move
 
@@ -133,61 +168,115 @@ def _without(name: str) -> Move:
 def _causal_as_mask(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     problem = trial.problem
     if problem.causal is not None:
-        yield _with(trial, problem.replace(mask=problem.allowed, causal=None))
+        causal = dict(problem.rules())["causal"]
+        mask = causal if problem.mask is None else problem.mask & causal
+        yield trial.with_problem(problem.replace(mask=mask, causal=None))
+
+
+def _narrower_window(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
+    """Yield trials with a limit on one side only, then with smaller limits."""
+    before, after = trial.problem.window
+    windows: list[Window] = []
+    if before is not None and after is not None:
+        windows += [(before, None), (None, after)]
+    windows += [(less, after) for less in _fewer(before)]
+    windows += [(before, less) for less in _fewer(after)]
+    for window in windows:
+        yield trial.with_problem(trial.problem.replace(window=window))
+
+
+def _fewer(count: int | None) -> list[int]:
+    return sorted({0, count // 2, count - 1}) if count else []
+
+
+def _simpler_cap(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
+    cap = trial.problem.soft_cap
+    if cap is not None and cap != 1:
+        for simple in (1.0, 2.0 ** round(math.log2(cap))):
+            if simple != cap:
+                yield trial.with_problem(trial.problem.replace(soft_cap=simple))
+
+
+def _simpler_rotary(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
+    rotary = trial.problem.rotary
+    if rotary is not None and rotary.pairs != "halves":
+        halves = dataclasses.replace(rotary, pairs="halves")
+        yield trial.with_problem(trial.problem.replace(rotary=halves))
+    if rotary is not None and rotary.size > 2:
+        smaller = dataclasses.replace(rotary, size=2)
+        yield trial.with_problem(trial.problem.replace(rotary=smaller))
 
 
 def _biases(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     if trial.problem.shape.bias:
-        yield _with(trial, _rebuilt(trial.problem, _arrays(trial.problem), bias=False))
+        yield _with_arrays(trial, bias=False)
 
 
 def _sharing(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    sharings: tuple[Sharing, ...] = ("self", "memory", "separate")
-    for sharing in sharings[: sharings.index(trial.problem.shape.sharing)]:
+    for sharing in SHARINGS[: SHARINGS.index(trial.problem.shape.sharing)]:
         with suppress(ConformanceError):
-            yield _with(trial, _rebuilt(trial.problem, _arrays(trial.problem), sharing=sharing))
+            yield _with_arrays(trial, sharing=sharing)
 
 
 def _same_for_all(name: str) -> Move:
-    """Use the first row of a mask or bias for a whole axis."""
+    """Return a step that repeats the first slice of a mask or bias along an axis."""
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         array = getattr(trial.problem, name)
         for axis in range(4) if array is not None else ():
             if array.shape[axis] > 1:
-                yield _with(trial, trial.problem.replace(**{name: array.take([0], axis=axis)}))
+                first = array.take([0], axis=axis)
+                yield trial.with_problem(trial.problem.replace(**{name: first}))
 
     return move
 
 
 def _less(axis: str) -> Move:
-    """Keep one position of an axis, half of them, or all but one."""
+    """Return a step that keeps one position of an axis, half of the positions, or all but one."""
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-        problem = trial.problem
-        for kept in _kept(_size(problem.shape, axis)):
-            for narrow in (False, True) if axis in _MOVE_WIDTHS else (False,):
-                with suppress(ConformanceError):
-                    yield _with(trial, _narrowed(_cut(problem, axis, kept), problem, narrow))
+        shape = trial.problem.shape
+        size = min(getattr(shape, field) for field in _TOGETHER.get(axis, (axis,)))
+        for kept in itertools.chain(_declared(adapter, axis, size), _kept(size)):
+            with suppress(ConformanceError):
+                smaller = _cut(trial.problem, axis, kept)
+                yield trial.with_problem(smaller)
+                if axis in _MOVE_WIDTHS:
+                    yield trial.with_problem(_narrowed(smaller, shape))
 
     return move
 
 
+def _declared(adapter: Adapter, axis: str, size: int) -> Iterator[list[int]]:
+    """Yield lists of positions to keep that leave a size which the adapter's geometry has."""
+    geometry = adapter.geometry
+    if geometry is None:
+        return
+    step = {
+        "query_length": geometry.multiples[0],
+        "key_length": geometry.multiples[1],
+        "lengths": math.lcm(*geometry.multiples),
+    }
+    sizes = {"head_size": geometry.head_sizes, "value_head_size": geometry.value_head_sizes}
+    smaller = sizes.get(axis, range(step.get(axis, size), size, step.get(axis, size)))
+    for kept in sorted({each for each in smaller if each < size}):
+        yield list(range(kept))
+
+
 def _fewer_queries(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    """Turn self-attention into attention to a memory with fewer queries."""
+    """Yield trials that attend from fewer queries to all keys, in place of self-attention."""
     problem = trial.problem
     if problem.shape.sharing == "self":
-        arrays = _arrays(problem) | {"key": problem.key}
-        apart = _rebuilt(problem, arrays, sharing="memory")
+        apart = _with_arrays(trial, {"key": problem.key}, sharing="memory").problem
         for kept in _kept(problem.shape.query_length):
             with suppress(ConformanceError):
-                yield _with(trial, _cut(apart, "query_length", kept))
+                yield trial.with_problem(_cut(apart, "query_length", kept))
 
 
 _STRUCTURE: tuple[Move, ...] = (
     _dtype,
     _mode,
-    *map(_without, ("mask", "attn_bias", "causal", "scale")),
+    *map(_without, ("mask", "attn_bias", "causal", "scale", *FEATURES)),
     _causal_as_mask,
     _biases,
     *map(_less, ("batch", "query_length", "key_length", "lengths", "kv_heads", "group")),
@@ -195,11 +284,14 @@ _STRUCTURE: tuple[Move, ...] = (
     _fewer_queries,
     _sharing,
     *map(_same_for_all, ("mask", "attn_bias")),
+    _narrower_window,
+    _simpler_cap,
+    _simpler_rotary,
 )
 
 
 def _number_moves(trial: Trial) -> Iterator[Move]:
-    """Simplify numbers: first whole arrays, then single elements, then the mask."""
+    """Yield steps that simplify the numbers of whole arrays, then single ones, then the mask."""
     arrays = _arrays(trial.problem)
     for name in arrays:
         yield partial(_simpler, name)
@@ -214,14 +306,7 @@ def _simpler(name: str, adapter: Adapter, trial: Trial) -> Iterator[Trial]:
     if array is not None:
         for simple in _simpler_arrays(array):
             if not np.array_equal(simple, array):
-                yield _with(trial, _rebuilt(trial.problem, _arrays(trial.problem) | {name: simple}))
-
-
-def _fewer_blocked(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    mask = trial.problem.mask
-    if mask is not None and mask.size <= MOST_ELEMENTS:
-        for at in zip(*np.nonzero(~mask), strict=True):
-            yield _with(trial, trial.problem.replace(mask=_put(mask, at, True)))
+                yield _with_arrays(trial, {name: simple})
 
 
 def _simpler_element(
@@ -230,31 +315,34 @@ def _simpler_element(
     array = _arrays(trial.problem).get(name)
     if array is not None:
         for simple in _simpler_numbers(float(array[at])):
-            yield _with(
-                trial,
-                _rebuilt(trial.problem, _arrays(trial.problem) | {name: _put(array, at, simple)}),
-            )
+            yield _with_arrays(trial, {name: _put(array, at, simple)})
+
+
+def _fewer_blocked(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
+    mask = trial.problem.mask
+    if mask is not None and mask.size <= MOST_ELEMENTS:
+        for at in zip(*np.nonzero(~mask), strict=True):
+            yield trial.with_problem(trial.problem.replace(mask=_put(mask, at, True)))
 
 
 def _simpler_arrays(array: Array) -> Iterator[Array]:
+    """Yield arrays of simpler numbers: zeros, ones, the identity, then fewer binary digits."""
     yield np.zeros_like(array)
-    if not array.any():
-        return
     if set(np.unique(array)) <= {0.0, 1.0}:
         return
     yield np.ones_like(array)
     if array.ndim >= 2:
-        # The identity, from the first axis to all others.
-        flat = np.eye(array.shape[0], array.size // array.shape[0])
-        yield flat.reshape(array.shape)
-    for unit in (1.0, 0.5, 0.25, 0.125, 2.0**-6, 2.0**-10):
-        yield np.round(array / unit) * unit
-        if (array / unit == np.round(array / unit)).all():
+        # From the first axis to all others.
+        yield np.eye(array.shape[0], array.size // array.shape[0]).reshape(array.shape)
+    for unit in (*UNITS, 2.0**-10):
+        simple = np.round(array / unit) * unit
+        yield simple
+        if (array == simple).all():
             return
 
 
 def _simpler_numbers(number: float) -> Iterator[float]:
-    """Yield numbers closer to 0, in the order 0, 1, small whole numbers, halves."""
+    """Yield simpler numbers to try: 0, the absolute value, 1, rounded values, smaller integers."""
     if number == 0:
         return
     yield 0.0
@@ -263,45 +351,42 @@ def _simpler_numbers(number: float) -> Iterator[float]:
     if number < 0:
         yield -number
     yield 1.0
-    for unit in (1.0, 0.5, 0.25, 0.125, 2.0**-6):
+    for unit in UNITS:
         simple = round(number / unit) * unit
         if simple == number:
             break
         if simple != 0:
             yield simple
-    else:
-        return
     if abs(number) > 1 and number == round(number):
-        half = float(int(number / 2))
-        if half:
-            yield half
+        yield float(int(number / 2))
         yield number - np.sign(number)
 
 
-# Problems from problems
+# Deriving a problem from a problem
 
 
-def _with(trial: Trial, problem: Problem) -> Trial:
-    return dataclasses.replace(trial, problem=problem)
-
-
-def _arrays(problem: Problem) -> dict[str, Array]:
-    """Return all arrays but the mask, in the order in which they are simplified."""
+def _arrays(problem: Problem) -> dict[str, Any]:
+    """Return all arrays except the mask by name, in the order in which they are simplified."""
     weights = {f"weights.{name}": array for name, array in problem.weights.named().items()}
     biases = [*reversed([name for name in weights if name.endswith("_bias")]), "weights.score"]
-    arrays = {"cotangent": problem.cotangent}
+    arrays: dict[str, Any] = {"cotangent": problem.cotangent}
     arrays |= {name: weights.pop(name) for name in biases if name in weights}
     if problem.attn_bias is not None:
         arrays["attn_bias"] = problem.attn_bias
+    arrays |= problem.feature_arrays()
     arrays |= dict(reversed(weights.items()))
     return arrays | {n: getattr(problem, n) for n in reversed(problem.shape.distinct_inputs())}
 
 
-def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Problem:
-    """Return the problem with other arrays and other fields of its shape.
+def _with_arrays(trial: Trial, arrays: Mapping[str, Array] = NO_ARRAYS, **fields: Any) -> Trial:
+    """Return the trial with `arrays` and fields of the shape replaced."""
+    problem = trial.problem
+    return trial.with_problem(_rebuilt(problem, {**_arrays(problem), **arrays}, **fields))
 
-    Arrays that such a shape does not have are left out.
-    """
+
+def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Problem:
+    """Return the problem made of these arrays, with fields of its shape replaced. Arrays that the
+    new shape does not have are left out."""
     shape = dataclasses.replace(problem.shape, **fields)
     names = {*shape.distinct_inputs(), "cotangent"}
     names |= {f"weights.{name}" for name in shape.weight_shapes()}
@@ -312,7 +397,37 @@ def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Prob
         attn_bias=arrays.get("attn_bias"),
         causal=problem.causal,
         scale=problem.scale,
+        **_features(problem, arrays, shape),
     ).replace(dtype=problem.dtype)
+
+
+def _features(problem: Problem, arrays: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+    """Return the fields for the features of a problem, made of these arrays, in a new shape."""
+
+    def whole(name: str) -> Any:
+        # Simpler numbers are floats.
+        return arrays[name].astype(np.int64) if name in arrays else None
+
+    rotary, norm = problem.rotary, problem.norm
+    if rotary is not None:
+        size = min(rotary.size, shape.head_size // 2 * 2)
+        rotary = dataclasses.replace(rotary, size=size) if size else None
+    if norm is not None:
+        norm = Norm(query=arrays["norm.query"], key=arrays["norm.key"], epsilon=norm.epsilon)
+    fields: dict[str, Any] = {
+        "window": problem.window,
+        "soft_cap": problem.soft_cap,
+        "rotary": rotary,
+        "norm": norm,
+        "sinks": arrays.get("sinks"),
+        "slopes": arrays.get("slopes"),
+        "query_lengths": whole("query_lengths"),
+        "key_lengths": whole("key_lengths"),
+    }
+    for name, kind in (("segments", Segments), ("positions", Positions)):
+        query, key = whole(f"{name}.query"), whole(f"{name}.key")
+        fields[name] = None if query is None else kind(query=query, key=key)
+    return fields
 
 
 def _put(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarray:
@@ -321,18 +436,19 @@ def _put(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarray:
     return changed
 
 
-def _size(shape: Shape, axis: str) -> int:
-    if axis == "group":
-        return shape.group
-    return min(getattr(shape, field) for field in _TOGETHER.get(axis, (axis,)))
-
-
 def _kept(size: int) -> Iterator[list[int]]:
-    """Yield the positions that stay: the first, the last, any one, either half, all but one."""
+    """Yield lists of positions to keep: one (first and last before others), beginnings that fill
+    tiles or just exceed them, a half, all but a part, all but one."""
     if size < 2:
         return
     for single in (0, size - 1, *range(1, min(size - 1, MOST_TRIED))):
         yield [single]
+    if size > 16:
+        powers = [2**power for power in range(1, size.bit_length())]
+        wholes = {kept for power in powers for kept in (power, power + 1)}
+        parts = {size - size // power for power in powers if power > 1}
+        for kept in sorted(kept for kept in wholes | parts if kept < size):
+            yield list(range(kept))
     if size > 3:
         yield list(range(size // 2))
         yield list(range(size // 2, size))
@@ -342,7 +458,7 @@ def _kept(size: int) -> Iterator[list[int]]:
 
 
 def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
-    """Return the problem with these positions of an axis only."""
+    """Return the problem with only the positions `kept` of an axis."""
     shape = problem.shape
     positions = dict.fromkeys(_TOGETHER.get(axis, (axis,)), kept)
     if axis == "kv_heads":
@@ -356,6 +472,11 @@ def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
     arrays: dict[str, Any] = _arrays(problem)
     if problem.mask is not None:
         arrays["mask"] = problem.mask
+    for name, axis_of in (("query_lengths", "query_length"), ("key_lengths", "key_length")):
+        if name in arrays and axis_of in positions:
+            # How many of those that are kept were within the length.
+            left = np.array(positions[axis_of]) < arrays[name][:, None]
+            arrays[name] = left.sum(axis=1)
     for name, array in arrays.items():
         for place, field in enumerate(_AXES[name]):
             if field in positions and (array.shape[place] > 1 or name not in ("mask", "attn_bias")):
@@ -364,23 +485,16 @@ def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
     return _rebuilt(problem, arrays, **{name: len(at) for name, at in positions.items()})
 
 
-def _narrowed(problem: Problem, before: Problem, narrow: bool) -> Problem:
-    """Return the problem with widths that still are heads × head size, if asked for.
+def _narrowed(problem: Problem, before: Shape) -> Problem:
+    """Return the problem with widths cut to heads × head size, if they equalled that in `before`.
 
     Raises:
-        ConformanceError: no width was that.
+        ConformanceError: no width has to be cut.
     """
-    if not narrow:
-        return problem
-    shape = problem.shape
-    whole = before.shape.heads * before.shape.head_size
-    widths = [f for f in _WIDTHS if getattr(before.shape, f) == whole]
-    width = shape.heads * shape.head_size
+    whole, width = before.heads * before.head_size, problem.shape.heads * problem.shape.head_size
+    widths = [field for field in _WIDTHS if getattr(before, field) == whole]
     if not widths or width >= whole:
         raise ConformanceError("no width follows")
-    kept = list(range(width))
-    if len(widths) == 4:
-        return _cut(problem, "widths", kept)
-    for field in widths:
-        problem = _cut(problem, field, kept)
+    for axis in ["widths"] if len(widths) == 4 else widths:
+        problem = _cut(problem, axis, list(range(width)))
     return problem

@@ -21,22 +21,22 @@ BRIDGES = {
     "paddle": ("conformance.frameworks.paddle_bridge", "Paddle", "paddle"),
     "tinygrad": ("conformance.frameworks.tinygrad_bridge", "Tinygrad", "tinygrad"),
 }
-"""Framework name to module, class and the import that it needs."""
+"""For each framework: the module and class of its bridge, and the package that it imports."""
 
 LACKS = {"numpy": ("bfloat16",)}
-"""Dtypes that a framework lacks, known without importing it."""
+"""The dtypes that a framework lacks, listed here so that it need not be imported to know."""
 
 DISTRIBUTIONS = {"mlx.core": "mlx", "paddle": "paddlepaddle"}
-"""The distribution to install for an import of another name."""
+"""The distribution to install, for packages imported under another name."""
 
 ENVIRONMENT = {"tinygrad": ("DEV", "PYTHON")}
-"""A variable to set before a framework is imported, unless it is set: tinygrad's other devices need
-a compiler or a GPU."""
+"""Default values of environment variables, set before the import: tinygrad's other devices need a
+compiler or a GPU."""
 
 
 @cache
 def framework(name: str) -> Framework:
-    """Return the bridge; raises `Unavailable` if the framework cannot be imported."""
+    """Return the bridge; raise `Unavailable` if the framework cannot be imported."""
     if name not in BRIDGES:
         raise UnknownName("framework", name, BRIDGES)
     module, bridge, needed = BRIDGES[name]
@@ -63,7 +63,7 @@ def framework(name: str) -> Framework:
 
 
 def require(module: str) -> None:
-    """Import what an adapter needs beside its framework; raises `Unavailable` on failure."""
+    """Import a module that an adapter needs; raise `Unavailable` if that fails."""
     reason = _why_not(module)
     if reason:
         raise Unavailable(reason)
@@ -71,7 +71,7 @@ def require(module: str) -> None:
 
 @cache
 def _why_not(module: str) -> str:
-    """Return why a module does not import, or ""; cached, as a second attempt may differ."""
+    """Return why a module cannot be imported, or ""; cached, as a second attempt may differ."""
     try:
         importlib.import_module(module)
     except Exception as error:

@@ -1,14 +1,15 @@
-"""The bridge to a framework: arrays in and out, derivatives, devices, versions.
+"""The base class of bridges to frameworks: array conversion, derivatives, devices, versions.
 
-A check never sees a framework; an adapter sees its own. Each bridge is small enough to read at
-once, and imports its framework when it is constructed, never before: see `conformance.frameworks`.
-What all bridges do alike is done here.
+A check never sees a framework; an adapter sees only its own. The module of a bridge imports its
+framework, so `conformance.frameworks` imports each bridge only when it is needed. Code common to
+all bridges is here.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -19,38 +20,63 @@ import numpy as np
 from packaging.version import Version
 
 from conformance.definition.dtypes import DTYPES
-from conformance.errors import ConformanceError, Unavailable, Unsupported, WrongDeclaration
+from conformance.errors import Unavailable, Unsupported, WrongDeclaration
 from conformance.frameworks.surroundings import Setting
 
 Natives = dict[str, Any]
-"""Native arrays by name."""
+"""Arrays of a framework, by name."""
 
 Strides = Literal["", "gaps", "window"]
-"""Contiguous; with gaps between the numbers; or cut out of a larger array, rows contiguous."""
+"""Contiguous; with gaps between elements; or a slice of a larger array, with contiguous rows."""
+
+GUARD = 4096
+"""The numbers on either side of a surrounded array: more than one batch entry that is read beyond
+the end of an array of an experiment."""
+
+Divided = list[tuple[int, Sequence[np.ndarray]]]
+"""Axes of an array that are divided among ranks, with the positions that each rank has."""
+
+
+@dataclass(frozen=True)
+class OnRanks:
+    """A call on all ranks of a world.
+
+    Attributes:
+        function: by what a rank finds it: its module, the file of that, and its name there.
+        divided: how each tensor is divided.
+        result: how the result is.
+        others: further arguments of each rank.
+        ask: hands each rank a payload for the `serve` of the bridge's `rank`; returns the answers.
+    """
+
+    function: tuple[str, str, str]
+    divided: Mapping[str, Divided]
+    result: Divided
+    others: Sequence[Mapping[str, Any]]
+    ask: Callable[[Sequence[Any]], list[Any]]
+
 
 Function = Callable[[Natives, Natives], tuple[Any, Any]]
-"""(variables, constants) to (output, weights or None)."""
-
-
-class WrongAnswer(ConformanceError):
-    """An implementation returned something that is not an array of its framework."""
+"""A function that maps (variables, constants) to (output, weights or None)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A request for a bridge to evaluate.
+    """A function with arguments and options, to be evaluated by a bridge.
 
     Attributes:
-        function: pure in its two arguments, the variables and the constants.
+        function: a pure function of the variables and the constants.
         variables: the arrays to differentiate by.
         constants: the other arrays, such as masks.
-        cotangent: that of the output, of the same shape.
+        cotangent: the cotangent of the output, of the same shape.
+        weights_cotangent: that of the returned weights, or None if the loss does not depend on
+            them.
         gradients: whether to differentiate.
-        program: equal for functions that differ in nothing but their arguments, so that a framework
-            that compiles can reuse what it compiled.
-        optimised: compile as users do, not as quickly as possible.
-        compiled: False to call operation by operation, also where the framework compiles.
-        backwards: how often to go back through the same graph; the last gradients count.
+        program: a key; functions with equal keys can share one compiled program.
+        optimised: whether to compile with the options of normal use, not the quickest ones.
+        compiled: False to call operation by operation even if the framework compiles.
+        backwards: the number of backward passes through the same graph; the last gradients are
+            returned.
     """
 
     function: Function
@@ -62,11 +88,18 @@ class Request:
     optimised: bool = False
     compiled: bool = True
     backwards: int = 1
+    weights_cotangent: Any = None
+
+    def losses(self, output: Any, weights: Any) -> tuple[list[Any], list[Any]]:
+        """Return what the loss depends on, and the cotangent of each."""
+        if self.weights_cotangent is None:
+            return [output], [self.cotangent]
+        return [output, weights], [self.cotangent, self.weights_cotangent]
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Native results: output, attention weights or None, gradients by variable name."""
+    """Native results: the output, attention weights or None, and gradients by variable name."""
 
     output: Any
     weights: Any
@@ -78,102 +111,113 @@ class Framework(ABC):
 
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
-    """Distributions whose versions the record has."""
+    """The distributions whose versions are recorded."""
     array_type: ClassVar[type]
     differentiable: ClassVar[bool] = True
     records_graphs: ClassVar[bool] = False
-    """Whether a call leaves a graph, through which gradients can be asked for repeatedly."""
+    """Whether a call builds a graph through which gradients can be computed repeatedly."""
+    differentiates_weights: ClassVar[bool] = False
+    """Whether a loss may depend on the returned weights as well as on the output."""
     compiles: ClassVar[bool] = False
     """Whether a program is compiled for each new set of arguments."""
     loads_in_place: ClassVar[bool] = False
-    """Whether `load` writes into a layer's own parameters; else `Layer.bind` passes them."""
+    """Whether `load` writes into the layer's parameters; if not, `Layer.bind` passes them."""
     has_strides: ClassVar[bool] = False
-    """Whether arrays can be views of others, and be written to by index."""
+    """Whether arrays can be views of other arrays and be assigned to by index."""
     takes_other_paths: ClassVar[bool] = False
-    """Whether an implementation may compute differently without gradients."""
+    """Whether implementations may use another algorithm when gradients are disabled."""
+    settings: ClassVar[tuple[Setting, ...]] = ()
+    """The process-wide settings of the framework."""
+    rank: ClassVar[str] = ""
+    """What serves in the process of a rank, "module:class"; "" if there are no worlds."""
 
     @abstractmethod
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        """Return a native array: float64, the suite's own numbers, as `dtype`; else unchanged."""
+        """Return a native array: float64 input is converted to `dtype`, others keep their dtype."""
 
     @abstractmethod
     def numpy(self, native: Any) -> np.ndarray:
-        """Return a native array as NumPy's, of float64 or bool."""
+        """Return a native array as a NumPy array of float64 or bool."""
 
     @abstractmethod
     def einsum(self, axes: str, *operands: Any) -> Any:
-        """Return the framework's own einsum, for projections around function adapters."""
+        """Return the framework's einsum of the operands, used for projections around functions."""
+
+    def take(self, native: Any, index: np.ndarray) -> Any:
+        """Return the rows of an array along its first axis that an index, `[row]`, names."""
+        return native[index]
 
     @abstractmethod
     def devices(self) -> dict[str, str]:
-        """Return the kinds of device on this machine, "cpu" and maybe "gpu", with their models."""
+        """Return the model of each kind of device, "cpu" and if present "gpu", on this machine."""
 
     def evaluate(self, request: Request) -> Evaluated:
-        """Call the function and, if asked, its vector-Jacobian product by the variables.
+        """Call the function and, if requested, compute the gradients of the variables.
 
-        A result that is no array of the cotangent's shape comes back without gradients. Raises
-        `Unsupported` for repeated gradients where derivatives are functions.
+        A result that is not an array of the cotangent's shape is returned without gradients. Raise
+        `Unsupported` for repeated backward passes in a framework without graphs.
         """
+        if request.weights_cotangent is not None and not self.differentiates_weights:
+            raise Unsupported(f"the bridge to {self.name} takes a loss on the output only")
         if request.backwards > 1 and self.differentiable and not self.records_graphs:
             raise Unsupported(f"derivatives of {self.name} are functions, not graphs")
         return self.differentiate(request) if request.gradients else self.call(request)
 
     def call(self, request: Request) -> Evaluated:
-        """Call the function alone."""
+        """Call the function without computing gradients."""
         with self.without_gradients():
             return Evaluated(*request.function(request.variables, request.constants), {})
 
     def differentiate(self, request: Request) -> Evaluated:
-        """Call the function, and go back from the cotangent to the variables."""
+        """Call the function and compute its vector-Jacobian product with the cotangent."""
         raise Unsupported(f"{self.name} has no derivatives")
 
     def without_gradients(self) -> AbstractContextManager[Any]:
-        """Return the context in which users call without gradients."""
+        """Return the context manager with which users disable gradients."""
         return nullcontext()
 
     def fits(self, output: Any, cotangent: Any) -> bool:
-        """Return whether the output is an array that this cotangent can belong to."""
+        """Return whether the output is an array of the cotangent's shape."""
         return self.is_array(output) and output.shape == cotangent.shape
 
     def is_array(self, value: Any) -> bool:
-        """Return whether this is an array of the framework."""
+        """Return whether a value is an array of the framework."""
         return isinstance(value, self.array_type)
 
     def dtype(self, native: Any) -> str:
-        """Return the array's dtype by NumPy's name, such as "bfloat16"."""
+        """Return the name of the array's dtype in NumPy, such as "bfloat16"."""
         return str(native.dtype).rpartition(".")[2]
 
     def cast(self, native: Any, dtype: str) -> Any:
-        """Return the array in another dtype, given by NumPy's name."""
+        """Return the array converted to the dtype with this NumPy name."""
         return native.astype(dtype)
-
-    def settings(self) -> tuple[Setting, ...]:
-        """Return the settings of the framework that the whole process shares."""
-        return ()
 
     def load(
         self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
     ) -> Natives:
-        """Return native parameters as variables to differentiate by.
+        """Return native parameters by name, as variables to differentiate by.
 
-        Raises `WrongDeclaration` where they are loaded in place and are not the layer's own.
+        Raise `WrongDeclaration` if they are loaded in place and do not match those of the layer.
         """
-        natives = {name: self.array(array, dtype, device) for name, array in parameters.items()}
         if not self.loads_in_place:
-            return natives
+            return {name: self.array(values, dtype, device) for name, values in parameters.items()}
         own = dict(layer.named_parameters())
-        _check_parameters(layer, own, natives)
-        for name, native in natives.items():
-            self.overwrite(own[name], native)
+        _check_parameters(layer, own, parameters)
+        for name, values in parameters.items():
+            self.fill(own[name], values, dtype, device)
         return own
 
+    def fill(self, native: Any, values: np.ndarray, dtype: str, device: str) -> None:
+        """Write NumPy values, which `dtype` represents exactly, into a native array."""
+        self.overwrite(native, self.array(values, dtype, device))
+
     def place(self, layer: Any, device: str) -> Any:
-        """Move a newly built layer to a device; nothing to do if parameters are arguments."""
+        """Return a new layer moved to a device; unchanged if its parameters are arguments."""
         return layer
 
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
-        """Enter what building and calling in this dtype need."""
+        """Enter the context needed to build and call layers in this dtype on this device."""
         yield
 
     def check_device(self, device: str) -> None:
@@ -185,22 +229,22 @@ class Framework(ABC):
             )
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the packages behind this bridge."""
+        """Return the installed versions of the framework's distributions, by name."""
         return package_versions(self.packages)
 
     def strided(self, native: Any, how: Strides, device: str) -> Any:
         """Return the same numbers with other strides, as a view of a larger array.
 
-        With "gaps" each number lies there twice. A "window" lies in one of the axes between the
-        batch and the last one, so that rows are whole, and NaN around it. Raises `Unsupported`
-        where arrays have no strides.
+        With "gaps" each number is stored twice in a row. A "window" is a slice along the axes
+        between the first and the last, surrounded by NaN, with contiguous rows. Raise
+        `Unsupported` if the framework's arrays have no strides.
         """
         if not self.has_strides:
             raise Unsupported(f"arrays of {self.name} have no strides")
         sizes = tuple(native.shape)
         if how == "gaps":
             around = self._filled((*sizes, 2), self.dtype(native), device)
-            # Not both at once: Paddle has no gradient of what is broadcast as it is written.
+            # Two assignments, because Paddle does not differentiate a broadcasting assignment.
             around[..., 0] = native
             around[..., 1] = native
             return around[..., 0]
@@ -214,29 +258,51 @@ class Framework(ABC):
         around[window] = native
         return around[window]
 
+    def surrounded(self, native: Any, by: float, device: str) -> Any:
+        """Return the same numbers, contiguous, as a view of a larger array that holds `by` before
+        and behind them; the array itself if the framework's arrays have no strides."""
+        if not self.has_strides:
+            return native
+        sizes, dtype = tuple(native.shape), self.dtype(native)
+        # NaN counts as true in an array of booleans or integers.
+        guards = np.full(math.prod(sizes) + 2 * GUARD, by if dtype in DTYPES else bool(by))
+        if dtype not in DTYPES:
+            guards = guards.astype(dtype)
+        around = self.array(guards, dtype, device)
+        around[GUARD:-GUARD] = native.reshape(-1)
+        return around[GUARD:-GUARD].reshape(sizes)
+
+    def on_ranks(self, told: OnRanks, tensors: Natives) -> Any:
+        """Call a function on each rank of a world with its part of the tensors; join the results.
+
+        What is not divided comes from the ranks in turn, element by element, also gradients, so
+        that all ranks must have it right. Raise `Unsupported` if the framework has no worlds.
+        """
+        raise Unsupported(f"the bridge to {self.name} starts no ranks")
+
     def _filled(self, sizes: tuple[int, ...], dtype: str, device: str) -> Any:
         values = np.full(sizes, np.nan) if dtype in DTYPES else np.ones(sizes, dtype)
         return self.array(values, dtype, device)
 
     def overwrite(self, native: Any, by: Any) -> None:
-        """Write the numbers of one array into another; raises `Unsupported` if it cannot."""
+        """Copy the numbers of `by` into the array `native`; raise `Unsupported` if impossible."""
         raise Unsupported(f"arrays of {self.name} cannot be written to")
 
     def attached(self, native: Any) -> dict[str, str]:
-        """Return the names of attributes attached to an array, such as a mask."""
+        """Return the attributes attached to an array (a mask, say): type name by attribute name."""
         return {
             name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()
         }
 
 
 def by_name(variables: Natives, gradients: Iterable[Any]) -> Natives:
-    """Return gradients by the names of the variables, without those that are None."""
+    """Return the gradients by name of the variable, omitting those that are None."""
     named = zip(variables, gradients, strict=True)
     return {name: gradient for name, gradient in named if gradient is not None}
 
 
-def _check_parameters(layer: Any, own: Natives, table: Natives) -> None:
-    """Raise `WrongDeclaration` unless the parameter table makes the layer's parameters."""
+def _check_parameters(layer: Any, own: Natives, table: Mapping[str, np.ndarray]) -> None:
+    """Raise `WrongDeclaration` unless names and shapes of `table` equal the layer's parameters."""
     missing, unknown = sorted({*own} - {*table}), sorted({*table} - {*own})
     if missing or unknown:
         differences = [f"only the layer has {', '.join(missing)}"] if missing else []
@@ -246,14 +312,14 @@ def _check_parameters(layer: Any, own: Natives, table: Natives) -> None:
             "What is no part of the attention must be no parameter of what `build` returns: "
             "a buffer, say"
         )
-    for name, native in table.items():
-        needed, made = list(own[name].shape), list(native.shape)
+    for name, values in table.items():
+        needed, made = list(own[name].shape), list(values.shape)
         if needed != made:
             raise WrongDeclaration(f"{name} has shape {needed}, the table makes {made}")
 
 
 def package_versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return installed versions by package; one that is not installed is left out."""
+    """Return the installed versions by package, omitting packages that are not installed."""
     versions = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -263,9 +329,9 @@ def package_versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 @cache
 def since(package: str, version: str) -> bool:
-    """Return whether the installed package has this version or a later one, without an import.
+    """Return whether the installed package has at least this version, without importing it.
 
-    True also if it is not installed: what nobody can run is declared as it is today.
+    Also return True if it is not installed, so that declarations describe the newest version.
     """
     versions = package_versions((package,))
     return not versions or Version(versions[package]) >= Version(version)

@@ -1,12 +1,12 @@
-"""JAX: one compiled program per family, dtype and set of arguments.
+"""The JAX bridge compiles one program per family, dtype and set of arguments.
 
-Eagerly each new shape costs two seconds, because every operation is compiled on its own; as one
-program 0.5 s; and with `QUICK` 0.14 s, at most 4 ulp away from the optimised program. So most
-of the suite compiles quickly, and a mode that says `optimised` compares with what users run.
-Operations that experiments call eagerly are compiled quickly too, at half the cost; a third if
-`XLA_FLAGS` says `--xla_cpu_use_fusion_emitters=false`, which only the environment can set for them.
+Called eagerly, each new shape takes two seconds, because every operation is compiled separately; as
+one program it takes 0.5 s, and with the options `QUICK` 0.14 s, deviating by at most 4 ulp. So most
+of the suite uses these options, and modes with `optimised` compare with what users run. Operations
+that experiments call eagerly also compile with fewer optimisations, at half the cost; with
+`--xla_cpu_use_fusion_emitters=false` in `XLA_FLAGS`, at a third.
 
-From JAX 0.4.31 on. What it lacked then is asked for by name, never by version.
+JAX 0.4.31 or later is required; newer features are detected by name, not by version.
 """
 
 from __future__ import annotations
@@ -24,23 +24,42 @@ from conformance.frameworks.base import Evaluated, Framework, Function, Natives,
 from conformance.frameworks.surroundings import Setting
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Options for small programs that run a few times each: less optimisation, six times as quick."""
+"""Compiler options for programs that run only a few times: they compile six times as fast."""
 
 OPTIMISED = {"xla_cpu_use_fusion_emitters": True}
-"""XLA's default, for programs that are optimised although `XLA_FLAGS` says otherwise."""
+"""Compiler options that restore XLA's default even if `XLA_FLAGS` changes it."""
 
 MOST_MAPPED = 40_000
-"""Mappings of memory after which compiled programs are dropped: Linux allows a process 65,530, each
-program keeps some twenty, and a process that compiles without one left dies."""
+"""The number of memory mappings above which compiled programs are dropped: each keeps about twenty,
+Linux allows a process 65,530, and a process that compiles without any left dies."""
+
+
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_debug_nans",
+    "jax_disable_jit",
+)
 
 
 class Jax(Framework):
-    """JAX arrays in and out."""
+    """The bridge to JAX."""
 
     name = "jax"
     packages = ("jax", "jaxlib")
     array_type = jax.Array
     compiles = True
+    differentiates_weights = True
+    settings = tuple(
+        Setting(
+            f"jax.config.{name}",
+            partial(getattr, jax.config, name),
+            partial(jax.config.update, name),
+        )
+        for name in _SETTINGS
+    )
 
     def __init__(self) -> None:
         self._programs: dict[Hashable, Callable[..., Any]] = {}
@@ -58,11 +77,11 @@ class Jax(Framework):
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
         self._sessions += 1
-        # Counting takes as long as a small call does.
+        # Counting the mappings takes as long as a small call, so it is done rarely.
         if self._sessions % 32 == 0 and _mapped() > MOST_MAPPED:
             self._programs.clear()
             jax.clear_caches()
-        # 64 bits only for float64: elsewhere the library runs as its users run it.
+        # Enable 64-bit types only for float64, because most users run without them.
         with (
             _enable_x64(dtype == "float64"),
             jax.default_device(jax.devices(device)[0]),
@@ -71,14 +90,19 @@ class Jax(Framework):
             yield
 
     def call(self, request: Request) -> Evaluated:
-        return self._run(request, _plain(request.function))
+        return self._run(request, _plain(request.function), request.cotangent)
 
     def differentiate(self, request: Request) -> Evaluated:
-        return self._run(request, _vjp(request.function))
+        if request.weights_cotangent is not None:
+            return self._run(request, _vjp_of_both(request.function), request.losses(None, None)[1])
+        return self._run(request, _vjp(request.function), request.cotangent)
 
-    def _run(self, request: Request, run: Callable[..., tuple[Any, Any, Natives]]) -> Evaluated:
+    def _run(
+        self, request: Request, run: Callable[..., tuple[Any, Any, Natives]], cotangents: Any
+    ) -> Evaluated:
         if request.compiled:
-            key = (request.program, request.gradients, request.optimised)
+            of_both = request.weights_cotangent is not None
+            key = (request.program, request.gradients, request.optimised, of_both)
             if key not in self._programs:
                 options = self._options(request.optimised)
                 self._programs[key] = jax.jit(
@@ -86,7 +110,7 @@ class Jax(Framework):
                 )
             run = self._programs[key]
         with _optimising(request.optimised or not _on_cpu()):
-            return Evaluated(*run(request.variables, request.constants, request.cotangent))
+            return Evaluated(*run(request.variables, request.constants, cotangents))
 
     def _options(self, optimised: bool) -> dict[str, Any]:
         if not _on_cpu():
@@ -100,10 +124,10 @@ class Jax(Framework):
 
     @lru_cache(maxsize=1)  # noqa: B019 - the bridge lives as long as the process
     def _known_options(self) -> frozenset[str]:
-        """Return the names in `QUICK` and `OPTIMISED` that this version of XLA knows.
+        """Return the names of the options in `QUICK` and `OPTIMISED` that this XLA version knows.
 
-        Options come and go with XLA's versions; an unknown one is refused when compiling. Before
-        JAX 0.4.36 there are none for `jit`.
+        The options differ between versions, and compiling fails with an unknown one. Before JAX
+        0.4.36, `jit` accepts none.
         """
         known = set()
         for name, value in (QUICK | OPTIMISED).items():
@@ -111,23 +135,6 @@ class Jax(Framework):
                 jax.jit(lambda x: x, compiler_options={name: value})(jnp.zeros(()))
                 known.add(name)
         return frozenset(known)
-
-    def settings(self) -> tuple[Setting, ...]:
-        return tuple(
-            Setting(
-                f"jax.config.{name}",
-                partial(getattr, jax.config, name),
-                partial(jax.config.update, name),
-            )
-            for name in (
-                "jax_enable_x64",
-                "jax_default_matmul_precision",
-                "jax_default_prng_impl",
-                "jax_numpy_dtype_promotion",
-                "jax_debug_nans",
-                "jax_disable_jit",
-            )
-        )
 
     def einsum(self, axes: str, *operands: Any) -> Any:
         return jnp.einsum(axes, *operands)
@@ -140,14 +147,14 @@ class Jax(Framework):
 
 
 def _on_cpu() -> bool:
-    """Return whether arrays without a device of their own are on the CPU, in a session."""
+    """Return whether arrays are placed on the CPU by default in the current session."""
     device = jax.config.jax_default_device
     return device is None or device.platform == "cpu"
 
 
 @contextmanager
 def _optimising(on: bool) -> Iterator[None]:
-    """Whether XLA optimises what it compiles, also for operations that are called eagerly."""
+    """Turn XLA's optimisations on or off in the body, also for operations called eagerly."""
     name = "jax_disable_most_optimizations"
     before = jax.config.read(name)
     jax.config.update(name, not on)
@@ -158,14 +165,14 @@ def _optimising(on: bool) -> Iterator[None]:
 
 
 def _mapped() -> int:
-    """Return the number of memory mappings of this process; 0 where it is unknown."""
+    """Return the number of memory mappings of this process, or 0 if it is unknown."""
     with suppress(OSError), open("/proc/self/maps", "rb") as lines:
         return sum(1 for _ in lines)
     return 0
 
 
 def _enable_x64(on: bool) -> AbstractContextManager[Any]:
-    """Return a context that turns 64-bit types on or off; JAX before 0.8 has it as experimental."""
+    """Return a context manager that turns 64-bit types on or off, in old and new versions."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(on)
     from jax.experimental import enable_x64
@@ -182,6 +189,18 @@ def _vjp(function: Function) -> Callable[..., tuple[Any, Any, Natives]]:
             return output, weights, {}
         (gradients,) = pull(cotangent.astype(output.dtype))
         return output, weights, gradients
+
+    return run
+
+
+def _vjp_of_both(function: Function) -> Callable[..., tuple[Any, Any, Natives]]:
+    """Differentiate a loss on the output and on the weights."""
+
+    def run(variables: Natives, constants: Natives, cotangents: Any) -> tuple[Any, Any, Natives]:
+        found, pull = jax.vjp(lambda given: function(given, constants), variables)
+        cast = tuple(one.astype(to.dtype) for one, to in zip(cotangents, found, strict=True))
+        (gradients,) = pull(cast)
+        return (*found, gradients)
 
     return run
 

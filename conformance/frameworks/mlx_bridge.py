@@ -1,8 +1,8 @@
-"""MLX: lazy arrays, derivatives as functions, and float64 on the CPU only.
+"""The MLX bridge: MLX has lazy arrays, derivatives as functions, and float64 only on the CPU.
 
-Nothing is computed before `mx.eval`; it is asked for here, so that an error belongs to the problem
-that made it. Output and weights are taken out of the function as it is traced, because `mx.vjp`
-wants a cotangent, of the same dtype, for everything that is returned.
+Nothing is computed before `mx.eval`, which the bridge calls so that an error is attributed to the
+problem that caused it. Output and weights are captured while the function is traced, because
+`mx.vjp` needs a cotangent of the same dtype for everything that the function returns.
 """
 
 from __future__ import annotations
@@ -20,12 +20,29 @@ from conformance.frameworks.base import Evaluated, Framework, Function, Natives,
 from conformance.frameworks.surroundings import Setting
 
 
+def _generator() -> int:
+    high, low = np.array(mx.random.state[0]).tolist()
+    return (high << 32) | low
+
+
+_SETTINGS = (
+    Setting("MLX' random generator", _generator, mx.random.seed, shown=False),
+    Setting("MLX' default device", mx.default_device, mx.set_default_device),
+    Setting(
+        "MLX' default stream",
+        lambda: mx.default_stream(mx.default_device()),
+        mx.set_default_stream,
+    ),
+)
+
+
 class Mlx(Framework):
-    """MLX arrays in and out."""
+    """The bridge to MLX."""
 
     name = "mlx"
     packages = ("mlx", "mlx-cpu", "mlx-metal", "mlx-cuda-12", "mlx-cuda-13")
     array_type = mx.array
+    settings = _SETTINGS
     einsum = staticmethod(mx.einsum)
     takes_other_paths = True
     has_strides = True
@@ -71,14 +88,14 @@ class Mlx(Framework):
         mx.eval(arrays)
         return Evaluated(arrays["output"], arrays.get("weights"), arrays.get("gradients", {}))
 
-    def settings(self) -> tuple[Setting, ...]:
-        return _SETTINGS
-
     def overwrite(self, native: Any, by: Any) -> None:
         native[...] = by
 
     def cast(self, native: Any, dtype: str) -> Any:
         return native.astype(getattr(mx, dtype))
+
+    def take(self, native: Any, index: np.ndarray) -> Any:
+        return native[mx.array(index)]
 
     def devices(self) -> dict[str, str]:
         models = {"cpu": "mlx on the CPU"}
@@ -88,7 +105,7 @@ class Mlx(Framework):
 
 
 class _NoDerivative(Exception):
-    """An error: MLX returned something without a vector-Jacobian product for this cotangent."""
+    """The function returned something that has no vector-Jacobian product with the cotangent."""
 
 
 def _vjp(function: Function) -> Callable[..., dict[str, Any]]:
@@ -114,19 +131,3 @@ def _plain(function: Function) -> Callable[..., dict[str, Any]]:
         return {"output": output} | ({} if weights is None else {"weights": weights})
 
     return run
-
-
-def _generator() -> int:
-    high, low = np.array(mx.random.state[0]).tolist()
-    return (high << 32) | low
-
-
-_SETTINGS = (
-    Setting("MLX' random generator", _generator, mx.random.seed, shown=False),
-    Setting("MLX' default device", mx.default_device, mx.set_default_device),
-    Setting(
-        "MLX' default stream",
-        lambda: mx.default_stream(mx.default_device()),
-        mx.set_default_stream,
-    ),
-)

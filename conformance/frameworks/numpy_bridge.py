@@ -1,16 +1,24 @@
-"""NumPy: no derivative, no bfloat16, and the shortest bridge to read first."""
+"""The NumPy bridge, the shortest one, and the base class for runtimes that take NumPy arrays.
+
+NumPy has no derivatives and no bfloat16. ONNX, onnxruntime and OpenVINO have operators but no
+arrays, so their bridges use NumPy arrays, with ml_dtypes for bfloat16, and compute every matrix
+product as a graph of one operator in the runtime. NumPy itself only moves axes, which is exact, and
+adds the biases of projections, which is rounded once in any framework.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
+import einops
 import numpy as np
 
 from conformance.frameworks.base import Framework
 
 
 class NumPy(Framework):
-    """NumPy arrays in and out."""
+    """The bridge to NumPy."""
 
     name = "numpy"
     packages: ClassVar[tuple[str, ...]] = ("numpy",)
@@ -32,3 +40,39 @@ class NumPy(Framework):
 
     def devices(self) -> dict[str, str]:
         return {"cpu": "NumPy on the CPU"}
+
+
+class Runtime(NumPy):
+    """The base class of bridges to runtimes that execute graphs on NumPy arrays."""
+
+    def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
+        if dtype == "bfloat16" and values.dtype == np.float64:
+            import ml_dtypes
+
+            return values.astype(ml_dtypes.bfloat16)
+        return super().array(values, dtype, device)
+
+    def einsum(self, axes: str, *operands: Any) -> Any:
+        given, wanted = axes.split("->")
+        left, right = given.split(",")
+        rows, columns = ([axis for axis in names if axis in wanted] for names in (left, right))
+        summed = [axis for axis in left if axis not in wanted]
+        sizes = dict(zip(left + right, operands[0].shape + operands[1].shape, strict=True))
+        product = self.matmul(
+            _moved(operands[0], f"{' '.join(left)} -> ({' '.join(rows)}) ({' '.join(summed)})"),
+            _moved(operands[1], f"{' '.join(right)} -> ({' '.join(summed)}) ({' '.join(columns)})"),
+        )
+        pattern = f"({' '.join(rows)}) ({' '.join(columns)}) -> {' '.join(wanted)}"
+        return _moved(product, pattern, **{axis: sizes[axis] for axis in wanted})
+
+    @abstractmethod
+    def matmul(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Return the product of two matrices, computed by the runtime in their dtype."""
+
+    def devices(self) -> dict[str, str]:
+        return {"cpu": f"{self.name} on the CPU"}
+
+
+def _moved(array: np.ndarray, pattern: str, **sizes: int) -> np.ndarray:
+    """Return an array rearranged by an einops pattern, as a contiguous array."""
+    return np.ascontiguousarray(einops.rearrange(array, pattern, **sizes))

@@ -1,8 +1,8 @@
-"""ONNX models of one operator, run by ONNX' own reference evaluator or by onnxruntime.
+"""ONNX models of one operator, run by ONNX's reference evaluator or by onnxruntime.
 
-No sizes are written into a model, only the number of axes, so that one model serves all shapes.
-The reference evaluator is NumPy, operator by operator. onnxruntime runs on the CPU and optimises as
-usual; where the CPU has no kernel for float16, it casts to float32 and back by itself.
+Models contain the number of axes of their inputs but no sizes, so that one model serves all shapes.
+The reference evaluator runs each operator in NumPy. onnxruntime runs on the CPU with its default
+optimisations; operators without a float16 kernel are computed in float32.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from conformance.frameworks.runtime_bridge import Runtime
+from conformance.frameworks.numpy_bridge import Runtime
 
 Arrays = Mapping[str, np.ndarray]
 Signature = tuple[tuple[str, np.dtype, int], ...]
-"""Of each input that is given: name, dtype, number of axes."""
+"""Name, dtype and number of axes of each input that is passed."""
 
 OPSET = 17
-"""For operators that did not change since: what every runtime of the last years reads."""
+"""The default operator set, old enough for all recent runtimes."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operator.
+    """An ONNX operator with its attributes.
 
     Attributes:
-        operator: its name.
-        inputs: the names of all of its inputs, in order; what is not given is left out.
-        outputs: names of those that are asked for, in order; "" for one that is not.
-        attributes: name and value of those that are not left to their default.
-        opset, domain: where it is defined. Other domains than ONNX' own have version 1.
+        operator: the name of the operator.
+        inputs: the names of all its inputs, in order; optional inputs need not be passed.
+        outputs: the names of its outputs, in order; "" for one that is not requested.
+        attributes: names and values of the attributes that differ from their default.
+        opset, domain: where it is defined; domains other than ONNX's have version 1.
     """
 
     operator: str
@@ -46,7 +46,7 @@ class Node:
     domain: str = ""
 
     def model(self, given: Signature) -> onnx.ModelProto:
-        """Return the model for inputs of these dtypes; outputs have the dtype of the first."""
+        """Return a model of the operator for these inputs; outputs have the first one's dtype."""
         names = [name if name in {item[0] for item in given} else "" for name in self.inputs]
         while not names[-1]:
             names.pop()
@@ -72,16 +72,16 @@ MATMUL = Node("MatMul", ("left", "right"))
 
 
 class _Models(Runtime):
-    """A runner of models; each is loaded once per kind of inputs."""
+    """The base class of both bridges; it caches one loaded model per operator and signature."""
 
     node = Node
-    """For adapters, which know their bridge and no module of this room."""
+    """The class `Node`, for adapters, which may not import this module."""
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[Node, Signature], Any] = {}
 
     def run(self, node: Node, arrays: Arrays) -> dict[str, np.ndarray]:
-        """Return the requested outputs of the operator, by name."""
+        """Run the operator on the arrays and return its requested outputs, both by name."""
         signature = tuple((name, array.dtype, array.ndim) for name, array in arrays.items())
         if (node, signature) not in self._loaded:
             self._loaded[node, signature] = self.loaded(node.model(signature))
@@ -90,14 +90,14 @@ class _Models(Runtime):
 
     @abstractmethod
     def loaded(self, model: onnx.ModelProto) -> Any:
-        """Return the model as an object whose `run(None, arrays by name)` returns the outputs."""
+        """Load the model: return an object whose `run(None, arrays)` returns the outputs."""
 
     def matmul(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return self.run(MATMUL, {"left": left, "right": right})["output"]
 
 
 class OnnxReference(_Models):
-    """Models run by `onnx.reference.ReferenceEvaluator`."""
+    """The bridge to ONNX models run by `onnx.reference.ReferenceEvaluator`."""
 
     name = "onnx"
     packages = ("onnx", "ml_dtypes")
@@ -109,7 +109,7 @@ class OnnxReference(_Models):
 
 
 class OnnxRuntime(_Models):
-    """Models run by `onnxruntime.InferenceSession`, with one thread."""
+    """The bridge to ONNX models run by `onnxruntime.InferenceSession`, with one thread."""
 
     name = "onnxruntime"
     packages = ("onnxruntime", "onnx")
@@ -119,7 +119,7 @@ class OnnxRuntime(_Models):
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        # Errors are raised; what is logged beside them is said twice.
+        # Log nothing, because errors are raised as exceptions too.
         options.log_severity_level = 4
         return onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]

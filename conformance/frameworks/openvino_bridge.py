@@ -1,8 +1,8 @@
-"""OpenVINO's CPU plugin: models are made of its own operators, compiled, and inferred.
+"""The bridge to OpenVINO's CPU plugin: models of OpenVINO operators are compiled and run.
 
-A compiled model computes in float32 only if it is asked to: `INFERENCE_PRECISION_HINT` is bfloat16
-or float16 by itself on CPUs that have such instructions. float64 is computed in float32 whatever is
-asked, and so is float16 on most CPUs; inputs and outputs keep their dtype.
+By default, `INFERENCE_PRECISION_HINT` is bfloat16 or float16 on CPUs with such instructions, so the
+bridge requests float32. OpenVINO always computes float64 in float32, and on most CPUs float16 too;
+inputs and outputs keep their dtype.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 import openvino as ov
 from openvino import opset13
 
-from conformance.frameworks.runtime_bridge import Runtime
+from conformance.frameworks.numpy_bridge import Runtime
 
 EXACT = {
     "INFERENCE_PRECISION_HINT": "f32",
     "EXECUTION_MODE_HINT": "ACCURACY",
-    # Of a cache between inferences, which would be in 8 bits.
+    # The cache between inferences would otherwise have 8 bits.
     "KV_CACHE_PRECISION": "f32",
-    # With one thread errors are lost: an inference that failed returns arrays without elements.
+    # With one thread, errors are lost: a failed inference returns empty arrays.
     "INFERENCE_NUM_THREADS": 2,
 }
 _TYPES = {
@@ -39,7 +39,7 @@ _TYPES = {
 
 
 class OpenVino(Runtime):
-    """NumPy arrays in and out of compiled models."""
+    """The bridge to OpenVINO, with NumPy arrays as inputs and outputs."""
 
     name = "openvino"
     packages = ("openvino",)
@@ -55,13 +55,13 @@ class OpenVino(Runtime):
         *inferences: Mapping[str, np.ndarray],
         known: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> np.ndarray:
-        """Return the output of the last of these inferences, which share the state of the model.
+        """Return the output of the last of several inferences, which share the model's state.
 
         Args:
-            program: equal for models that differ in nothing but their inputs' dtypes and sizes.
-            make: the model, of parameters with the names of the arrays.
-            inferences: arrays by name.
-            known: axes whose sizes the model knows, by name.
+            program: a key, equal for models that differ only in dtypes and sizes of their inputs.
+            make: returns the model, given its parameters by name.
+            inferences: for each inference, the arrays by name of the parameter.
+            known: by name of the parameter, the axes whose sizes the compiled model fixes.
         """
         shapes = {
             name: tuple(
@@ -77,8 +77,8 @@ class OpenVino(Runtime):
                 for name, shape in shapes.items()
             }
             self._compiled[key] = self._core.compile_model(make(**parameters), "CPU", EXACT)
-        # After an inference that raised, others of the same compiled model raise too, or end the
-        # process.
+        # Drop the compiled model if an inference raises: further inferences would raise too, or
+        # crash the process.
         compiled = self._compiled.pop(key)
         request = compiled.create_infer_request()
         for given in inferences:
@@ -87,7 +87,7 @@ class OpenVino(Runtime):
         return _array(request.get_output_tensor(0))
 
     def devices(self) -> dict[str, str]:
-        # What it computes in depends on this, and on no other feature of a CPU.
+        # The precision depends only on this feature of the CPU.
         abilities = self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         return {"cpu": f"openvino on a CPU {'with' if 'BF16' in abilities else 'without'} bfloat16"}
 
@@ -100,7 +100,7 @@ class OpenVino(Runtime):
 
 
 def _tensor(array: np.ndarray) -> ov.Tensor:
-    # Unlike np.ascontiguousarray, it leaves a number without axes so.
+    # Unlike np.ascontiguousarray, np.require keeps zero-dimensional arrays.
     whole = np.require(array, requirements="C")
     if array.dtype == ml_dtypes.bfloat16:
         return ov.Tensor(whole.view(np.uint16), list(whole.shape), ov.Type.bf16)

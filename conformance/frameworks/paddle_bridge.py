@@ -1,6 +1,6 @@
-"""PaddlePaddle: autograd on the parameters of the layer itself, loaded in place.
+"""The PaddlePaddle bridge loads parameters into the layer and differentiates with autograd.
 
-The CPU has no matrix product of bfloat16 or float16, so there these dtypes are `Unsupported`.
+Paddle has no matrix product of bfloat16 or float16 on the CPU: there they are `Unsupported`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,26 @@ from conformance.errors import Unsupported
 from conformance.frameworks.base import Evaluated, Framework, Request, by_name
 from conformance.frameworks.surroundings import Setting
 
+_SETTINGS = (
+    Setting(
+        "Paddle's random generator",
+        lambda: pickle.dumps(paddle.get_rng_state("cpu")),
+        lambda state: paddle.set_rng_state(pickle.loads(state), "cpu"),
+        shown=False,
+    ),
+    Setting("Paddle's default dtype", paddle.get_default_dtype, paddle.set_default_dtype),
+    Setting("Paddle's device", paddle.get_device, paddle.set_device),
+    Setting("whether Paddle records gradients", paddle.is_grad_enabled, paddle.set_grad_enabled),
+)
+
 
 class Paddle(Framework):
-    """Paddle tensors in and out."""
+    """The bridge to PaddlePaddle."""
 
     name = "paddle"
     packages = ("paddlepaddle", "paddlepaddle-gpu")
     array_type = paddle.Tensor
+    settings = _SETTINGS
     einsum = staticmethod(paddle.einsum)
     records_graphs = True
     loads_in_place = True
@@ -72,9 +85,6 @@ class Paddle(Framework):
             )
         return Evaluated(output, weights, by_name(variables, gradients))
 
-    def settings(self) -> tuple[Setting, ...]:
-        return _SETTINGS
-
     def overwrite(self, native: Any, by: Any) -> None:
         with paddle.no_grad():
             paddle.assign(by, native)
@@ -87,21 +97,8 @@ class Paddle(Framework):
 
 
 def _frozen(tensor: Any) -> Any:
-    """Return the tensor without a gradient; a new one only if it is computed from others."""
+    """Return the tensor excluded from differentiation: detached if it is not a leaf."""
     if not tensor.is_leaf:
         return tensor.detach()
     tensor.stop_gradient = True
     return tensor
-
-
-_SETTINGS = (
-    Setting(
-        "Paddle's random generator",
-        lambda: pickle.dumps(paddle.get_rng_state("cpu")),
-        lambda state: paddle.set_rng_state(pickle.loads(state), "cpu"),
-        shown=False,
-    ),
-    Setting("Paddle's default dtype", paddle.get_default_dtype, paddle.set_default_dtype),
-    Setting("Paddle's device", paddle.get_device, paddle.set_device),
-    Setting("whether Paddle records gradients", paddle.is_grad_enabled, paddle.set_grad_enabled),
-)

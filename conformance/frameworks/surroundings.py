@@ -1,11 +1,12 @@
-"""State of the whole process: random generators, settings, environment and current directory.
+"""Process-wide state: random generators, settings, environment and current directory.
 
-An implementation that changes it changes the answers of later calls, so the state is compared
-before and after calls, and restored.
+An implementation that changes this state can affect later calls, so the state before and after a
+call is compared, and restored.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -16,18 +17,18 @@ from typing import Any
 import numpy as np
 
 Values = list[Any]
-"""One for each setting, comparable with ==."""
+"""The values of a sequence of settings, comparable with ==."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One piece of state that the whole process shares.
+    """One piece of process-wide state.
 
     Attributes:
-        name: for people.
-        get: returns the value.
+        name: a description for messages.
+        get: returns the current value.
         put: restores a value.
-        shown: whether its values are short enough for a message.
+        shown: whether messages include the values.
     """
 
     name: str
@@ -42,14 +43,14 @@ def look(settings: Sequence[Setting]) -> Values:
 
 
 def put_back(settings: Sequence[Setting], values: Values) -> None:
-    """Restore the settings that have another value now."""
+    """Restore those settings whose current value differs from the given one."""
     for setting, value in zip(settings, values, strict=True):
         if setting.get() != value:
             setting.put(value)
 
 
 def changes(settings: Sequence[Setting], before: Values, after: Values) -> list[str]:
-    """Return one line for each setting whose value differs."""
+    """Return one line of text for each setting whose value changed."""
     return [
         f"{setting.name}: {one} became {other}" if setting.shown else f"{setting.name} changed"
         for setting, one, other in zip(settings, before, after, strict=True)
@@ -57,19 +58,41 @@ def changes(settings: Sequence[Setting], before: Values, after: Values) -> list[
     ]
 
 
+_WORDS = 4 * (624 + 1)
+"""The size in bytes of the state of NumPy's default generator: 624 words and a position."""
+
+_copied: list[Any] = [None, ()]
+"""The words and the whole state of NumPy's generator when it was last copied."""
+
+
 def _numpy_generator() -> tuple[Any, ...]:
+    """Return the state of NumPy's global generator.
+
+    NumPy's copy of the state is a hundred times as slow as reading its words, so the last copy is
+    reused while the words are equal and no second normal number is cached.
+    """
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    words = None
+    if isinstance(generator, np.random.MT19937):
+        words = ctypes.string_at(generator.ctypes.state_address, _WORDS)
+        if words == _copied[0]:
+            return _copied[1]
     state: Any = np.random.get_state()
     name, keys, *rest = state
-    return (name, keys.tobytes(), *rest)
+    whole = (name, keys.tobytes(), *rest)
+    _, has_normal, _ = rest
+    _copied[:] = (None if has_normal else words, whole)
+    return whole
 
 
 def _put_numpy_generator(state: tuple[Any, ...]) -> None:
     name, keys, *rest = state
     np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+    _copied[0] = None
 
 
 def _environment() -> dict[Any, Any]:
-    """Return the undecoded environment; decoding a copy takes twenty times as long."""
+    """Return the environment as undecoded bytes, because decoding it is twenty times as slow."""
     held: dict[Any, Any] | None = getattr(os.environ, "_data", None)
     return dict(os.environ if held is None else held)
 
@@ -92,4 +115,4 @@ PROCESS = (
     Setting("the environment", _environment, _put_environment, shown=False),
     Setting("the current directory", _directory, os.chdir),
 )
-"""The settings that every process has."""
+"""The settings that exist in every process, whatever the framework."""

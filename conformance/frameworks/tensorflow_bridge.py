@@ -1,4 +1,4 @@
-"""TensorFlow: eager, with a gradient tape."""
+"""The TensorFlow bridge calls eagerly and differentiates with a gradient tape."""
 
 from __future__ import annotations
 
@@ -14,13 +14,26 @@ from conformance.frameworks.surroundings import Setting
 
 
 class TensorFlow(Framework):
-    """TensorFlow tensors in and out."""
+    """The bridge to TensorFlow."""
 
     name = "tensorflow"
     packages = ("tensorflow", "tensorflow-cpu")
     array_type = tf.Tensor
     einsum = staticmethod(tf.einsum)
     records_graphs = True
+    differentiates_weights = True
+    settings = (
+        Setting(
+            "whether TensorFlow runs functions eagerly",
+            tf.config.functions_run_eagerly,
+            tf.config.run_functions_eagerly,
+        ),
+        Setting(
+            "whether TensorFlow uses TensorFloat-32",
+            tf.config.experimental.tensor_float_32_execution_enabled,
+            tf.config.experimental.enable_tensor_float_32_execution,
+        ),
+    )
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         with tf.device(f"{device.upper()}:0"):
@@ -47,28 +60,17 @@ class TensorFlow(Framework):
             output, weights = request.function(variables, request.constants)
         if not self.fits(output, cotangent):
             return Evaluated(output, weights, {})
+        given, cotangents = request.losses(output, weights)
+        cast = [tf.cast(one, to.dtype) for one, to in zip(cotangents, given, strict=True)]
         for _ in range(request.backwards):
-            gradients = tape.gradient(
-                output, list(variables.values()), tf.cast(cotangent, output.dtype)
-            )
+            gradients = tape.gradient(given, list(variables.values()), cast)
         return Evaluated(output, weights, by_name(variables, gradients))
-
-    def settings(self) -> tuple[Setting, ...]:
-        return (
-            Setting(
-                "whether TensorFlow runs functions eagerly",
-                tf.config.functions_run_eagerly,
-                tf.config.run_functions_eagerly,
-            ),
-            Setting(
-                "whether TensorFlow uses TensorFloat-32",
-                tf.config.experimental.tensor_float_32_execution_enabled,
-                tf.config.experimental.enable_tensor_float_32_execution,
-            ),
-        )
 
     def cast(self, native: Any, dtype: str) -> Any:
         return tf.cast(native, dtype)
+
+    def take(self, native: Any, index: np.ndarray) -> Any:
+        return tf.gather(native, index)
 
     def devices(self) -> dict[str, str]:
         models = {"cpu": "tensorflow on the CPU"}

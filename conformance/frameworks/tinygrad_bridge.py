@@ -1,9 +1,9 @@
-"""tinygrad: lazy tensors, and gradients as further tensors.
+"""The tinygrad bridge: tinygrad has lazy tensors, and gradients are further tensors.
 
-Nothing is computed before `realize`; it is asked for here, so that an error belongs to the problem
-that made it, and for everything at once, so that output and gradients share their kernels. Without
-a compiler there is one device only, PYTHON, which interprets kernels number by number: correct,
-and slow.
+Nothing is computed before `realize`. The bridge calls it so that an error is attributed to the
+problem that caused it, and for all tensors at once, so that output and gradients share kernels.
+Without a compiler, the only device is PYTHON, which interprets kernels number by number: correctly
+but slowly.
 """
 
 from __future__ import annotations
@@ -18,19 +18,46 @@ from conformance.frameworks.base import Evaluated, Framework, Request
 from conformance.frameworks.surroundings import Setting
 
 
+def _variables() -> dict[str, Any]:
+    return {name: variable.value for name, variable in ContextVar._cache.items()}
+
+
+def _put_variables(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        ContextVar._cache[name].value = value
+
+
+def _generator() -> tuple[int, dict[str, Any]]:
+    drawn = {device: counter.tolist() for device, counter in Tensor._device_rng_counters.items()}
+    return Tensor._seed, drawn
+
+
+_SETTINGS = (
+    Setting("tinygrad's variables, such as DEV", _variables, _put_variables, shown=False),
+    # The generator can be restored only to its seed.
+    Setting(
+        "tinygrad's random generator",
+        _generator,
+        lambda state: Tensor.manual_seed(state[0]),
+        shown=False,
+    ),
+)
+
+
 class Tinygrad(Framework):
-    """tinygrad tensors in and out."""
+    """The bridge to tinygrad."""
 
     name = "tinygrad"
     packages = ("tinygrad",)
     array_type = Tensor
+    settings = _SETTINGS
     einsum = staticmethod(Tensor.einsum)
     compiles = True
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
         if values.dtype != np.float64:
             return Tensor(values)
-        if dtype == "bfloat16":  # which NumPy does not have; the numbers are float32's too
+        if dtype == "bfloat16":  # NumPy lacks it; float32 represents its numbers exactly
             return Tensor(values.astype("float32")).cast(dtypes.bfloat16).realize()
         return Tensor(values.astype(dtype))
 
@@ -51,9 +78,6 @@ class Tinygrad(Framework):
         if self.fits(output, cotangent):
             gradients = output.gradient(*variables.values(), gradient=cotangent.cast(output.dtype))
         return _realized(Evaluated(output, weights, dict(zip(variables, gradients, strict=False))))
-
-    def settings(self) -> tuple[Setting, ...]:
-        return _SETTINGS
 
     def overwrite(self, native: Any, by: Any) -> None:
         native.assign(by).realize()
@@ -80,29 +104,3 @@ _NAMES = {
     dtypes.bfloat16: "bfloat16",
     dtypes.float16: "float16",
 }
-
-
-def _variables() -> dict[str, Any]:
-    return {name: variable.value for name, variable in ContextVar._cache.items()}
-
-
-def _put_variables(values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        ContextVar._cache[name].value = value
-
-
-def _generator() -> tuple[int, dict[str, Any]]:
-    drawn = {device: counter.tolist() for device, counter in Tensor._device_rng_counters.items()}
-    return Tensor._seed, drawn
-
-
-_SETTINGS = (
-    Setting("tinygrad's variables, such as DEV", _variables, _put_variables, shown=False),
-    # Put back to its seed, not to what was drawn since.
-    Setting(
-        "tinygrad's random generator",
-        _generator,
-        lambda state: Tensor.manual_seed(state[0]),
-        shown=False,
-    ),
-)

@@ -1,7 +1,7 @@
-"""Weights between implementations, through the parameter tables of their adapters.
+"""Convert weights between implementations, using the parameter tables of their adapters.
 
-A row of a table only moves elements, so a conversion changes no bit, in any dtype, and no framework
-is imported. Sizes that the tensors do not determine have to be given: torch's stacked matrix is the
+A row of a table only moves elements, so a conversion changes no bit in any dtype, and no framework
+is imported. Sizes that the tensors do not determine must be given: torch's stacked matrix is the
 same for 2 and for 4 heads. All others are checked, and one error lists everything that is wrong.
 """
 
@@ -24,10 +24,12 @@ import numpy as np
 
 from conformance.adapter import layouts
 from conformance.adapter.code import lines
-from conformance.adapter.layer import Layer
+from conformance.adapter.features import HeadNorm, RotaryBase, RotaryTables, Sinks
 from conformance.adapter.loading import find
+from conformance.adapter.native import Layer
 from conformance.adapter.parameters import Parameter, ParameterTable
 from conformance.cases.tensors import File, Tensor, look, write
+from conformance.definition.features import Pairs
 from conformance.definition.problem import WEIGHT_AXES, Shape, Sharing
 from conformance.errors import (
     ConformanceError,
@@ -39,7 +41,7 @@ from conformance.errors import (
 )
 
 NOTE = "mha-conformance.conversions"
-"""Where the metadata of a file says how it came about: a JSON list, the latest last."""
+"""The metadata key under which a file lists its conversions, as JSON, the latest last."""
 
 
 def convert(
@@ -49,39 +51,52 @@ def convert(
     target: str,
     heads: int | None = None,
     kv_heads: int | None = None,
+    rotary_size: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return native parameters of one implementation as those of another, bit for bit.
+    """Convert the native parameters of one implementation to those of another, bit for bit.
+
+    If both turn pairs of components by rotary embeddings, and one pairs halves, the other
+    neighbours, the components of query and key heads are reordered, so that the same are paired.
+    This is so too for a layer that rotates only if it is told to: weights that were trained with
+    rotary embeddings need the new order, and without them the answer is the same in any order of
+    components that queries and keys share.
+
+    Parameters of features, such as the factors of a query/key norm or sinks, are converted where
+    the target has them too; without such tensors, nothing is said of them.
 
     Args:
-        tensors: arrays that NumPy reads, by the native names of the source's parameter table, such
-            as "in_proj_weight" `[3·width width]`. All of the table and nothing else.
+        tensors: arrays that NumPy can read, by the native names of the source's parameter table,
+            such as "in_proj_weight" `[3·width width]`; exactly those of the table.
         source: the implementation that they are from: an adapter's name ("torch-mha"), its title
             with or without the part in brackets, or path/to/file.py:NAME.
-        target: the implementation that they are for, likewise.
-        heads: the number of heads, needed if the tensors do not determine it.
-        kv_heads: the number of key/value heads, likewise.
+        target: the implementation that they are for, in the same form.
+        heads: the number of heads; required if the tensors do not determine it.
+        kv_heads: the number of key/value heads; required in the same case.
+        rotary_size: how many components of a head turn; None for all of them, 0 for none. It is
+            required if heads of odd size would have to be reordered.
 
     Returns:
         Arrays by the native names of the target's table, such as "query/kernel"
-        `[embed heads head]`, each in the dtype in which it came.
+        `[embed heads head]`, in the dtypes of the source.
 
     Raises:
-        UnknownName: no such implementation; the message has the nearest names.
-        WrongTensors: tensors are missing, too many, misshapen or not finite; all are listed.
-        Untranslatable: the sizes cannot be read, or the target cannot have these weights; the
-            message has the reason.
+        UnknownName: there is no such implementation; the message suggests similar names.
+        WrongTensors: tensors are missing, unexpected, misshapen or not finite; all are listed.
+        Untranslatable: the sizes cannot be determined, or the target cannot have these weights; the
+            message gives the reason.
     """
     given = {}
     for name, array in tensors.items():
         try:
             given[name] = Tensor.of(name, np.asarray(array))
         except (TypeError, RuntimeError) as error:
-            told = " ".join(str(error).split())
+            why = " ".join(str(error).split())
             raise WrongTensors(
-                f"{name} is no array that NumPy can read ({told}); "
+                f"{name} is no array that NumPy can read ({why}); "
                 "a file of safetensors holds every dtype"
             ) from error
-    made, _ = _converted(given, layer(source), layer(target), _counted(heads, kv_heads))
+    counted = _counted(heads=heads, kv_heads=kv_heads)
+    made, _ = _converted(given, layer(source), layer(target), counted, rotary_size)
     dtypes = {given[name].dtype: np.asarray(array).dtype for name, array in tensors.items()}
     native = {dtype: it.newbyteorder("=") for dtype, it in dtypes.items()}
     return {name: tensor.bits.view(native[tensor.dtype]) for name, tensor in made.items()}
@@ -95,29 +110,32 @@ def convert_file(
     target: str,
     heads: int | None = None,
     kv_heads: int | None = None,
+    rotary_size: int | None = None,
     prefix: str = "",
     out_prefix: str = "",
     force: bool = False,
 ) -> Shape:
-    """Convert safetensors files as `convert` does; keep the metadata, and note the conversion.
+    """Convert a safetensors file as `convert` does, and add the conversion to its metadata.
 
     Args:
         weights: the file to read.
-        out: the file to write, as a whole or not at all; it may be the same.
+        out: the file to write, completely or not at all; it may be the same file.
         source: as for `convert`.
         target: as for `convert`.
         heads: as for `convert`.
         kv_heads: as for `convert`.
-        prefix: only tensors whose names begin with this, such as "encoder.layers.0.self_attn.";
-            it is no part of the native name. All others are ignored, and not written.
-        out_prefix: what the names in the new file begin with.
-        force: overwrite a file that is there.
+        rotary_size: as for `convert`.
+        prefix: convert only tensors whose names begin with this, such as
+            "encoder.layers.0.self_attn."; native names follow it. Others are not written.
+        out_prefix: a prefix for the names in the new file.
+        force: overwrite an existing file.
 
     Returns:
-        The shape that was read from the tensors; its lengths are 1.
+        The shape that the tensors imply; its lengths are 1.
 
     Raises:
-        WrongTensors: as `convert`; or a file is not there, no safetensors, or in the way.
+        WrongTensors: as `convert`; or the input is missing or no safetensors file, or the output
+            exists already.
         UnknownName: as `convert`.
         Untranslatable: as `convert`.
     """
@@ -132,7 +150,8 @@ def convert_file(
         )
     tensors = {name.removeprefix(prefix): file.read(name) for name in names}
     try:
-        made, shape = _converted(tensors, whose, becomes, _counted(heads, kv_heads))
+        counted = _counted(heads=heads, kv_heads=kv_heads)
+        made, shape = _converted(tensors, whose, becomes, counted, rotary_size)
     except WrongTensors as error:
         raise WrongTensors(f"{weights}: {error}{_elsewhere(file, whose, prefix)}") from error
     except Untranslatable as error:
@@ -142,6 +161,7 @@ def convert_file(
         "to": becomes.name,
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,
+        **({} if rotary_size is None else {"rotary_size": rotary_size}),
         "prefix": prefix,
         "out_prefix": out_prefix,
         "by": f"mha-conformance {metadata.version('mha-conformance')}",
@@ -152,104 +172,207 @@ def convert_file(
 
 
 def built_without_biases(target: str, shape: Shape) -> str:
-    """Return the argument that builds the target without biases, such as "use_bias=False".
-
-    "" if the weights have biases, or if the adapter has no example.
-    """
-    becomes = layer(target)
+    """Return the argument that builds the target without biases, such as "use_bias=False". The
+    result is "" if the weights have biases, or if the adapter has no example."""
     if shape.bias:
         return ""
+    becomes = layer(target)
     example = becomes.example_for(shape, "float32", None, becomes.modes[0])
-    found = re.search(r"\b\w*bias=False\b", "\n".join(lines(example.build))) if example else None
-    return found[0] if found else ""
+    build = "\n".join(lines(example.build)) if example else ""
+    return next(iter(re.findall(r"\b\w*bias=False\b", build)), "")
 
 
-def layer(spelled: str) -> Layer:
-    """Return the layer of this name, title or path; raises `Untranslatable` if it has no table."""
-    found = find(spelled)
-    layers = [adapter for adapter in found if isinstance(adapter, Layer)]
-    if len(layers) < len(found):
-        raise Untranslatable(f"{spelled} has no weights of its own, so there is nothing to convert")
+def layer(spec: str) -> Layer:
+    """Return the layer with this name, title or path; raise `Untranslatable` if it has no table."""
+    adapters = find(spec)
+    layers = [adapter for adapter in adapters if isinstance(adapter, Layer)]
+    if len(layers) < len(adapters):
+        raise Untranslatable(f"{spec} has no weights of its own, so there is nothing to convert")
     first = layers[0]
     if any(tables(other) != tables(first) for other in layers[1:]):
         names = " or ".join(adapter.name for adapter in layers)
-        raise Untranslatable(f"{spelled} does not have the same table everywhere; say {names}")
+        raise Untranslatable(f"{spec} does not have the same table everywhere; say {names}")
     if not any(tables(first)):
-        raise Untranslatable(f"{spelled} declares no parameter table")
+        raise Untranslatable(f"{spec} declares no parameter table")
     return first
 
 
-def _counted(heads: int | None, kv_heads: int | None) -> dict[str, int]:
-    given = {"heads": heads, "kv_heads": kv_heads}
+def _counted(**counts: int | None) -> dict[str, int]:
+    """Return the counts that are not None; raise `WrongShape` if one is below 1."""
+    given = {name: count for name, count in counts.items() if count is not None}
     for name, count in given.items():
-        if count is not None and count < 1:
+        if count < 1:
             raise WrongShape(f"{name} is {count}; there must be one at least")
-    return {name: count for name, count in given.items() if count is not None}
+    return given
 
 
 def _converted(
-    tensors: Mapping[str, Tensor], source: Layer, target: Layer, given: Mapping[str, int]
+    tensors: Mapping[str, Tensor],
+    source: Layer,
+    target: Layer,
+    given: Mapping[str, int],
+    rotary_size: int | None = None,
 ) -> tuple[dict[str, Tensor], Shape]:
-    table = _read(tensors, source, given)
+    own = _parameters_of_features(source)
+    table = _read({n: it for n, it in tensors.items() if n not in own}, source, given)
     weights = [name for row in table.rows for name in row.names]
     sizes = {name: getattr(table.shape, name) for name in SIZES}
     fitting = _fitting(source, target, list(shapes_of(sizes, weights)))
-    return _written(tensors, table, fitting), table.shape
+    order = _order_of_components(source, target, table.shape.head_size, rotary_size)
+    made = _written(tensors, table, fitting, order)
+    of_features = {own[name]: tensors[name] for name in own if name in tensors}
+    return made | _of_features(of_features, source, target, table.shape, order), table.shape
+
+
+def _parameters_of_features(layer: Layer) -> dict[str, str]:
+    """Return the canonical name of each parameter of the layer's features, by its native name."""
+    named: dict[str, str] = {}
+    for feature in layer.features:
+        if isinstance(feature, HeadNorm) and feature.parameters:
+            named |= {feature.query: "norm.query", feature.key: "norm.key"}
+        elif isinstance(feature, Sinks) and feature.parameter:
+            named[feature.name] = f"sinks, {feature.units}, per {feature.per}"
+    return named
+
+
+def _of_features(
+    tensors: Mapping[str, Tensor],
+    source: Layer,
+    target: Layer,
+    shape: Shape,
+    order: np.ndarray | None,
+) -> dict[str, Tensor]:
+    """Return the target's parameters of features by native name, given those by canonical name.
+
+    Raises:
+        WrongTensors: one of them has another shape than heads of this number and size.
+        Untranslatable: the target has no such parameter, or other units of it.
+    """
+    becomes = {canonical: native for native, canonical in _parameters_of_features(target).items()}
+    halves = {"norm.query", "norm.key"} & tensors.keys()
+    if len(halves) == 1:
+        raise WrongTensors(f"these are no weights of {source.name}: only {halves.pop()} is there")
+    made = {}
+    for name, tensor in tensors.items():
+        size = shape.head_size if name in TURNED else 1 if "per layer" in name else shape.heads
+        if tensor.bits.size != size:
+            what = f"misshapen {name} {list(tensor.bits.shape)}, wanted {[size]}"
+            raise WrongTensors(f"these are no weights of {source.name}: {what}")
+        if name in TURNED and not tensor.finite:
+            raise WrongTensors(f"these are no weights of {source.name}: NaN or infinity in {name}")
+        if name not in becomes:
+            raise Untranslatable(
+                f"{target.name} cannot have these weights of {source.name}: it has no place for "
+                f"{name}, and nothing is left out; choose another target"
+            )
+        bits = tensor.bits
+        if order is not None and name in TURNED:
+            bits = np.ascontiguousarray(bits[..., order])
+        made[becomes[name]] = Tensor(tensor.dtype, bits)
+    return made
+
+
+TURNED = ("query", "key", "query_bias", "key_bias", "norm.query", "norm.key")
+"""Canonical weights whose last axis is that of the components that rotary embeddings turn."""
+
+
+def pairs_of(layer: Layer) -> Pairs | None:
+    """Return which components of a head the layer turns together, if it turns any.
+
+    Return None if it never does, or if one of its arguments says which.
+    """
+    for feature in layer.features:
+        if isinstance(feature, RotaryBase | RotaryTables) and not feature.flag:
+            return feature.pairs
+    return None
+
+
+def _order_of_components(
+    source: Layer, target: Layer, head_size: int, rotary_size: int | None
+) -> np.ndarray | None:
+    """Return where the components `[head]` of the target's heads are in those of the source.
+
+    Return None if both pair the same components, or one of them turns none.
+
+    Raises:
+        WrongShape: there is no such number of components to turn.
+    """
+    size = head_size if rotary_size is None else rotary_size
+    if not 0 <= size <= head_size or (size % 2 and rotary_size is not None):
+        raise WrongShape(
+            f"rotary_size is {size}; it must be even and at most {head_size}, the size of a head"
+        )
+    before, after = pairs_of(source), pairs_of(target)
+    if before is None or after is None or before == after:
+        return None
+    if size % 2:
+        raise Untranslatable(
+            f"heads of size {size} have no pairs; give the number of components that turn, 0 for "
+            "none, with --rotary-size (rotary_size=)"
+        )
+    order = np.arange(head_size)
+    # Two rows of halves become neighbours by transposing them, and neighbours become halves.
+    sides = (2, -1) if before == "halves" else (-1, 2)
+    order[:size] = order[:size].reshape(sides).T.ravel()
+    return order
 
 
 def _written(
-    tensors: Mapping[str, Tensor], source: ParameterTable, target: ParameterTable
+    tensors: Mapping[str, Tensor],
+    source: ParameterTable,
+    target: ParameterTable,
+    order: np.ndarray | None = None,
 ) -> dict[str, Tensor]:
-    """Return the target's tensors, by way of the canonical layout."""
+    """Return the target's tensors by native name, converted through the canonical layout."""
     canonical: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
     for row in source.rows:
         canonical |= row.to_canonical(tensors[row.native].bits, source.shape)
         dtypes |= dict.fromkeys(row.names, tensors[row.native].dtype)
-    made = {}
+    if order is not None:
+        turned = canonical.keys() & set(TURNED)
+        canonical |= {name: canonical[name][..., order] for name in turned}
+    written = {}
     for row in target.rows:
-        own = {dtypes[name] for name in row.names}
-        if len(own) > 1:
-            told = ", ".join(f"{name} is {dtypes[name]}" for name in row.names)
+        if len({dtypes[name] for name in row.names}) > 1:
+            several = ", ".join(f"{name} is {dtypes[name]}" for name in row.names)
             raise Untranslatable(
-                f"{told}: they have one dtype in {row.native!r}; bring them to one before"
+                f"{several}: they have one dtype in {row.native!r}; bring them to one before"
             )
-        native = row.to_native(canonical, target.shape)
-        made[row.native] = Tensor(own.pop(), np.ascontiguousarray(native))
-    return made
+        native = np.ascontiguousarray(row.to_native(canonical, target.shape))
+        written[row.native] = Tensor(dtypes[row.names[0]], native)
+    return written
 
 
 def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> ParameterTable:
-    """Return the target's table for the first shape that it can have; raises `Untranslatable`."""
-    told = f"{target.name} cannot have these weights of {source.name}"
+    """Return the target's table for the first shape that it supports; raises `Untranslatable`."""
+    refusal = f"{target.name} cannot have these weights of {source.name}"
     reason = f"no {shapes[0].score} score"
     for shape in shapes if shapes[0].score in target.scores else ():
         try:
             target.check_shape(shape)
             rows = target.parameters_for(shape)
             break
-        except Unsupported as refused:
-            reason = f"{refused}{_widths(shape)}"
+        except Unsupported as error:
+            reason = f"{error}{_widths(shape)}"
     else:
-        raise Untranslatable(f"{told}: {reason}; choose another target")
+        raise Untranslatable(f"{refusal}: {reason}; choose another target")
     named = {name for row in rows for name in row.names}
     homeless = [name for name in shape.weight_shapes() if name not in named]
     if homeless:
         raise Untranslatable(
-            f"{told}: it has no place for {', '.join(homeless)}, and nothing is left out, not even "
-            "zeros; choose another target"
+            f"{refusal}: it has no place for {', '.join(homeless)}, and nothing is left out, not "
+            "even zeros; choose another target"
         )
     return ParameterTable(rows, shape)
 
 
 def _widths(shape: Shape) -> str:
-    """Return the widths that differ, if any; few layers support that."""
-    if len({shape.query_width, shape.key_width, shape.value_width, shape.output_width}) == 1:
+    """Return a text that lists the widths if they differ, which few layers support; else ""."""
+    widths = {name.removesuffix("_width"): getattr(shape, name) for name in WIDTHS}
+    if len(set(widths.values())) == 1:
         return ""
-    return (
-        f" (here: query {shape.query_width}, key {shape.key_width}, value {shape.value_width}, "
-        f"output {shape.output_width})"
-    )
+    return f" (here: {', '.join(f'{name} {size}' for name, size in widths.items())})"
 
 
 # Sizes from tensors
@@ -262,10 +385,10 @@ Rows = tuple[Parameter, ...]
 
 
 def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Shape]:
-    """Yield shapes with these sizes and canonical weights, one for each kind of shared inputs.
+    """Yield shapes with these sizes and canonical weights, one for each way of sharing inputs.
 
-    Weights determine neither lengths, which are 1 here, nor which inputs are one array, on which
-    some implementations insist.
+    Weights do not determine the lengths, which are 1 here, nor which inputs are the same array.
+    Some implementations accept only some ways of sharing inputs, so all are yielded.
     """
     for sharing in SHARINGS:
         with suppress(WrongShape):
@@ -273,7 +396,7 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
                 batch=1,
                 query_length=1,
                 key_length=1,
-                bias=any(map(_is_bias, weights)),
+                bias=any(name.endswith("_bias") for name in weights),
                 score="additive" if "score" in weights else "scaled-dot",
                 sharing=sharing,
                 **{name: sizes[name] for name in SIZES},
@@ -282,18 +405,18 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
 
 @lru_cache(maxsize=64)
 def tables(layer: Layer) -> tuple[Rows, ...]:
-    """Return every table that the layer declares for some shape, each once.
+    """Return every distinct table that the layer declares for some shape.
 
-    A table may depend on which widths are equal, on fewer key/value heads, on another size of value
-    heads, on biases, the score and shared inputs; so shapes that differ in these are put to it.
+    A table may depend on which widths are equal, on the numbers and sizes of key/value heads, on
+    biases, the score and shared inputs, so shapes that differ in these are tried.
     """
     if type(layer).parameters_for is Layer.parameters_for:
         return (tuple(layer.parameters),)
-    found: dict[Rows, None] = {}
+    every: dict[Rows, None] = {}
     for shape in _small_shapes(layer):
         with suppress(Unsupported, ConformanceError):
-            found[tuple(layer.parameters_for(shape))] = None
-    return tuple(found)
+            every[tuple(layer.parameters_for(shape))] = None
+    return tuple(every)
 
 
 def _small_shapes(layer: Layer) -> Iterator[Shape]:
@@ -308,7 +431,7 @@ def _small_shapes(layer: Layer) -> Iterator[Shape]:
 
 @lru_cache(maxsize=64)
 def _always_equal(layer: Layer) -> dict[str, str]:
-    """Return sizes that equal another one in every shape that the layer can have."""
+    """Return, by size, another size that it equals in every shape that the layer supports."""
     possible = []
     for shape in _small_shapes(layer):
         with suppress(Unsupported):
@@ -322,20 +445,16 @@ def _always_equal(layer: Layer) -> dict[str, str]:
     }
 
 
-def _is_bias(name: str) -> bool:
-    return name.endswith("_bias")
-
-
 def _asked(table: Rows, there: Collection[str]) -> Rows:
-    """Return the table without the rows of biases, or of the score, if no tensor has any."""
+    """Return the table without rows of biases, or of the score, if `there` names none of them."""
     held = {name for row in table if row.native in there for name in row.names}
-    biases = {name for row in table for name in row.names if _is_bias(name)}
+    biases = {name for row in table for name in row.names if name.endswith("_bias")}
     dropped = (set() if held & biases else biases) | ({"score"} - held)
     return tuple(row for row in table if not set(row.names) <= dropped)
 
 
 def native_shape(row: Parameter, sizes: Mapping[str, int]) -> list[int]:
-    """Return the shape of a native parameter for these sizes."""
+    """Return the shape of a native parameter for the sizes by name."""
     return [
         sum(math.prod(sizes[name] for name in product) for product in sums[0])
         for sums in _axes(row)
@@ -343,11 +462,11 @@ def native_shape(row: Parameter, sizes: Mapping[str, int]) -> list[int]:
 
 
 Sum = tuple[tuple[str, ...], ...]
-"""Products of sizes, added up."""
+"""A sum of products of sizes, each a tuple of their names."""
 
 
 def _axes(row: Parameter) -> list[list[Sum]]:
-    """Return for each native axis the sums that its size is, of each weight or of all stacked.
+    """Return formulas for the size of each native axis, one for each weight or one for a stack.
 
     Raises:
         WrongDeclaration: the pattern does not name the axes of its weights.
@@ -368,11 +487,11 @@ def _axes(row: Parameter) -> list[list[Sum]]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Tensors beside one table of their layer.
+    """An attempt to match tensors with one table of their layer.
 
     Attributes:
         given: sizes that the user gave.
-        equal: sizes that are always those of another one.
+        equal: by size, another size that it always equals.
     """
 
     source: Layer
@@ -390,10 +509,8 @@ class _Reading:
         return sorted(set(self.tensors) - {row.native for row in self.rows})
 
     def sizes(self, without: Collection[Parameter] = ()) -> dict[str, int] | None:
-        """Return the sizes that the tensors determine, or None if they contradict each other.
-
-        An axis of a tensor with one unknown size determines it; repeated until none does.
-        """
+        """Return the sizes that the tensors determine, or None if they contradict each other. An
+        axis with one unknown size determines that size; this is repeated until no axis does."""
         sizes = dict(self.given)
         for name, other in self.equal.items():
             if sizes.setdefault(other, sizes.get(name, 0)) != sizes.pop(name, sizes[other]):
@@ -433,7 +550,7 @@ class _Reading:
         return False
 
     def shape(self, sizes: Mapping[str, int]) -> Shape | None:
-        """Return the first shape of these sizes that the source can have, with these rows."""
+        """Return the first shape of these sizes that the source supports, with these rows."""
         weights = [name for row in self.rows for name in row.names]
         for shape in shapes_of(sizes, weights):
             with suppress(Unsupported, WrongDeclaration):
@@ -443,7 +560,7 @@ class _Reading:
         return None
 
     def unknown(self, sizes: Mapping[str, int]) -> ConformanceError:
-        """Return the error that names the size to be given."""
+        """Return the error that tells the user which size to give."""
         field = "kv_heads" if "heads" in sizes else "heads"
         divides = f", which divides {self.joined}" if field == "heads" and self.joined else ""
         return Untranslatable(
@@ -453,7 +570,7 @@ class _Reading:
 
     @property
     def joined(self) -> int:
-        """Return heads times head size from an axis that holds nothing else; 0 if there is none."""
+        """Heads times head size, read from an axis that has just this size; 0 if there is none."""
         for row in self.rows:
             shape = self.tensors[row.native].bits.shape if row.native in self.tensors else ()
             for size, sums in zip(shape, _axes(row), strict=False):
@@ -462,7 +579,7 @@ class _Reading:
         return 0
 
     def misshapen(self) -> list[str]:
-        """Return the fewest tensors without which the others fit, with their expected shapes."""
+        """Return texts on the fewest tensors without which all others fit, with expected shapes."""
         present = [row for row in self.rows if row.native in self.tensors]
         for count in range(min(len(present), 4)):
             for left in itertools.combinations(present, count):
@@ -470,7 +587,7 @@ class _Reading:
                 widths = [size for name, size in (sizes or {}).items() if name in WIDTHS]
                 if sizes is None or not widths:
                     continue
-                # A width that only they tell is taken from the others.
+                # A width that only the left-out tensors determine is taken to equal the others.
                 sizes = dict.fromkeys(WIDTHS, widths[0]) | sizes
                 if sizes.keys() >= set(SIZES) and self.shape(sizes) is not None:
                     return [
@@ -482,11 +599,11 @@ class _Reading:
 
 
 def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]) -> ParameterTable:
-    """Return the source's table for the shape that the tensors have.
+    """Return the source's table for the shape that the tensors imply.
 
     Raises:
-        WrongTensors: they are not what any of the source's tables asks for; everything is listed.
-        Untranslatable: they do not determine the shape.
+        WrongTensors: the tensors fit none of the source's tables; everything wrong is listed.
+        Untranslatable: the tensors do not determine the shape.
     """
     equal = _always_equal(source)
     readings = [
@@ -505,13 +622,13 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
     if unknown is not None:
         raise unknown
     reading = nearest[0]
-    told = {
+    faults = {
         "missing": reading.missing,
         "extra": reading.extra,
         "misshapen": reading.misshapen(),
         "NaN or infinity in": unsound,
     }
-    wrong = "; ".join(f"{what} {', '.join(names)}" for what, names in told.items() if names)
+    wrong = "; ".join(f"{what} {', '.join(names)}" for what, names in faults.items() if names)
     if wrong:
         raise WrongTensors(f"these are no weights of {source.name}: {wrong}")
     shapes = ", ".join(f"{name} {list(tensor.bits.shape)}" for name, tensor in tensors.items())
@@ -525,24 +642,20 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 
 
 def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
-    """Return a hint at the prefixes under which the file has such tensors, or ""."""
-    first = {row.native for table in tables(whose) for row in table}
-    found = sorted(
-        {
-            name[: -len(native)]
-            for name in file.header
-            for native in first
-            if name.endswith((f".{native}", f"/{native}"))
-        }
-        - {prefix}
-    )
-    if not found:
-        return ""
-    return "; try --prefix " + " or ".join(found[:3]) + (" ..." if len(found) > 3 else "")
+    """Return a hint with the prefixes under which the file has the layer's tensors, or ""."""
+    natives = {row.native for table in tables(whose) for row in table}
+    prefixes = {
+        name.removesuffix(native)
+        for name, native in itertools.product(file.header, natives)
+        if name.endswith((f".{native}", f"/{native}"))
+    }
+    names = sorted(prefixes - {prefix})
+    more = " ..." if names[3:] else ""
+    return f"; try --prefix {' or '.join(names[:3])}{more}" if names else ""
 
 
 def _noted(before: Mapping[str, str], note: Mapping[str, Any]) -> dict[str, str]:
-    """Return the metadata with one more conversion in it."""
+    """Return the metadata with a note of one more conversion."""
     try:
         notes = json.loads(before.get(NOTE, "[]"))
     except json.JSONDecodeError:

@@ -1,9 +1,9 @@
-"""Masks between conventions: a mask for one argument, rewritten for another.
+"""Convert a mask for one argument of an implementation to a mask for another argument.
 
-Both conventions are read from the adapters' declarations, so no framework is imported. A mask is
-read in three steps: which declared layout its axes have, what its elements mean (where a query may
-attend, or what is added to the logits), and how the target expresses that. A mask that is ambiguous
-or cannot be expressed is refused, because training does not show that a mask is wrong.
+Both conventions are read from the adapters' declarations, so no framework is imported. A conversion
+has three steps: find which declared layout the axes have, find what the elements mean (where a
+query may attend, or what is added to the logits), and express that for the target. A mask that is
+ambiguous or cannot be expressed is an error, because training does not reveal a wrong mask.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from conformance.adapter import layouts
 from conformance.adapter.arguments import AXES, MaskArgument, from_layout, to_layout
+from conformance.adapter.features import SoftCap, Window
 from conformance.adapter.loading import find
-from conformance.definition.problem import Shape
-from conformance.errors import UnknownName, Untranslatable, WrongShape
+from conformance.errors import UnknownName, Untranslatable, WrongShape, check_names
+from conformance.porting.numbers import numeric, of_number
 
 Sizes = dict[str, int]
-"""Sizes by axis, as far as they are known."""
+"""The sizes of those axes whose sizes are known, by name."""
 
 
 def translate(
@@ -35,82 +35,100 @@ def translate(
     heads: int | None = None,
     query: int | None = None,
     key: int | None = None,
-) -> np.ndarray:
-    """Return, for a mask of one argument, the mask with the same meaning for another.
+    causal: bool = False,
+) -> Any:
+    """Convert a mask for one argument to the mask with the same meaning for another.
+
+    A window or a soft cap is converted likewise, to what the other argument takes for the same: a
+    window that counts the query's own key is one more than one that does not.
 
     Args:
-        mask: an array in one of the layouts that the source declares; anything that NumPy reads.
+        mask: an array, or anything that NumPy can read, in a layout that the source declares; for
+            an argument that is declared as a `Window` or a `SoftCap`, its value.
         source: IMPLEMENTATION:ARGUMENT that the mask is for. The implementation is an adapter's
-            name ("torch-mha"), its title ("torch.nn.MultiheadAttention"), the title without what
-            stands in brackets ("keras.layers.MultiHeadAttention"), or path/to/file.py:NAME.
-        target: the same for the argument that the result is for.
-        batch: the batch size, needed only where the mask does not have it and the target does.
-        heads: the number of heads, likewise.
-        query: the query's length, likewise.
-        key: the length of key and value, likewise.
+            name ("torch-mha"), its title ("torch.nn.MultiheadAttention"), the title without the
+            part in brackets ("keras.layers.MultiHeadAttention"), or path/to/file.py:NAME.
+        target: the argument that the result is for, in the same form.
+        batch: the batch size; required only if the target's mask has it and `mask` does not.
+        heads: the number of heads; required in the same case.
+        query: the length of the query; required in the same case.
+        key: the length of key and value; required in the same case.
+        causal: whether both implementations get a causal mask besides, for windows.
 
     Returns:
-        The mask in the first of the target's layouts that holds it. Boolean where the target takes
-        booleans and the mask only says where a query may attend; otherwise floating, in the dtype
-        of the mask, or float32 for a mask of booleans or integers. Axes of size 1 keep it if the
-        target broadcasts, and are expanded if it does not.
+        The mask in the first of the target's layouts that can represent it. It is boolean if the
+        target takes booleans and the mask only says where a query may attend; otherwise floating,
+        in the dtype of the mask, or float32 for a mask of booleans or integers. Axes of size 1 stay
+        so if the target broadcasts, and are expanded if it does not.
 
     Raises:
-        UnknownName: no such implementation or argument; the message has the nearest names.
-        WrongShape: the mask has none of the source's layouts, or contradicts a size given.
-        Untranslatable: it is ambiguous, a size is missing, or the target cannot express it;
-            the message has the reason.
+        UnknownName: there is no such implementation or argument; the message suggests others.
+        WrongShape: the mask has none of the source's layouts, or contradicts a given size.
+        Untranslatable: the mask is ambiguous, a size is missing, or the target cannot express the
+            mask; the message gives the reason.
     """
-    said, says = _argument(source), _argument(target)
-    array = _array(mask)
-    given = {"batch": batch, "heads": heads, "query": query, "key": key}
-    for axis, size in given.items():
-        if size is not None and size < 1:
-            raise WrongShape(f"{axis}={size}; sizes are positive")
-    canonical, sizes = _with_all_axes(
-        array, said, source, {axis: size for axis, size in given.items() if size is not None}
+    sizes = {"batch": batch, "heads": heads, "query": query, "key": key}
+    if isinstance(feature := numeric(source), Window | SoftCap):
+        other = numeric(target) or _argument(target)
+        return of_number(feature, mask, source, other, target, _given(sizes), causal=causal)
+    return translate_between(
+        mask, _argument(source), _argument(target), sizes, source=source, target=target
     )
-    elements = _said(_meaning(canonical, said, source), says, target)
-    return _laid(elements, says, target, sizes)
 
 
-@dataclass(frozen=True)
-class _Meaning:
-    """The meaning of a mask: True where a query may attend, or numbers added to the logits."""
+def translate_between(
+    mask: Any,
+    from_argument: MaskArgument,
+    to_argument: MaskArgument,
+    sizes: Mapping[str, int | None],
+    *,
+    source: str = "the source",
+    target: str = "the target",
+) -> np.ndarray:
+    """Convert a mask as `translate` does, between declarations; the names are for messages."""
+    given = _given(sizes)
+    array = _array(mask)
+    canonical, known = _with_all_axes(array, from_argument, source, given)
+    dtype = array.dtype if array.dtype.kind in "fV" else np.dtype(np.float32)
+    meaning = _meaning(canonical, from_argument, source)
+    elements = _expressed(meaning, dtype, to_argument, target)
+    return _laid_out(elements, to_argument, target, known)
 
-    array: np.ndarray
-    dtype: np.dtype
-    """The dtype of numbers, if the target does not accept booleans."""
+
+def _given(sizes: Mapping[str, int | None]) -> dict[str, int]:
+    """Return the sizes that are known."""
+    given = {axis: size for axis, size in sizes.items() if size is not None}
+    for axis, size in given.items():
+        if size < 1:
+            raise WrongShape(f"{axis}={size}; sizes are positive")
+    return given
 
 
-def _argument(spelled: str) -> MaskArgument:
-    """Return the declaration that IMPLEMENTATION:ARGUMENT names."""
-    implementation, colon, name = spelled.rpartition(":")
+def _argument(spec: str) -> MaskArgument:
+    """Return the declared mask argument for a text IMPLEMENTATION:ARGUMENT."""
+    implementation, colon, name = spec.rpartition(":")
     if not colon:
-        offered = [f"{spelled}:{name}" for it in find(spelled) for name in it.masks.by_name]
-        raise UnknownName("mask argument", spelled, set(offered))
-    found: list[MaskArgument] = []
+        offered = {f"{spec}:{name}" for it in find(spec) for name in it.masks.by_name}
+        raise UnknownName("mask argument", spec, offered)
     adapters = find(implementation)
     for adapter in adapters:
-        if name not in adapter.masks.by_name:
-            kind = f"mask argument of {implementation}"
-            raise UnknownName(kind, name, adapter.masks.by_name)
-        found.append(adapter.masks.by_name[name])
-    if any(argument != found[0] for argument in found):
+        check_names(f"mask argument of {implementation}", [name], adapter.masks.by_name)
+    first, *others = (adapter.masks.by_name[name] for adapter in adapters)
+    if any(argument != first for argument in others):
         names = " or ".join(adapter.name for adapter in adapters)
-        raise Untranslatable(f"{spelled} does not mean the same everywhere; say {names}")
-    return found[0]
+        raise Untranslatable(f"{spec} does not mean the same everywhere; say {names}")
+    return first
 
 
 def _array(mask: Any) -> np.ndarray:
     try:
         array = np.asarray(mask)
-        # bfloat16, where a package adds it to NumPy, is of no kind but knows how to become a float.
+        # bfloat16, which a package adds to NumPy, has kind "V" but can be converted to a float.
         if array.dtype.kind == "V":
             array.astype(np.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        told = " ".join(str(error).split())
-        raise Untranslatable(f"the mask is no array that NumPy can read: {told}") from error
+        why = " ".join(str(error).split())
+        raise Untranslatable(f"the mask is no array that NumPy can read: {why}") from error
     if array.dtype.kind not in "biufV":
         raise Untranslatable(f"the mask holds neither booleans nor numbers, but {array.dtype}")
     return array
@@ -122,7 +140,7 @@ def _array(mask: Any) -> np.ndarray:
 def _with_all_axes(
     array: np.ndarray, argument: MaskArgument, name: str, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
-    """Return the array as `[batch heads query key]`, and all sizes that are known then."""
+    """Return the array as `[batch heads query key]`, and all sizes known from it and `given`."""
     reasons, readings = [], []
     for layout in argument.layouts:
         try:
@@ -134,23 +152,22 @@ def _with_all_axes(
             f"{name}: a mask of shape {list(array.shape)} fits no layout; " + "; ".join(reasons)
         )
     for one, other in itertools.pairwise(readings):
-        # Two readings that give the same numbers to the same pairs are one.
+        # Two readings are equivalent if they give the same numbers to the same pairs.
         if one[1].shape != other[1].shape or not np.array_equal(one[1], other[1]):
             raise Untranslatable(
                 f"{name}: a mask of shape {list(array.shape)} may be read as [{one[0]}] or as "
                 f"[{other[0]}]; give sizes that tell which: batch=, heads=, query=, key="
             )
-    sizes = dict(readings[0][2])
-    for _, _, known in readings[1:]:
-        sizes = {axis: size for axis, size in sizes.items() if known.get(axis) == size}
-    layout, canonical, _ = readings[0]
-    return canonical, sizes
+    # Sizes on which all readings agree.
+    common = set.intersection(*(set(sizes.items()) for _, _, sizes in readings))
+    return readings[0][1], dict(common)
 
 
 def _read(
     array: np.ndarray, layout: str, broadcasts: bool, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
-    """Return the array read in one layout, and sizes; raises `WrongShape` if it does not fit."""
+    """Return the array as `[batch heads query key]`, read in a layout, and the known sizes. Raises
+    `WrongShape` if the array does not fit the layout."""
     parts = layouts.parse(layout)
     if array.ndim != len(parts):
         raise WrongShape(f"{len(parts)} axes, the mask has {array.ndim}")
@@ -163,7 +180,7 @@ def _read(
 
 
 def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
-    """Add the sizes of axes that are joined in one of this size."""
+    """Add to `sizes` what one array axis of this size says about the axes that it joins."""
     unknown = [axis for axis in axes if axis not in sizes]
     product = math.prod(sizes[axis] for axis in axes if axis in sizes)
     told = " x ".join(axes)
@@ -184,51 +201,47 @@ def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
         )
 
 
-def _laid(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Sizes) -> np.ndarray:
-    """Return the elements in the target's first layout that holds them."""
-    layout, held = next(_layouts(elements, argument), (None, elements))
-    if layout is None:
+def _laid_out(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Sizes) -> np.ndarray:
+    """Return the elements in the first of the target's layouts that can represent them."""
+    layout, held = next(_layouts(elements, argument), ("", elements))
+    if not layout:
         raise Untranslatable(_why_not(elements, argument, name))
-    kept = {
-        axes[0] for axes in layouts.parse(layout) if argument.broadcasts and len(axes) == 1
-    }  # may stay at 1
-    wanting = [
+    parts = layouts.parse(layout)
+    may_stay_at_1 = {axes[0] for axes in parts if argument.broadcasts and len(axes) == 1}
+    full = dict(zip(AXES, held.shape, strict=True)) | sizes
+    unknown = [
         axis
-        for axes in layouts.parse(layout)
-        for axis in axes
-        if axis not in kept and axis not in sizes and held.shape[AXES.index(axis)] == 1
+        for axis in itertools.chain(*parts)
+        if axis not in may_stay_at_1 and axis not in sizes and full[axis] == 1
     ]
-    if wanting:
+    if unknown:
         raise Untranslatable(
             f"{name} is [{layout}], and the mask does not tell every size: give "
-            + ", ".join(f"{axis}=" for axis in wanting)
+            + ", ".join(f"{axis}=" for axis in unknown)
         )
-    full = dict(zip(AXES, held.shape, strict=True)) | sizes
-    found = to_layout(held, layout, _shape(full), broadcast=argument.broadcasts)
-    assert found is not None
-    return found
+    array = to_layout(held, layout, [full[axis] for axis in AXES], broadcast=argument.broadcasts)
+    assert array is not None
+    return array
 
 
 def _layouts(elements: np.ndarray, argument: MaskArgument) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield layouts that hold the array: first those of its shape, then those of its content."""
+    """Yield layouts that can represent the array, each with the array to lay out. Layouts for its
+    shape come first, then those for which constant axes are reduced to size 1."""
     for collapse in (False, True):
         for layout in argument.layouts:
             held = elements
-            for i, axis in enumerate(AXES):
-                if not any(axis in axes for axes in layouts.parse(layout)):
-                    if collapse and held.shape[i] > 1 and _constant(held, i):
-                        held = held.take([0], axis=i)
-                    if held.shape[i] != 1:
-                        break
-            else:
+            missing = [i for i, axis in enumerate(AXES) if axis not in layouts.axes(layout)]
+            for i in missing:
+                if collapse and held.shape[i] > 1 and _constant(held, i):
+                    held = held.take([0], axis=i)
+            if all(held.shape[i] == 1 for i in missing):
                 yield layout, held
 
 
 def _why_not(elements: np.ndarray, argument: MaskArgument, name: str) -> str:
     varies = [axis for i, axis in enumerate(AXES) if not _constant(elements, i)]
     lacking: list[list[str]] = [
-        [axis for axis in varies if not any(axis in axes for axes in layouts.parse(layout))]
-        for layout in argument.layouts
+        [axis for axis in varies if axis not in layouts.axes(layout)] for layout in argument.layouts
     ]
     declared = " or ".join(f"[{layout}]" for layout in argument.layouts)
     fewest = min(lacking, key=len)
@@ -239,38 +252,20 @@ def _constant(array: np.ndarray, axis: int) -> bool:
     return bool((array == array.take([0], axis=axis)).all()) if array.size else True
 
 
-def _shape(sizes: Mapping[str, int]) -> Shape:
-    """Return a shape of these sizes, which are all that a layout depends on."""
-    return Shape(
-        batch=sizes["batch"],
-        query_length=sizes["query"],
-        key_length=sizes["key"],
-        heads=sizes["heads"],
-        kv_heads=1,
-        head_size=1,
-        value_head_size=1,
-        query_width=1,
-        key_width=1,
-        value_width=1,
-        output_width=1,
-    )
-
-
 # Elements
 
 
-def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> _Meaning:
-    """Return the meaning of the elements in the convention of the source."""
-    floating = array.dtype.kind in "fV"
-    dtype = array.dtype if floating else np.dtype(np.float32)
+def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray:
+    """Return the meaning of a mask for the source, in the same shape. It is True where a query may
+    attend, or numbers that are added to the logits."""
     if array.dtype == np.bool_:
         if argument.true is None:
             raise Untranslatable(f"{name} takes no booleans, so what True means there is unknown")
-        return _Meaning(array if argument.true == "attends" else ~array, dtype)
+        return array == (argument.true == "attends")
     if np.isnan(array).any():
         raise Untranslatable("there is NaN in the mask")
     if argument.number == "added":
-        return _added(array, name, floating, dtype)
+        return _added(array, name)
     if argument.number is None and not ((array == 0) | (array == 1)).all():
         raise Untranslatable(f"{name} takes booleans only; the mask holds numbers beside 0 and 1")
     if np.isinf(array).any():
@@ -279,18 +274,19 @@ def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> _Meaning:
             "is it meant for another argument?"
         )
     if argument.number is None:
-        return _Meaning((array != 0) == (argument.true == "attends"), dtype)
+        return (array != 0) == (argument.true == "attends")
     attends = argument.attending(array)
     if attends is None:
         raise Untranslatable(
             f"{name} says who attends by 0 and 1; the mask holds other numbers, of which nothing "
             "is declared"
         )
-    return _Meaning(attends, dtype)
+    return attends
 
 
-def _added(array: np.ndarray, name: str, floating: bool, dtype: np.dtype) -> _Meaning:
-    if not floating:
+def _added(array: np.ndarray, name: str) -> np.ndarray:
+    """Return the numbers that are added to the logits, or booleans if they are only 0 and -inf."""
+    if array.dtype.kind not in "fV":
         raise Untranslatable(
             f"{name} adds numbers to the logits, and the mask holds integers, which look like "
             "True and False; give booleans or floats"
@@ -298,23 +294,23 @@ def _added(array: np.ndarray, name: str, floating: bool, dtype: np.dtype) -> _Me
     if np.isposinf(array.astype(np.float64)).any():
         raise Untranslatable(f"+inf in the mask, added by {name}, gives NaN")
     attends = array == 0
-    if (attends | np.isinf(array)).all():
-        return _Meaning(attends, dtype)
-    return _Meaning(array, dtype)
+    return attends if (attends | np.isinf(array)).all() else array
 
 
-def _said(meaning: _Meaning, argument: MaskArgument, name: str) -> np.ndarray:
-    """Return elements with this meaning in the target's convention."""
-    array, dtype = meaning.array, meaning.dtype
-    if array.dtype != np.bool_:
+def _expressed(
+    meaning: np.ndarray, dtype: np.dtype, argument: MaskArgument, name: str
+) -> np.ndarray:
+    """Return the elements that express the meaning for the target; numbers have this dtype,
+    unless the argument declares another."""
+    if meaning.dtype != np.bool_:
         if argument.number != "added":
             raise Untranslatable(
                 f"the mask adds finite numbers to the logits, and {name} only says who attends; "
                 "numbers that are meant to block, such as -1e9, must be -inf"
             )
-        return array
+        return meaning
     if argument.true is not None:
-        return array if argument.true == "attends" else ~array
+        return meaning == (argument.true == "attends")
     if argument.number == "added":
-        return np.where(array, 0.0, -np.inf).astype(dtype)
-    return (array == (argument.one == "attends")).astype(dtype)
+        return np.where(meaning, 0.0, -np.inf).astype(dtype)
+    return (meaning == (argument.one == "attends")).astype(argument.dtype or dtype)

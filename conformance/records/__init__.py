@@ -1,1 +1,1 @@
-"""The record of a run: its format, its findings, and the entries of convention cards."""
+"""The record of a run: its format, and how it is read and written."""

@@ -1,4 +1,4 @@
-"""What checks and experiments say about one case: findings with verdicts, entries of a card."""
+"""The results of one case: findings of requirements, and entries of convention cards."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ Verdict = Literal[
     "unavailable",
     "not-run",
 ]
-"""`observed`: a characteristic about which the adapter declares nothing; its value is recorded.
-`not-run`: planned, but without an outcome, as after an interruption."""
+"""`observed`: the adapter declares nothing about this characteristic, so its value is recorded.
+`not-run`: the item was planned but not examined, for example after an interruption."""
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 VERIFIED: frozenset[str] = frozenset({"conforms", "deviates", "observed", "error"})
-"""Verdicts that say something about the implementation."""
+"""The verdicts that are results about the implementation."""
 
 NOT_VERIFIED: frozenset[str] = frozenset({"crashed", "timed-out", "unavailable", "not-run"})
-"""Verdicts that leave a question open that the run set out to answer."""
+"""The verdicts of items that were planned but could not be checked."""
 
 
 RUN = "run"
-"""In place of a requirement where none was decided: the process died, or the run ended."""
+"""The `Finding.requirement` of items on which the process died or before which the run ended."""
 
 INFINITE = 1e300
-"""Stands for an infinite ratio, which JSON cannot hold."""
+"""The number that represents an infinite ratio, which JSON cannot represent."""
 
 
 PREFIX = "probe/"
-"""Before the name of an experiment, where its results are recorded like those of a case."""
+"""The prefix of an experiment's name in the place of a case id."""
 
 
-class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Measured against allowed, for the array that came closest to (or went beyond) its limit.
+class Figures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The errors of the array that is closest to its limit, or exceeds it most.
 
     Attributes:
         array: its name, such as "output" or "gradient.weights.key".
-        max_ratio: max |error| / σ; INFINITE where a NaN or a nonzero stands for an exact value.
+        max_ratio: max |error| / σ; INFINITE if an element is NaN or should be exact but is not.
         rms_ratio: rms of error / σ.
         bias: Σ(error / σ) / √N, the signed bias.
-        limit: what max_ratio may be.
-        accuracy: the most accurate class all arrays fit in, or "" for none.
+        limit: the largest allowed max_ratio.
+        accuracy: the most accurate class whose limits all arrays meet, or "".
     """
 
     array: str
@@ -64,10 +64,10 @@ class Figures(msgspec.Struct, frozen=True, omit_defaults=True):
     accuracy: str = ""
 
 
-class Worst(msgspec.Struct, frozen=True):
-    """The element that is furthest off, in units of its own noise.
+class Worst(msgspec.Struct, frozen=True, gc=False):
+    """The element with the largest error in units of its noise σ.
 
-    Numbers are text, because JSON has neither NaN nor infinity.
+    Numbers are stored as text, because JSON has neither NaN nor infinity.
     """
 
     array: str
@@ -77,16 +77,16 @@ class Worst(msgspec.Struct, frozen=True):
     noise: str
 
 
-class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one requirement says about one case.
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The result of checking one requirement on one case.
 
     Attributes:
-        detail: one line for people.
+        detail: a line of text for readers.
         value: the observed value of a characteristic.
         cause: the known mistake that explains a deviation.
-        where: the part of an array that deviates, if it is not all of it.
-        made_by: where the suite supplies the projections, whether the kernel deviates without them
-            too, or the deviation comes from the projections only.
+        where: the part of an array that deviates, unless all of it does.
+        made_by: if the suite supplies the projections, the origin of the deviation: the kernel,
+            if it also deviates without them, or else the projections.
     """
 
     requirement: str
@@ -104,11 +104,11 @@ MAKERS = {
     "kernel": "the kernel: given heads that are projected already, it deviates too",
     "projections": "the projections that the suite supplies: without them the kernel conforms",
 }
-"""`Finding.made_by` in words."""
+"""The text for each value of `Finding.made_by`."""
 
 
 def gravity(finding: Finding) -> tuple[float, float]:
-    """Return how far beyond its limit a finding is: by its worst element, then by the rms."""
+    """Return a sort key for the size of a deviation: worst error relative to its limit, rms."""
     figures = finding.figures
     if figures is None:
         return 0.0, 0.0
@@ -116,21 +116,21 @@ def gravity(finding: Finding) -> tuple[float, float]:
 
 
 def of_weights(figures: Figures | None, worst: Worst | None) -> bool:
-    """Return whether the attention weights, or sums of them, were measured."""
+    """Return whether the figures or the worst element are of the attention weights or row sums."""
     arrays = {figures.array if figures else "", worst.array if worst else ""}
     return bool(arrays & {"weights", "row sums"})
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One observed convention.
 
     Attributes:
-        subject: what was looked at: "mask.meaning" of an argument in a form.
-        value: what was seen: "mask.blocks".
-        evidence: what exactly was fed and seen, for people.
-        declared: what the adapter says, to be compared with `value`; `NOTHING` if it says nothing.
-        agrees: whether `value` is what the adapter declares.
-        code: lines that show it without this suite, or "".
+        subject: what was examined, such as "mask.meaning" with an argument and a form.
+        value: the observed convention, such as "mask.blocks".
+        evidence: text that describes the inputs and the observation.
+        declared: the adapter's declaration, to be compared with `value`, or `NOTHING`.
+        agrees: whether `value` equals the declaration.
+        code: Python lines that demonstrate it without this suite, or "".
     """
 
     subject: Phrase
@@ -142,13 +142,13 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an experiment is about.
+    """The description of an experiment.
 
     Attributes:
-        name: as in "probe/masks".
+        name: the part of its id after "probe/", such as "masks".
         title: a heading.
-        question: what it asks, in a sentence.
-        revision: to be increased whenever the same behaviour may be described by another entry.
+        question: a sentence that says what it measures.
+        revision: a number that is increased whenever the same behaviour may give another entry.
     """
 
     name: str
@@ -158,15 +158,15 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def id(self) -> str:
-        """The case id under which it is recorded."""
+        """The id, such as "probe/masks", which takes the place of a case id in results."""
         return PREFIX + self.name
 
 
-class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All findings of one case, as one implementation answered it in one dtype, device and mode.
+class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """All findings about one implementation on one case in one dtype, device and mode.
 
-    Where the case is an experiment ("probe/masks"), `entries` are what it showed. `measured` is the
-    day of the measurement ("2026-11-22") if an earlier run made it, else "": that of the record.
+    If the case is an experiment ("probe/masks"), `entries` are the conventions it observed.
+    `measured` is the day ("2026-11-22") of the earlier run that measured the result, else "".
     """
 
     implementation: str
@@ -180,12 +180,12 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def id(self) -> str:
-        """The test id, as in pytest's node ids."""
+        """The id of the item: "implementation:case:dtype:device:mode"."""
         return item_id(self.implementation, self.case, self.dtype, self.device, self.mode)
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the findings' verdicts."""
+        """The worst verdict of all findings; "unsupported" if there is no other."""
         verdicts = {finding.verdict for finding in self.findings}
         return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), "unsupported")
 
@@ -197,27 +197,27 @@ _WORST_FIRST: tuple[Verdict, ...] = (
 
 
 def without_outcome(name: str, verdict: Verdict, why: str) -> CaseResult:
-    """Return the result of an item without an outcome, and why it has none."""
+    """Return the result of an item, given by id, that was not examined; `why` is the reason."""
     implementation, case, dtype, device, mode = name.split(":")
     return CaseResult(implementation, case, dtype, device, mode, [Finding(RUN, verdict, why)])
 
 
 def item_id(implementation: str, case: str, dtype: str, device: str, mode: str) -> str:
-    """Return "implementation:case:dtype:device:mode", which pytest prints and -k searches."""
+    """Return the id "implementation:case:dtype:device:mode", which is used in pytest's node ids."""
     return f"{implementation}:{case}:{dtype}:{device}:{mode}"
 
 
 def count(verdicts: Iterable[str]) -> dict[str, int]:
-    """Return how many there are of each verdict, in a fixed order and without zeros."""
+    """Return the number of each verdict, in a fixed order, without zeros."""
     counts = Counter(verdicts)
     return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
 
 def verified(counts: dict[str, int]) -> int:
-    """Return how many findings say something about the implementation."""
+    """Return the number of results with a verdict in `VERIFIED`; `counts` is by verdict."""
     return sum(counts.get(verdict, 0) for verdict in VERIFIED)
 
 
 def not_verified(counts: dict[str, int]) -> int:
-    """Return how many questions are open; `unsupported` is an answer."""
+    """Return the number of results with a verdict in `NOT_VERIFIED`; `counts` is by verdict."""
     return sum(counts.get(verdict, 0) for verdict in NOT_VERIFIED)

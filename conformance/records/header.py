@@ -1,11 +1,13 @@
-"""The header of a record: what was asked in a run, and of which implementations.
+"""The header of a record: the cases and requirements of a run, and the implementations examined.
 
-It has everything that a report needs beside the findings, so that a record can be read years later,
-without the suite that made it, its adapters or any framework.
+With the findings, it contains everything that a report needs, so that a record can be read years
+later, without the suite that wrote it, its adapters or any framework.
 """
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -19,11 +21,11 @@ class MaskInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """A declared mask argument.
 
     Attributes:
-        name: the argument's own name.
+        name: the name of the argument in the implementation.
         axes: the layouts that it accepts, preferred first, such as "(batch heads) query key".
         true: what True means, "attends" or "blocks"; None if booleans are not accepted.
         number: what a number means, such as "added"; None if numbers are not accepted.
-        broadcasts: whether an axis that stands alone in a layout may also have size 1.
+        broadcasts: whether an axis that is not joined with others may also have size 1.
     """
 
     name: str
@@ -37,9 +39,9 @@ class CausalInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """A declared causal flag.
 
     Attributes:
-        name: the argument's own name.
+        name: the name of the argument in the implementation.
         alignment: "top-left" or "bottom-right"; "" if lengths must be equal.
-        needs: a mask argument that must hold the causal mask all the same, or "".
+        needs: a mask argument that must nevertheless hold the causal mask, or "".
     """
 
     name: str
@@ -48,12 +50,12 @@ class CausalInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WeightsInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How attention weights are declared to come back.
+    """The declaration of how attention weights are returned.
 
     Attributes:
         returned: "per head" or "averaged".
-        option: what the adapter passes to get them per head, or "".
-        otherwise: what comes back without that option.
+        option: the option that the adapter passes to get them per head, or "".
+        otherwise: what is returned without that option.
     """
 
     returned: str
@@ -65,10 +67,10 @@ class ParameterInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """A row of a parameter table: a native parameter made of canonical weights.
 
     Attributes:
-        native: the parameter's own name.
+        native: the parameter's name in the implementation.
         sources: names of canonical weights, separated by spaces.
         pattern: einops pattern from canonical to native axes.
-        stack: the axis on which several sources lie one after another, or None.
+        stack: the axis along which several sources are concatenated, or None.
     """
 
     native: str
@@ -77,30 +79,46 @@ class ParameterInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     stack: int | None = None
 
 
+class FeatureInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A declared feature beyond masks, such as a window.
+
+    Attributes:
+        kind: the declaration, such as "Window" or "Pages".
+        says: the parts of a problem that it says, such as "window" or "key lengths".
+        names: the names of the arguments, or of the parameters.
+    """
+
+    kind: str
+    says: list[str]
+    names: list[str]
+
+
 class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     """An implementation as its adapter declares it.
 
     Attributes:
-        spec: what to give to --implementation.
-        versions: of its framework's and its library's packages.
-        modes: names of its modes; the first is the one that others are compared with.
+        spec: the value to pass to --implementation.
+        versions: the versions of the packages of its framework and its library.
+        modes: names of its modes; the first is the one with which the others are compared.
         causal: the causal flag, if there is one.
-        unavailable: why nothing of it could be run, or "".
-        kind: whether it has weights of its own (layer), attends on heads that are projected
-            already (function), or neither is known.
-        about: what its adapter says of it, in Markdown.
+        unavailable: the reason if it could not be run at all, or "".
+        kind: "layer" if it holds its weights, "function" if it takes projected heads, or "other"
+            if neither is known.
+        about: the description in its adapter, in Markdown.
         example: Python lines that call it, or "".
-        mode_notes: mode to how the implementation is called in it, where the adapter says so.
-        layout: of the query, key, value and result of a function, such as
+        mode_notes: by mode, how the implementation is called in it, if the adapter says so.
+        layout: the layout of the query, key, value and result of a function, such as
             "batch heads length head".
-        grouped: whether a function takes fewer key/value heads than query heads.
-        parameters: the parameter table of a layer, for equal lengths and heads if it can have them.
-        weights: how attention weights come back, or None if they do not.
-        custom_scale: whether the factor of the logits can be chosen.
+        grouped: whether a function accepts fewer key/value heads than query heads.
+        parameters: the parameter table of a layer, for the simplest shape that it accepts, or [].
+        weights: how attention weights are returned, or None if they are not.
+        custom_scale: whether the scale of the logits can be chosen.
         differentiable: whether it has gradients.
-        fully_masked_row: mode to the declared output of a fully masked query; {} if not declared.
-        digest: of the code of its adapter, and of the project's own modules that the adapter
-            imports.
+        accuracy: the accuracy class promised in bfloat16 and float16, or "".
+        fully_masked_row: the declared output of a fully masked query, by mode; may be empty.
+        digest: a digest of the code of its adapter and of the modules in the same project that the
+            adapter imports.
+        features: the declared features beyond masks; None in records of before there were any.
     """
 
     name: str
@@ -124,19 +142,21 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     weights: WeightsInfo | None = None
     custom_scale: bool = False
     differentiable: bool = True
+    accuracy: str = ""
     fully_masked_row: dict[str, str] = {}
     digest: str = ""
+    features: list[FeatureInfo] | None = None
 
 
 class RequirementInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A requirement of the suite that made the record.
+    """A requirement of the suite that wrote the record.
 
     Attributes:
-        id: stable words, "chapter.sentence".
+        id: a stable id of two parts, "chapter.name".
         level: "must", "should" or "observed".
         sentence: what is required.
-        why: what goes wrong for users otherwise.
-        revision: increased whenever the same answer may get another finding.
+        why: how a violation affects users.
+        revision: a number that is increased whenever the same answer may get another finding.
     """
 
     id: str
@@ -147,17 +167,17 @@ class RequirementInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def chapter(self) -> str:
-        """The first word of the id."""
+        """The first part of the id, before the dot."""
         return self.id.partition(".")[0]
 
 
 class Plane(msgspec.Struct, frozen=True):
-    """Which keys each query may attend, for some batch entries and heads.
+    """The mask of some batch entries and heads: which keys each query may attend to.
 
     Attributes:
-        where: which of them: "entry 0, heads 0 and 1"; "" if it is so in all.
-        queries, keys: its size.
-        runs: row by row, lengths of runs of equal elements in turn; the first run is blocked.
+        where: the entries and heads, such as "entry 0, heads 0 and 1"; "" for all.
+        queries, keys: the size of the mask.
+        runs: lengths of alternating blocked and allowed runs, row by row, blocked first.
     """
 
     where: str
@@ -167,14 +187,15 @@ class Plane(msgspec.Struct, frozen=True):
 
 
 class CaseInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A case in words and as a picture, so that a record can be read without its catalogue.
+    """The description of a case, so that a record can be read without its catalogue.
 
     Attributes:
-        why: what it does and what it catches.
-        facts: its sizes and what else it is made of, a phrase each.
-        planes: its mask and causal flag in one; [] if nothing is blocked.
-        more: how many further planes there are.
-        hash: of every number and flag of the case; two records that agree in it asked the same.
+        why: what the case does and which mistakes it catches.
+        facts: phrases for its sizes, masks, bias and scale.
+        planes: the distinct masks, including the causal mask; [] if nothing is blocked.
+        more: the number of further masks that are not stored.
+        hash: a hash of all its numbers and flags; equal hashes mean equal cases.
+        features: the names of its features beyond masks, such as "window" or "sinks".
     """
 
     why: str
@@ -182,21 +203,22 @@ class CaseInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     planes: list[Plane] = []
     more: int = 0
     hash: str = ""
+    features: list[str] = []
 
 
 class KnownDeviation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry of the baseline that a run was held against, with the keys of a baseline file.
+    """An entry of the baseline with which a run was compared, with the keys of a baseline file.
 
-    `implementation`, `requirement`, `case`, `mode` and `when` say of which findings it speaks;
-    `verdict`, `cause` with its `arguments`, `raises` and `within` what each of them must be;
-    `kind`, `reason`, `link` and `reproduction` what is known of them.
+    `implementation`, `requirement`, `case`, `mode` and `when` select findings; `verdict`, `cause`
+    with its `arguments`, `raises` and `within` describe what each of these findings must be;
+    `kind`, `reason`, `link` and `reproduction` document the deviation.
     """
 
     verdict: str
-    implementation: list[str] = []
-    requirement: list[str] = []
-    case: list[str] = []
-    mode: list[str] = []
+    implementation: tuple[str, ...] = ()
+    requirement: tuple[str, ...] = ()
+    case: tuple[str, ...] = ()
+    mode: tuple[str, ...] = ()
     when: str = ""
     cause: str = ""
     arguments: dict[str, Any] = {}
@@ -214,11 +236,11 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
 
     suite: str
     catalogue: str
-    """Hash of every number of every case."""
+    """A hash of all numbers of all cases in the catalogue."""
     created: str
-    """UTC, ISO 8601."""
+    """The time of creation in UTC, in ISO 8601 format."""
     run: str
-    """Records of one run of tox share this."""
+    """The id that all records of one run of tox share."""
     python: str
     platform: str
     device: str
@@ -226,27 +248,27 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     packages: dict[str, str]
     command: str
     selection: str = ""
-    """What narrowed the run, or ""."""
+    """The options that restricted the run, or ""."""
     machine: str = ""
-    """Architecture and processor."""
+    """The architecture and the processor of the machine."""
     environment: dict[str, str] = {}
-    """Variables of the environment that may change numbers, such as `OMP_NUM_THREADS`."""
+    """Environment variables that may change results, such as `OMP_NUM_THREADS`."""
     code: str = ""
-    """Digest of the code of the suite on which every outcome depends."""
+    """A digest of the suite's code on which all results depend."""
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known before the first finding.
+    """The part of a record that is known before the first result.
 
     Attributes:
-        planned: how many items (implementation x case x dtype x device x mode) were to be examined.
-        deselected: how many more there would have been.
-        cases: what each case of the run asks, by id.
-        requirements: those of the suite that made the record, in the order of a report.
-        topics: those of its experiments, in the order of a card.
-        known: entries of the baseline that the run was held against.
-        revisions: digest of the code behind each requirement and experiment, by id, and of
-            "causes".
+        planned: the number of items (implementation x case x dtype x device x mode) to examine.
+        deselected: the number of items that options such as pytest's -k excluded.
+        cases: the description of each case of the run, by id.
+        requirements: the requirements of the suite, in the order of a report.
+        topics: the descriptions of its experiments, in the order of a card.
+        known: the entries of the baseline with which the run was compared.
+        revisions: a digest of the code of each requirement and experiment, by id, and of the
+            package "causes".
     """
 
     schema: str
@@ -262,11 +284,21 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     revisions: dict[str, str] = {}
 
     def requirement(self, name: str) -> RequirementInfo | None:
-        """Return the requirement of this id, or None if the record does not have it."""
+        """Return the requirement with this id, or None if the record does not contain it."""
         return next((item for item in self.requirements if item.id == name), None)
 
     def question(self, case: str) -> str:
-        """Return in words what a case or an experiment asks; "" if the record does not say."""
+        """Return the purpose of a case or the question of an experiment, by id; "" if unknown."""
         if case in self.cases:
             return self.cases[case].why
         return next((topic.question for topic in self.topics if topic.id == case), "")
+
+
+def processor() -> str:
+    """Return the model of this machine's processor, as in `Provenance.machine`."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
+    return names[0].strip() if names else platform.processor() or platform.machine()

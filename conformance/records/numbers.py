@@ -1,4 +1,4 @@
-"""The numbers of a record: in which formats, in which unit, and what is allowed."""
+"""The meaning of the numbers in a record: dtypes, errors in units of σ, limits, accuracy."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ UNDERFLOW = {
     "bfloat16": 2.0**-126,
     "float16": 2.0**-24,
 }
-"""The dtypes, in the order of reports, with the absolute error of a result too small for them: the
-smallest normal number where hardware flushes subnormals (float32, bfloat16), the spacing of
-subnormals where it does not (float16, float64)."""
+"""By dtype, in the order of reports: the absolute error of a result that underflows. It is the
+smallest normal number where hardware flushes subnormals (float32, bfloat16), and the spacing of
+subnormals elsewhere (float16, float64)."""
 
 LIMIT = 8.0
-"""κ of the rule |error| ≤ κσ. √(2 ln(N/p)) is 7.1 for 10⁶ elements and a false alarm in 10⁵."""
+"""κ in |error| ≤ κσ; for one false alarm in 10⁵ arrays of 10⁶ elements, 7.1 would suffice."""
 
 ACCURACY = {
     "A0": "float32 (or wider) throughout, one final rounding",
     "A": "logits, statistics and sums in float32; tensors and weights rounded to the dtype",
     "B": "every operation rounds to the dtype",
-    "C": "as B, and the sums inside products too",
+    "C": "as B, and the sums inside products and the softmax's log-normaliser too",
 }
-"""The accuracy classes, from the most accurate to the least, and what each rounds."""
+"""The accuracy classes, from most to least accurate, with a description of what each rounds."""
 
 
 def ratios(got: Array, want: Array, noise: Array, underflow: float) -> Array:
-    """Return (got - want) / σ: 0 within the underflow, ±inf where an exact element differs.
+    """Return (got - want) / noise: 0 within the underflow, ±inf where an exact element differs.
 
-    The arrays have one shape: `Float64[Array, "*axes"]`.
+    All arrays have the same shape; `noise` is σ of each element.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         error = got - want

@@ -1,16 +1,16 @@
-"""A statement as an id with arguments; `conformance.words` has the English of it."""
+"""A statement as an id with arguments; `conformance.words` has the English text for each id."""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class Phrase(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A statement that a program can compare, count and match; its wording may change.
+class Phrase(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A statement that programs can compare and count, independently of its wording.
 
     Attributes:
-        id: stable and dotted, such as "mask.inverted"; "" for the empty phrase.
-        arguments: what the statement is about, by name; the order of names does not matter.
+        id: a stable, dotted id such as "mask.inverted"; "" for the empty phrase.
+        arguments: the values in the statement, by name; the order of names does not matter.
     """
 
     id: str
@@ -23,28 +23,28 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True):
         return bool(self.id)
 
     def __str__(self) -> str:
-        """Return the id with its arguments, sorted by name: equal for equal phrases."""
+        """Return the id with its arguments sorted by name, the same text for equal phrases."""
         if not self.arguments:
             return self.id
         listed = (f"{name}={_text(value)}" for name, value in sorted(self.arguments.items()))
         return f"{self.id}({', '.join(listed)})"
 
     def name(self, argument: str) -> str:
-        """Return an argument that is a name, or ""."""
+        """Return the argument if it is a string, or ""."""
         value = self.arguments.get(argument, "")
         return value if isinstance(value, str) else ""
 
     def part(self, argument: str) -> Phrase:
-        """Return an argument that is a phrase, or the empty phrase."""
+        """Return the argument if it is a phrase, or the empty phrase."""
         value = self.arguments.get(argument, "")
         return value if isinstance(value, Phrase) else NOTHING
 
     def having(self, **arguments: Argument) -> Phrase:
-        """Return the same statement with more arguments."""
+        """Return a copy of the phrase with additional arguments."""
         return Phrase(self.id, self.arguments | arguments)
 
     def parts(self, argument: str) -> list[Part]:
-        """Return an argument that is a list, or []."""
+        """Return the argument if it is a list, or []."""
         value = self.arguments.get(argument, [])
         return value if isinstance(value, list) else []
 
@@ -52,10 +52,10 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True):
 Part = Phrase | str | int | float
 
 Argument = Part | list[Part]
-"""A name, a number, a phrase, or a list of them."""
+"""The type of an argument: a string, a number, a phrase, or a list of these."""
 
 NOTHING = Phrase("")
-"""The empty phrase."""
+"""The empty phrase, for fields that say nothing."""
 
 
 def _text(value: Argument) -> str:

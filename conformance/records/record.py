@@ -1,19 +1,22 @@
-"""A record: the header and all results of one run, in one JSON document.
+"""Read and write records: the header and all results of one run, in one JSON document.
 
-During a run its results are appended to a journal beside the record, one line each, so that an
-interrupted run keeps what it measured. The arrays of the exchange cases, by which implementations
-are compared with each other, are in a safetensors file beside the record.
+During a run, results are appended to a journal in the same folder, one line each, so that an
+interrupted run keeps its results. A safetensors file in the same folder holds arrays: outputs with
+which implementations are compared with each other, and attention weights that deviate.
 """
 
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
+import stat
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,21 +27,26 @@ from conformance.records.findings import CaseResult
 from conformance.records.header import SCHEMA, Header
 from conformance.records.numbers import Array
 
+T = TypeVar("T")
+
 MOST_BYTES = 512 * 2**20
-"""A record larger than this is refused before it is read."""
+"""The maximum size of a record; larger files are rejected before they are read."""
+
+MOST_PLANNED = 10**8
+"""A run that plans more items than these is none: it would take years."""
 
 
 PICTURED = ("weights", "weights.want", "weights.noise", "weights.blocked")
-"""Arrays of an item whose attention weights deviate; others are for comparing implementations."""
+"""The names of arrays that are stored in order to draw attention weights that deviate."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One run.
+    """The record of one run.
 
     Attributes:
-        complete: whether every planned item has an outcome of its own.
-        exchange: name of the file of arrays beside the record, or "".
-        digest: SHA-256 of that file.
+        complete: whether every planned item was examined.
+        exchange: the name of the file of arrays in the record's folder, or "".
+        digest: the SHA-256 of that file.
     """
 
     header: Header
@@ -49,7 +57,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """One item in the journal: its findings, and the arrays that it exchanges (float64, base64)."""
+    """A journal line: the result of an item, and arrays by name as (shape, float64 in base64)."""
 
     result: CaseResult
     arrays: dict[str, tuple[list[int], str]] = {}
@@ -59,34 +67,47 @@ _UNREADABLE = (
     *(msgspec.MsgspecError, ValueError, OverflowError, RecursionError),
     *(KeyError, TypeError, AttributeError),
 )
-"""What decoding a damaged file may raise; the second line, where schema 1 is converted."""
+"""The exceptions that a damaged file may cause; those in the second line come from schema 1."""
 
-_lines = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
 
 
+def _encoded(document: Any) -> bytes:
+    """Return a document as JSON; half a surrogate pair in a text is written as Python writes it."""
+    try:
+        return _encoder.encode(document)
+    except UnicodeEncodeError:
+        return _encoder.encode(_escaped(msgspec.to_builtins(document)))
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_escaped(name): _escaped(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(item) for item in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value
+
+
 def encode_line(result: CaseResult, arrays: Mapping[str, Array]) -> bytes:
-    """Return one line of a journal, without the newline."""
-
-    def packed(array: Array) -> tuple[list[int], str]:
-        content = np.asarray(array, np.float64).tobytes()
-        return list(array.shape), base64.b64encode(content).decode()
-
-    return _encoder.encode(Line(result, {name: packed(a) for name, a in arrays.items()}))
+    """Return the journal line for a result and its arrays by name, without the newline."""
+    wide = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+    packed = {
+        name: (list(array.shape), base64.b64encode(array.tobytes()).decode())
+        for name, array in wide.items()
+    }
+    return _encoded(Line(result, packed))
 
 
 def decode_line(line: bytes | str, schema: str = SCHEMA) -> tuple[CaseResult, dict[str, Array]]:
-    """Return the result and the arrays of a line of a journal.
+    """Return the result in a journal line, and its arrays by name.
 
     Raises:
-        BrokenRecord: the line is not one of this schema.
+        BrokenRecord: the line does not have this schema.
     """
     try:
-        if schema == schema1.SCHEMA_1:
-            raw = msgspec.json.decode(line)
-            item = msgspec.convert(raw | {"result": schema1.upgrade_result(raw["result"])}, Line)
-        else:
-            item = _lines.decode(line)
+        item = _decode(line, Line, schema)
         return item.result, {
             name: np.frombuffer(base64.b64decode(packed), np.float64).reshape(shape)
             for name, (shape, packed) in item.arrays.items()
@@ -96,27 +117,25 @@ def decode_line(line: bytes | str, schema: str = SCHEMA) -> tuple[CaseResult, di
 
 
 class Journal:
-    """Appends results to `<record>.journal` as they come.
+    """A writer that appends results to `<record>.journal` as they arrive.
 
-    An existing journal is replaced in one step by one that begins with `lines`, the results that
-    are known already.
+    An existing journal is replaced atomically. The new journal begins with `lines`, the results
+    that are already known.
     """
 
     def __init__(self, record: Path, header: Header, lines: Iterable[bytes] = ()) -> None:
         self.path = journal_path(record)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(self.path.name + ".new")
-        temporary.write_bytes(b"".join(line + b"\n" for line in (_encoder.encode(header), *lines)))
-        temporary.replace(self.path)
+        _replace(self.path, b"".join(line + b"\n" for line in (_encoded(header), *lines)))
         self._file: IO[bytes] = self.path.open("ab")
 
     def add(self, line: bytes) -> None:
-        """Append one encoded line, and flush it."""
+        """Append a line made by `encode_line` and flush the file."""
         self._file.write(line + b"\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the journal file."""
         self._file.close()
 
 
@@ -124,7 +143,7 @@ def check_writable(record: Path) -> None:
     """Check, before a run, that its record can be written.
 
     Raises:
-        ConformanceError: it cannot.
+        ConformanceError: the name does not end with .json, or the folder is not writable.
     """
     if record.suffix != ".json":
         raise ConformanceError(f"{record}: a record's name ends with .json")
@@ -139,7 +158,7 @@ def check_writable(record: Path) -> None:
 
 
 def journal_path(record: Path) -> Path:
-    """Return the path of the journal of a record."""
+    """Return the path of the journal that belongs to the record at this path."""
     return record.with_name(record.name + ".journal")
 
 
@@ -149,12 +168,12 @@ def finish(
     order: Sequence[str] = (),
     keep: Callable[[str], bool] = lambda name: True,
 ) -> Record:
-    """Turn the journal of a record into the record, and remove the journal.
+    """Write the record from its journal, remove the journal, and return the record.
 
     Args:
-        missing: results of the items without an outcome.
-        order: all ids in the order of the record, which must not depend on which worker was first.
-        keep: whether the record keeps an array, by "item id|array".
+        missing: results for the items that were not examined.
+        order: all item ids, in an order that does not depend on the timing of workers.
+        keep: returns whether to keep an array, given its name "item id|array".
     """
     header, results, arrays = read_journal(journal_path(record))
     missing = list(missing)
@@ -165,9 +184,9 @@ def finish(
 
 
 def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
-    """Write a record with its arrays, by "item id|array"; return it with their digest.
+    """Write a record and its arrays, by "item id|array"; return it with the arrays' digest.
 
-    A journal that lies beside it is removed.
+    The journal of the record, if there is one, is removed.
     """
     exchange, digest = _save_arrays(path, arrays) if arrays else ("", "")
     record = msgspec.structs.replace(record, exchange=exchange, digest=digest)
@@ -177,22 +196,40 @@ def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
 
 
 def save(path: Path, record: Record) -> None:
-    """Write the document in one step; the arrays beside it stay as they are."""
+    """Write the record's JSON document atomically; its file of arrays is not changed."""
+    _replace(path, msgspec.json.format(_encoded(record), indent=0) + b"\n")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file in one step; if the disk is full, nothing is left of it."""
     temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(msgspec.json.format(_encoder.encode(record), indent=0) + b"\n")
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]]:
-    """Return header, results and arrays of a journal, without a last line that was cut off.
+def read_journal(
+    path: Path, *, resumes: bool = False
+) -> tuple[Header, list[CaseResult], dict[str, Array]]:
+    """Return header, results and arrays of a journal, ignoring a truncated last line.
 
     Raises:
-        BrokenRecord: it cannot be read, or any other line is damaged.
+        BrokenRecord: the journal cannot be read, or another line is damaged; or, if the run is to
+            be resumed (`resumes`), its schema is not the current one.
     """
     content = _bounded(path)
     lines = content.splitlines()
     cut_off = not content.endswith(b"\n")
-    header, schema = _any_header(path, lines[0] if lines else b"")
+    first = lines[0] if lines else b""
+    try:
+        schema = _schema(path, msgspec.json.decode(first, type=_SchemaOnly))
+        header = _decode(first, Header, schema)
+    except _UNREADABLE as error:
+        raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
+    if resumes and schema != SCHEMA:
+        raise BrokenRecord(f"{path}: has schema {schema!r}, this suite writes {SCHEMA!r}")
     results: list[CaseResult] = []
     arrays: dict[str, Array] = {}
     for number, line in enumerate(lines[1:], start=2):
@@ -207,64 +244,50 @@ def read_journal(path: Path) -> tuple[Header, list[CaseResult], dict[str, Array]
     return header, results, arrays
 
 
-def whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a journal, header first, without one that was cut off."""
-    return _bounded(path).split(b"\n")[:-1]
-
-
-def read_header(path: Path, line: bytes) -> Header:
-    """Return the header in the first line of a journal.
-
-    Raises:
-        BrokenRecord: it has another schema, so that the run cannot be resumed.
-    """
-    header, schema = _any_header(path, line)
-    if schema != SCHEMA:
-        raise BrokenRecord(f"{path}: has schema {schema!r}, this suite writes {SCHEMA!r}")
-    return header
-
-
-def _any_header(path: Path, line: bytes) -> tuple[Header, str]:
-    """Return the header in the first line of a journal, and the schema in which it was written."""
-    try:
-        schema = msgspec.json.decode(line, type=_SchemaOnly).schema
-        _check_schema(path, schema)
-        if schema == schema1.SCHEMA_1:
-            raw = schema1.upgrade_header(msgspec.json.decode(line))
-            return msgspec.convert(raw, Header), schema
-        return msgspec.json.decode(line, type=Header), schema
-    except _UNREADABLE as error:
-        raise BrokenRecord(f"{path}: no journal of this suite ({error})") from error
-
-
 def read(path: Path) -> Record:
-    """Return a record, or what the journal of an unfinished one has.
+    """Return the record in a file, or an incomplete one made of the results in a journal.
 
     Raises:
-        BrokenRecord: the file is missing, damaged or of an unknown schema.
+        BrokenRecord: the file is missing or damaged, or its schema is unknown.
     """
     if path.suffix == ".journal":
         header, results, _ = read_journal(path)
-        return Record(header, False, results)
+        return _checked(path, Record(header, False, results))
     text = _text(path)
     try:
-        schema = msgspec.json.decode(text, type=_Envelope).header.schema
+        schema = _schema(path, msgspec.json.decode(text, type=_Envelope).header)
     except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: no record of this suite, or cut off ({error})") from error
-    _check_schema(path, schema)
     try:
-        if schema == schema1.SCHEMA_1:
-            return msgspec.convert(schema1.upgrade_record(msgspec.json.decode(text)), Record)
-        return msgspec.json.decode(text, type=Record)
+        record = _decode(text, Record, schema)
     except _UNREADABLE as error:
         raise BrokenRecord(f"{path}: is damaged ({error}); run again") from error
+    return _checked(path, record)
+
+
+def _checked(path: Path, record: Record) -> Record:
+    """Return the record; raises `BrokenRecord` if no run can have written it."""
+    header, results = record.header, record.results
+    names = Counter(one.name for one in header.implementations)
+    items = Counter(result.id for result in results)
+    ids = {*names, *items, *(one.requirement for result in results for one in result.findings)}
+    strangers = {result.implementation for result in results} - {*names}
+    faults = [f"{n} implementations are called {name!r}" for name, n in names.items() if n > 1]
+    faults += [f"the item {name!r} is there {n} times" for name, n in items.items() if n > 1]
+    faults += [f"no implementation is called {name!r}" for name in strangers]
+    faults += [f"{name!r} has several lines" for name in ids if len(name.splitlines()) > 1]
+    if not len(results) <= header.planned <= MOST_PLANNED:
+        faults.append(f"{header.planned} items are planned, {len(results)} are there")
+    if faults:
+        raise BrokenRecord(f"{path}: contradicts itself ({min(faults)[:200]}); run again")
+    return record
 
 
 def read_arrays(path: Path, record: Record) -> dict[str, Array]:
-    """Return the exchange arrays of the record at `path`, by "item id|array"; {} if it has none.
+    """Return the arrays stored beside the record at `path`, by "item id|array".
 
     Raises:
-        BrokenRecord: their file is missing, damaged or of another record.
+        BrokenRecord: the file of arrays is missing, damaged or belongs to another record.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -291,24 +314,52 @@ class _Envelope(msgspec.Struct):
     header: _SchemaOnly
 
 
-def _check_schema(path: Path, schema: str) -> None:
+_UPGRADES: dict[Any, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    Line: schema1.upgrade_line,
+    Header: schema1.upgrade_header,
+    Record: schema1.upgrade_record,
+}
+
+
+def _schema(path: Path, document: _SchemaOnly) -> str:
+    schema = document.schema
     if schema not in (SCHEMA, schema1.SCHEMA_1):
         raise BrokenRecord(f"{path}: has schema {schema!r}, this suite reads {SCHEMA!r}; run again")
+    return schema
+
+
+def _decode(text: bytes | str, kind: type[T], schema: str) -> T:
+    """Decode a document of the current schema or of schema 1, which is converted."""
+    if schema == SCHEMA:
+        return msgspec.json.decode(text, type=kind)
+    return msgspec.convert(_UPGRADES[kind](msgspec.json.decode(text)), kind)
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file; raises `OSError`, also for pipes and devices, which may have no
+    end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no regular file")
+    return status.st_size
 
 
 def _bounded(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
+        size = size_of(path)
         if size > MOST_BYTES:
             raise BrokenRecord(f"{path}: {size} bytes are more than a record can have")
         return path.read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
+        beside = path.with_suffix(".narrowed.json")
+        if isinstance(error, FileNotFoundError) and beside.exists():
+            reason = f"the run was narrowed, so its record is {beside.name}"
         raise BrokenRecord(f"{path}: cannot be read ({reason})") from error
 
 
 def _text(path: Path) -> bytes:
-    """Return the JSON of a record, which may be compressed."""
+    """Return the JSON text of a record file, decompressed if its name ends with .gz."""
     content = _bounded(path)
     if path.suffix != ".gz":
         return content

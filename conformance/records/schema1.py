@@ -1,15 +1,16 @@
-"""Records of schema 1, converted to the current schema while they are read.
+"""Convert records of schema 1 to the current schema when they are read.
 
-The statements of such a record are English sentences; here they become phrases. `schema1.json` has
-the templates by which the last suite that wrote schema 1 made them, and the requirements and topics
-of that suite. The file is frozen: new statements need no template. A sentence that fits no template
-becomes the phrase "text".
+Statements in such records are English sentences, which this module parses into phrases.
+`schema1.json` has the sentence templates, requirements and topics of the last version that wrote
+schema 1. The file is frozen, because new statements are phrases already. A sentence that matches no
+template becomes a phrase with the id "text".
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ class _Frozen(msgspec.Struct, frozen=True):
     """The content of `schema1.json`.
 
     Attributes:
-        phrases: a kind of phrase ("form", "subject masks") to its templates and their ids, the more
-            specific templates first.
-        causes: the id of a cause, or of what causes mention, to its template; of several templates,
-            the first whose fields fit is meant.
+        phrases: for each kind of phrase ("form", "subject masks"), the id of each template, with
+            more specific templates first.
+        causes: for each id of a cause, or of a phrase in a cause, its template or templates; the
+            first one whose fields match is used.
     """
 
     requirements: list[dict[str, Any]]
@@ -53,13 +54,18 @@ def _frozen() -> _Frozen:
 
 
 def upgrade_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a whole record in the current schema."""
+    """Return a decoded record, converted to the current schema."""
     results = [upgrade_result(result) for result in record["results"]]
     return record | {"header": upgrade_header(record["header"]), "results": results}
 
 
+def upgrade_line(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a decoded line of a journal, converted to the current schema."""
+    return line | {"result": upgrade_result(line["result"])}
+
+
 def upgrade_header(header: dict[str, Any]) -> dict[str, Any]:
-    """Return a header in the current schema."""
+    """Return a decoded header, converted to the current schema."""
     return header | {
         "schema": SCHEMA,
         "implementations": [_implementation(item) for item in header["implementations"]],
@@ -82,7 +88,7 @@ def _implementation(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_result(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of one item in the current schema."""
+    """Return the decoded result of an item, converted to the current schema."""
     experiment = result["case"].removeprefix(PREFIX)
     entries = []
     differing = []
@@ -120,13 +126,13 @@ def _builtins(phrase: Phrase) -> dict[str, Any]:
 
 @cache
 def subject(experiment: str, text: str) -> Phrase:
-    """Return the subject of an entry, by the name of its experiment."""
+    """Return the phrase for the subject of a card entry of an experiment, given by name."""
     return _phrase(text, f"subject {experiment}")
 
 
 @cache
 def value(experiment: str, text: str, about: str) -> Phrase:
-    """Return the value of an entry, or what is declared of it; `about` is its subject's id."""
+    """Return the phrase for the value (or declared value) of an entry; `about` is its subject."""
     if text == "refused":
         return Phrase("refused")
     own = f"value {about}"
@@ -135,33 +141,33 @@ def value(experiment: str, text: str, about: str) -> Phrase:
 
 @cache
 def observed(requirement: str, text: str) -> Phrase:
-    """Return the observed value of a finding."""
+    """Return the phrase for the observed value in a finding about a requirement, given by id."""
     return _phrase(text, f"observed {requirement}")
 
 
 @cache
 def old_cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase:
-    """Return the cause of a finding.
+    """Return the phrase for the cause of a finding.
 
     Args:
-        subjects: of the item's card entries that are otherwise than declared, in their order. A
-            cause that lists some of them is made of these.
+        subjects: the subjects of those card entries of the item that differ from the declaration;
+            a cause that lists differing subjects refers to these.
     """
-    return (_cause(text, subjects) or _as_text(text)) if text else NOTHING
+    return _or_text(_cause(text, subjects), text)
 
 
 @cache
 def old_place(text: str) -> Phrase:
-    """Return the part of an array that deviates."""
-    return (_place(text) or _as_text(text)) if text else NOTHING
+    """Return the phrase for the part of an array that deviates."""
+    return _or_text(_place(text), text)
 
 
 def _phrase(text: str, kind: str) -> Phrase:
-    return _or_text(kind)(text) if text else NOTHING
+    return _or_text(_read(text, kind), text)
 
 
-def _as_text(text: str) -> Phrase:
-    return Phrase("text", {"text": text})
+def _or_text(phrase: Phrase | None, text: str) -> Phrase:
+    return phrase or (Phrase("text", {"text": text}) if text else NOTHING)
 
 
 _AROUND = (
@@ -174,18 +180,18 @@ _AROUND = (
         "{text}, or with another number than that",
     ),
 )
-"""What stands around the template of a cause, the outermost first."""
+"""Optional additions before or after the sentence of a cause, the outermost first."""
 
 
 def _cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase | None:
-    cause = next(_read(text, "cause"), None)
+    cause = _read(text, "cause")
     if cause is not None:
         if "subjects" in cause.arguments:
             more = cause.arguments.get("more", 0)
             count = len(subjects) - (more if isinstance(more, int) else 0)
             listed = list(subjects[:count]) or [cause.name("subjects")]
             return cause.having(subjects=listed)
-        # Of three templates, that without arrays speaks of all of them.
+        # If there are three templates, the one without "arrays" stands for all arrays.
         all_arrays = len(_frozen().templates(cause.id)) == 3 and "arrays" not in cause.arguments
         return cause.having(arrays=[]) if all_arrays else cause
     if "; " in text:
@@ -209,18 +215,18 @@ def _cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase | None:
 
 
 def _place(text: str) -> Phrase | None:
-    place = next(_read(text, "where"), None)
+    place = _read(text, "where")
     if place is not None or ", " not in text:
         return place
-    # Between the axes stands ", ", and between the indices of one of them too.
+    # A ", " separates axes, but also the indices along one axis.
     parts = _several(", (?=[a-z])", _place)(text)
     return None if parts is None or len(parts) < 2 else Phrase("where", {"parts": parts})
 
 
 def old_wording(phrase: Phrase) -> str:
-    """Return the text of a cause in the words of schema 1; "" for a cause that it did not have.
+    """Return the sentence for a cause in schema 1, which entries of baselines may quote.
 
-    Entries of baselines may quote these words.
+    Return "" for causes that schema 1 did not have.
     """
     around = {name for name, _, _ in _AROUND} & phrase.arguments.keys()
     arguments = {name: value for name, value in phrase.arguments.items() if name not in around}
@@ -252,7 +258,7 @@ def _rendered(name: str, arguments: dict[str, Argument]) -> str:
 
 
 def _joined(value: Argument, last: str = ", ") -> str:
-    """Return the text of an argument; `last` stands before the last of several parts."""
+    """Return the text of an argument; `last` is the separator before the last part of a list."""
     if isinstance(value, list):
         texts = [_joined(part) for part in value]
         return last.join([*([", ".join(texts[:-1])] if texts[1:] else []), *texts[-1:]])
@@ -264,15 +270,16 @@ def _joined(value: Argument, last: str = ", ") -> str:
 # Templates
 
 
-def _read(text: str, kind: str) -> Iterator[Phrase]:
-    """Yield what the text says by each template of a kind that fits it."""
+def _read(text: str, kind: str) -> Phrase | None:
+    """Return the phrase for a text by the first matching template of a kind, or None."""
     fields = _FIELDS if kind in _frozen().phrases else _CAUSE_FIELDS
     for name, pattern in _patterns(kind):
         match = pattern.fullmatch(text)
         if match is not None:
             arguments = {key: fields.get(key, str)(part) for key, part in match.groupdict().items()}
             if None not in arguments.values():
-                yield Phrase(name, arguments)  # type: ignore[arg-type]
+                return Phrase(name, arguments)  # type: ignore[arg-type]
+    return None
 
 
 @cache
@@ -287,13 +294,13 @@ def _patterns(kind: str) -> list[tuple[str, re.Pattern[str]]]:
         if (not name.startswith(mentioned) if kind == "cause" else name.startswith(f"{kind}."))
         for template in frozen.templates(name)
     ]
-    # Those with the most words of their own come first.
+    # Templates with the most fixed text come first.
     templates.sort(key=lambda item: -len(re.sub(r"\{\w+\}", "", item[1])))
     return [(name, _pattern(template)) for name, template in templates]
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    """Return what texts of a template look like; a field that occurs twice is the same twice."""
+    """Return a regular expression for a template; repeated fields must have the same text."""
     parts = re.split(r"\{(\w+)\}", template)
     fields = parts[1::2]
     for index, field in enumerate(fields):
@@ -304,21 +311,21 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 Reader = Callable[[str], Argument | None]
-"""Reads the text of a field; None if it cannot be that field."""
+"""A function that parses the text of a field; it returns None if the text does not fit."""
 
 
-def _one(kind: str) -> Callable[[str], Phrase | None]:
-    return lambda text: next(_read(text, kind), None)
+def _one(kind: str) -> Reader:
+    return lambda text: _read(text, kind)
 
 
-def _or_text(kind: str) -> Callable[[str], Phrase]:
-    return lambda text: next(_read(text, kind), None) or _as_text(text)
+def _any(kind: str) -> Callable[[str], Phrase]:
+    return lambda text: _phrase(text, kind)
 
 
-def _several(separator: str, read: Callable[[str], Part | None]) -> Callable[..., Any]:
+def _several(separator: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
     def several(text: str) -> list[Part] | None:
         items = [read(part) for part in re.split(separator, text)]
-        return None if None in items else [item for item in items if item is not None]
+        return None if None in items else items
 
     return several
 
@@ -328,14 +335,13 @@ def _integer(text: str) -> int | None:
 
 
 def _number(text: str) -> float | None:
-    try:
+    with suppress(ValueError):
         return float(text)
-    except ValueError:
-        return None
+    return None
 
 
 def _layouts(separator: str) -> Reader:
-    """Read "[batch, 1, key] [query, key]" as "batch 1 key" and "query key"."""
+    """Return a reader of text such as "[batch, 1] [key]", which it parses as ["batch 1", "key"]."""
 
     def layouts(text: str) -> Argument | None:
         items = re.findall(r"\[([^\[\]]+)\]", text)
@@ -347,33 +353,30 @@ def _layouts(separator: str) -> Reader:
 
 
 def _reading(text: str) -> Phrase | None:
-    shape, _, axes = text.partition(" is ")
-    layout = re.fullmatch(r"\[([^\[\]]+)\]", shape)
-    read = next(_read(axes, "value shapes.misread"), None)
-    if layout is None or read is None:
+    match = re.fullmatch(r"\[([^\[\]]+)\] is (.*)", text)
+    axes = match and _read(match[2], "value shapes.misread")
+    if not match or not axes:
         return None
-    return Phrase("reading", {"shape": " ".join(layout[1].split(", ")), "axes": read})
+    return Phrase("reading", {"shape": " ".join(match[1].split(", ")), "axes": axes})
 
 
 def _meaning(text: str) -> Phrase | None:
-    """Read "attn_mask[0/-inf]=added"."""
+    """Parse a text such as "attn_mask[0/-inf]=added"; return None if it has another form."""
     match = re.fullmatch(r"(\S+?)\[([^\]\s]+)\]=(.+)", text)
-    form = None if match is None else next(_read(match[2], "mask form"), None)
-    if match is None or form is None:
+    form = match and _read(match[2], "mask form")
+    if not match or not form:
         return None
-    meaning = _or_text("meaning")(match[3])
+    meaning = _phrase(match[3], "meaning")
     return Phrase("mask.means", {"argument": match[1], "form": form, "meaning": meaning})
 
 
-def _beside(text: str) -> Phrase:
-    return Phrase("beside", {"parts": _several("; ", _or_text("beside"))(text)})
-
-
 _FIELDS: dict[str, Reader] = {
-    **{kind: _one(kind) for kind in ("form", "sizes", "lengths", "triangle", "written")},
-    **{kind: _one(kind) for kind in ("number", "input")},
+    **{
+        kind: _one(kind)
+        for kind in ["form", "sizes", "lengths", "triangle", "written", "number", "input"]
+    },
     "otherwise": _one("returned"),
-    "row": _or_text("row"),
+    "row": _any("row"),
     "value": _one("finite"),
     "percent": _integer,
     "places": _several(", ", _one("place")),
@@ -383,9 +386,9 @@ _FIELDS: dict[str, Reader] = {
     "axes": _layouts(" or "),
     "readings": _several("; ", _reading),
     "meanings": _several(" ", _meaning),
-    "beside": _beside,
+    "beside": lambda text: Phrase("beside", {"parts": _several("; ", _any("beside"))(text)}),
 }
-"""How a field of a template of a card is read; others are names."""
+"""The readers of fields in templates of cards; all other fields are strings."""
 
 _CAUSE_FIELDS: dict[str, Reader] = {
     **dict.fromkeys(("by", "number", "limit", "factor", "amount", "below"), _number),
@@ -404,4 +407,4 @@ _CAUSE_FIELDS: dict[str, Reader] = {
     "over": _several(", | and ", str),
     "order": lambda text: [*text.split(", ")],
 }
-"""How a field of a template of a cause is read; others are names."""
+"""The readers of fields in templates of causes; all other fields are strings."""

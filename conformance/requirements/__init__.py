@@ -1,6 +1,6 @@
-"""The requirements, chapter by chapter, in the order in which reports show them.
+"""All requirements, in the order in which reports show them.
 
-Every module of this package may have a table `REQUIREMENTS`; its file is all that it takes.
+They are collected from the modules of this package: a `Requirement` needs no other registration.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from conformance.requirements.requirement import Requirement
 
 ORDER = (
     "definition",
-    "weights",
     "polarity",
     "invariance",
+    "equalities",
     "agreement",
-    "usage",
     "observed",
-    "declared",
     "probed",
 )
-"""Modules in the order of reports; one that is not named comes after them."""
+"""The modules in the order in which reports show them; a module not listed here comes last."""
 
 
-def _collected() -> Iterator[Requirement]:
+def _defined() -> Iterator[Requirement]:
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     for name in sorted(names, key=lambda name: (*ORDER, name).index(name)):
         module = importlib.import_module(f"{__name__}.{name}")
-        yield from getattr(module, "REQUIREMENTS", ())
+        for item in vars(module).values():
+            if isinstance(item, Requirement) and item.check.__module__ == module.__name__:
+                yield item
 
 
-REQUIREMENTS: tuple[Requirement, ...] = tuple(_collected())
+REQUIREMENTS: tuple[Requirement, ...] = tuple(_defined())
 
 
 def find_requirement(name: str) -> Requirement:
-    """Return the requirement with this id; raises `UnknownName`."""
+    """Return the requirement with this id; raise `UnknownName` if there is none."""
     for requirement in REQUIREMENTS:
         if requirement.id == name:
             return requirement

@@ -1,37 +1,87 @@
-"""Equivalent calls must give equal answers: modes, spellings of a mask, repeated calls."""
+"""Requirements that equivalent calls give equal answers, whether or not these are right.
+
+The calls differ in the mode, in the encoding of the mask, or in which arguments need a gradient, or
+one call is repeated on the same objects. Most of the checks skip frameworks that compile: there,
+derivatives are functions, and arrays are immutable.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Literal
 
-from conformance.cases import catalogue as served
+from conformance.adapter.arguments import Spelling
+from conformance.cases.patterns import other_mask
 from conformance.definition.comparison import Comparison, all_between
-from conformance.definition.problem import Answer
+from conformance.definition.problem import Answer, Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
-from conformance.requirements.examination import Examination
-from conformance.requirements.requirement import Requirement, judge
+from conformance.requirements.examination import Examination, Raised
+from conformance.requirements.requirement import judge, requirement
 
+MASKED = ("edge/fully-masked-row/*",)
+"""Cases with a fully masked query: what it gets is a convention, but one convention."""
+
+LAID_OUT: Mapping[Literal["gaps", "window"], str] = {
+    "gaps": "laid out with gaps",
+    "window": "a view into a larger array",
+}
 MOST_SPELLINGS = 8
 MOST_COMPILED_SPELLINGS = 4
 
 
+def _compared(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
+    """Compare each array that both answers have; raise `Unsupported` if there is none."""
+    ones, others = one.arrays(), other.arrays()
+    if ex.answer.weights is None:
+        ones.pop("weights", None)
+    noise = ex.suited_expectation.sigma
+    common = {
+        name: array
+        for name, array in ones.items()
+        if name in others and array.shape == others[name].shape == noise[name].shape
+    }
+    if not common:
+        raise Unsupported("the two answers have no array in common")
+    return all_between(common, others, noise, ex.expectation.underflow)
+
+
+@requirement(
+    "modes.agree",
+    "Modes that mean the same (weights asked for or not, fast and slow path, training and "
+    "evaluation without dropout) give the same output, weights and gradients.",
+    why="Otherwise asking for the weights, or switching to evaluation, changes the model.",
+    every_case=True,
+    cases=MASKED,
+)
 def modes(ex: Examination) -> Finding | None:
-    """The answer in this mode is that of the implementation's first mode."""
+    """Run the case in this mode and in the adapter's first mode, and compare every array that both
+    answers contain."""
     first = ex.adapter.modes[0]
     if ex.mode.name == first.name:
         return None
-    found = compare_answers(ex, ex.answer, ex.answer_in(first))
+    compared = _compared(ex, ex.answer, ex.answer_in(first))
     said = f"{{array}} in mode {ex.mode.name} is not that in mode {first.name}"
-    return judge(MODES.id, found, said=said)
+    return judge(modes.id, compared, said=said)
 
 
+@requirement(
+    "mask.spellings-agree",
+    "Spellings of a mask that mean the same (boolean or additive, one argument or two, "
+    "causal flag or explicit mask) give the same output and gradients.",
+    why="People switch between them without a second thought.",
+    cases=MASKED,
+)
 def spellings(ex: Examination) -> Finding | None:
-    """Boolean or additive, in one argument or two, by flag or by mask: the same answer."""
+    """Express the mask, the causal flag and the bias in every way that the adapter's mask arguments
+    allow (boolean or additive, in one argument or two, by the flag or as an explicit mask), and
+    compare each answer with the answer for the first of these encodings."""
     if not ex.varies_arguments:
         return None
-    most = MOST_COMPILED_SPELLINGS if ex.adapter.compiles else MOST_SPELLINGS
-    every = list(itertools.islice(ex.adapter.masks.spellings(ex.problem), most))
+    every = _spellings(ex)
     if not every:
         ex.adapter.masks.spell(ex.problem)
     if len(every) < 2:
@@ -39,97 +89,195 @@ def spellings(ex: Examination) -> Finding | None:
     for spelling in every[1:]:
         again = ex.ask(ex.problem, spelling=spelling)
         said = f"{{array}} with {spelling.label} is not that with {every[0].label}"
-        finding = judge(SPELLINGS.id, compare_answers(ex, again, ex.answer), said=said)
+        finding = judge(spellings.id, _compared(ex, again, ex.answer), said=said)
         if finding.verdict != "conforms":
-            return finding
+            break
     return finding
 
 
+def _spellings(ex: Examination) -> list[Spelling]:
+    """Return the encodings of the masks that are worth their cost, the preferred one first."""
+    most = MOST_COMPILED_SPELLINGS if ex.adapter.compiles else MOST_SPELLINGS
+    key = ("spellings", id(ex.adapter), ex.case.id, ex.dtype)
+    return ex.bench.answers.get(
+        key, lambda: list(itertools.islice(ex.adapter.masks.spellings(ex.problem), most))
+    )
+
+
+def _changed(name: str, lines: tuple[str, ...]) -> Finding:
+    return Finding(name, "deviates" if lines else "conforms", detail="; ".join(lines))
+
+
+@requirement(
+    "call.leaves-inputs-unchanged",
+    "A call changes neither its inputs nor anything attached to them.",
+    why="The next layer reads the same tensors.",
+    cases=("bias/with-mask/cross",),
+    revision=3,
+)
 def unchanged(ex: Examination) -> Finding | None:
-    """Inputs hold the same numbers after the call, and nothing new hangs on them."""
+    """Call the implementation twice on the same objects. Afterwards, inputs, masks, parameters and
+    the gradient that came in must hold the same numbers as before, and must have no new attributes.
+    Where encodings of the mask are compared too, this is repeated for each that is not refused."""
     if not ex.calls_eagerly:
         return None
     changed = ex.side_effects().changed
-    if changed:
-        return Finding(UNCHANGED.id, "deviates", detail="; ".join(changed))
-    return Finding(UNCHANGED.id, "conforms")
+    if not changed and spellings.serves(ex.case) and not ex.adapter.compiles:
+        for spelling in _spellings(ex)[1:]:
+            # That an encoding is refused is a finding of `mask.spellings-agree`.
+            with suppress(Raised):
+                effects = ex.side_effects(spelling)
+                changed = tuple(f"with {spelling.label}: {line}" for line in effects.changed)
+            if changed:
+                break
+    return _changed(unchanged.id, changed)
 
 
-def surroundings(ex: Examination) -> Finding | None:
-    """Two calls on the same objects leave generators, settings and environment as they were."""
-    if not ex.calls_eagerly:
-        return None
-    changed = ex.side_effects().surroundings
-    if changed:
-        return Finding(SURROUNDINGS.id, "deviates", detail="; ".join(changed))
-    return Finding(SURROUNDINGS.id, "conforms")
-
-
+@requirement(
+    "call.repeats",
+    "The same call on the same objects gives the same answer.",
+    why="State left behind by the first call makes results depend on history.",
+)
 def repeats(ex: Examination) -> Finding | None:
-    """The second call on the same objects answers as the first."""
+    """Call the implementation twice on the same objects, and compare the two answers."""
     if not ex.calls_eagerly:
         return None
     effects = ex.side_effects()
-    found = compare_answers(ex, effects.second, effects.first)
-    return judge(REPEATS.id, found, said="{array} of the second call is not that of the first")
+    compared = _compared(ex, effects.second, effects.first)
+    return judge(repeats.id, compared, said="{array} of the second call is not that of the first")
 
 
-def compare_answers(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
-    """Return a comparison for every array that both answers have."""
-    ones, others = one.arrays(), other.arrays()
-    if ex.answer.weights is None or ones.get("weights") is None:
-        ones.pop("weights", None)
-    noise = ex.suited_expectation.loosest
-    common = [
-        name
-        for name in ones
-        if name in others and ones[name].shape == others[name].shape == noise[name].shape
-    ]
-    if not common:
-        raise Unsupported("the two answers have no array in common")
-    chosen = {name: ones[name] for name in common}
-    return all_between(chosen, others, noise, ex.expectation.underflow)
-
-
-MODES = Requirement(
-    id="modes.agree",
-    level="must",
-    sentence="Modes that mean the same (weights asked for or not, fast and slow path, training and "
-    "evaluation without dropout) give the same output, weights and gradients.",
-    why="Otherwise asking for the weights, or switching to evaluation, changes the model.",
-    check=modes,
-    every_case=True,
-)
-SPELLINGS = Requirement(
-    id=served.SPELLINGS,
-    level="must",
-    sentence="Spellings of a mask that mean the same (boolean or additive, one argument or two, "
-    "causal flag or explicit mask) give the same output and gradients.",
-    why="People switch between them without a second thought.",
-    check=spellings,
-)
-UNCHANGED = Requirement(
-    id="call.leaves-inputs-unchanged",
-    level="must",
-    sentence="A call changes neither its inputs nor anything attached to them.",
-    why="The next layer reads the same tensors.",
-    check=unchanged,
-)
-REPEATS = Requirement(
-    id="call.repeats",
-    level="must",
-    sentence="The same call on the same objects gives the same answer.",
-    why="State left behind by the first call makes results depend on history.",
-    check=repeats,
-)
-
-SURROUNDINGS = Requirement(
-    id=served.SURROUNDINGS,
+@requirement(
+    "call.leaves-global-state-alone",
+    "A call leaves alone what the whole process shares: random generators, default dtypes, "
+    "numbers of threads, precisions, the environment, the current directory.",
     level="should",
-    sentence="A call leaves alone what belongs to everybody in the process: random generators, "
-    "default dtypes, numbers of threads, precisions, the environment, the current directory.",
     why="Whoever is called next computes something else, and nobody looks for the reason here.",
-    check=surroundings,
 )
+def surroundings(ex: Examination) -> Finding | None:
+    """Call the implementation twice, and compare the state of the process before and after: random
+    generators, the framework's settings, the environment and the current directory."""
+    return _changed(surroundings.id, ex.side_effects().surroundings) if ex.calls_eagerly else None
 
-REQUIREMENTS = (MODES, SPELLINGS, UNCHANGED, REPEATS, SURROUNDINGS)
+
+@requirement(
+    "gradient.does-not-depend-on-what-is-frozen",
+    "Output and gradients are the same whichever of the arguments need a gradient, and "
+    "the output also if none does.",
+    why="Fine-tuning, frozen encoders and inference need some gradients or none; a separate code "
+    "path for that may compute something else, or leave out a gradient.",
+)
+def frozen(ex: Examination) -> Finding | None:
+    """Request gradients for one argument at a time (each input, the parameters, the bias), and then
+    for none. Output and gradients must equal those of a call with gradients for all arguments."""
+    if ex.adapter.compiles or not ex.answer.gradients:
+        return None
+    problem = ex.problem
+    parts = [*problem.shape.distinct_inputs(), "weights"]
+    parts += ["attn_bias"] if problem.attn_bias is not None else []
+    for part in (*parts, ""):
+        again = ex.ask(problem, wanted=frozenset({part} - {""}))
+        when = f"if only {part} needs one" if part else "if nothing needs a gradient"
+        lost = ex.answer.gradients.keys() - again.gradients.keys()
+        for name in sorted(lost):
+            if name.split(".")[0] == part:
+                return Finding(frozen.id, "deviates", detail=f"there is no gradient.{name} {when}")
+        said = f"{{array}} is another {when}"
+        finding = judge(frozen.id, _compared(ex, again, ex.answer), said=said)
+        if finding.verdict != "conforms":
+            break
+    return finding
+
+
+@requirement(
+    "gradient.asked-for-twice-is-the-same",
+    "Gradients asked for twice through the same graph are the same.",
+    why="Two losses, or a Jacobian row by row, go back through one forward pass; what the first "
+    "backward pass writes over is wrong in the second.",
+)
+def twice(ex: Examination) -> Finding | None:
+    """Run the backward pass twice through the graph of one forward pass, and compare the second
+    gradients with those of a single backward pass."""
+    if ex.adapter.compiles or not ex.answer.gradients:
+        return None
+    compared = _compared(ex, ex.ask(ex.problem, backwards=2), ex.answer)
+    return judge(twice.id, compared, said="{array} of the second backward pass is another")
+
+
+@requirement(
+    "call.reads-what-its-arguments-hold-now",
+    "A call reads the numbers that its arguments hold now, not those that they held in an "
+    "earlier call.",
+    why="Servers keep their buffers and write into them; a cache by identity is then stale.",
+)
+def rewritten(ex: Examination) -> Finding | None:
+    """Call with other numbers, overwrite them in place with the numbers of the case, and call again
+    with the same arrays. The second answer must equal the answer for new arrays."""
+    if ex.adapter.compiles:
+        return None
+    compared = _compared(ex, ex.ask_rewritten(_other(ex)), ex.answer)
+    said = "{array} is not that of the numbers it was given last"
+    return judge(rewritten.id, compared, said=said)
+
+
+@requirement(
+    "call.memory-layout-does-not-matter",
+    "An argument with gaps between its numbers, or cut out of a larger array, gets the same "
+    "answer as a contiguous one, each argument by itself and all together.",
+    cases=("mask/per-head/separate", "mask/key-padding/separate", "bias/with-mask/self"),
+    revision=2,
+    why="A kernel that ignores strides reads other numbers, and nothing raises.",
+)
+def memory_layout(ex: Examination) -> Finding | None:
+    """Lay out one argument at a time with gaps, and as a view into a larger array: each input, each
+    mask argument, and the gradient that comes in. The answer must be that for contiguous arrays.
+    The experiment `repeatability` lays out all inputs together."""
+    if ex.adapter.compiles:
+        return None
+    names = [*ex.problem.shape.distinct_inputs()]
+    names += ["cotangent"] if ex.answer.gradients else []
+    names += ex.adapter.masks.spell(ex.problem).arrays()
+    finding = None
+    for name, strided in itertools.product(names, LAID_OUT):
+        again = ex.ask(ex.problem, strided=strided, strided_alone=name)
+        said = f"{{array}} is another if {name} is {LAID_OUT[strided]}"
+        finding = judge(memory_layout.id, _compared(ex, again, ex.answer), said=said)
+        if finding.verdict != "conforms":
+            break
+    return finding
+
+
+@requirement(
+    "dropout.off-is-off",
+    "Where a mode turns dropout off, output and gradients are those without dropout, whatever "
+    "its probability.",
+    cases=("mask/key-padding/cross",),
+    why="What is not dropped but still rescaled, or dropped again in the backward pass, trains "
+    "and evaluates two models.",
+)
+def dropout_off(ex: Examination) -> Finding | None:
+    """Ask with a dropout probability of 0.5 in a mode in which the adapter declares that dropout is
+    not active. Everything must be as with a probability of 0."""
+    names = ex.adapter.dropout_modes
+    if not names or ex.mode.name in names or not ex.calls_eagerly:
+        return None
+    again = ex.ask(ex.problem, mode=dataclasses.replace(ex.mode, dropout=0.5))
+    said = "{array} depends on the probability of dropout"
+    return judge(dropout_off.id, _compared(ex, again, ex.answer), said=said)
+
+
+def _other(ex: Examination) -> Problem:
+    """Return a problem of the same shape with different numbers in every argument."""
+    problem, random = ex.problem, ex.case.random("earlier")
+    inputs = {
+        name: problem.format.round(random.standard_normal(getattr(problem, name).shape))
+        for name in problem.shape.distinct_inputs()
+    }
+    changes: dict[str, Any] = {}
+    if problem.mask is not None:
+        changes["mask"] = other_mask(problem.mask)
+    if problem.attn_bias is not None:
+        changes["attn_bias"] = -problem.attn_bias
+    if not changes and problem.causal:
+        raise Unsupported("no mask to write to")
+    return problem.with_inputs(**inputs).replace(**changes)

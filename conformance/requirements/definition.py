@@ -1,124 +1,311 @@
-"""Does it compute what the definition says? Output, gradients, dtype."""
+"""Requirements that output, gradients, dtypes and attention weights are those of the definition."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
-from conformance.definition.comparison import accuracy_class, against
+import numpy as np
+
+from conformance.definition.comparison import accuracy_class, against, between, compare, element
 from conformance.definition.dtypes import Array
+from conformance.definition.expectation import Expectation
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination
-from conformance.requirements.requirement import Requirement, judge
+from conformance.requirements.requirement import Check, judge, requirement
 
 
-def output(ex: Examination) -> Finding:
-    """Every element of the output lies within the noise of an honest implementation."""
-    said = "the output is not the definition's"
-    return _judge(OUTPUT.id, ex, {"output": ex.answer.output}, said)
+def _compared(name: str, ex: Examination, names: Sequence[str], said: str) -> Finding:
+    """Compare the arrays `names` of the answer with the expectation, and return the finding. If
+    every array fits, the finding states the accuracy class."""
+    returned = ex.answer.arrays()
+    return _judged(name, ex.expectation, {array: returned[array] for array in names}, said)
 
 
-def _judge(requirement: str, ex: Examination, arrays: dict[str, Array], said: str) -> Finding:
-    """Compare with the expectation, and name the accuracy class that was reached."""
-    compared = against(ex.expectation, arrays)
+def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said: str) -> Finding:
+    """Compare arrays with an expectation, and name the accuracy class that they reach."""
+    comparisons = against(expectation, arrays)
     accuracy = ""
-    if all(comparison.fits for comparison in compared):
-        only, *others = ex.expectation.noise
-        accuracy = accuracy_class(ex.expectation, arrays) if others else only
-    return judge(requirement, compared, accuracy=accuracy, said=said)
+    if all(comparison.fits for comparison in comparisons):
+        only, *others = expectation.noise
+        accuracy = accuracy_class(expectation, arrays) if others else only
+    return judge(name, comparisons, accuracy=accuracy, said=said)
 
 
-def _gradients(
-    requirement: str, wanted: Callable[[str], bool]
-) -> Callable[[Examination], Finding | None]:
-    def check(ex: Examination) -> Finding | None:
-        if not ex.mode.gradients:
-            return None
-        own = ex.problem.shape
-        every = [*own.distinct_inputs(), *(f"weights.{name}" for name in own.weight_shapes())]
-        every += ["attn_bias"] if ex.problem.attn_bias is not None else []
-        names = [f"gradient.{name}" for name in every if wanted(name)]
-        if not names:
-            return None
-        answer = ex.answer
-        if not ex.adapter.differentiable or not answer.gradients:
-            raise Unsupported("no gradients")
-        arrays = answer.arrays()
-        missing = [name for name in names if name not in arrays]
-        if missing:
-            detail = f"there is no {', '.join(missing)}"
-            return Finding(requirement, "deviates", detail=detail)
-        found = {name: arrays[name] for name in names}
-        return _judge(requirement, ex, found, "{array} is not the definition's")
-
-    return check
+def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | None:
+    """Compare the gradients of the arrays `names` with the expectation, and return the finding. The
+    result is None if `names` is empty or the mode computes no gradients. An implementation without
+    gradients declares that, with `differentiable` or in its mode."""
+    if not ex.mode.gradients or not names:
+        return None
+    gradients = ex.answer.gradients
+    if not ex.adapter.has_gradients:
+        raise Unsupported("no gradients")
+    missing = [f"gradient.{array}" for array in names if array not in gradients]
+    if missing:
+        return Finding(name, "deviates", detail=f"there is no {', '.join(missing)}")
+    arrays = [f"gradient.{array}" for array in names]
+    return _compared(name, ex, arrays, "{array} is not the definition's")
 
 
+@requirement(
+    "output.equals-definition",
+    "The output is that of the definition, element by element, within rounding noise.",
+    why="Everything else is worth nothing if a port computes something else.",
+    every_case=True,
+    of_answer=True,
+)
+def output(ex: Examination) -> Finding:
+    """Compare every element of the output with the float64 reference. The difference may be no
+    larger than the rounding noise of a correct implementation in this dtype."""
+    return _compared(output.id, ex, ["output"], "the output is not the definition's")
+
+
+@requirement(
+    "gradient.inputs-equal-definition",
+    "The gradients of query, key and value are those of the definition.",
+    why="A wrong gradient does not show in inference; training just gets worse.",
+    every_case=True,
+    of_answer=True,
+    revision=2,
+)
+def inputs(ex: Examination) -> Finding | None:
+    """Compare the gradients of query, key and value with those of the float64 reference, element
+    by element. Inputs that are the same array, as in self-attention, have a single gradient."""
+    return _gradients(inputs.id, ex, ex.problem.shape.distinct_inputs())
+
+
+@requirement(
+    "gradient.parameters-equal-definition",
+    "The gradients of all weights and biases are those of the definition.",
+    why="A parameter that is detached, doubled or transposed in the backward pass trains wrongly.",
+    every_case=True,
+    of_answer=True,
+    revision=2,
+)
+def parameters(ex: Examination) -> Finding | None:
+    """Compare the gradient of every weight and bias of the projections with that of the float64
+    reference, element by element, after converting it to the suite's weight layout."""
+    names = [f"weights.{name}" for name in ex.problem.shape.weight_shapes()]
+    return _gradients(parameters.id, ex, names)
+
+
+@requirement(
+    "gradient.bias-equals-definition",
+    "The gradient of the additive bias is that of the definition, 0 where it is blocked.",
+    why="Learned relative positions train through it; several kernels drop it silently.",
+    every_case=True,
+    of_answer=True,
+    revision=2,
+)
+def bias(ex: Examination) -> Finding | None:
+    """Compare the gradient of the additive bias with that of the float64 reference, element by
+    element. Both are summed over the axes along which the bias is broadcast."""
+    return _gradients(bias.id, ex, [] if ex.problem.attn_bias is None else ["attn_bias"])
+
+
+@requirement(
+    "gradient.features-equal-definition",
+    "The gradients of sinks and of the weights of query/key norms are those of the definition.",
+    why="A test with sinks of 0 does not see that a sink is dropped; training then never moves it.",
+    cases=("feature/*",),
+    of_answer=True,
+)
+def features(ex: Examination) -> Finding | None:
+    """Compare the gradients of the sinks and of the weights of the norm of query and key heads with
+    those of the float64 reference, element by element."""
+    return _gradients(features.id, ex, [*ex.problem.trained()])
+
+
+KERNEL = ("output", "gradient.query", "gradient.key", "gradient.value", "gradient.attn_bias")
+
+
+@requirement(
+    "kernel.equals-definition",
+    "Given heads that are projected already, a function returns the definition's output and "
+    "gradients.",
+    why="The projections around a function round too, which would hide what the function loses.",
+    every_case=True,
+)
+def kernel(ex: Examination) -> Finding | None:
+    """Call the function on the projected heads, rounded to the dtype, without the suite's
+    projections. Compare the output and its gradients with the definition for these heads, whose
+    rounding noise is that of the function alone. This is skipped if the function already deviates
+    with the projections. Layers are not examined, because they have their own projections. If
+    calls are compiled, only one family of cases is examined."""
+    if not ex.adapter.projections_supplied or (ex.adapter.compiles and ex.case.family != "cross"):
+        return None
+    answer = {n: array for n, array in ex.answer.arrays().items() if n != "weights"}
+    if not all(comparison.fits for comparison in against(ex.expectation, answer)):
+        # That is a finding of its own, which says whether the function or a projection made it.
+        return None
+    returned = ex.kernel_answer.arrays()
+    arrays = {name: returned[name] for name in KERNEL if name in returned}
+    return _judged(kernel.id, ex.kernel_expectation, arrays, "given the heads, {array} is off")
+
+
+@requirement(
+    "gradient.through-returned-weights",
+    "A loss on the returned attention weights reaches query and key, as one on the output does.",
+    cases=("mask/per-batch/cross",),
+    why="Coverage losses, guided attention and distillation train through the weights; if these "
+    "are detached, or made again without a graph, the loss is there and teaches nothing.",
+)
+def through_weights(ex: Examination) -> Finding | None:
+    """Ask for the gradients of a loss that depends on the output and on the returned weights, and
+    compare them with those of the float64 reference. A gradient that deviates with a loss on the
+    output alone is left out. If calls are compiled, this is asked in one dtype."""
+    if not (ex.mode.weights and ex.mode.gradients and ex.adapter.has_gradients):
+        return None
+    if ex.answer.weights is None or ex.answer.weights.ndim == 3:
+        raise Unsupported("returns no attention weights per head")
+    if not ex.varies_arguments:
+        return None
+    random = ex.case.random("loss on weights")
+    loss = ex.problem.format.round(random.standard_normal(ex.problem.shape.logits))
+    both = ex.problem.replace(weights_cotangent=loss)
+    expected = ex.expected("loss on weights", lambda: both)
+    every = ex.ask(both).arrays()
+    alone = {n: array for n, array in ex.answer.arrays().items() if n.startswith("gradient.")}
+    compared = zip(alone, against(ex.expectation, alone), strict=True)
+    wrong = {name for name, comparison in compared if not comparison.fits}
+    if not alone.keys() & every.keys():
+        raise Unsupported("no gradients")
+    arrays = {name: every[name] for name in alone.keys() & every.keys() - wrong}
+    if not arrays:
+        return None
+    said = "{array} is not that of a loss on the output and the returned weights"
+    return _judged(through_weights.id, expected, arrays, said)
+
+
+@requirement(
+    "dtype.in-is-out",
+    "Output and input gradients have the dtype of the inputs.",
+    why="A silent float32 doubles the memory; a silent half precision loses the digits.",
+    every_case=True,
+    of_answer=True,
+)
 def dtype(ex: Examination) -> Finding:
-    """Output and gradients have the dtype of the inputs."""
-    names = {"output"} | {f"gradient.{name}" for name in ("query", "key", "value")}
-    other = {
-        name: found
-        for name, found in ex.answer.dtypes.items()
-        if name in names and found != ex.dtype
-    }
+    """Compare the dtypes of the returned native arrays, before their conversion to float64, with
+    the dtype of the inputs."""
     if not ex.answer.dtypes:
         raise Unsupported("the adapter does not say which dtypes it returned")
-    if other:
-        told = ", ".join(f"{name} is {found}" for name, found in other.items())
-        return Finding(DTYPE.id, "deviates", detail=f"inputs are {ex.dtype}, but {told}")
-    return Finding(DTYPE.id, "conforms")
+    names = ("output", "gradient.query", "gradient.key", "gradient.value")
+    others = [
+        f"{name} is {returned}"
+        for name, returned in ex.answer.dtypes.items()
+        if name in names and returned != ex.dtype
+    ]
+    if others:
+        detail = f"inputs are {ex.dtype}, but {', '.join(others)}"
+        return Finding(dtype.id, "deviates", detail=detail)
+    return Finding(dtype.id, "conforms")
 
 
-OUTPUT = Requirement(
-    id="output.equals-definition",
-    level="must",
-    sentence="The output is that of the definition, element by element, within rounding noise.",
-    why="Everything else is worth nothing if a port computes something else.",
-    check=output,
-    every_case=True,
-    of_answer=True,
-)
-INPUTS = Requirement(
-    id="gradient.inputs-equal-definition",
-    level="must",
-    sentence="The gradients of query, key and value are those of the definition.",
-    why="A wrong gradient does not show in inference; training just gets worse.",
-    check=_gradients(
-        "gradient.inputs-equal-definition",
-        lambda name: not name.startswith("weights.") and name != "attn_bias",
-    ),
-    every_case=True,
-    of_answer=True,
-)
-PARAMETERS = Requirement(
-    id="gradient.parameters-equal-definition",
-    level="must",
-    sentence="The gradients of all weights and biases are those of the definition.",
-    why="A parameter that is detached, doubled or transposed in the backward pass trains wrongly.",
-    check=_gradients(
-        "gradient.parameters-equal-definition", lambda name: name.startswith("weights.")
-    ),
-    every_case=True,
-    of_answer=True,
-)
-BIAS = Requirement(
-    id="gradient.bias-equals-definition",
-    level="must",
-    sentence="The gradient of the additive bias is that of the definition, 0 where it is blocked.",
-    why="Learned relative positions train through it; several kernels drop it silently.",
-    check=_gradients("gradient.bias-equals-definition", lambda name: name == "attn_bias"),
-    every_case=True,
-    of_answer=True,
-)
-DTYPE = Requirement(
-    id="dtype.in-is-out",
-    level="must",
-    sentence="Output and input gradients have the dtype of the inputs.",
-    why="A silent float32 doubles the memory; a silent half precision loses the digits.",
-    check=dtype,
-    every_case=True,
-    of_answer=True,
-)
+def _of_weights(check: Callable[[Examination, Array], Finding | None]) -> Check:
+    """Return a check that calls `check` with the returned weights, if the mode returns weights."""
 
-REQUIREMENTS = (OUTPUT, INPUTS, PARAMETERS, BIAS, DTYPE)
+    @functools.wraps(check)
+    def with_weights(ex: Examination) -> Finding | None:
+        if not ex.mode.weights:
+            return None
+        if ex.answer.weights is None:
+            raise Unsupported("returns no attention weights")
+        return check(ex, ex.answer.weights)
+
+    return with_weights
+
+
+@requirement(
+    "weights.equal-definition",
+    "The returned attention weights are those of the definition.",
+    why="People plot them, prune by them and distil from them.",
+    every_case=True,
+    of_answer=True,
+)
+@_of_weights
+def equal(ex: Examination, weights: Array) -> Finding:
+    """Compare every returned weight with the float64 reference, up to rounding noise. Weights that
+    are averaged over heads are compared with the average of the reference over heads."""
+    comparisons = against(ex.suited_expectation, {"weights": weights})
+    said = "the returned attention weights are not the definition's"
+    return judge(equal.id, comparisons, said=said)
+
+
+@requirement(
+    "weights.rows-sum-to-one",
+    "Each row of the returned weights sums to one.",
+    why="A softmax over the wrong axis, or weights after dropout, shows here first.",
+    every_case=True,
+    of_answer=True,
+)
+@_of_weights
+def sums(ex: Examination, weights: Array) -> Finding:
+    """Sum the returned weights of each query over the keys. Each sum must be 1 up to rounding."""
+    noise = np.sqrt((ex.suited_expectation.sigma["weights"] ** 2).sum(axis=-1))
+    total = weights.sum(axis=-1)
+    # The one weight of a row with a single visible key has no noise; the sum is rounded once.
+    noise = np.maximum(noise, ex.problem.format.roundoff)
+    one = np.ones_like(total)
+    if ex.problem.features:
+        # A sink takes a part of each row, and lengths leave rows without keys.
+        one = ex.suited_expectation.arrays["weights"].sum(axis=-1)
+    compared = compare("row sums", total, one, noise, ex.expectation.underflow)
+    return judge(sums.id, [compared], said="rows of the returned weights do not sum to one")
+
+
+@requirement(
+    "weights.blocked-are-zero",
+    "The returned weight of a blocked key is zero, exactly.",
+    why="A weight of 1e-5 on padding is a mask that leaks.",
+    every_case=True,
+    of_answer=True,
+)
+@_of_weights
+def blocked(ex: Examination, weights: Array) -> Finding | None:
+    """Look for returned weights that are not exactly 0 where the mask or the causal flag blocks
+    the key. A weight that is too small for the format of the dtype counts as 0."""
+    if ex.problem.allowed is None:
+        return None
+    forbidden = ex.problem.blocked_for(weights)
+    with np.errstate(invalid="ignore"):
+        wrong = forbidden & ~(np.abs(weights) <= ex.expectation.underflow)
+    if not wrong.any():
+        return Finding(blocked.id, "conforms")
+    size = np.where(wrong, np.nan_to_num(np.abs(weights)), -1)
+    at = np.unravel_index(np.argmax(size), wrong.shape)
+    worst = element("weights", at, weights[at], 0.0, 0.0)
+    detail = f"{int(wrong.sum())} of {int(forbidden.sum())} blocked weights are not zero"
+    return Finding(blocked.id, "deviates", detail=detail, worst=worst)
+
+
+@requirement(
+    "weights.made-the-output",
+    "The output is made of the returned weights: weights times values, projected.",
+    why="Weights that were averaged, taken before the mask or after dropout explain nothing.",
+    every_case=True,
+    of_answer=True,
+)
+@_of_weights
+def made_the_output(ex: Examination, weights: Array) -> Finding:
+    """Compute the output from the returned weights: multiply them by the projected values, and
+    apply the output projection. The returned output must be the same up to rounding noise."""
+    if weights.ndim == 3:
+        raise Unsupported("weights averaged over heads say little about the output")
+    problem, parameters = ex.problem, ex.problem.weights
+    values = np.einsum("bke,ehd->bhkd", problem.value, parameters.value)
+    if parameters.value_bias is not None:
+        values = values + parameters.value_bias[:, None, :]
+    values = np.repeat(values, problem.shape.group, axis=1)
+    output = np.einsum("bhqk,bhkd,hde->bqe", weights, values, parameters.output, optimize=True)
+    if parameters.output_bias is not None:
+        output = output + parameters.output_bias
+    # Wrong weights may make this output larger than the expected one, and its noise grows with it.
+    size = np.sqrt(np.mean(ex.expectation.arrays["output"] ** 2))
+    finite = output[np.isfinite(output)]
+    gain = max(1.0, np.sqrt(np.mean(finite**2)) / size) if finite.size and size > 0 else 1.0
+    noise = gain * ex.expectation.sigma["output"]
+    compared = between("output", ex.answer.output, output, noise, ex.expectation.underflow)
+    said = "the output was not made of the returned weights"
+    return judge(made_the_output.id, [compared], said=said)

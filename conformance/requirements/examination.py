@@ -1,6 +1,6 @@
-"""One implementation before one case: asks it, remembers its answers, knows what is expected.
+"""An `Examination` calls one implementation with one case, and caches answers and expectations.
 
-One evaluation (output, weights and all gradients) serves every check that looks at it, and an
+One call that computes output, weights and all gradients serves every check that needs them. An
 expectation is computed once per problem and dtype, for all implementations and modes.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -19,19 +19,19 @@ import numpy as np
 from conformance.adapter.arguments import Spelling
 from conformance.adapter.base import Adapter, Call, Mode, SideEffects
 from conformance.cases.case import Case
+from conformance.definition.attention import heads_alone
 from conformance.definition.dtypes import Array
-from conformance.definition.expectation import Expectation, expect
-from conformance.definition.problem import Answer, Problem
+from conformance.definition.expectation import Expectation, expect, expect_carefully
+from conformance.definition.problem import Answer, Problem, check_shape
 from conformance.errors import ConformanceError, Unsupported, WrongShape
+from conformance.text import text_of
 
 T = TypeVar("T")
 
 
 class Raised(Exception):
-    """The implementation raised; the original is the cause.
-
-    It tells an implementation's mistake, which is a finding, from one of the suite, which is not.
-    """
+    """Wraps an exception that the implementation raised; that exception is the `__cause__`. It
+    separates errors of the implementation, which are findings, from errors of the suite."""
 
     @property
     def original(self) -> BaseException:
@@ -42,19 +42,19 @@ class Raised(Exception):
     @property
     def told(self) -> str:
         """The type of the exception and the first line of its message."""
-        lines = str(self.original).strip().splitlines() or [""]
+        lines = text_of(self.original).strip().splitlines() or [""]
         return f"{type(self.original).__name__}: {lines[0]}"
 
 
 class Memory:
-    """A cache of the most recent results, exceptions included."""
+    """A cache of the most recent results; exceptions are cached too."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._known: OrderedDict[Hashable, Any] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `make` returned for this key, or raise again what it raised."""
+        """Return the result of `make()`, cached under the key; exceptions are raised again."""
         if key in self._known:
             self._known.move_to_end(key)
         else:
@@ -70,24 +70,26 @@ class Memory:
         return value
 
     def known(self, key: Hashable) -> Any:
-        """Return what was computed for this key, or None."""
+        """Return the result that is cached under the key, or None."""
         return self._known.get(key, (None, None))[0]
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """State that several examinations share."""
+    """Caches that several examinations share."""
 
     decided: Memory = field(default_factory=lambda: Memory(256))
     answers: Memory = field(default_factory=lambda: Memory(64))
+    explained: Memory = field(default_factory=lambda: Memory(1024))
     expectations: Memory = field(default_factory=lambda: Memory(64))
-    expect: Callable[[Problem], Expectation] = expect
-    """Computes an expectation, or finds it where it was kept."""
+    expect: Callable[..., Expectation] = expect
+    """Computes the expectation for a problem, or loads one that was saved earlier; `gradients` says
+    whether with those."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examination:
-    """One implementation, one case, one dtype, one device, one mode."""
+    """One implementation examined with one case, in one dtype and mode and on one device."""
 
     adapter: Adapter
     case: Case
@@ -96,14 +98,12 @@ class Examination:
     mode: Mode
     bench: Workbench = field(default_factory=Workbench)
     put_back: Callable[[], None] = lambda: None
-    """Makes what belongs to everybody in the process as it was before the examination."""
+    """Restores the process-wide state (random generators, settings) from before the examination."""
 
     @property
     def varies_arguments(self) -> bool:
-        """Whether checks that give masks in other forms are worth their cost here.
-
-        Where each form is compiled anew: in float32 and in quickly compiled modes only.
-        """
+        """Whether checks that pass the mask in several forms are worth their cost here. If each
+        form has to be compiled, they are so only in float32 and in unoptimised modes."""
         if not self.adapter.compiles:
             return True
         wanted = "float32" if "float32" in self.adapter.dtypes else self.adapter.dtypes[0]
@@ -111,7 +111,7 @@ class Examination:
 
     @property
     def calls_eagerly(self) -> bool:
-        """Whether to look at calls that are not compiled: in one family only if that is slow."""
+        """Whether to examine calls without compilation; if these are slow, only in one family."""
         return self.varies_arguments and (not self.adapter.compiles or self.case.family == "cross")
 
     @cached_property
@@ -121,20 +121,48 @@ class Examination:
 
     @cached_property
     def expectation(self) -> Expectation:
-        """The expectation for the case."""
+        """The expected answer to the case, with its rounding noise."""
         return self.expected("", lambda: self.problem)
 
     def expected(self, variant: str, problem: Callable[[], Problem]) -> Expectation:
-        """Return the expectation for a variant of the case, cached under that name."""
-        key = (self.case.id, self.dtype, variant)
-        return self.bench.expectations.get(key, lambda: self.bench.expect(problem()))
+        """Return the expectation for `problem()`, cached under the name `variant` of the case."""
+        gradients = self.adapter.has_gradients
+        key = (self.case.id, self.dtype, variant, gradients)
+        found = self.bench.expectations.get(
+            key, lambda: self.bench.expect(problem(), gradients=gradients)
+        )
+        found = found.at_accuracy(self.adapter.accuracy)
+
+        def careful() -> Expectation | None:
+            again = self.bench.expectations.get(
+                (*key, "careful"), lambda: expect_carefully(problem(), gradients=gradients)
+            )
+            return None if again is None else again.at_accuracy(self.adapter.accuracy)
+
+        return replace(found, careful=careful)
+
+    @property
+    def kernel_expectation(self) -> Expectation:
+        """The expectation for the heads alone, if the suite supplies the projections."""
+        return self.expected("kernel", lambda: self._heads_alone)
+
+    @property
+    def kernel_answer(self) -> Answer:
+        """The implementation's answer to the heads alone; raises what the implementation raised."""
+        key = ("kernel", self._answer_key(self.mode))
+        return self.bench.answers.get(key, lambda: self.ask(self._heads_alone, projected=True))
+
+    @property
+    def _heads_alone(self) -> Problem:
+        key = ("heads alone", self.case.id, self.dtype)
+        return self.bench.answers.get(key, lambda: heads_alone(self.problem))
 
     @cached_property
     def suited_expectation(self) -> Expectation:
-        """The expectation, with weights averaged over heads if the implementation averages them."""
+        """The expectation; its weights are averaged over heads if the implementation does so."""
         weights = self.answer.weights
         if weights is not None and weights.ndim == 3:
-            key = (self.case.id, self.dtype, "averaged")
+            key = (self.case.id, self.dtype, "averaged", self.adapter.accuracy)
             return self.bench.expectations.get(key, lambda: averaged_over_heads(self.expectation))
         return self.expectation
 
@@ -144,30 +172,32 @@ class Examination:
         return self.answer_in(self.mode)
 
     def answer_in(self, mode: Mode) -> Answer:
-        """Return the implementation's answer in a mode; raises what the implementation raised."""
-        return self.bench.answers.get(
-            self._answer_key(mode), lambda: self.ask(self.problem, mode=mode)
-        )
+        """Return the implementation's answer to the case in a mode; raises `Raised` if it fails."""
+        key = self._answer_key(mode)
+        return self.bench.answers.get(key, lambda: self.ask(self.problem, mode=mode))
 
-    def _answer_key(self, mode: Mode) -> Hashable:
+    def _answer_key(self, mode: Mode) -> tuple[Hashable, ...]:
         return (id(self.adapter), self.case.id, self.dtype, self.device, mode.name)
 
     @cached_property
     def answer_identity(self) -> Hashable:
         """A key that is equal for two modes whose answers are equal bit for bit."""
-        key = (id(self.adapter), self.case.id, self.dtype, self.device)
-        return (*key, self.mode.gradients, self.mode.weights, fingerprint(self.answer))
+        digest = hashlib.blake2b(repr(sorted(self.answer.dtypes.items())).encode())
+        for name, array in self.answer.arrays().items():
+            digest.update(name.encode() + array.tobytes())
+        *key, _ = self._answer_key(self.mode)
+        return (*key, self.mode.gradients, self.mode.weights, digest.digest())
 
     def exchanged(self) -> dict[str, Array]:
-        """The output, reference and noise for comparing implementations, if computed."""
+        """Return output, reference and noise, to compare implementations; {} if not computed."""
         answer = self.bench.answers.known(self._answer_key(self.mode))
         if answer is None:
             return {}
-        want, noise = self.expectation.arrays["output"], self.expectation.loosest["output"]
+        want, noise = self.expectation.arrays["output"], self.expectation.sigma["output"]
         return {"output": answer.output, "want": want, "noise": noise}
 
     def pictured(self) -> dict[str, Array]:
-        """Weights, reference, noise and blocked pairs (1 or 0) to draw, if computed."""
+        """Return weights, reference, noise and blocked pairs (1 or 0), to draw; {} if none yet."""
         answer = self.bench.answers.known(self._answer_key(self.mode))
         if answer is None or answer.weights is None:
             return {}
@@ -175,7 +205,7 @@ class Examination:
         return {
             "weights": answer.weights,
             "weights.want": expectation.arrays["weights"],
-            "weights.noise": expectation.loosest["weights"],
+            "weights.noise": expectation.sigma["weights"],
             "weights.blocked": self.problem.blocked_for(answer.weights).astype(np.float64),
         }
 
@@ -187,89 +217,117 @@ class Examination:
         mode: Mode | None = None,
         **manner: Any,
     ) -> Answer:
-        """Put another problem to the implementation, or the same one otherwise.
+        """Call the implementation with a problem, and return its answer.
 
-        `manner` holds further fields of `Call`.
+        `spelling` says how to encode the mask; `manner` holds further fields of `Call`.
         """
         call = Call(mode or self.mode, self.device, spelling, **manner)
         with _theirs():
+            # An adapter that reads problems itself may not know that there are features.
+            self.adapter.check_features(problem)
             answer = self.adapter.run(problem, call)
+        return self._checked(answer, problem)
+
+    def _checked(self, answer: Answer, problem: Problem) -> Answer:
+        """Return a valid answer, without gradients that the adapter says it does not have."""
         check_answer(answer, problem)
-        return answer
+        if self.case.defined and problem.features:
+            answer = without_masked_rows(answer, problem)
+        return answer if self.adapter.has_gradients else replace(answer, gradients={})
 
     def ask_rewritten(self, earlier: Problem) -> Answer:
-        """Return the answer from arrays that held the earlier problem in a previous call."""
+        """Call with `earlier`, overwrite its arrays with the case, and return the second answer."""
         with _theirs():
             answer = self.adapter.rewritten(self.problem, earlier, Call(self.mode, self.device))
-        check_answer(answer, self.problem)
-        return answer
+        return self._checked(answer, self.problem)
 
-    def side_effects(self) -> SideEffects:
-        """Return the side effects of two calls on the same objects."""
-        key = ("side effects", self._answer_key(self.mode))
+    def side_effects(self, spelling: Spelling | None = None) -> SideEffects:
+        """Return the side effects of two calls on the same objects, with masks encoded so."""
+        key = ("side effects", self._answer_key(self.mode), spelling and spelling.label)
 
         def look() -> SideEffects:
-            # Who seeded or set something in an earlier call would now change nothing.
+            # A change that an earlier call made would not be noticed a second time.
             self.put_back()
             with _theirs():
-                return self.adapter.side_effects(self.problem, Call(self.mode, self.device))
+                effects = self.adapter.side_effects(
+                    self.problem, Call(self.mode, self.device, spelling)
+                )
+            return replace(
+                effects,
+                first=self._checked(effects.first, self.problem),
+                second=self._checked(effects.second, self.problem),
+            )
 
         return self.bench.answers.get(key, look)
 
 
-def fingerprint(answer: Answer) -> bytes:
-    """Return a hash of every bit of an answer."""
-    digest = hashlib.blake2b(repr(sorted(answer.dtypes.items())).encode(), digest_size=16)
-    for name, array in answer.arrays().items():
-        digest.update(name.encode())
-        digest.update(array.tobytes())
-    return digest.digest()
-
-
 @contextmanager
 def _theirs() -> Iterator[None]:
-    """Attribute exceptions that are raised inside the context to the implementation."""
+    """Turn exceptions from inside the context, where the implementation runs, into `Raised`."""
     try:
         yield
     except (Unsupported, ConformanceError):
         raise
     except KeyboardInterrupt:
-        # In this process it is the user's.
+        # It comes from the user, not from the implementation.
         raise
     except BaseException as error:
         raise Raised from error
 
 
 def check_answer(answer: Answer, problem: Problem) -> None:
-    """Raise `WrongShape` unless every array has the shape that its name promises."""
+    """Raise `WrongShape` unless each array of the answer has the shape that the problem implies."""
+    if not isinstance(answer, Answer):
+        raise WrongShape(f"returned {type(answer).__name__}, not an Answer")
+    for name in ("gradients", "dtypes"):
+        if not isinstance(getattr(answer, name), Mapping):
+            raise WrongShape(f"answers with {name} that are no mapping of names")
     shape = problem.shape
-    wanted: dict[str, list[tuple[int, ...]]] = {
-        "output": [(shape.batch, shape.query_length, shape.output_width)],
-        "weights": [shape.logits, (shape.batch, shape.query_length, shape.key_length)],
+    averaged = (shape.batch, shape.query_length, shape.key_length)
+    wanted: dict[str, tuple[int, ...]] = {
+        "output": problem.cotangent.shape,
+        "weights": averaged if getattr(answer.weights, "ndim", 4) == 3 else shape.logits,
+        **{f"gradient.{name}": shape.input_shapes()[name] for name in shape.distinct_inputs()},
+        **{f"gradient.weights.{name}": size for name, size in shape.weight_shapes().items()},
     }
-    for name in shape.distinct_inputs():
-        wanted[f"gradient.{name}"] = [shape.input_shapes()[name]]
-    for name, size in shape.weight_shapes().items():
-        wanted[f"gradient.weights.{name}"] = [size]
     if problem.attn_bias is not None:
-        wanted["gradient.attn_bias"] = [problem.attn_bias.shape]
+        wanted["gradient.attn_bias"] = problem.attn_bias.shape
+    wanted |= {f"gradient.{name}": values.shape for name, values in problem.trained().items()}
     for name, array in answer.arrays().items():
         if name not in wanted:
             raise WrongShape(f"answers with {name}, which this problem does not have")
         if not isinstance(array, np.ndarray):
             raise WrongShape(f"{name} is {type(array).__name__}, not a NumPy array")
-        if array.shape not in wanted[name]:
-            raise WrongShape(
-                f"{name} has shape {list(array.shape)}, wanted {list(wanted[name][0])}"
-            )
+        if array.dtype.kind not in "fiub":
+            raise WrongShape(f"{name} is of {array.dtype}, not of real numbers")
+        check_shape(name, array.shape, wanted[name])
+
+
+def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
+    """Return the answer with the definition's rows where a query is fully masked in some head.
+
+    Lengths and segments may leave a query without keys. What it gets is a convention, which cases
+    that are not defined observe; here it must not hide what the other queries get.
+    """
+    seen = np.any(problem.allowed_in_full(), axis=-1)
+    if np.all(seen):
+        return answer
+    bias, weights = problem.weights.output_bias, answer.weights
+    masked = 0.0 if bias is None else bias
+    output = np.where(np.all(seen, axis=1)[..., None], answer.output, masked)
+    if weights is not None:
+        rows = np.all(seen, axis=1) if weights.ndim == 3 else seen
+        weights = np.where(rows[..., None], weights, 0.0)
+    return replace(answer, output=output, weights=weights)
 
 
 def averaged_over_heads(expectation: Expectation) -> Expectation:
-    """Return the same expectation with attention weights `[batch query key]`."""
-    arrays = dict(expectation.arrays)
-    arrays["weights"] = arrays["weights"].mean(axis=1)
+    """Return the expectation with weights and their noise averaged to `[batch query key]`."""
+    weights = expectation.arrays["weights"].mean(axis=1)
     noise = {}
     for name, sigmas in expectation.noise.items():
-        own = sigmas["weights"]
-        noise[name] = {**sigmas, "weights": np.sqrt((own**2).sum(axis=1)) / own.shape[1]}
-    return Expectation(arrays, noise, expectation.underflow)
+        per_head = sigmas["weights"]
+        averaged = np.sqrt((per_head**2).sum(axis=1)) / per_head.shape[1]
+        noise[name] = {**sigmas, "weights": averaged}
+    arrays = {**expectation.arrays, "weights": weights}
+    return replace(expectation, arrays=arrays, noise=noise)

@@ -1,14 +1,15 @@
-"""Invariances: to blocked keys, the order of keys, other batch entries, and a constant.
+"""Requirements of invariance: to blocked keys, key order, other batch entries, and logit shifts.
 
-Each check puts a changed problem to the implementation and compares its two answers. None of them
-needs to know the right answer, so each speaks of its own defect alone.
+Each check calls the implementation with a changed problem and compares the two answers. No check
+uses the right answer, so none fails because of a defect that another requirement reports.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from conformance.cases import catalogue as served
 from conformance.cases.patterns import other_mask
 from conformance.definition.comparison import Comparison, between, compare
 from conformance.definition.dtypes import Array, BoolArray
@@ -16,22 +17,23 @@ from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
 from conformance.records.findings import Finding
 from conformance.requirements.examination import Examination
-from conformance.requirements.requirement import Requirement, judge
+from conformance.requirements.requirement import judge, requirement
 
 
-def _between(
-    ex: Examination, name: str, one: Array, other: Array, noise: Array | None = None
-) -> Comparison:
-    """Compare two answers of the implementation, with the noise of both."""
-    noise = ex.expectation.loosest[name] if noise is None else noise
+def _between(ex: Examination, name: str, one: Array, other: Array, noise: Array) -> Comparison:
+    """Compare the array `name` of two answers, each of which has this noise."""
     return between(name, one, other, noise, ex.expectation.underflow)
 
 
-def with_other_content(problem: Problem, tokens: BoolArray, random: np.random.Generator) -> Problem:
-    """Change the content of key and value at the tokens marked `[batch key]`.
+def _rows(ex: Examination, name: str, one: Array, other: Array, rows: BoolArray) -> Comparison:
+    """Compare an array of two answers in the rows marked by `rows` `[batch length]` only."""
+    same = np.where(rows[..., None], other, one)
+    return _between(ex, name, one, same, ex.expectation.sigma[name])
 
-    In self-attention the token changes as a query too.
-    """
+
+def with_other_content(problem: Problem, tokens: BoolArray, random: np.random.Generator) -> Problem:
+    """Return the problem with new random keys and values at the marked `tokens` `[batch key]`. In
+    self-attention, the queries at these tokens change too."""
     changed = {}
     for name in problem.shape.distinct_inputs():
         if name == "query" and problem.shape.sharing != "self":
@@ -43,14 +45,14 @@ def with_other_content(problem: Problem, tokens: BoolArray, random: np.random.Ge
     return problem.with_inputs(**changed)
 
 
-def influenced(problem: Problem, tokens: BoolArray) -> BoolArray:
-    """Return which outputs `[batch query]` may depend on the tokens `[batch key]`."""
+def _influenced(problem: Problem, tokens: BoolArray) -> BoolArray:
+    """Return the queries `[batch query]` whose output may depend on the tokens `[batch key]`."""
     seen: BoolArray = np.any(problem.allowed_in_full() & tokens[:, None, None, :], axis=(1, 3))
     return seen | tokens if problem.shape.sharing == "self" else seen
 
 
-def blocked_tokens(problem: Problem) -> BoolArray:
-    """Return the tokens `[batch key]` to change: those blocked for all queries, else one each."""
+def _blocked_tokens(problem: Problem) -> BoolArray:
+    """Return the keys `[batch key]` that are blocked for all queries; if none, for most queries."""
     allowed = problem.allowed_in_full()
     never: BoolArray = np.logical_not(allowed.any(axis=(1, 2)))
     if never.any():
@@ -60,155 +62,122 @@ def blocked_tokens(problem: Problem) -> BoolArray:
     return chosen
 
 
+@requirement(
+    "mask.blocked-key-has-no-influence",
+    "A blocked key influences nothing: not the output of a query that may not attend to it, "
+    "and its own gradient is zero where no query may.",
+    why="Padding that leaks makes answers depend on how a batch was padded.",
+)
 def blocked_key(ex: Examination) -> Finding:
-    """Other content behind the mask leaves every answer that may not see it unmoved."""
+    """Replace keys and values that the mask blocks with others four times as large. The outputs and
+    gradients of queries that may not attend to them must stay the same, and the gradient of a key
+    that no query may attend to must be exactly 0."""
     problem, answer = ex.problem, ex.answer
-    tokens = blocked_tokens(problem)
-    changed = with_other_content(problem, tokens, ex.case.random("blocked"))
-    again = ex.ask(changed)
-    unmoved = ~influenced(problem, tokens)
-    found = [_rows(ex, "output", answer.output, again.output, unmoved)]
-    if problem.shape.sharing != "self" and answer.gradients:
-        unseen: BoolArray = np.logical_not(problem.allowed_in_full().any(axis=(1, 2)))
-        if unseen.any():
-            found += _zero_gradients(ex, unseen)
-            if "query" in answer.gradients:
-                one, other = answer.gradients["query"], again.gradients["query"]
-                found.append(_rows(ex, "gradient.query", one, other, unmoved))
-    return judge(BLOCKED_KEY.id, found, said="a blocked key moves {array}")
+    tokens = _blocked_tokens(problem)
+    again = ex.ask(with_other_content(problem, tokens, ex.case.random("blocked")))
+    unmoved = ~_influenced(problem, tokens)
+    compared = [_rows(ex, "output", answer.output, again.output, unmoved)]
+    unseen: BoolArray = np.logical_not(problem.allowed_in_full().any(axis=(1, 2)))
+    if problem.shape.sharing != "self" and unseen.any():
+        for name in [name for name in ("key", "value") if name in answer.gradients]:
+            gradient = answer.gradients[name]
+            zeroed, exact = np.where(unseen[..., None], 0.0, gradient), np.zeros_like(gradient)
+            underflow = ex.expectation.underflow
+            compared.append(compare(f"gradient.{name}", gradient, zeroed, exact, underflow))
+        if "query" in answer.gradients:
+            one, other = answer.gradients["query"], again.gradients["query"]
+            compared.append(_rows(ex, "gradient.query", one, other, unmoved))
+    return judge(blocked_key.id, compared, said="a blocked key moves {array}")
 
 
-def _rows(ex: Examination, name: str, one: Array, other: Array, rows: BoolArray) -> Comparison:
-    """Compare the chosen rows `[batch length]` only; the others count as equal."""
-    same = np.where(rows[..., None], other, one)
-    return _between(ex, name, one, same)
-
-
-def _zero_gradients(ex: Examination, unseen: BoolArray) -> list[Comparison]:
-    found = []
-    for name in ("key", "value"):
-        if name in ex.answer.gradients:
-            gradient = ex.answer.gradients[name]
-            zeroed = np.where(unseen[..., None], 0.0, gradient)
-            exact = np.zeros_like(gradient)
-            found.append(
-                compare(f"gradient.{name}", gradient, zeroed, exact, ex.expectation.underflow)
-            )
-    return found
-
-
+@requirement(
+    "invariance.key-order",
+    "The order of keys does not matter when values, mask and bias move along.",
+    why="Attention is a sum over keys; a dropped or repeated tile makes their order matter.",
+)
 def key_order(ex: Examination) -> Finding:
-    """Keys, values, mask and bias permuted together: the same output, permuted gradients."""
+    """Permute keys, values, mask and bias together. The output must stay the same, and gradients of
+    keys and values must be permuted likewise. In self-attention, queries are permuted too."""
     problem = ex.problem
     order = ex.case.random("order").permutation(problem.shape.key_length)
-    moved = {
-        name: None
-        if array is None
-        else np.take(array, order, axis=-1)
-        if array.shape[-1] > 1
-        else array
-        for name, array in (("mask", problem.allowed), ("attn_bias", problem.attn_bias))
-    }
-    permuted = problem.replace(causal=None, **moved)
-    if problem.shape.sharing == "self":
-        # Tokens are queries too: permute those with them, and expect the rows permuted.
-        for name in ("mask", "attn_bias"):
-            array = moved[name]
-            if array is not None and array.shape[-2] > 1:
-                permuted = permuted.replace(**{name: np.take(array, order, axis=-2)})
-        inputs = {"query": problem.query[:, order]}
+    rows_move = problem.shape.sharing == "self"
+    masks: dict[str, Any] = {"mask": problem.allowed, "attn_bias": problem.attn_bias}
+    for axis in (-1, -2) if rows_move else (-1,):
+        for name, array in masks.items():
+            if array is not None and array.shape[axis] > 1:
+                masks[name] = np.take(array, order, axis=axis)
+    permuted = problem.replace(causal=None, **masks)
+    if rows_move:
+        # Tokens are queries too, so the rows of the output move with them.
         permuted = permuted.replace(cotangent=problem.cotangent[:, order])
+        moved = {"query"}
     else:
-        names = [name for name in problem.shape.distinct_inputs() if name != "query"]
-        inputs = {name: getattr(problem, name)[:, order] for name in names}
+        moved = {*problem.shape.distinct_inputs()} - {"query"}
+    inputs = {name: getattr(problem, name)[:, order] for name in moved}
     again = ex.ask(permuted.with_inputs(**inputs)).arrays()
     again.pop("weights", None)
-    rows = ("output", "gradient.query") if problem.shape.sharing == "self" else ()
-    found = []
+    of_tokens = {f"gradient.{name}" for name in moved} | ({"output"} if rows_move else set())
+    compared = []
     for name, one in ex.answer.arrays().items():
         if name not in again:
             continue
-        other = again[name]
-        if name in rows or name in ("gradient.key", "gradient.value"):
-            one = one[:, order]
-            noise = ex.expectation.loosest[name][:, order]
+        noise = ex.expectation.sigma[name]
+        if name in of_tokens:
+            one, noise = one[:, order], noise[:, order]
         elif name == "gradient.attn_bias":
-            one, noise = one[..., order], ex.expectation.loosest[name][..., order]
-        else:
-            noise = ex.expectation.loosest[name]
-        found.append(_between(ex, name, one, other, noise))
-    return judge(KEY_ORDER.id, found, said="{array} depends on the order of the keys")
+            one, noise = one[..., order], noise[..., order]
+        compared.append(_between(ex, name, one, again[name], noise))
+    return judge(key_order.id, compared, said="{array} depends on the order of the keys")
 
 
+@requirement(
+    "invariance.batch-entries-are-independent",
+    "Entries of a batch do not influence each other.",
+    why="A mask or a tile of a neighbouring entry goes unnoticed while entries are equal.",
+)
 def batch_entries(ex: Examination) -> Finding:
-    """Other content in all entries but one leaves that one unmoved, to the noise."""
-    problem = ex.problem
-    kept = problem.shape.batch - 1
+    """Replace the inputs and masks of all batch entries except the last. The output and the input
+    gradients of the last entry must stay the same up to rounding noise."""
+    problem, last = ex.problem, ex.problem.shape.batch - 1
     random = ex.case.random("batch")
     inputs = {}
     for name in problem.shape.distinct_inputs():
         values = problem.format.round(2.0 * random.standard_normal(getattr(problem, name).shape))
-        values[kept] = getattr(problem, name)[kept]
+        values[last] = getattr(problem, name)[last]
         inputs[name] = values
     changes = {}
     if problem.mask is not None and problem.mask.shape[0] > 1:
-        mask = other_mask(problem.mask)
-        mask[kept] = problem.mask[kept]
-        changes["mask"] = mask
+        changes["mask"] = other_mask(problem.mask)
+        changes["mask"][last] = problem.mask[last]
     again = ex.ask(problem.with_inputs(**inputs).replace(**changes)).arrays()
-    names = ["output", *(f"gradient.{name}" for name in problem.shape.distinct_inputs())]
-    found = [
-        _between(ex, name, one[kept], again[name][kept], ex.expectation.loosest[name][kept])
+    names = ["output", *(f"gradient.{name}" for name in inputs)]
+    compared = [
+        _between(ex, name, one[last], again[name][last], ex.expectation.sigma[name][last])
         for name, one in ex.answer.arrays().items()
         if name in names and name in again
     ]
-    return judge(BATCH.id, found, said="{array} of one batch entry depends on the others")
+    return judge(
+        batch_entries.id, compared, said="{array} of one batch entry depends on the others"
+    )
 
 
+@requirement(
+    "invariance.logit-shift",
+    "A constant added to a row of logits changes nothing.",
+    why="A softmax ignores it; one that does not subtract the row's maximum may not.",
+)
 def logit_shift(ex: Examination) -> Finding:
-    """A constant added to each row of the bias changes nothing but the rounding."""
+    """Add an integer between -3 and 3 to each row of the additive bias. The output must stay the
+    same up to rounding noise."""
     problem = ex.problem
     if problem.attn_bias is None:
         raise Unsupported("no additive bias to shift")
-    # Sixteenths below 4 plus whole numbers up to 3 are exact even in bfloat16, so the two
-    # problems differ by exactly the constant.
+    # Multiples of 1/16 below 4, plus integers up to 3, are exact even in bfloat16, so the two
+    # problems differ by exactly the integer.
     bias = np.clip(np.rint(problem.attn_bias * 16) / 16, -3.5, 3.5)
     rows = ex.case.random("shift").integers(-3, 4, (*problem.shape.logits[:3], 1))
     shifted = problem.replace(attn_bias=bias + rows)
-    noise = ex.expected("shifted", lambda: shifted).loosest["output"]
+    noise = ex.expected("shifted", lambda: shifted).sigma["output"]
     one, other = ex.ask(problem.replace(attn_bias=bias)).output, ex.ask(shifted).output
-    found = [_between(ex, "output", other, one, noise)]
-    return judge(SHIFT.id, found, said="a constant added to a row of logits moves {array}")
-
-
-BLOCKED_KEY = Requirement(
-    id=served.BLOCKED,
-    level="must",
-    sentence="A blocked key influences nothing: not the output of a query that may not attend it, "
-    "and its own gradient is zero where no query may.",
-    why="Padding that leaks makes answers depend on how a batch was padded.",
-    check=blocked_key,
-)
-KEY_ORDER = Requirement(
-    id=served.KEY_ORDER,
-    level="must",
-    sentence="The order of keys does not matter when values, mask and bias move along.",
-    why="Attention is a sum over keys; a dropped or repeated tile shows as an order.",
-    check=key_order,
-)
-BATCH = Requirement(
-    id=served.BATCH,
-    level="must",
-    sentence="Entries of a batch do not influence each other.",
-    why="A mask or a tile taken from the neighbour is invisible with equal entries.",
-    check=batch_entries,
-)
-SHIFT = Requirement(
-    id=served.SHIFT,
-    level="must",
-    sentence="A constant added to a row of logits changes nothing.",
-    why="It is what the softmax is for; one without the row's maximum subtracted fails it.",
-    check=logit_shift,
-)
-
-REQUIREMENTS = (BLOCKED_KEY, KEY_ORDER, BATCH, SHIFT)
+    compared = [_between(ex, "output", other, one, noise)]
+    return judge(logit_shift.id, compared, said="a constant added to a row of logits moves {array}")

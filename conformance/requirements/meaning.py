@@ -1,25 +1,29 @@
-"""Find which meaning of an array explains the attention weights, by predicting them for each.
+"""Find out what a mask array means, by predicting the attention weights for each possible meaning.
 
-With p the weights without a mask, and M the array that was handed over, the weights are
+Let p be the weights without a mask, and M the array that is passed. By meaning, the weights are
 
     attends      p where M is not 0, else 0; each row divided by its sum
-    blocks       p where M is 0, else 0; divided likewise
-    added        p exp(M), divided likewise                     (M was added to the logits)
-    multiplied   softmax of (logits M), or p M                  (M was a factor)
+    blocks       p where M is 0, else 0; each row divided by its sum
+    added        p exp(M); each row divided by its sum          (M is added to the logits)
+    multiplied   softmax of (logits M), or p M                  (M is a factor)
     ignored      p
 
-and readings of numbers that are neither 0 nor 1: "attends above ½", "attends where 1", "blocks
-where 1". The values of a form (see `FORMS`) keep the predictions apart; where two coincide all the
-same, as "attends" and "attends above ½" for 0 and 1, the plainer name stands for both. Where every
-row looks as a fully masked one does, M "blocks everything". If no prediction is right, the meaning
-is "unexplained": never the nearest guess.
+Further meanings treat numbers other than 0 and 1 differently: "attends above ½", "attends where 1",
+"blocks where 1", "added, times the scale", and "attends where the row's largest number is": the
+mask is added after a multiplication with a number so large that rounding swallows the logits. The
+values of a form (see `FORMS`) are chosen to make predictions differ; if two
+are equal nevertheless, such as "attends" and "attends above ½" for 0 and 1, the simpler meaning is
+reported. If every row looks fully masked, M "blocks everything". If no prediction fits, the meaning
+is "unexplained"; the nearest one is never guessed.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,34 +31,40 @@ from typing import Any
 import numpy as np
 
 from conformance.adapter import layouts
-from conformance.adapter.arguments import AXES, MaskArgument, Native, to_layout
+from conformance.adapter.arguments import AXES, MaskArgument, Native, from_layout, to_layout
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
-from conformance.definition.dtypes import Array, BoolArray
+from conformance.definition.dtypes import Array, BoolArray, dtype_of
 from conformance.definition.problem import Shape
-from conformance.records.phrase import Argument, Phrase
-from conformance.requirements.laboratory import Laboratory, Seen, Sizes
+from conformance.errors import WrongDeclaration
+from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.requirements.laboratory import Laboratory, Seen
 
-# The forms in which an array is handed to a mask argument, each with values that tell
+# Forms in which an array is passed to a mask argument, with values that tell meanings apart
 
 
 @dataclass(frozen=True)
 class Form:
-    """A dtype and the values that a row is made of.
+    """A dtype of mask arrays, and the values of which each row of such an array consists.
 
     Attributes:
-        phrase: what it is, such as "form.zero-one" of a dtype.
-        values: of a row; repeated and shuffled. A finite number beside −inf tells "added" from
-            "blocks", 0.25 beside 1 tells "nonzero" from "above ½", and 2 either from "is 1".
-        dtype: as NumPy calls it, or "own" for the implementation's.
+        phrase: names the form, such as "form.zero-one" with a dtype.
+        values: repeated and shuffled in each row. A finite number beside −inf tells "added" from
+            "blocks", 0.25 beside 1 tells "nonzero" from "above ½", and 2 tells both from "is 1".
+        dtype: a NumPy dtype, or "own" for that of the implementation's inputs.
     """
 
     phrase: Phrase
     values: tuple[float, ...]
     dtype: str
 
+    @property
+    def is_of_another_float(self) -> bool:
+        """Whether the numbers have a floating dtype that is not the usual one of inputs."""
+        return self.dtype == HALF
+
     def array(self, values: Array) -> Native:
-        """Return the values in the dtype of this form; float64 means the implementation's own."""
+        """Return the values in the dtype of this form; float64 stands for that of the inputs."""
         if self.dtype == "own":
             return values
         if self.dtype == "bool":
@@ -70,11 +80,13 @@ def _form(kind: str, *values: float, dtype: str = "float32", own: bool = False) 
     return Form(Phrase(f"form.{kind}", arguments), values, "own" if own else dtype)
 
 
+HALF = "float16"
 INFINITE = float("-inf")
 BOOL = _form("bool", 0, 1, dtype="bool")
 ZERO_ONE = _form("zero-one", 0, 1)
 ZERO_INFINITE = _form("zero-infinite", 0, INFINITE, -0.75)
 LARGE = _form("zero-large", 0, -1e9, -0.75)
+LEAST = _form("zero-least", 0, -dtype_of("float32").largest, -0.75)
 FORMS = (
     BOOL,
     _form("zero-one", 0, 1, dtype="uint8"),
@@ -85,12 +97,19 @@ FORMS = (
     _form("zero-one-two", 0, 1, 2),
     ZERO_INFINITE,
     LARGE,
+    LEAST,
+    _form("zero-infinite", 0, INFINITE, -0.75, dtype=HALF),
 )
-"""In a problem of float32."""
+"""The forms to try in a float32 problem; the last has another floating dtype than the inputs."""
+
+
+def zero_one(argument: MaskArgument, usual: Form = ZERO_ONE) -> Form:
+    """Return 0 and 1 in the dtype that the argument declares, or else the usual form of them."""
+    return _form("zero-one", 0, 1, dtype=argument.dtype) if argument.dtype else usual
 
 
 def own_forms(dtype: str) -> tuple[Form, ...]:
-    """Return the forms to use in another dtype: masks in that dtype and also in float32."""
+    """Return the forms to try in a problem of another dtype: masks in that dtype and in float32."""
     large = -1e4 if dtype == "float16" else -1e9
     return (
         BOOL,
@@ -99,19 +118,30 @@ def own_forms(dtype: str) -> tuple[Form, ...]:
         _form("zero-large", 0, large, -0.75, dtype=dtype, own=True),
         ZERO_ONE,
         ZERO_INFINITE,
+        _form("zero-least", 0, -dtype_of(dtype).largest, -0.75, dtype=dtype, own=True),
     )
 
 
-def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> tuple[Array, Array]:
-    """An asymmetric array of this form: `[batch heads query key]` (1 where the layout has none),
-    and the same in the argument's first layout.
+def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
+    """Return the forms that block: booleans, 0 and 1, 0 and −inf, −1e9, and the least number."""
+    if dtype == "float32":
+        return BOOL, ZERO_ONE, ZERO_INFINITE, LARGE, LEAST
+    boolean, ones, infinite, large, *_, least = own_forms(dtype)
+    return boolean, ones, infinite, large, least
 
-    Every row has every value at least once, no two rows of a head or entry are alike as long as
-    there are enough arrangements, so no axis can be taken for another.
+
+def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> tuple[Array, Array]:
+    """Return a random mask of this form, in which no axis can be mistaken for another.
+
+    Every row has every value at least once. All rows differ if there are enough permutations.
+
+    Returns:
+        The mask as `[batch heads query key]`, with size 1 for each axis that the argument's first
+        layout lacks, and the same mask in that layout.
     """
     layout = argument.layouts[0]
     values = _values(form, layout, shape, seed).copy()
-    laid = to_layout(values, layout, shape, broadcast=False)
+    laid = to_layout(values, layout, shape.logits, broadcast=False)
     assert laid is not None
     return values, laid
 
@@ -126,22 +156,22 @@ def _values(form: Form, layout: str, shape: Shape, seed: int) -> Array:
 
 
 def arrange(
-    random: np.random.Generator, sizes: list[int], axis: int, values: tuple[float, ...]
+    random: np.random.Generator, sizes: Sequence[int], axis: int, values: tuple[float, ...]
 ) -> Array:
-    """Return an array whose rows along `axis` hold all values, in different orders."""
+    """Return an array of these sizes; its rows along `axis` hold all values in different orders."""
     length = sizes[axis]
     row = np.resize(np.array(values, np.float64), length)
     rows = int(np.prod(sizes)) // max(length, 1)
     best = np.stack([random.permutation(row) for _ in range(rows)]) if rows else row[None][:0]
     for _ in range(100):
-        if len(np.unique(best, axis=0)) == rows:
+        if len({row.tobytes() for row in best}) == rows:
             break
         best = np.stack([random.permutation(row) for _ in range(rows)])
     shape = [*sizes[:axis], *sizes[axis + 1 :], length]
     return np.moveaxis(best.reshape(shape), -1, axis)
 
 
-# What an array did
+# Meanings of an array
 
 
 ATTENDS, BLOCKS = Phrase("mask.attends"), Phrase("mask.blocks")
@@ -153,13 +183,16 @@ REJECTED, UNEXPLAINED = Phrase("mask.rejected"), Phrase("mask.unexplained")
 
 
 def meaning(lab: Laboratory, seen: Seen, fed: Array) -> Phrase:
-    """Return the one hypothesis that explains the applied weights; `fed` has four axes."""
+    """Return the meaning of the mask `fed` that predicts the weights applied in the answer `seen`.
+    `fed` has four axes, which may have size 1. The result is `UNEXPLAINED` if no meaning fits."""
     for found, predicted in predictions(lab, seen, fed).items():
         if lab.alike(seen, predicted):
             return found
     weights = seen.applied
-    uniform = np.allclose(weights, 1 / max(weights.shape[-1], 1), rtol=0.01, atol=0)
-    if uniform or not weights.any() or np.isnan(weights).all():
+    # Less than 1 / keys, if blocked keys share a row with those that fill the last tile.
+    most = 1 / max(weights.shape[-1], 1)
+    highest, lowest = np.max(weights, initial=0.0), np.min(weights, initial=most)
+    if (highest <= 1.01 * most and highest - lowest <= 0.01 * most) or np.isnan(weights).all():
         return BLOCKS_EVERYTHING
     return UNEXPLAINED
 
@@ -171,29 +204,33 @@ READINGS: dict[Phrase, Callable[[Array], BoolArray]] = {
     BLOCKS: lambda fed: fed == 0,
     BLOCKS_WHERE_ONE: lambda fed: fed != 1,
 }
-"""Who attends by these numbers; the plainer name first."""
+"""For each meaning, a function that says where a mask allows attention; the simplest come first."""
 
 BLOCKING = (BLOCKS, BLOCKS_WHERE_ONE)
 ATTENDING = tuple(found for found in READINGS if found not in BLOCKING)
-"""What 1 means, and 0 the opposite."""
+"""The meanings by which 1 allows attention; those in `BLOCKING` are the opposite."""
 
 
 def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
-    """Return what each hypothesis predicts; equal predictions keep only the first."""
+    """Return the weights `[batch heads query key]` that each meaning of the mask `fed` predicts. If
+    several meanings predict the same weights, only the first is included."""
     shape = seen.problem.shape
-    plain = lab.plain(Sizes(*shape.logits), seen.problem.dtype).applied
+    plain = lab.unmasked(seen)
     fed = np.broadcast_to(fed, shape.logits).astype(np.float64)
-    # Those of the definition: weights leave a summand of each row open, and a factor needs it.
+    # A factor needs logits, which the weights determine only up to a constant in each row.
     logits = forward(seen.problem, Exact()).logits
     with np.errstate(all="ignore"):
         factor = np.exp(fed - fed.max(axis=-1, keepdims=True))
         scaled = np.exp(fed * logits - (fed * logits).max(axis=-1, keepdims=True))
+        largest = fed == fed.max(axis=-1, keepdims=True)
         every = {
             IGNORED: plain,
             **{found: among(plain, attends(fed)) for found, attends in READINGS.items()},
             ADDED: _normal(plain * factor),
+            Phrase("mask.added-scaled"): _normal(plain * factor**seen.problem.logit_scale),
             Phrase("mask.multiplied"): _normal(scaled),
             INTO_WEIGHTS: plain * fed,
+            Phrase("mask.attends-where-largest"): _normal(np.where(largest, 1.0, 0.0)),
         }
     found: dict[Phrase, Array] = {}
     for hypothesis, predicted in every.items():
@@ -205,19 +242,31 @@ def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
 
 
 def among(plain: Array, visible: BoolArray) -> Array:
-    """Return the weights if only these keys are visible; NaN where none is."""
+    """Return the weights `plain` renormalised over the visible keys; NaN where a query has none."""
     with np.errstate(all="ignore"):
         return _normal(plain * visible)
 
 
-def among_shown(plain: Array, visible: BoolArray, seen: Seen) -> Array:
-    """Return the weights for these keys, or the observed weights where no key is visible.
+def added_to(plain: Array, added: Array) -> Array:
+    """Return the weights `plain` if something is added to their logits; −inf blocks."""
+    with np.errstate(all="ignore"):
+        return _normal(plain * np.exp(added - added.max(axis=-1, keepdims=True)))
 
-    NaN in one head reaches the query's whole output, so it is seen in the other heads too.
+
+def follows(lab: Laboratory, seen: Seen, visible: BoolArray, *, changed: bool = True) -> bool:
+    """Return whether the weights are those with only these keys `[batch heads query key]` visible.
+
+    The weights of fully masked queries are not compared; if `changed`, they must at least differ
+    from those without a mask.
     """
     rows = np.asarray(visible.any(axis=-1, keepdims=True))
+    # NaN in one head spreads to the query's whole output, so the other heads show it too.
     lost = np.isnan(seen.applied) & ~rows.all(axis=1, keepdims=True)
-    return np.where(rows & ~lost, among(plain, visible), seen.applied)
+    predicted = np.where(rows & ~lost, among(lab.unmasked(seen), visible), seen.applied)
+    if not lab.alike(seen, predicted):
+        return False
+    blocked = ~visible.any(axis=(1, 3))
+    return not changed or bool((rows_changed(lab, seen) | ~blocked).all())
 
 
 def _normal(weights: Array) -> Array:
@@ -230,78 +279,127 @@ def _same(one: Array, other: Array) -> bool:
 
 def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
     """Return which queries `[batch query]` have weights that differ from those without a mask."""
-    shape = seen.problem.shape
-    plain = lab.plain(Sizes(*shape.logits), seen.problem.dtype)
     noise = lab.noise(seen.problem)
     with np.errstate(invalid="ignore"):
-        near = np.abs(seen.applied - plain.applied) <= 12 * noise
+        near = np.abs(seen.applied - lab.unmasked(seen)) <= 12 * noise
     return np.asarray(~near.all(axis=(1, 3)))
 
 
-# How an array of any shape may be read: which of its axes is which
+# Where a causal flag may put its triangle
 
 
-@dataclass(frozen=True)
-class ReadAs:
-    """One way to take the axes of an array for axes of `[batch heads query key]`.
-
-    `axes` names the axis of the attention for each axis of the array, "1" for an axis of size 1
-    that is broadcast, and "batch·heads" or "heads·batch" for two in one.
-    """
-
-    axes: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The axes by name, such as "batch 1 key"."""
-        return " ".join(self.axes)
-
-    def apply(self, array: Array, sizes: Mapping[str, int]) -> Array:
-        """Return the array with four axes, of size 1 where it has none."""
-        split: list[str] = []
-        shape: list[int] = []
-        for axis, size in zip(self.axes, array.shape, strict=True):
-            names = axis.split("·")
-            split += names
-            shape += [sizes[name] for name in names] if len(names) > 1 else [size]
-        opened = array.reshape(shape)
-        kept = [index for index, name in enumerate(split) if name in AXES]
-        order = sorted(kept, key=lambda index: AXES.index(split[index]))
-        ones = [index for index in range(len(split)) if index not in kept]
-        opened = opened.transpose(*order, *ones).reshape([shape[index] for index in order])
-        present = {split[index] for index in order}
-        return opened.reshape([sizes[axis] if axis in present else 1 for axis in AXES])
+def triangles(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
+    """Yield each known effect of a causal flag, with the keys `[1 1 query key]` that it leaves
+    visible; right ones come first. Of equal patterns, only the first is included."""
+    known: set[bytes] = set()
+    for found, visible in _every_triangle(shape):
+        if visible.tobytes() not in known:
+            known.add(visible.tobytes())
+            yield found, visible
 
 
-def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[ReadAs]:
-    """Yield every way to read an array of this shape."""
-    joined = {
-        "batch·heads": sizes["batch"] * sizes["heads"],
-        "heads·batch": sizes["batch"] * sizes["heads"],
+def _every_triangle(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
+    queries, keys = shape.query_length, shape.key_length
+    names = {"top-left": 0, "bottom-right": keys - queries}
+    aligned = {
+        Phrase("causal.square" if queries == keys else f"causal.{name}"): offset
+        for name, offset in names.items()
     }
+
+    def tri(offset: int) -> BoolArray:
+        return np.tri(queries, keys, offset, dtype=np.bool_)[None, None]
+
+    for found, offset in aligned.items():
+        yield found, tri(offset)
+    yield Phrase("causal.ignored"), tri(keys)
+    last = (np.arange(queries) == queries - 1)[:, None]
+    for found, offset in aligned.items():
+        about: dict[str, Argument] = {"triangle": found}
+        yield Phrase("causal.strict", about), tri(offset - 1)
+        yield Phrase("causal.next-too", about), tri(offset + 1)
+        yield Phrase("causal.but-last-query", about), tri(offset) | last
+        yield Phrase("causal.other-half", about), ~tri(offset - 1)
+
+
+# Which axes an implementation may take the axes of an array for
+
+
+def shown(layout: str) -> str:
+    """Return a layout as text for cards: "(batch heads) 1 key" becomes "batch·heads 1 key"."""
+    return " ".join("·".join(names) or "1" for names in layouts.parse(layout))
+
+
+def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[str]:
+    """Yield every layout over batch, heads, query and key that fits an array of this shape."""
+    joined = [
+        names for count in range(1, len(AXES) + 1) for names in itertools.permutations(AXES, count)
+    ]
     choices: list[list[str]] = []
     for size in shape:
-        own = [axis for axis in AXES if sizes[axis] == size]
-        own += [axis for axis, both in joined.items() if both == size]
-        choices.append(["1", *own] if size == 1 else own)
-    for axes in itertools.product(*choices):
-        named = [name for axis in axes for name in axis.split("·") if name != "1"]
-        if len(set(named)) == len(named):
-            yield ReadAs(tuple(axes))
+        axes = [
+            names[0] if len(names) == 1 else f"({' '.join(names)})"
+            for names in joined
+            if math.prod(sizes[name] for name in names) == size
+        ]
+        choices.append(["1", *axes] if size == 1 else axes)
+    for chosen in itertools.product(*choices):
+        # A layout that names an axis twice is invalid.
+        with suppress(WrongDeclaration):
+            layouts.parse(" ".join(chosen))
+            yield " ".join(chosen)
 
 
-def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> tuple[ReadAs, ...]:
-    """Every reading of the array that explains the weights, if its nonzero elements attend (or
-    block). Of rows that a reading blocks altogether it is asked that they changed."""
-    shape = seen.problem.shape
-    sizes = Sizes(*shape.logits).named()
-    plain = lab.plain(Sizes(*shape.logits), seen.problem.dtype).applied
-    found = []
-    for reading in readings(fed.shape, sizes):
-        four = np.broadcast_to(reading.apply(fed, sizes), shape.logits)
-        visible = (four != 0) if attends else (four == 0)
-        predicted = among_shown(plain, visible, seen)
-        blocked = ~visible.any(axis=(1, 3))
-        if lab.alike(seen, predicted) and (rows_changed(lab, seen) | ~blocked).all():
-            found.append(reading)
-    return tuple(found)
+def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[str]:
+    """Return each layout of the mask `fed` that explains the weights, as text from `shown`.
+
+    Args:
+        seen: the answer to a call with this mask.
+        fed: the mask, in the shape in which it was passed.
+        attends: whether nonzero elements of the mask allow attention; else they block it. The
+            weights of queries that a layout masks fully must only differ from those without a mask.
+    """
+    shape = seen.problem.shape.logits
+    sizes = dict(zip(AXES, shape, strict=True))
+    visible = {
+        reading: np.broadcast_to((from_layout(fed, reading, sizes) != 0) == attends, shape)
+        for reading in readings(fed.shape, sizes)
+    }
+    return [shown(reading) for reading, keys in visible.items() if follows(lab, seen, keys)]
+
+
+def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
+    """Return how a mask of a wrong size is made to fit, or an empty phrase if nothing explains the
+    weights. The arguments are those of `read_as`."""
+    shape = seen.problem.shape.logits
+    sizes = dict(zip(AXES, shape, strict=True))
+    visible = (fed != 0) == attends
+    for reading, axes, keys in _resized(visible, fed, sizes):
+        if follows(lab, seen, np.broadcast_to(keys, shape)):
+            return Phrase(reading, {"axes": axes})
+    return NOTHING
+
+
+def _resized(
+    visible: BoolArray, fed: Array, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, str, BoolArray]]:
+    """Yield ways to make an array fit: the id, the axes, and the visible keys by `AXES`."""
+    keys, heads = sizes["key"], sizes["heads"]
+    *leading, length = visible.shape
+    if length < keys:
+        for reading, rest in (("axes.rest-blocked", False), ("axes.rest-visible", True)):
+            padding = [(0, 0)] * len(leading) + [(0, keys - length)]
+            padded = np.pad(visible, padding, constant_values=rest)
+            for axes in readings(padded.shape, sizes):
+                if axes.endswith("key"):
+                    yield reading, shown(axes), from_layout(padded, axes, sizes)
+    if len(leading) == 2 and leading[1:] == [sizes["query"]] and length == keys:
+        given = leading[0]
+        for reading, of_head in (
+            ("axes.first-heads", np.arange(heads)),
+            ("axes.last-head-repeated", np.minimum(np.arange(heads), given - 1)),
+            ("axes.heads-in-turn", np.arange(heads) % given),
+        ):
+            if of_head[-1] < given:
+                yield reading, "heads query key", visible[of_head][None]
+    if fed.shape == (sizes["batch"],):
+        yield "axes.lengths", "batch", (np.arange(keys) < fed[:, None])[:, None, None, :]

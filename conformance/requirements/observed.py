@@ -1,64 +1,75 @@
-"""Characteristics, which no definition settles: observed, and compared with the declaration."""
+"""Characteristics that the definition leaves open: observed, and compared with the declaration."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from conformance.adapter.arguments import Spelling
-from conformance.cases import catalogue as served
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import solve
 from conformance.definition.problem import Answer
 from conformance.errors import Unsupported
-from conformance.records.findings import Finding, Verdict
+from conformance.records.findings import Finding
 from conformance.records.numbers import LIMIT
 from conformance.records.phrase import Argument, Part, Phrase
-from conformance.requirements.declared import declared_row
-from conformance.requirements.declared import returned_weights as as_called
+from conformance.requirements import probed
 from conformance.requirements.examination import Examination, Raised
-from conformance.requirements.requirement import Requirement
+from conformance.requirements.meaning import triangles
+from conformance.requirements.requirement import requirement
 from conformance.words import say
 
 WHERE = (0, 1)
-"""Entry and query of the fully masked row in `patterns.with_fully_masked_row`."""
+"""Batch entry and query that `patterns.with_fully_masked_row` masks fully."""
 
 
+def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) -> Finding:
+    """Return the finding for an observed value; it deviates unless the declaration agrees."""
+    if agrees:
+        return Finding(name, "conforms", value=value)
+    detail = f"the adapter declares {declared!r}, observed {seen!r}"
+    return Finding(name, "deviates", detail=detail, value=value)
+
+
+@requirement(
+    "observed.fully-masked-row",
+    "What a fully masked query gets: NaN, zeros, the output bias, the mean of the values.",
+    level="observed",
+    why="A NaN spreads through the batch; a mean of padding looks like an answer.",
+)
 def fully_masked_row(ex: Examination) -> Finding:
-    """What a query gets that may attend no key."""
+    """Compare the output of a fully masked query with NaN, zeros, the output bias, the mean of the
+    values and the output without a mask, and look for NaN in gradients and in the outputs of other
+    queries."""
     answer, problem = ex.answer, ex.problem
     row = answer.output[WHERE]
     bias = problem.weights.output_bias
-    nothing = np.zeros_like(row) if bias is None else bias
-    # scale 0 without a mask: uniform weights over all keys.
-    mean = solve(problem.replace(mask=None, causal=None, scale=0.0)).output[WHERE]
-    unmasked = solve(problem.replace(mask=None, causal=None)).output[WHERE]
+    open_to_all = problem.replace(mask=None, causal=None)
+    # With scale 0 and without a mask, all keys have the same weight.
+    outcomes = {
+        "row.output-bias": np.zeros_like(row) if bias is None else bias,
+        "row.mean-of-values": solve(open_to_all.replace(scale=0.0)).output[WHERE],
+        "row.unmasked": solve(open_to_all).output[WHERE],
+    }
     if np.isnan(row).any():
         seen = Phrase("row.nan")
     elif not row.any():
         seen = Phrase("row.zeros")
-    elif _near(ex, row, nothing):
-        seen = Phrase("row.output-bias")
-    elif _near(ex, row, mean):
-        seen = Phrase("row.mean-of-values")
-    elif _near(ex, row, unmasked):
-        seen = Phrase("row.unmasked")
     else:
-        seen = Phrase("something-else")
+        near = [name for name, outcome in outcomes.items() if _near(ex, row, outcome)]
+        seen = Phrase(near[0] if near else "something-else")
     about: dict[str, Argument] = {"row": seen}
     if answer.gradients:
         about["beside"] = _beside(answer)
     value = Phrase("fully-masked.query", about)
     declared = ex.adapter.masked_row(ex.mode)
     if declared is None:
-        return Finding(FULLY_MASKED.id, "observed", value=value)
-    if seen == declared_row(declared):
-        return Finding(FULLY_MASKED.id, "conforms", value=value)
-    detail = f"the adapter declares {declared!r}, observed {say(value)!r}"
-    return Finding(FULLY_MASKED.id, "deviates", detail=detail, value=value)
+        return Finding(fully_masked_row.id, "observed", value=value)
+    agrees = seen == probed.declared_row(declared)
+    return _found(fully_masked_row.id, agrees, value, declared, say(value))
 
 
 def _beside(answer: Answer) -> Phrase:
-    """Return side effects of a fully masked row: NaN in gradients or in other rows."""
+    """Return the side effects of a fully masked row: NaN in gradients or in other rows."""
     lost = [name for name, array in answer.gradients.items() if np.isnan(array).any()]
     parts: list[Part] = [
         Phrase("beside.nan-in-gradients", {"arrays": [*lost]})
@@ -70,77 +81,65 @@ def _beside(answer: Answer) -> Phrase:
     return Phrase("beside", {"parts": parts})
 
 
+@requirement(
+    "observed.causal-alignment",
+    "Where the causal flag puts its triangle if lengths differ: top-left or bottom-right.",
+    level="observed",
+    why="Decoding with a cache needs bottom-right; most flags are top-left.",
+    revision=2,
+)
 def causal_alignment(ex: Examination) -> Finding | None:
-    """Where the causal flag puts its triangle if there are more keys than queries."""
+    """Set the causal flag, without any mask, where there are more keys than queries, and compare
+    the output with the reference for either alignment, and for known mistakes."""
     flag, problem = ex.adapter.causal_flag, ex.problem
     if flag is None:
         raise Unsupported("no causal flag")
     if not ex.varies_arguments:
         return None
-    spelled: dict = {flag.name: True}
     if flag.needs is not None:
         raise Unsupported(f"{flag.name} is only a hint about {flag.needs}")
     try:
-        output = ex.ask(problem, spelling=Spelling(flag.name, spelled)).output
+        output = ex.ask(problem, spelling=Spelling(flag.name, {flag.name: True})).output
     except Raised as error:
         value = Phrase("refused.because", {"reason": error.told})
-        verdict: Verdict = "conforms" if flag.alignment is None else "deviates"
-        detail = say(value) if flag.alignment else ""
-        return Finding(ALIGNMENT.id, verdict, value=value, detail=detail)
-    seen = "unexplained"
-    for alignment in ("top-left", "bottom-right"):
-        if _near(ex, output, solve(problem.replace(causal=alignment)).output):
-            seen = alignment
-    value = Phrase(f"causal.{seen}")
-    if seen == flag.alignment:
-        return Finding(ALIGNMENT.id, "conforms", value=value)
-    detail = f"the adapter declares {flag.alignment!r}, observed {seen!r}"
-    return Finding(ALIGNMENT.id, "deviates", detail=detail, value=value)
+        if flag.alignment is None:
+            return Finding(causal_alignment.id, "conforms", value=value)
+        return Finding(causal_alignment.id, "deviates", detail=say(value), value=value)
+    value = Phrase("causal.nan" if np.isnan(output).all() else "causal.unexplained")
+    for found, visible in triangles(problem.shape):
+        mask = np.broadcast_to(visible, problem.shape.logits)
+        seen = mask.any(axis=(1, 3))
+        if _near(ex, output[seen], solve(problem.replace(mask=mask)).output[seen]):
+            value = found
+            break
+    agrees = value == Phrase(f"causal.{flag.alignment}")
+    return _found(causal_alignment.id, agrees, value, flag.alignment, say(value))
 
 
+@requirement(
+    "observed.returned-weights",
+    "Whether attention weights come back per head, averaged over heads, or not at all.",
+    level="observed",
+    why="An average hides the heads that people want to see.",
+)
 def returned_weights(ex: Examination) -> Finding | None:
-    """Whether weights come back per head, averaged, or not at all."""
+    """Count the axes of the attention weights that are returned with the output: 4 axes are weights
+    per head, 3 axes are weights averaged over heads."""
     weights = ex.answer.weights
     if not ex.mode.weights:
         return None
     seen = "none" if weights is None else "averaged" if weights.ndim == 3 else "per head"
     declared = ex.adapter.returns_weights or "none"
     if seen == declared:
-        return Finding(RETURNED.id, "conforms", value=as_called(ex.adapter, seen))
-    detail = f"the adapter declares {declared!r}, observed {seen!r}"
-    value = Phrase(f"weights.{seen.replace(' ', '-')}")
-    return Finding(RETURNED.id, "deviates", detail=detail, value=value)
+        value = probed.returned_weights(ex.adapter, seen)
+    else:
+        value = Phrase(f"weights.{seen.replace(' ', '-')}")
+    return _found(returned_weights.id, seen == declared, value, declared, seen)
 
 
 def _near(ex: Examination, output: Array, want: Array) -> bool:
-    """Return whether two answers agree to within the noise, or a thousandth of the output."""
-    noise = np.sqrt(np.mean(ex.expectation.loosest["output"] ** 2))
+    """Return whether two outputs agree up to rounding noise or a thousandth of the output's rms."""
+    noise = np.sqrt(np.mean(ex.expectation.sigma["output"] ** 2))
     size = np.sqrt(np.mean(ex.expectation.arrays["output"] ** 2))
     with np.errstate(invalid="ignore"):
         return bool((np.abs(output - want) <= max(4 * LIMIT * noise, 1e-3 * size)).all())
-
-
-FULLY_MASKED = Requirement(
-    id=served.FULLY_MASKED,
-    level="observed",
-    sentence="What a query gets that may attend no key: NaN, zeros, the output bias, the mean of "
-    "the values.",
-    why="A NaN spreads through the batch; a mean of padding looks like an answer.",
-    check=fully_masked_row,
-)
-ALIGNMENT = Requirement(
-    id=served.ALIGNMENT,
-    level="observed",
-    sentence="Where the causal flag puts its triangle if lengths differ: top-left or bottom-right.",
-    why="Decoding with a cache needs bottom-right; most flags are top-left.",
-    check=causal_alignment,
-)
-RETURNED = Requirement(
-    id=served.RETURNED,
-    level="observed",
-    sentence="Whether attention weights come back per head, averaged over heads, or not at all.",
-    why="An average hides the heads that people want to see.",
-    check=returned_weights,
-)
-
-REQUIREMENTS = (FULLY_MASKED, ALIGNMENT, RETURNED)

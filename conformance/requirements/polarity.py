@@ -1,10 +1,10 @@
-"""Find what a mask argument means, and require that this is what the adapter declares.
+"""Find out what a mask argument means, and require that the adapter declares this meaning.
 
-An array is handed to the argument natively, in a problem whose output is the attention weights, and
-every meaning predicts the weights (`meaning`). The requirement asks this in the case's sharing,
-score and heads. An implementation that is wrong elsewhere may still have a right mask:
-where the output does not show the weights, the queries that the content of one token moves are
-those that attend it.
+The argument gets a native array, in a problem whose output is the attention weights, and each
+possible meaning predicts these weights (see `meaning`). The problem has the sharing, score and
+heads of the case. If an implementation is wrong elsewhere, its output may not show the weights,
+while its mask is right; then the queries whose output depends on a token are those that attend to
+it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,21 @@ from contextlib import suppress
 import numpy as np
 
 from conformance.adapter.arguments import MaskArgument, to_layout
-from conformance.cases import catalogue as served
 from conformance.definition.dtypes import Array
 from conformance.errors import Unsupported
-from conformance.records.findings import Entry, Finding
+from conformance.records.findings import Entry, Finding, Verdict
 from conformance.records.phrase import NOTHING, Argument, Part, Phrase
 from conformance.requirements.examination import Examination
 from conformance.requirements.invariance import with_other_content
-from conformance.requirements.laboratory import Laboratory, NoAnswer, Refused, Seen, Sizes, numbers
+from conformance.requirements.laboratory import (
+    CANNOT_BE_ASKED,
+    REFUSED,
+    Laboratory,
+    NoAnswer,
+    Refused,
+    Seen,
+    numbers,
+)
 from conformance.requirements.meaning import (
     ADDED,
     ATTENDS,
@@ -38,18 +45,20 @@ from conformance.requirements.meaning import (
     own_forms,
     rows_changed,
     telling,
+    zero_one,
 )
-from conformance.requirements.requirement import Requirement
+from conformance.requirements.requirement import requirement
 from conformance.words import say
 
 STILL, MOVED = 12.0, 24.0
-"""In units of σ: below STILL an output did not move, beyond MOVED it did; between, nobody knows."""
+"""Changes of an output, in units of σ: none below STILL, real above MOVED, unclear in between."""
 
 Tried = tuple[MaskArgument, Form, Entry]
 
 
 def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
-    """Return the meaning of one argument in one form, in the laboratory's dtype or another."""
+    """Return a card entry: what an argument means in a form, for inputs in the laboratory's dtype.
+    With `dtype`, the inputs have that dtype instead."""
     about: dict[str, Argument] = {"argument": argument.name, "form": form.phrase}
     subject = Phrase("mask.meaning", about)
     if dtype:
@@ -57,13 +66,17 @@ def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "
     problem = lab.problem(dtype=dtype)
     fed, laid = telling(form, argument, problem.shape)
     found = lab.ask(problem, {argument.name: form.array(laid)})
-    # What an adapter declares of numbers is said of the implementation's own dtype.
-    own = not dtype or form.dtype in ("own", "bool")
+    # What an adapter declares about numbers holds for masks in the dtype of the inputs.
+    own = not (dtype or form.is_of_another_float) or form.dtype in ("own", "bool")
+    if argument.dtype:
+        own = form.dtype in (argument.dtype, "bool")
     declared = declaration(argument, form) if own else NOTHING
     if isinstance(found, Refused):
-        value, evidence = REJECTED, found.told
-        # Whole numbers may be refused where fractions are taken: many libraries ask for floats.
-        declared = NOTHING if "int" in form.dtype else declared
+        value, evidence = REJECTED if found.value == REFUSED else found.value, found.told
+        # Integers may be refused where numbers are declared: many libraries require floats.
+        another = "int" in form.dtype and form.dtype != argument.dtype
+        excused = found.value == CANNOT_BE_ASKED or another
+        declared = NOTHING if excused else declared
     else:
         handed = np.asarray(form.array(fed), np.float64)
         value, evidence = (_rows if fed.shape[-1] == 1 else _weights)(lab, found, handed)
@@ -94,17 +107,15 @@ def declaration(argument: MaskArgument, form: Form) -> Phrase:
 
 
 def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
-    """Return the meaning, and as evidence the first row of what was fed and of the weights."""
-    plain = lab.plain(Sizes(*seen.problem.shape.logits), seen.problem.dtype)
-    row = np.broadcast_to(fed, seen.applied.shape)[0, 0, 0]
-    return meaning(lab, seen, fed), (
-        f"entry 0, head 0, query 0: fed {numbers(row)}, "
-        f"weights {numbers(seen.applied[0, 0, 0])}, without it {numbers(plain.applied[0, 0, 0])}"
-    )
+    """Return the meaning of the mask `fed`, and as evidence its first row beside the weights."""
+    arrays = (np.broadcast_to(fed, seen.applied.shape), seen.applied, lab.unmasked(seen))
+    row, weights, without = (numbers(array[0, 0, 0]) for array in arrays)
+    evidence = f"entry 0, head 0, query 0: fed {row}, weights {weights}, without it {without}"
+    return meaning(lab, seen, fed), evidence
 
 
 def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
-    """Return the meaning of an argument over queries, found by whether marked rows lose weights."""
+    """Return the meaning of the mask `fed` over queries, and as evidence which rows it changed."""
     changed = rows_changed(lab, seen)
     marked = np.broadcast_to(fed[:, 0, :, 0], changed.shape)
     rows = ", ".join(str(row) for row in np.flatnonzero(changed[0])) or "none"
@@ -121,7 +132,7 @@ def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
 
 
 def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
-    """Return the meaning of the argument, judged by which queries one token influences."""
+    """Return the meaning of the argument, judged by which queries the first token influences."""
     problem = lab.problem()
     shape = problem.shape
     for seed in range(1000):
@@ -130,7 +141,7 @@ def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
         some, every = marked.any(axis=-2), marked.all(axis=-2)
         if shape.query_length > 1 == marked.shape[2] or (some & ~every).all():
             break
-    laid = to_layout(fed, argument.layouts[0], shape, broadcast=False)
+    laid = to_layout(fed, argument.layouts[0], shape.logits, broadcast=False)
     assert laid is not None
     natives = {argument.name: form.array(laid)}
     tokens = np.broadcast_to(np.arange(shape.key_length) == 0, (shape.batch, shape.key_length))
@@ -156,10 +167,10 @@ def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
 
 
 def observations(ex: Examination) -> list[Tried]:
-    """Return each mask argument in each form that it is declared to take, examined; remembered.
+    """Return each mask argument and form that it is declared to take, with the entry; cached.
 
     Raises:
-        Unsupported: the implementation cannot express the case.
+        Unsupported: the adapter cannot express the case.
     """
 
     def look() -> list[Tried]:
@@ -174,7 +185,7 @@ def observations(ex: Examination) -> list[Tried]:
             for form, taken in (
                 (boolean, argument.true),
                 (infinite, argument.number == "added"),
-                (ones, argument.number),
+                (zero_one(argument, ones), argument.number),
             )
             if taken
         ]
@@ -183,33 +194,32 @@ def observations(ex: Examination) -> list[Tried]:
     return ex.bench.answers.get(key, look)
 
 
+@requirement(
+    "mask.polarity-is-as-declared",
+    "Each mask argument means what the adapter declares: True attends or blocks, numbers are added "
+    "or say who attends. An experiment passes the argument natively and finds its meaning.",
+    revision=2,
+    why="`True` attends in one library and blocks in the next; a wrong guess costs a week.",
+)
 def polarity(ex: Examination) -> Finding | None:
-    """Every mask argument, in every form that it is declared to take."""
+    """Pass each mask argument an array in every form that it is declared to take, in a problem
+    whose output is the attention weights. The meaning that predicts these weights must be the
+    declared one."""
     if not ex.adapter.mask_arguments:
         raise Unsupported("no mask arguments are declared")
     if not ex.varies_arguments:
         return None
     meanings: list[Part] = []
     wrong = []
-    for argument, form, entry in observations(ex):
+    tried = observations(ex)
+    if tried and all(entry.value == CANNOT_BE_ASKED for *_, entry in tried):
+        raise Unsupported(tried[0][-1].evidence.removeprefix("unsupported: "))
+    for argument, form, entry in tried:
         about: dict[str, Argument] = {"argument": argument.name, "form": Phrase(form.phrase.id)}
         meanings.append(Phrase("mask.means", about | {"meaning": entry.value}))
         if not entry.agrees:
             given = say(Phrase("mask.means", about | {"meaning": entry.declared})).replace("=", " ")
             wrong.append(f"declared {given}, observed {say(entry.value)}: {entry.evidence}")
     value = Phrase("mask.meanings", {"meanings": meanings})
-    if wrong:
-        return Finding(POLARITY.id, "deviates", detail="; ".join(wrong), value=value)
-    return Finding(POLARITY.id, "conforms", value=value)
-
-
-POLARITY = Requirement(
-    id=served.POLARITY,
-    level="must",
-    sentence="Each mask argument means what is declared: True attends or blocks, numbers are added "
-    "or say who attends; fed natively, and told apart by experiment.",
-    why="`True` attends in one library and blocks in the next; believing costs a week.",
-    check=polarity,
-)
-
-REQUIREMENTS = (POLARITY,)
+    verdict: Verdict = "deviates" if wrong else "conforms"
+    return Finding(polarity.id, verdict, detail="; ".join(wrong), value=value)

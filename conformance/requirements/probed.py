@@ -1,44 +1,156 @@
-"""Requirements that experiments decide: `conformance.experiments` yields the entries."""
+"""Requirements that are decided by the entries of `conformance.experiments`, not by cases.
+
+The first compares an experiment's entries with the adapter's declaration. Each of the others has a
+`Rule` that derives the verdict from the entries on certain subjects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from conformance.adapter.base import Adapter
 from conformance.records.findings import Entry, Finding, Verdict
+from conformance.records.phrase import Phrase
+from conformance.requirements import agreement
 from conformance.requirements.examination import Examination
-from conformance.requirements.requirement import Requirement
+from conformance.requirements.requirement import requirement
 from conformance.words import say
 
-
-def of_no_case(ex: Examination) -> Finding | None:
-    """Experiments decide it, not cases."""
-    return None
+MOST = 3
+"""How many entries the detail of a finding names; the card lists them all."""
 
 
-DROPOUT = Requirement(
-    id="dropout.is-unbiased",
+@requirement(
+    "adapter.declares-what-is-observed",
+    "What the adapter declares of masks, flags, weights and dropout is what experiments show.",
+    why="With a wrong declaration, masks are converted wrongly and a card misleads its reader.",
+)
+def declares(ex: Examination) -> None:
+    """Compare the entries of all experiments with what the adapter declares. No case decides it."""
+
+
+@requirement(
+    "dropout.is-unbiased",
+    "On average over draws, dropout leaves the attention weights unchanged.",
     level="should",
-    sentence="Dropout leaves the attention weights as they are in the mean over draws.",
-    why="Dropped without rescaling, rescaled twice, or dropped before the softmax, the model that "
-    "is trained is not the one that is evaluated.",
-    check=of_no_case,
+    why="If weights are dropped without rescaling, rescaled twice, or dropped before the softmax, "
+    "the model that is trained is not the one that is evaluated.",
 )
-LAYOUT = Requirement(
-    id="call.memory-layout-does-not-matter",
-    level="must",
-    sentence="Inputs with gaps between their numbers, or cut out of a larger array, get the same "
-    "answer as contiguous ones.",
-    why="A kernel that ignores strides reads other numbers, and nothing raises.",
-    check=of_no_case,
+def unbiased_dropout(ex: Examination) -> None:
+    """Average the weights over many draws of the experiment `dropout`, and compare the mean with
+    the weights without dropout. No case decides it."""
+
+
+@requirement(
+    "call.reads-only-what-it-is-given",
+    "If inputs contradict each other, a call raises or answers; it reads no number beyond them and "
+    "does not end the process.",
+    why="A wrong length then gives an answer made of other numbers in memory, which may be those "
+    "of another user, or takes the whole program down.",
 )
+def reads_only_what_it_is_given(ex: Examination) -> None:
+    """Compare the answers for other numbers in memory beside the inputs in the experiment
+    `bad-input`, which is run in a process of its own. No case decides it."""
+
+
+@requirement(
+    "nan.reaches-the-output",
+    "A NaN in a query, key or value that is not blocked reaches the output.",
+    why="A softmax that replaces NaN hides that training has diverged, and answers plausibly.",
+)
+def visible_nan(ex: Examination) -> None:
+    """Put NaN into a visible element of one input at a time in the experiment `leaks`, and look for
+    it in the output of each query that attends to it. No case decides it."""
+
+
+@requirement(
+    "conventions.same-in-every-mode",
+    "Conventions do not depend on the mode: what a mask means, how it combines with others, what a "
+    "fully masked query or an empty axis gives.",
+    why="Asking for the weights, or switching to evaluation, would change what a mask means.",
+)
+def same_in_modes(ex: Examination) -> None:
+    """Compare the entries of an experiment in this mode with those in the adapter's first mode,
+    where both have an answer. No case decides it."""
+
+
+@requirement(
+    "conventions.same-in-every-dtype",
+    "What a fully masked query gets does not depend on the dtype.",
+    why="A model that is trained in float32 and served in half precision would change there.",
+)
+def same_in_dtypes(ex: Examination) -> None:
+    """Block all keys of a query with booleans, 0 and 1, or −inf in every dtype, in the experiment
+    `masked-rows`, and compare the entries. No case decides it."""
+
+
+@requirement(
+    "conventions.same-for-shared-inputs",
+    "Conventions are the same whether query, key and value are one array or three.",
+    why="Self-attention may take another kernel; its masks should mean the same.",
+)
+def same_if_shared(ex: Examination) -> None:
+    """Repeat experiments with query, key and value in one array, and compare the entries. No case
+    decides it."""
+
+
+@requirement(
+    "conventions.same-for-every-encoding",
+    "What a fully masked query gets does not depend on the encoding of the mask: booleans, 0 and "
+    "1, or −inf.",
+    why="People switch between encodings without a second thought.",
+)
+def same_in_encodings(ex: Examination) -> None:
+    """Block all keys of a query with each encoding of a mask argument, in the experiment
+    `masked-rows`, and compare the entries. Large finite numbers do not block, so they may also give
+    the mean of the values, or what is given without a mask. No case decides it."""
+
+
+@requirement(
+    "conventions.same-in-every-layout",
+    "What a fully masked query gets does not depend on the axes that the mask has.",
+    why="A mask of one head may be taken for one of all heads, and should mean the same.",
+)
+def same_in_layouts(ex: Examination) -> None:
+    """Block all keys of a query with a mask in each layout of its argument, in the experiment
+    `masked-rows`, and compare the entries. No case decides it."""
+
+
+@requirement(
+    "causal.flag-blocks",
+    "The causal flag blocks later keys: it does not merely lower their logits by some number.",
+    why="A query attends to its future where the logits there are large, or where nothing else is "
+    "left to it.",
+)
+def flag_blocks(ex: Examination) -> None:
+    """Set the causal flag, in the experiment `causal`, where logits of later keys are larger than
+    the others by more than 10,000, and where a mask leaves a query nothing but later keys. No case
+    decides it."""
+
+
+@requirement(
+    "mask.arguments-combine",
+    "A bias has its effect beside a mask, another bias or the causal flag, and so has a scale.",
+    why="Kernels are chosen by what is passed, and one that lacks an argument drops it silently.",
+)
+def arguments_combine(ex: Examination) -> None:
+    """Pass two arguments at once, in the experiment `pairs`, of which one is added to the logits,
+    or which stand beside a scale, and predict the attention weights. No case decides it."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule by which entries of an experiment decide a requirement."""
+    """A rule by which entries of an experiment decide a requirement.
 
-    requirement: Requirement
+    Attributes:
+        requirement: the requirement's id.
+        experiment: the experiment's name.
+        subjects: ids of the subjects whose entries count; empty for all of the experiment.
+        verdicts: the verdict for the id of an entry's value; for other values, `unsupported`.
+    """
+
+    requirement: str
     experiment: str
     subjects: tuple[str, ...]
     verdicts: dict[str, Verdict]
@@ -46,39 +158,246 @@ class Rule:
 
 _RULES = (
     Rule(
-        DROPOUT,
+        unbiased_dropout.id,
         "dropout",
         ("dropout.mean",),
         {"dropout.unbiased": "conforms", "dropout.biased": "deviates"},
     ),
     Rule(
-        LAYOUT,
+        agreement.memory_layout.id,
         "repeatability",
-        ("again.strided", "again.window"),
+        ("again.strided", "again.window", "again.mask-strided", "again.mask-window"),
         {
             "again.same-bits": "conforms",
+            "again.same-bits-at": "conforms",
             "again.within-noise": "conforms",
             "again.apart": "deviates",
         },
     ),
+    Rule(
+        reads_only_what_it_is_given.id,
+        "bad-input",
+        (),
+        {
+            "refused": "conforms",
+            "malformed-answer": "conforms",
+            "bad-input.answers": "conforms",
+            "bad-input.answers-as": "conforms",
+            "bad-input.reads-beyond": "deviates",
+            "bad-input.dies": "deviates",
+            "bad-input.hangs": "deviates",
+        },
+    ),
+    Rule(
+        flag_blocks.id,
+        "causal",
+        ("causal.large-logits", "causal.later-only"),
+        {
+            "causal.blocks": "conforms",
+            "causal.lowers": "deviates",
+            **dict.fromkeys(
+                ("row.nan", "row.zeros", "row.output-bias", "row.mean-of-values"), "conforms"
+            ),
+        },
+    ),
+    Rule(
+        arguments_combine.id,
+        "pairs",
+        ("pair.with-bias", "pair.with-scale"),
+        {
+            "combined.both": "conforms",
+            "combined.only": "deviates",
+            "combined.neither": "deviates",
+            "combined.scaled": "deviates",
+            "combined.without-scale": "deviates",
+            "combined.unexplained": "deviates",
+        },
+    ),
+    Rule(
+        visible_nan.id,
+        "leaks",
+        ("leak.visible", "leak.visible-unmasked"),
+        {
+            "leak.visible-reaches-all": "conforms",
+            "leak.visible-reaches-some": "deviates",
+            "leak.visible-reaches-none": "deviates",
+        },
+    ),
 )
-
-
 _WORST_FIRST: tuple[Verdict, ...] = ("deviates", "unsupported", "conforms")
 
 
 def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
-    """What the entries of an experiment say about requirements of its own."""
+    """Yield a finding for each requirement that has a rule about these entries of an experiment."""
     for rule in _RULES:
         about = [
-            (rule.verdicts.get(entry.value.id, "unsupported"), entry)
+            (_verdict(rule, entry), entry)
             for entry in entries
-            if rule.experiment == experiment and entry.subject.id in rule.subjects
+            if rule.experiment == experiment
+            if entry.subject.id in rule.subjects or not rule.subjects
         ]
+        # What could not be asked says nothing about the library.
+        about = [pair for pair in about if pair[1].value.id != "cannot-be-asked"] or about
         if about:
             verdict, entry = min(about, key=lambda pair: _WORST_FIRST.index(pair[0]))
             detail = f"{say(entry.subject)}: {entry.evidence}" if verdict != "conforms" else ""
-            yield Finding(rule.requirement.id, verdict, detail, entry.value)
+            yield Finding(rule.requirement, verdict, detail, entry.value)
+    if experiment in ONE_FOR_ALL:
+        yield from _agreeing(same_if_shared.id, _pairs(entries, "sharing"))
+    if experiment == "masked-rows":
+        blocking = [entry for entry in entries if not _is_finite(entry.subject)]
+        yield from _agreeing(same_in_dtypes.id, _pairs(blocking, "inputs_in"))
+        yield from _agreeing(same_in_layouts.id, _pairs(blocking, "laid_out"))
+        yield from _agreeing(same_in_encodings.id, _encodings(entries))
 
 
-REQUIREMENTS = (DROPOUT, LAYOUT)
+def _verdict(rule: Rule, entry: Entry) -> Verdict:
+    """Return the verdict on an entry; what the adapter itself declares is no deviation."""
+    verdict = rule.verdicts.get(entry.value.id, "unsupported")
+    return "conforms" if verdict == "deviates" and entry.declared and entry.agrees else verdict
+
+
+# Conventions that are one for all
+
+_UNANSWERED = ("refused", "cannot-be-asked", "another-shape", "malformed-answer", "mask.rejected")
+ONE_FOR_ALL = ("masks", "masked-rows", "causal", "pairs", "leaks", "degenerate-sizes")
+"""Experiments whose entries have to be the same in other modes and for shared inputs."""
+
+_FINITE = ("form.zero-large", "form.zero-least")
+_MAY_BE = ("row.mean-of-values", "row.unmasked")
+
+Pairs = Iterator[tuple[Entry, Entry]]
+
+
+def between_modes(first: Sequence[Entry], entries: Sequence[Entry], mode: str) -> Iterator[Finding]:
+    """Yield the finding on whether entries are those of the first mode, whose name is `mode`."""
+    known = {entry.subject: entry for entry in first}
+    pairs = (
+        (known[entry.subject], entry)
+        for entry in entries
+        if entry.subject in known and _is_judged(entry.subject)
+    )
+    yield from _agreeing(same_in_modes.id, pairs, f" in mode {mode}")
+
+
+def _pairs(entries: Iterable[Entry], telling: str) -> Pairs:
+    """Yield entries whose subjects differ in an argument that only one of them has."""
+    known = {_about(entry.subject): entry for entry in entries if not _has(entry, telling)}
+    for entry in entries:
+        about = _about(entry.subject, telling)
+        if _has(entry, telling) and about in known and _is_judged(entry.subject):
+            yield known[about], entry
+
+
+def _has(entry: Entry, argument: str) -> bool:
+    return argument in entry.subject.arguments
+
+
+def _about(subject: Phrase, *without: str) -> Phrase:
+    """Return a subject without some arguments, and without the dtype of the inputs' own numbers."""
+    form = subject.part("form")
+    own = subject.name("inputs_in")
+    kept = {name: part for name, part in subject.arguments.items() if name not in without}
+    if form.name("dtype") in (own, "float32") and subject.id.startswith("fully-masked"):
+        kept["form"] = Phrase(form.id)
+    return Phrase(subject.id, kept)
+
+
+def _is_judged(subject: Phrase) -> bool:
+    """Return whether an entry has to be the same in other calls."""
+    # A log-normaliser of -1e9 loses the number of keys, so weights that are computed again from it
+    # are those of another row; rounding explains it.
+    is_rounded = _is_finite(subject) and subject.id.startswith("fully-masked.gradients")
+    return not is_rounded
+
+
+def _is_finite(subject: Phrase) -> bool:
+    return subject.part("form").id in _FINITE
+
+
+def _encodings(entries: Iterable[Entry]) -> Pairs:
+    """Yield what should be equal of fully masked queries whatever the mask's encoding."""
+    first: dict[Phrase, Entry] = {}
+    for entry in entries:
+        if entry.value.id in _UNANSWERED:
+            continue
+        kept = {n: it for n, it in entry.subject.arguments.items() if n != "form"}
+        one = first.setdefault(Phrase(entry.subject.id, kept), entry)
+        is_finite = _is_finite(entry.subject)
+        # In another dtype, large numbers may be rounded away, and a mean has other gradients.
+        is_output = entry.subject.id == "fully-masked.output" and not _has(entry, "inputs_in")
+        legit = is_finite and (entry.value.id in _MAY_BE or not is_output)
+        if one is not entry and not legit:
+            yield one, entry
+
+
+def _agreeing(requirement: str, pairs: Pairs, where: str = "") -> Iterator[Finding]:
+    """Yield the finding on whether the values of paired entries agree; nothing without pairs."""
+    answered = [(one, other) for one, other in pairs if _both_answer(one.value, other.value)]
+    wrong = [(one, other) for one, other in answered if _told(one) != _told(other)]
+    if not answered:
+        return
+    if not wrong:
+        yield Finding(requirement, "conforms")
+        return
+    lines = [
+        f"{say(other.subject)}: {say(other.value)}, but {say(one.value)}"
+        + (where or f" for {say(one.subject)}")
+        for one, other in wrong[:MOST]
+    ]
+    lines += [f"and {len(wrong) - MOST} more"] if wrong[MOST:] else []
+    yield Finding(requirement, "deviates", "; ".join(lines), wrong[0][1].value)
+
+
+def _both_answer(one: Phrase, other: Phrase) -> bool:
+    """Return whether neither value is a refusal, or a refusal faces an ignored argument."""
+    refused = [value.id in _UNANSWERED for value in (one, other)]
+    if not any(refused):
+        return True
+    ids = {one.id, other.id}
+    return bool(ids & {"refused", "mask.rejected"}) and bool(
+        ids & {"causal.ignored", "mask.ignored"}
+    )
+
+
+def _told(entry: Entry) -> Phrase:
+    """Return what of a value has to be the same: not every mode has gradients or weights."""
+    value = entry.value
+    if value.id == "leak.reaches" and Phrase("place.output") not in value.parts("places"):
+        return Phrase("leak.hidden")
+    return Phrase(value.id) if value.id.startswith(("leak.", "gradients.")) else value
+
+
+def compared(entries: Sequence[Entry]) -> Finding:
+    """Return the finding on whether the entries of an experiment agree with the declaration."""
+    wrong = [entry for entry in entries if not entry.agrees]
+    if not wrong:
+        declared = any(entry.declared for entry in entries)
+        return Finding(declares.id, "conforms" if declared else "observed")
+    more = len(wrong) - MOST
+    # Either the declaration or the implementation is wrong, so the cause blames neither.
+    cause = Phrase("declaration.differs", {"subjects": [entry.subject for entry in wrong[:MOST]]})
+    lines = [
+        f"{say(entry.subject)}: declared {say(entry.declared)}, observed {say(entry.value)}"
+        for entry in wrong[:MOST]
+    ]
+    if more > 0:
+        lines.append(f"and {more} more")
+        cause = cause.having(more=more)
+    return Finding(declares.id, "deviates", "; ".join(lines), cause=cause)
+
+
+def declared_row(declared: str) -> Phrase:
+    """Return a declared `Adapter.fully_masked_row`, such as "zeros", as the value of an entry."""
+    return Phrase(f"row.{declared.replace(' ', '-')}")
+
+
+def returned_weights(adapter: Adapter, returned: str) -> Phrase:
+    """Return, as the value of an entry, how the implementation itself returns attention weights.
+
+    `returned` is how the adapter returns them: "per head", "averaged" or "none".
+    """
+    if returned == "per head" and adapter.weights_option:
+        otherwise = Phrase(f"weights.{adapter.weights_otherwise}")
+        return Phrase("weights.unless", {"otherwise": otherwise, "option": adapter.weights_option})
+    return Phrase(f"weights.{returned.replace(' ', '-')}")

@@ -1,6 +1,6 @@
-"""Runs: what is examined, the pytest session, `examine`, the checks in a project's own tests.
+"""Runs: planning, the pytest session, `examine`, and checks for use in other projects' tests.
 
-It imports nothing of the suite: the pytest plugin reads it in every pytest run of an environment.
+This module imports nothing from the suite, because pytest loads it in every run.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-LEVELS = ("core", "full")
-"""How much a run asks: see `conformance.running.selection`."""
+LEVELS = ("core", "full", "large")
+"""The levels of a run: some of the cases, all, or some of them at the sizes of kernels."""
 
 DEVICES = ("cpu", "gpu")
 
@@ -19,7 +19,7 @@ LIMITS = {
     "start-timeout": (120.0, "seconds that it has to import itself and its framework"),
     "memory-limit": (8192.0, "MiB of memory that it may use"),
 }
-"""Option to default and meaning."""
+"""The default and the help text of each option for isolated processes."""
 
 
 def _repeatable(metavar: str, text: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "level": {
         "choices": LEVELS,
         "help": "core: some seconds, one case for each thing that goes wrong often; full: "
-        "everything (default)",
+        "everything (default); large: head sizes 64 and 128, and lengths of several tiles",
     },
     "device": {
         "choices": DEVICES,
@@ -63,4 +63,4 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         for name, (default, text) in LIMITS.items()
     },
 }
-"""Options of a run, as `argparse` takes them, for pytest and for the command line."""
+"""The `argparse` arguments of each option of a run, for pytest and for the command line."""

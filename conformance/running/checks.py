@@ -1,8 +1,8 @@
-"""The suite in a project's own tests: `parametrize_with_checks` and `assert_conforms`.
+"""Run the suite in another project's tests: `parametrize_with_checks` and `assert_conforms`.
 
-A check is one case in one dtype and mode. What an adapter declares as unsupported is not collected;
-what turns out to be unsupported when it runs is skipped, with the reason. A skip is not a pass: one
-check of each implementation fails if nothing of it could be verified.
+A check is one case in one dtype and mode. Cases that an adapter declares as unsupported are not
+collected; a check that turns out to be unsupported when it runs is skipped, with the reason. One
+further check per implementation fails if all others were skipped.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from conformance.errors import ConformanceError, UnknownName
 from conformance.records.findings import VERIFIED, CaseResult, count
 from conformance.running.ending import failure, is_must
 from conformance.running.examine import Implementation, resolve, several
-from conformance.running.examiner import Examiner, conforms_alone
 from conformance.running.selection import Selection, can_express, dtypes_of
-from conformance.running.session import Item, Row
+from conformance.running.session import Examiner, Item, Row, conforms_alone
 from conformance.text import printable
 from conformance.words import say
 
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
     import pytest
 
 SHOWN_IN_FULL = 2
-"""Failures that `assert_conforms` shows in full."""
+"""The number of failures that `assert_conforms` shows in full."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """State shared by the checks of one implementation; `spec` is its name on the command line."""
+    """The state shared by all checks of an implementation; `spec` is its command-line name."""
 
     adapter: Adapter
     spec: str
@@ -43,21 +42,29 @@ class Bench:
     results: dict[str, CaseResult] = field(default_factory=dict)
 
     def examine(self, row: Row) -> CaseResult:
-        """Return all findings of a row, examined once."""
+        """Return the result of a row, which is cached so that each row is examined once."""
         if row.id not in self.results:
             self.results[row.id] = self.examiner.examine(row)[0]
         return self.results[row.id]
 
+    def message(self, row: Row, result: CaseResult, command: str) -> str:
+        """Return a failure message: all deviations of a row and a command that reproduces them."""
+        if not command and not self.spec:
+            name, case = self.adapter.name, row.asked.id
+            command = f"assert_conforms({name}, cases={case!r}, dtypes={row.dtype!r})"
+        alone = len(self.results) > 1 and conforms_alone(row)
+        return failure(result, self.spec, alone=alone, command=command)
+
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """A callable check; it raises `AssertionError` with a self-contained message."""
+    """A callable check, as `parametrize_with_checks` passes it to a test."""
 
     id: str
     run: Callable[[], None]
 
     def __call__(self) -> None:
-        """Pass, fail, or skip with the reason."""
+        """Run the check: pass, fail with a self-contained message, or skip with a reason."""
         __tracebackhide__ = True
         self.run()
 
@@ -81,18 +88,18 @@ def parametrize_with_checks(
             check()
 
     Args:
-        implementations: adapter classes, their instances, functions decorated with
-            `attention_function`, or what `mha-conformance run` takes: names, files, modules.
-        level: "core": some seconds, the cases marked `core` in float32 and one half precision;
-            "full": the whole catalogue in every dtype, and the experiments with conventions.
-        cases: instead of the level's, those with this in their id, or matching it as a pattern.
-        dtypes: instead of the level's.
+        implementations: adapter classes or instances, functions decorated with
+            `attention_function`, or arguments of `mha-conformance run`: names, files, modules.
+        level: "core" for the cases marked `core` in float32 and one half precision, which take
+            some seconds; "full" for all cases in all dtypes and the experiments.
+        cases: parts of ids or wildcard patterns of cases to run instead of those of the level.
+        dtypes: the dtypes to use instead of those of the level.
         device: "cpu" or "gpu".
-        known: part of a check's id, or a pattern, to the reason why it is known to deviate. The
-            check is run, and must deviate: `xfail`, strictly.
+        known: maps parts of check ids, or patterns, to the reason for a known deviation. These
+            checks run as strict xfails: they fail if they do not deviate.
 
     Raises:
-        ConformanceError: for what is not an implementation, an unknown name, or nothing to check.
+        ConformanceError: the arguments are invalid, or there is nothing to check.
     """
     import pytest
 
@@ -120,8 +127,8 @@ def assert_conforms(
     The arguments are those of `parametrize_with_checks`.
 
     Raises:
-        AssertionError: it deviates, or nothing at all could be verified.
-        ConformanceError: for what is not an implementation, an unknown name, or nothing to check.
+        AssertionError: the implementation deviates, or nothing could be verified.
+        ConformanceError: the arguments are invalid, or there is nothing to check.
     """
     __tracebackhide__ = True
     reasons = dict(known or {})
@@ -138,7 +145,7 @@ def assert_conforms(
 
 
 def _all_failures(bench: Bench, failed: Sequence[tuple[Row, CaseResult, str]], total: int) -> str:
-    """Return the number of failures by cause, the first failures in full, and the other ids."""
+    """Return a message: the number of failures by cause, the first in full, ids of the others."""
     causes = Counter(
         next((say(f.cause) for f in result.findings if f.cause), "no known cause")
         for _, result, reason in failed
@@ -147,8 +154,7 @@ def _all_failures(bench: Bench, failed: Sequence[tuple[Row, CaseResult, str]], t
     first = f"{bench.adapter.name}: {len(failed)} of {total} checks fail"
     parts = ["\n".join([first, *(f"  {times}: {why}" for why, times in causes.most_common())])]
     for row, result, reason in failed[:SHOWN_IN_FULL]:
-        command = _command(bench, row)
-        parts.append(_fixed(row, reason) if reason else _message(bench, row, result, command))
+        parts.append(_fixed(row, reason) if reason else bench.message(row, result, ""))
     if failed[SHOWN_IN_FULL:]:
         others = [f"  {_id(row)}" for row, _, _ in failed[SHOWN_IN_FULL:]]
         parts.append("\n".join([f"and {len(others)} more:", *others]))
@@ -181,10 +187,12 @@ def _plan(
 
 def _rows(adapter: Adapter, selection: Selection, device: str) -> list[Row]:
     dtypes = selection.dtypes or dtypes_of(adapter, selection.level)
+    # Here a level is the default, which cases replace.
+    level = "full" if selection.cases and selection.level == "core" else selection.level
     rows = [
         row
-        for row in Selection(selection.cases, dtypes, level=selection.level).rows([adapter], device)
-        if not isinstance(row, Item) or can_express(adapter, row.case, row.dtype)
+        for row in Selection(selection.cases, dtypes, level=level).rows([adapter], device)
+        if not isinstance(row, Item) or can_express(adapter, row.asked, row.dtype)
     ]
     if not dtypes or not rows:
         cases = ", ".join(selection.cases) or selection.level
@@ -199,8 +207,8 @@ def _rows(adapter: Adapter, selection: Selection, device: str) -> list[Row]:
 
 
 def _id(row: Row) -> str:
-    """Return an item's id without what is not informative: the CPU, and the only mode."""
-    parts = [row.adapter.name, row.case_id, row.dtype]
+    """Return the id of a check: the item's id without the device "cpu" and without a sole mode."""
+    parts = [row.adapter.name, row.asked.id, row.dtype]
     parts += [row.device] if row.device != "cpu" else []
     parts += [row.mode.name] if len(row.adapter.modes) > 1 else []
     return ":".join(parts)
@@ -227,8 +235,10 @@ def _check(bench: Bench, row: Row, known: str) -> Check:
         if _fails(result):
             if known:
                 pytest.xfail(printable(f"known: {known}"))
-            command = _node() or _command(bench, row)
-            pytest.fail(_message(bench, row, result, command), pytrace=False)
+            # Build a command that reruns the current test.
+            node = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+            command = shlex.join(["pytest", node]) if node else ""
+            pytest.fail(bench.message(row, result, command), pytrace=False)
         if known:
             pytest.fail(_fixed(row, known), pytrace=False)
         if result.verdict not in VERIFIED:
@@ -240,7 +250,7 @@ def _check(bench: Bench, row: Row, known: str) -> Check:
 
 
 def _verified(bench: Bench, rows: Sequence[Row]) -> Callable[[], None]:
-    """Return a check that fails if no row says anything about the implementation."""
+    """Return a function that raises AssertionError if no row was verified."""
 
     def run() -> None:
         __tracebackhide__ = True
@@ -263,7 +273,7 @@ def _verified(bench: Bench, rows: Sequence[Row]) -> Callable[[], None]:
 
 
 def _fails(result: CaseResult) -> bool:
-    """Return whether a check fails: errors, and deviations from a must."""
+    """Return whether a check fails: on an error, or if a requirement of level must is violated."""
     return result.verdict in ("error", "crashed", "timed-out") or any(
         finding.verdict == "deviates" and is_must(finding) for finding in result.findings
     )
@@ -273,21 +283,3 @@ def _fixed(row: Row, reason: str) -> str:
     return printable(
         f"{_id(row)} is known to deviate ({reason}), and does not: remove it from known="
     )
-
-
-def _message(bench: Bench, row: Row, result: CaseResult, command: str) -> str:
-    alone = len(bench.results) > 1 and conforms_alone(row)
-    return failure(result, bench.spec, alone=alone, command=command)
-
-
-def _command(bench: Bench, row: Row) -> str:
-    """Return the call that runs this check again, if the command line cannot name it; else ""."""
-    if bench.spec:
-        return ""
-    return f"assert_conforms({bench.adapter.name}, cases={row.case_id!r}, dtypes={row.dtype!r})"
-
-
-def _node() -> str:
-    """Return the command for the test that pytest runs now, or ""."""
-    node = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
-    return shlex.join(["pytest", node]) if node else ""

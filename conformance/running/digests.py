@@ -1,11 +1,11 @@
-"""Digests of the code on which an outcome depends.
+"""Compute digests of the code on which a result depends.
 
-An item need not be measured again while nothing changes on which its outcome depends. The code on
-which it depends is the adapter with the modules of its project that it imports, the check of each
-requirement that the case serves, and what all of these share. Source files are read, not imported,
-so that a run in which nothing changed does not wait for a framework.
+An item need not be measured again as long as its result cannot have changed. A result depends on
+the adapter and the modules of the same project that it imports, on the checks of the requirements
+that use the case, and on code shared by all of these. Source files are parsed, not imported, so
+that a run without changes does not wait for a framework.
 
-Comments, docstrings and layout are not part of a digest. Text that reaches a record is.
+A digest ignores comments, docstrings and formatting, but includes string constants in code.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
@@ -29,9 +30,9 @@ from conformance.requirements import REQUIREMENTS
 
 SUITE = "conformance"
 ROOMS = ("definition", "adapter")
-"""Packages on which every outcome depends."""
+"""The subpackages on which every result depends."""
 JUDGING = ("requirements", "experiments")
-"""Packages of which only the modules that are imported count."""
+"""The subpackages of which only those modules count that are imported."""
 BASE = (
     "conformance.frameworks",
     "conformance.frameworks.base",
@@ -39,11 +40,11 @@ BASE = (
     "conformance.cases.case",
 )
 CAUSES = "causes"
-"""Key of `revisions` for the package that explains deviations."""
+"""The key in `revisions()` of the subpackage that explains deviations."""
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One source file: the digest of its code, the modules that it may import, its docstring."""
+    """A parsed source file: the digest of its code, the modules it imports and its docstring."""
 
     digest: str
     imports: list[str]
@@ -55,7 +56,7 @@ class Source(msgspec.Struct, frozen=True):
 
 @cache
 def suite_code() -> str:
-    """Return the digest of what every outcome depends on: definition, interface, examination."""
+    """Return the digest of all code on which every result depends."""
     modules = [*BASE, *(name for room in ROOMS for name in _modules(room))]
     modules += _closure([f"{SUITE}.running.session"], _judges)
     return _digest(sorted(modules))
@@ -63,10 +64,10 @@ def suite_code() -> str:
 
 @cache
 def revisions() -> dict[str, str]:
-    """Return the digest of each requirement's or experiment's module and its imports, by id.
+    """Return the digest of each requirement's and experiment's module and its imports, by id.
 
-    It includes a requirement's revision. The digest of the whole package `causes` stands under
-    "causes": what deviates is measured again if it changes.
+    Digests of requirements include their revision number. The key "causes" has the digest of the
+    package `causes`: if it changes, deviating items are measured again.
     """
     of_module: dict[str, str] = {}
 
@@ -83,7 +84,7 @@ def revisions() -> dict[str, str]:
 
 def _judges(module: str) -> bool:
     room, _, name = module.removeprefix(f"{SUITE}.").partition(".")
-    # The packages themselves import everything: no module would be independent of another.
+    # Exclude the packages' __init__ modules: they import everything, so all would be dependent.
     return module.startswith(SUITE) and room in JUDGING and name not in ("", "experiment")
 
 
@@ -96,7 +97,7 @@ def _modules(room: str) -> list[str]:
 
 
 def _closure(modules: Iterable[str], follow: Callable[[str], bool]) -> list[str]:
-    """Return these modules, and their imports for which `follow` is true, transitively."""
+    """Return these modules and all transitive imports for whose names `follow` is true."""
     known: dict[str, None] = {}
     todo = list(modules)
     while todo:
@@ -123,14 +124,14 @@ def _joined(lines: Iterable[str]) -> str:
 
 @cache
 def adapter_digest(spec: str, framework: str) -> str:
-    """Return the digest of an adapter, its project's modules, and its framework's bridge.
+    """Return the digest of an adapter, the modules of its project, and its framework's bridge.
 
-    Of an installed package that it imports, the version counts. The digest is "" if there is no
-    source file; then changes cannot be detected, and everything is measured.
+    It includes the versions of installed packages that these import. It is "" if there is no
+    source file; then changes cannot be detected, so everything is measured again.
 
     Args:
-        spec: as given to `--implementation`.
-        framework: the name of its bridge.
+        spec: the argument of `--implementation`.
+        framework: the name of the adapter's framework.
     """
     place, start = _start(spec)
     if start is None:
@@ -154,13 +155,13 @@ def adapter_digest(spec: str, framework: str) -> str:
 
 
 def documentation(spec: str) -> str:
-    """Return the docstring of an adapter's module, or ""."""
+    """Return the docstring of the module of an implementation, or ""."""
     start = _start(spec)[1]
     return source(start).documentation if start is not None else ""
 
 
 def _start(spec: str) -> tuple[str, Path | None]:
-    """Return the module or path of a name, and its file if there is one."""
+    """Return the module name or path in an implementation's spec, and its source file or None."""
     known = registered()
     place = (known[spec].value if spec in known else spec).partition(":")[0]
     file = Path(place) if place.endswith(".py") else _file(place)
@@ -174,7 +175,7 @@ def _is_bridge(module: str) -> bool:
 def _project(
     imported: str, path: Path, importer: str, packages: dict[str, str]
 ) -> Iterator[tuple[Path, str]]:
-    """Yield files of the project that this import runs; add installed packages to `packages`."""
+    """Yield (file, name) of modules imported from the project; add versions of other packages."""
     dots = len(imported) - len(imported.lstrip("."))
     if dots:
         package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
@@ -197,7 +198,7 @@ def _project(
 
 
 def _beside(path: Path, name: str) -> Path | None:
-    """Return the module's file in the folder of its importer, where a script would find it."""
+    """Return the file of a module in the folder of the file `path` that imports it, or None."""
     stem = path.parent.joinpath(*name.split("."))
     candidates = (stem.with_name(stem.name + ".py"), stem / "__init__.py")
     return next((file for file in candidates if file.is_file()), None)
@@ -207,18 +208,15 @@ def _is_installed(file: Path) -> bool:
     return bool({"site-packages", "dist-packages"} & {*file.parts})
 
 
+_distributions = cache(metadata.packages_distributions)
+
+
 def _version(package: str) -> str:
-    """Return the version of the distribution that contains this package."""
-    try:
+    """Return the version of the distribution that contains an import package, or ""."""
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        names = _distributions().get(package, [])
-        return ", ".join(sorted(f"{name} {metadata.version(name)}" for name in {*names}))
-
-
-@cache
-def _distributions() -> dict[str, list[str]]:
-    return dict(metadata.packages_distributions())
+    names = _distributions().get(package, [])
+    return ", ".join(sorted(f"{name} {metadata.version(name)}" for name in {*names}))
 
 
 # Source files
@@ -226,7 +224,7 @@ def _distributions() -> dict[str, list[str]]:
 
 @cache
 def _spec(module: str) -> ModuleSpec | None:
-    """Find a module without importing its parents, as `importlib.util.find_spec` would."""
+    """Return the spec of a module without importing its parents, unlike `find_spec`; or None."""
     parent = module.rpartition(".")[0]
     path = None
     if parent:
@@ -246,7 +244,7 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _file(module: str) -> Path | None:
-    """Return the file of a module: its source, or a compiled library."""
+    """Return the file of a module (source or compiled library), or None."""
     spec = _spec(module)
     if spec is None or spec.origin is None or not spec.has_location:
         return None
@@ -255,7 +253,7 @@ def _file(module: str) -> Path | None:
 
 @cache
 def source(path: Path) -> Source:
-    """Return the digest and imports of a file; the digest of its bytes if it is not Python."""
+    """Return the parsed source of a file, with a digest of its bytes if it is not Python."""
     content = path.read_bytes()
     key = hashlib.sha256(content).hexdigest()
     if key not in _cache():
@@ -280,17 +278,17 @@ def _read(content: bytes) -> Source:
             imports |= dict.fromkeys([module, *(f"{module}{dot}{a.name}" for a in node.names)])
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            # Docstrings, and strings below attributes.
-            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+            # Remove docstrings, including those of attributes.
+            node.body = [  # type: ignore[attr-defined]
+                line
+                for line in body
+                if not (
+                    isinstance(line, ast.Expr)
+                    and isinstance(line.value, ast.Constant)
+                    and isinstance(line.value.value, str)
+                )
+            ]
     return Source(hashlib.sha256(ast.dump(tree).encode()).hexdigest(), list(imports), words)
-
-
-def _is_text(line: ast.AST) -> bool:
-    return (
-        isinstance(line, ast.Expr)
-        and isinstance(line.value, ast.Constant)
-        and isinstance(line.value.value, str)
-    )
 
 
 _changed: list[str] = []
@@ -304,7 +302,7 @@ def _cache_file() -> Path:
 
 @cache
 def _cache() -> dict[str, Source]:
-    """Return sources by hash of their content: parsing the suite takes half a second."""
+    """Return the cached parse results by hash of the file; parsing all takes half a second."""
     try:
         return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, Source])
     except (OSError, RuntimeError, msgspec.MsgspecError):
@@ -312,16 +310,14 @@ def _cache() -> dict[str, Source]:
 
 
 def remember() -> None:
-    """Save what this process parsed, for other processes; failing to is not an error."""
+    """Save new parse results to the cache file, ignoring failures."""
     if not _changed:
         return
     _changed.clear()
     newest = dict(list(_cache().items())[-2000:])
-    try:
+    with suppress(OSError, RuntimeError):
         file = _cache_file()
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f"{file.name}.{os.getpid()}")
         temporary.write_bytes(msgspec.json.encode(newest))
         temporary.replace(file)
-    except (OSError, RuntimeError):
-        return

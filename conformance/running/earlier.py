@@ -1,9 +1,9 @@
-"""Reuse the results of an earlier run where they are still valid.
+"""Reuse those results of an earlier run that are still valid.
 
-An outcome holds as long as nothing changed on which it depends: the case, the requirements that it
-serves, the adapter, the packages, the machine. All of that is in the header of a record, so two
-headers say which items must be measured again. An item that crashed, or was not run, always is.
-The journal of a run that was killed counts as an earlier run.
+A result is valid as long as nothing changed on which it depends: the case, the requirements, the
+adapter, the packages, the machine. All of these are in the header of a record, so comparing two
+headers tells which items must be measured again. Items that crashed or were not run always are.
+The journal of an interrupted run can be reused too.
 """
 
 from __future__ import annotations
@@ -15,33 +15,29 @@ from pathlib import Path
 
 import msgspec
 
-from conformance.cases.catalogue import catalogue
+from conformance.cases.catalogue import catalogue, catalogue_hash
 from conformance.cases.description import describe_all
 from conformance.definition.dtypes import Array
 from conformance.errors import BrokenRecord
 from conformance.experiments import TOPICS
 from conformance.frameworks.base import package_versions
 from conformance.records.findings import NOT_VERIFIED, VERIFIED, CaseResult
-from conformance.records.header import Header, Implementation, Provenance
+from conformance.records.header import Header, Implementation
 from conformance.records.record import (
     PICTURED,
     Record,
-    decode_line,
     encode_line,
     read,
     read_arrays,
-    read_header,
-    whole_lines,
+    read_journal,
 )
 from conformance.running.digests import CAUSES, adapter_digest, documentation, revisions
-from conformance.running.examiner import is_exchanged, worst_of
 from conformance.running.provenance import (
     BASE_PACKAGES,
     requirements,
     setting,
-    suite_version,
 )
-from conformance.running.session import Item, Row
+from conformance.running.session import Item, Row, is_exchanged, worst_of
 
 SETTING = (
     "code",
@@ -52,17 +48,17 @@ SETTING = (
     "device",
     "device_model",
 )
-"""Fields of the provenance that must be equal for any outcome to hold."""
+"""The fields of `Provenance` that must be equal for any result to be reused."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """The outcomes of earlier runs that are still valid.
+    """The results of earlier runs that are still valid.
 
     Attributes:
-        lines: item id to its journal line, which says when it was measured.
-        days: item id to the day of its measurement.
-        problems: a line about each file that could not be used.
+        lines: the journal line of each item, by item id, with the day of its measurement.
+        days: the day on which each item was measured, by item id.
+        problems: an explanation for each file that could not be used.
     """
 
     lines: dict[str, bytes] = field(default_factory=dict)
@@ -79,10 +75,10 @@ def earlier(
     """Return the results in these records and journals that are still valid; earlier files win.
 
     Args:
-        files: records and journals.
-        header: that of the run that begins.
-        planned: its items.
-        places: item id to its place, for those whose attention weights may go into the record.
+        files: paths of records and journals.
+        header: the header of the new run.
+        planned: the rows of the new run.
+        places: the position of each item whose attention weights may be recorded, by item id.
     """
     problems: list[str] = []
     items = {item.id: item for item in planned}
@@ -110,7 +106,7 @@ def earlier(
 
 
 def as_measured(days: Sequence[str], total: int) -> str:
-    """Return e.g. "1,803 of 1,848 items as measured on 2026-11-22"; `days` has one day per item."""
+    """Return text such as "1,803 of 1,848 items as measured on 2026-11-22", given their days."""
     each = sorted({*days})
     when = f"between {each[0]} and {each[-1]}" if len(each) > 3 else f"on {' and '.join(each)}"
     return f"{len(days):,} of {total:,} items as measured {when}"
@@ -120,32 +116,35 @@ Read = tuple[Header, dict[str, tuple[CaseResult, dict[str, Array]]]]
 
 
 def _read(file: Path) -> Read:
-    """Return the header, and results with their arrays by item id; raise `BrokenRecord`."""
+    """Return the header of a record or journal, and (result, arrays) by item id."""
     if file.suffix == ".journal":
-        lines = whole_lines(file)
-        if len(lines) < 2:
+        header, results, stored = read_journal(file, resumes=True)
+        if not results:
             raise BrokenRecord(f"{file.name}: nothing was measured")
-        decoded = [decode_line(line) for line in lines[1:]]
-        return read_header(file, lines[0]), {result.id: (result, part) for result, part in decoded}
-    record = read(file)
+    else:
+        record = read(file)
+        header, results, stored = record.header, record.results, read_arrays(file, record)
     arrays: dict[str, dict[str, Array]] = defaultdict(dict)
-    for name, array in read_arrays(file, record).items():
+    for name, array in stored.items():
         item, _, part = name.rpartition("|")
         arrays[item][part] = array
-    return record.header, {r.id: (r, arrays.get(r.id, {})) for r in record.results}
+    return header, {result.id: (result, arrays[result.id]) for result in results}
 
 
 def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
-    """Return a function that says whether an outcome of the run before holds now."""
-    same = _same_setting(before.provenance, now.provenance)
-    declared = {one.name: one for one in before.implementations}
+    """Return a function that tells whether a result of the earlier run is still valid."""
+    one, other = before.provenance, now.provenance
+    pairs = [(getattr(one, name), getattr(other, name)) for name in SETTING]
+    pairs += [(one.packages.get(name), other.packages.get(name)) for name in BASE_PACKAGES]
+    same = one.code and all(then == today for then, today in pairs)
+    declared = {each.name: _without_words(each) for each in before.implementations}
     alike = {
-        one.name
-        for one in now.implementations
-        if one.digest and one.name in declared and _same_declaration(declared[one.name], one)
+        each.name
+        for each in now.implementations
+        if each.digest and declared.get(each.name) == _without_words(each)
     }
 
-    def holds(result: CaseResult, item: Row) -> bool:
+    def holds(result: CaseResult, row: Row) -> bool:
         if not same or result.implementation not in alike or result.verdict in NOT_VERIFIED:
             return False
         if result.case in now.cases:
@@ -153,10 +152,8 @@ def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
             if asked is None or asked.hash != now.cases[result.case].hash:
                 return False
         names = {finding.requirement for finding in result.findings}
-        if isinstance(item, Item):
-            names |= {requirement.id for requirement in item.requirements}
-        else:
-            names.add(result.case)
+        asks = [item.id for item in row.requirements] if isinstance(row, Item) else [result.case]
+        names.update(asks)
         if any(finding.verdict == "deviates" for finding in result.findings):
             names.add(CAUSES)
         return all(before.revisions.get(name) == now.revisions.get(name) for name in names)
@@ -164,17 +161,10 @@ def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
     return holds
 
 
-def _same_setting(one: Provenance, other: Provenance) -> bool:
-    if any(getattr(one, name) != getattr(other, name) for name in SETTING) or not one.code:
-        return False
-    return all(one.packages.get(name) == other.packages.get(name) for name in BASE_PACKAGES)
-
-
-def _same_declaration(one: Implementation, other: Implementation) -> bool:
-    """Return whether code, versions and declaration are the same."""
+def _without_words(declared: Implementation) -> Implementation:
+    """Return a declaration without descriptive text, on which no result depends."""
     words = {"spec": "", "title": "", "documentation": "", "about": "", "example": ""}
-    pair = [msgspec.structs.replace(each, mode_notes={}, **words) for each in (one, other)]
-    return pair[0] == pair[1]
+    return msgspec.structs.replace(declared, mode_notes={}, **words)
 
 
 def _drop_without_arrays(
@@ -183,7 +173,7 @@ def _drop_without_arrays(
     items: Mapping[str, Row],
     places: Mapping[str, int],
 ) -> None:
-    """Remove items of which the arrays that a record keeps are missing."""
+    """Remove results whose arrays are missing although the new record needs them."""
     for name, result in list(results.items()):
         exchanged = is_exchanged(items[name]) and result.verdict in ("conforms", "deviates")
         if exchanged and not arrays[name].keys() - {*PICTURED}:
@@ -197,10 +187,10 @@ def _drop_without_arrays(
 
 
 def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
-    """Return the record if all of it still holds for a run of these implementations, else None.
+    """Return the record if all its results are still valid for these implementations, else None.
 
-    No adapter or framework is loaded for that. On a GPU only the framework knows which one it is,
-    so the answer is None.
+    This imports no adapter and no framework. On a GPU it returns None, because only the framework
+    could tell the model of the GPU.
     """
     try:
         previous = read(record)
@@ -214,15 +204,21 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
         return None
     now = msgspec.structs.replace(
         then,
-        suite=suite_version(),
         packages=then.packages | package_versions(BASE_PACKAGES),
         **setting(),
     )
     if now != then or not all(map(_stands, header.implementations)):
         return None
-    asks = (describe_all(catalogue()), revisions(), requirements(), [*TOPICS])
-    if asks != (header.cases, header.revisions, header.requirements, header.topics):
+    if (header.revisions, header.requirements) != (revisions(), requirements()):
         return None
+    if not set(header.topics) <= set(TOPICS):
+        return None
+    described = describe_all(catalogue())
+    if header.cases != described:
+        # Cases with features are asked of those alone who have these. None may be new.
+        known = header.cases.items() <= described.items()
+        if not known or then.catalogue != catalogue_hash():
+            return None
     if len(previous.results) != header.planned:
         return None
     verdicts = {result.verdict for result in previous.results}
@@ -230,7 +226,7 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
 
 
 def _stands(one: Implementation) -> bool:
-    """Return whether the adapter would declare the same again, from the same code."""
+    """Return whether the adapter's code, documentation and package versions are unchanged."""
     if not one.digest or package_versions(tuple(one.versions)) != one.versions:
         return False
     words = documentation(one.spec)

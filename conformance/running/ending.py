@@ -1,10 +1,12 @@
-"""Report a run as text and as data: failures, counts, and the worst deviation."""
+"""Report the results of a run as text and as JSON: failures, counts, and the worst deviation."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,11 +14,11 @@ import msgspec
 from conformance.errors import ExitCode, UnknownName
 from conformance.records.findings import NOT_VERIFIED, VERIFIED, CaseResult, Finding, count, gravity
 from conformance.records.header import RequirementInfo
+from conformance.records.phrase import NOTHING
 from conformance.reports import wording
 from conformance.reports.totals import WRONG
 from conformance.reports.totals import reasons as reasons_of
-from conformance.requirements import REQUIREMENTS, find_requirement
-from conformance.requirements.requirement import Requirement
+from conformance.running.provenance import requirements
 from conformance.text import plural
 from conformance.words import say
 
@@ -30,50 +32,57 @@ if TYPE_CHECKING:
 class _Suite:
     """The requirements and cases of this version of the suite."""
 
+    @cached_property
+    def requirements(self) -> dict[str, RequirementInfo]:
+        return {item.id: item for item in requirements()}
+
     def requirement(self, name: str) -> RequirementInfo | None:
-        item = _requirement(name)
-        if item is None:
-            return None
-        return RequirementInfo(item.id, item.level, item.sentence, item.why, item.revision)
+        return self.requirements.get(name)
 
     def question(self, case: str) -> str:
-        from conformance.cases.catalogue import catalogue
+        from conformance.cases.catalogue import case_of
         from conformance.experiments import EXPERIMENTS
 
-        words = {item.id: item.why for item in catalogue()}
-        return (words | {item.id: item.topic.question for item in EXPERIMENTS}).get(case, "")
+        questions = {item.id: item.topic.question for item in EXPERIMENTS}
+        with suppress(UnknownName):
+            return questions[case] if case in questions else case_of(case).why
+        return ""
+
+
+_SUITE = _Suite()
 
 
 def failure(
     result: CaseResult, spec: str, file: str = "", *, alone: bool = False, command: str = ""
 ) -> str:
-    """Return every discrepancy of an item as lines of text; see `wording.failure`."""
-    return wording.failure(result, spec, _Suite(), file, alone=alone, command=command)
+    """Return a message with all deviations of an item; see `wording.failure` for the arguments."""
+    return wording.failure(result, spec, _SUITE, file, alone=alone, command=command)
 
 
 def is_must(finding: Finding) -> bool:
-    """Return whether the requirement is of level must; False if its process was lost."""
-    requirement = _requirement(finding.requirement)
+    """Return whether a finding is about a requirement of level must."""
+    requirement = _SUITE.requirement(finding.requirement)
     return requirement is not None and requirement.level == "must"
-
-
-def _requirement(name: str) -> Requirement | None:
-    try:
-        return find_requirement(name)
-    except UnknownName:
-        return None
 
 
 # The end, as text
 
 
 def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Iterator[str]:
-    """Yield lines about one implementation: counts, unmet requirements, what was not verified.
+    """Yield lines about an implementation: counts, unmet requirements, items not verified.
 
-    With `reasons`, also why items are unsupported.
+    With `reasons`, also yield the reasons why items are unsupported.
     """
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
+    asked = [result for result in results if result.verdict != "unsupported"]
+    failed = [it for it in asked if all(one.verdict == "error" for one in it.findings)]
+    if asked and len(failed) == len(asked):
+        # The call itself fails, so a line for each requirement would say nothing.
+        for reason, times in reasons_of(asked, ("error",)).most_common(3):
+            yield f"  error, {plural(times, 'item')}: {reason}"
+        yield SIZES
+        return
     for requirement, findings in unmet(results):
         cause, times = _cause(findings)
         share = f"{times} of them: " if times < len(findings) else ""
@@ -84,31 +93,35 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
     if reasons:
         for reason, times in reasons_of(results, ("unsupported",)).most_common():
             yield f"  unsupported, {plural(times, 'item')}: {reason}"
+    if len(failed) > len(asked) / 2:
+        yield SIZES
 
 
-def unmet(results: Iterable[CaseResult]) -> list[tuple[Requirement, list[Finding]]]:
-    """Return the requirements that are not met, each with the findings that say so."""
+SIZES = "  If it takes some sizes only, its adapter declares them: docs/adapters.md, section Sizes."
+
+
+def unmet(results: Iterable[CaseResult]) -> list[tuple[RequirementInfo, list[Finding]]]:
+    """Return the requirements that are not met, each with its findings that deviate or failed."""
     wrong: dict[str, list[Finding]] = defaultdict(list)
     for result in results:
         for finding in result.findings:
             if finding.verdict in WRONG:
                 wrong[finding.requirement].append(finding)
-    return [(item, wrong[item.id]) for item in REQUIREMENTS if item.id in wrong]
+    return [(item, wrong[name]) for name, item in _SUITE.requirements.items() if name in wrong]
 
 
 def _cause(findings: Sequence[Finding]) -> tuple[str, int]:
-    """Return the most frequent cause, and how many findings have it; "" and 0 if none has one."""
+    """Return the text of the most frequent cause and the number of its findings, or "" and 0."""
     causes = Counter(finding.cause for finding in findings if finding.cause)
-    for cause, times in causes.most_common(1):
-        return say(cause), times
-    return "", 0
+    cause, times = next(iter(causes.most_common(1)), (NOTHING, 0))
+    return say(cause), times
 
 
 def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
     """Return the deviating item to show in full, and the number of deviating items.
 
-    What is required comes before what is only declared, an answer before a declaration, and what
-    has a cause before what has none.
+    Preferred are violations of requirements of level must, then cases over experiments, then items
+    whose cause is known, then large deviations.
     """
     wrong = [result for result in results if result.verdict in WRONG]
     return max(wrong, key=_weight, default=None), len(wrong)
@@ -123,12 +136,12 @@ def _weight(result: CaseResult) -> tuple[bool, bool, bool, tuple[float, float]]:
 
 
 def heading(name: str, of: int) -> str:
-    """Return the line above the item that is shown in full."""
+    """Return the heading of the item that is shown in full; `of` is the number of items."""
     return f"{name}, {f'the worst of {of} items' if of > 1 else 'the item'} in full:"
 
 
 def everything(record: str) -> str:
-    """Return a hint on how to see the other items; `record` is the path of the record, or ""."""
+    """Return a hint on how to print all items; `record` is the path of the record, or ""."""
     again = "the same with --strict"
     if record:
         return f"all of them: {shlex.join(['mha-conformance', 'report', record])}, or {again}"
@@ -136,7 +149,7 @@ def everything(record: str) -> str:
 
 
 def exit_code(results: Iterable[CaseResult], *, complete: bool) -> ExitCode:
-    """Return the exit code of a run in which deviations are findings, not failures."""
+    """Return the exit code of a run for which deviations are not failures."""
     verdicts = {result.verdict for result in results}
     if not verdicts & VERIFIED:
         return ExitCode.NOTHING_VERIFIED
@@ -152,7 +165,7 @@ Counts = dict[str, int]
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """A requirement that is not met: how often, and the most frequent cause, or ""."""
+    """A requirement that is not met, with findings by verdict and the most frequent cause or ""."""
 
     requirement: str
     level: str
@@ -161,12 +174,12 @@ class Missed(msgspec.Struct, frozen=True):
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """The outcome for one implementation.
+    """The summary of the results of one implementation.
 
     Attributes:
-        items: verdicts of its items.
-        missed: requirements from which it departs.
-        not_verified: reason to number of items.
+        items: the number of its items, by verdict.
+        missed: the requirements that it does not meet.
+        not_verified: the number of items that could not be verified, by reason.
     """
 
     name: str
@@ -177,13 +190,13 @@ class Examined(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A run.
+    """The summary of a run, which `mha-conformance run --json` prints.
 
     Attributes:
-        planned: how many items there were; `missing` of them have no outcome.
-        selection: what narrowed it, or "".
-        record: where the record is, or "".
-        exit_code: of the command.
+        planned: the number of planned items; `missing` of them were not examined.
+        selection: the options that restricted the run, or "".
+        record: the path of the record, or "".
+        exit_code: the exit code of the command.
     """
 
     schema: str
@@ -196,7 +209,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summary(outcome: Outcome, code: int) -> Summary:
-    """Return the output of `mha-conformance run --json`; `code` is its exit code."""
+    """Return the summary of a run; `code` is the exit code of the command."""
     header, results = outcome.record.header, outcome.results
     return Summary(
         schema=SCHEMA,

@@ -1,4 +1,4 @@
-"""Examine an implementation by a function call; the result is an object."""
+"""Examine an implementation with a function call, which returns the results as an object."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,10 +23,10 @@ from conformance.records.findings import INFINITE, CaseResult, Finding, count, g
 from conformance.records.record import Record, check_writable, write
 from conformance.reports.totals import WRONG
 from conformance.running import ending
-from conformance.running.examiner import Examiner, kept, places
 from conformance.running.joining import Lock
 from conformance.running.provenance import describe, environment, header_of
 from conformance.running.selection import Selection
+from conformance.running.session import Examiner, Inquiry, Session, kept, places
 from conformance.text import printable, relative
 from conformance.words import say
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 Implementation: TypeAlias = Adapter | type[Adapter] | str
-"""An adapter class, its instance, a decorated function, or what the command line takes."""
+"""An adapter class or instance, a decorated function, or a name as on the command line."""
 
 
 def examine(
@@ -53,20 +54,20 @@ def examine(
     A deviation is a finding, not an exception; `assert_conforms` raises.
 
     Args:
-        attention: an adapter class, an instance of one, a function decorated with
-            `attention_function`, or what `mha-conformance run` takes: a name, file or module.
-        cases: parts of ids, or patterns, of cases and experiments; all if empty.
-        dtypes: only these dtypes.
-        modes: only these modes.
+        attention: an adapter class or instance, a function decorated with `attention_function`,
+            or an argument of `mha-conformance run`: a name, file or module.
+        cases: parts of ids, or patterns, of the cases and experiments to run; empty for all.
+        dtypes: the dtypes to use; empty for all.
+        modes: the modes to use; empty for all.
         level: "full", or "core" for the cases marked `core` in float32 and bfloat16.
         device: "cpu" or "gpu".
 
     Returns:
-        Counts, findings and conventions as plain data; it can be saved as a record.
+        An object with counts, findings and conventions, which can be saved as a record.
 
     Raises:
         NotAnAdapter: `attention` is not an implementation.
-        UnknownName: an implementation, case, dtype, mode, level or device that does not exist.
+        UnknownName: an implementation, case, dtype, mode, level or device does not exist.
         ConformanceError: the selection is empty.
     """
     environment()
@@ -84,10 +85,15 @@ def examine(
         command=f"conformance.examine({spec or adapter.name!r})",
     )
     placed = places(rows)
-    examiner = Examiner(placed)
     results: list[CaseResult] = []
     arrays: dict[str, Array] = {}
-    with progress(adapter.name, len(rows)) as advance:
+    with progress(adapter.name, len(rows)) as advance, ExitStack() as stack:
+        session = Session()
+        if any(isinstance(row, Inquiry) and row.asked.apart for row in rows):
+            from conformance.running.isolation import asking
+
+            session.apart = stack.enter_context(asking(spec))
+        examiner = Examiner(placed, session)
         for row in rows:
             advance(row.id, 0)
             result, measured = examiner.examine(row)
@@ -100,7 +106,7 @@ def examine(
 
 
 def several(given: str | Iterable[str]) -> list[str]:
-    """Return one string or several as a list."""
+    """Return a list of the given strings; a single string becomes a list of one."""
     return [given] if isinstance(given, str) else list(given)
 
 
@@ -108,7 +114,7 @@ def several(given: str | Iterable[str]) -> list[str]:
 
 
 def resolve(given: Implementation) -> tuple[Adapter, str]:
-    """Return the adapter, and what the command line would take for it, or ""."""
+    """Return the adapter for an implementation, and its name on the command line or ""."""
     if isinstance(given, str):
         return load(given), given
     module, name = _global_name(given)
@@ -123,7 +129,7 @@ def resolve(given: Implementation) -> tuple[Adapter, str]:
 
 
 def _global_name(given: Any) -> tuple[Any, str]:
-    """Return the module in which an object is a global variable, and its name there, or ""."""
+    """Return the module that has an object as global variable, and its name; else None and ""."""
     inner = getattr(given, "_function", given)
     module = sys.modules.get(getattr(inner, "__module__", ""))
     for name, value in vars(module).items() if module is not None else ():
@@ -137,11 +143,11 @@ def _global_name(given: Any) -> tuple[Any, str]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Outcome:
-    """The outcome of a run.
+    """The results of a run.
 
     Attributes:
-        record: the findings with their provenance.
-        arrays: the arrays that the record keeps, by "item id|array".
+        record: the results with their provenance.
+        arrays: the arrays that are saved with the record, by "item id|array".
         path: the file of the record, or None if it is not saved.
     """
 
@@ -151,30 +157,30 @@ class Outcome:
 
     @property
     def results(self) -> Sequence[CaseResult]:
-        """All findings of each item."""
+        """The result of each item, with all its findings."""
         return self.record.results
 
     def results_of(self, implementation: str) -> list[CaseResult]:
-        """Return the results of the implementation of this name."""
+        """Return the results of the implementation with this name."""
         return [result for result in self.results if result.implementation == implementation]
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of items of each verdict that occurs, such as `{"conforms": 12}`."""
+        """The number of items with each verdict, such as `{"conforms": 12}`."""
         return count(result.verdict for result in self.results)
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """A dictionary for each finding, that is, what one requirement says about one item.
+        """A dictionary for each finding, that is, for each requirement checked on each item.
 
         `max_ratio` is the largest error of `array` in units of its rounding noise σ, and `limit`
-        what it may be; they are None if nothing was measured.
+        its allowed maximum; both are None if nothing was measured.
         """
         return [_row(result, finding) for result in self.results for finding in result.findings]
 
     @property
     def worst(self) -> dict[str, Any] | None:
-        """The finding that deviates most, of the item that is shown in full; None if none does."""
+        """The worst finding, as a dictionary like those in `findings`; None if none deviates."""
         result, _ = ending.worst(self.results)
         if result is None:
             return None
@@ -183,7 +189,7 @@ class Outcome:
 
     @property
     def card(self) -> list[dict[str, Any]]:
-        """A dictionary for each convention that an experiment showed; [] without experiments."""
+        """A dictionary for each convention observed by an experiment; [] without experiments."""
         return [
             {
                 **_item(result),
@@ -199,13 +205,13 @@ class Outcome:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data: the summary, `findings` and `card`."""
+        """Return the results as a dictionary of plain data: a summary, `findings` and `card`."""
         code = ending.exit_code(self.results, complete=self.record.complete)
         data: dict[str, Any] = msgspec.to_builtins(ending.summary(self, code))
         return data | {"counts": self.counts, "findings": self.findings, "card": self.card}
 
     def to_pandas(self) -> Any:
-        """Return `findings` as a `pandas.DataFrame`, one row each.
+        """Return `findings` as a `pandas.DataFrame` with one row per finding.
 
         Raises:
             ConformanceError: pandas is not installed.
@@ -219,13 +225,13 @@ class Outcome:
         return pandas.DataFrame(self.findings)
 
     def save(self, path: str | Path) -> Path:
-        """Write a record, which `mha-conformance report`, `gate`, `compare` and others read.
+        """Save the results as a record, which other commands read, and return its path.
 
         Args:
-            path: a file that ends with .json; it is replaced. Arrays go into a file beside it.
+            path: a file name that ends with .json; it is replaced. Arrays go into a second file.
 
         Raises:
-            ConformanceError: it cannot be written, or a run writes it now.
+            ConformanceError: the file cannot be written, or a run is writing it.
         """
         path = Path(path).absolute()
         check_writable(path)
@@ -238,7 +244,7 @@ class Outcome:
         return path
 
     def __str__(self) -> str:
-        """Counts and unmet requirements, as `mha-conformance run` prints them."""
+        """Return counts and unmet requirements as text, as `mha-conformance run` prints them."""
         lines = [
             line
             for one in self.record.header.implementations

@@ -1,4 +1,4 @@
-"""A run compared with a baseline: which deviations are known, and the judgement at the end."""
+"""Compare a run with a baseline: tell known deviations from new ones, and judge the results."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from conformance.errors import PYTEST_CODES
 from conformance.records.findings import CaseResult
 from conformance.records.header import Header, KnownDeviation
 from conformance.records.record import Record
+from conformance.reports.gate import tell
 from conformance.reports.gate.baseline import VERDICTS, read_baseline, to_record
 from conformance.reports.gate.judging import Claims, Judgement, judge
-from conformance.reports.gate.telling import tell
 from conformance.text import printable, relative
 
 KNOWN = "known: "
 
 
 def is_known(report: pytest.TestReport) -> bool:
-    """Return whether the baseline knows the deviations of an item."""
+    """Return whether a test report is of an item whose deviations are all in the baseline."""
     return getattr(report, "wasxfail", "").removeprefix("reason: ").startswith(KNOWN)
 
 
 class Gated:
-    """The baseline of this run.
+    """The baseline with which a run is compared, and the judgement at the end of the run.
 
     Raises:
-        BrokenBaseline: it cannot be read, or names what the run does not have.
+        BrokenBaseline: it cannot be read, or refers to names that do not exist in the run.
     """
 
     def __init__(self, path: Path, folder: Path, header: Header, *, verbose: bool) -> None:
-        # Messages name it as it was given.
+        # In messages, use the path as the user wrote it.
         self.baseline = dataclasses.replace(read_baseline(folder / path), path=path)
         self.verbose = verbose
         self._claims = Claims(self.baseline, Record(header, True, []))
@@ -45,11 +45,11 @@ class Gated:
 
     @property
     def known(self) -> list[KnownDeviation]:
-        """Return the entries that apply to this run, for its record."""
+        """The entries of the baseline that apply to this run, for its record."""
         return [to_record(entry) for entry in self._claims.active]
 
     def unknown(self, result: CaseResult) -> CaseResult:
-        """Return the result without the deviations that are known."""
+        """Return the result without findings that are known deviations."""
         left = [
             finding
             for finding in result.findings
@@ -58,7 +58,7 @@ class Gated:
         return msgspec.structs.replace(result, findings=left)
 
     def excuse(self, result: CaseResult) -> str:
-        """Return the reasons for known deviations of an item; "" if one of them is not known."""
+        """Return the reasons for an item's deviations if the baseline knows them all, else ""."""
         wrong = [finding for finding in result.findings if finding.verdict in VERDICTS]
         entries = [self._claims.knows(result, finding) for finding in wrong]
         reasons = {entry.reason.strip() for entry in entries if entry is not None}
@@ -69,12 +69,12 @@ class Gated:
     def judge(
         self, header: Header, results: Sequence[CaseResult], missing: Sequence[CaseResult]
     ) -> int:
-        """Judge the results; return the exit code for pytest."""
+        """Compare the results with the baseline and return the exit code for pytest."""
         self.judgement = judge(self.baseline, Record(header, not missing, [*results, *missing]))
         return PYTEST_CODES[self.judgement.exit_code]
 
     def summary(self, terminal: Any, record: Path | None) -> None:
-        """Print it as pytest prints; `record` is where the record was written."""
+        """Print the judgement to pytest's terminal; `record` is the path of the record, if any."""
         if self.judgement is None:
             return
         writer = terminal._tw

@@ -1,7 +1,7 @@
-"""Join records that were made in parts, and let one process at a time write a record.
+"""Join partial records into one, and lock records against concurrent writing.
 
-Parts of one implementation may differ in their items (a shard, a dtype, some cases) and in the
-machine. If two of them measured the same item, they have to agree.
+Partial records of an implementation may have different items (a shard, a dtype, some cases) and
+come from different machines. If two of them contain the same item, they must agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from conformance.cases.catalogue import catalogue
+from conformance.cases.catalogue import every_case
 from conformance.definition.dtypes import DTYPES, Array
 from conformance.errors import ConformanceError
 from conformance.experiments import EXPERIMENTS
@@ -27,7 +27,7 @@ from conformance.records.findings import NOT_VERIFIED, CaseResult
 from conformance.records.header import Header, Implementation
 from conformance.records.phrase import Phrase
 from conformance.records.record import PICTURED, Record, check_writable, read, read_arrays, write
-from conformance.running.examiner import kept
+from conformance.running.session import kept
 
 try:
     import fcntl
@@ -41,13 +41,13 @@ _SHARD = re.compile(r"(?:^| )--shard (\d+)/(\d+)$")
 
 
 class Lock:
-    """A lock that lets one process write a record, until `release`.
+    """An exclusive lock on writing a record, held until `release`.
 
-    The kernel holds the lock, so it ends with the process, however that ends. On a platform without
-    such locks nothing is locked.
+    The kernel releases the lock if the process ends in any other way. On platforms without `flock`
+    it does nothing.
 
     Raises:
-        ConformanceError: another run writes this record; the message says which.
+        ConformanceError: another run is writing this record; the message names the process.
     """
 
     def __init__(self, record: Path) -> None:
@@ -57,7 +57,7 @@ class Lock:
             self._file = self._attempt(record)
 
     def _attempt(self, record: Path) -> IO[str] | None:
-        """Return the locked file; None if the process that held the lock has just removed it."""
+        """Return the locked file, or None to try again if another process just removed it."""
         file = self._path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,7 +77,7 @@ class Lock:
         return None
 
     def release(self) -> None:
-        """Let other processes write."""
+        """Release the lock, so that other processes can write the record."""
         if self._file is not None:
             self._path.unlink(missing_ok=True)
             self._file.close()
@@ -91,8 +91,8 @@ class Joined(NamedTuple):
     """A record joined from parts.
 
     Attributes:
-        record: of each item it has the outcome in the first part that verified it.
-        contradictions: a line about each item on which two parts disagree.
+        record: the joined record; each item has its result from the first part that verified it.
+        contradictions: a line of text for each item on which two parts disagree.
     """
 
     record: Record
@@ -100,12 +100,12 @@ class Joined(NamedTuple):
 
 
 def join(files: Sequence[Path], output: Path) -> Joined:
-    """Write the record of which these are parts.
+    """Join partial records, write the result to `output` and return it.
 
     Raises:
         BrokenRecord: a part cannot be read.
-        ConformanceError: parts differ in the suite's code, versions or device, so they are not of
-            one run; or the output cannot be written.
+        ConformanceError: parts differ in the suite's code, versions or device, so they cannot be
+            joined; or the output cannot be written.
     """
     parts = [(file, read(file)) for file in files]
     header = _joined_header([(file.name, record.header) for file, record in parts], output.stem)
@@ -148,12 +148,12 @@ def join(files: Sequence[Path], output: Path) -> Joined:
 
 
 def _judged(result: CaseResult) -> list[tuple[str, str, Phrase]]:
-    """Return the values in which two measurements must agree; figures may differ by machine."""
+    """Return (requirement, verdict, value) of each finding, which must agree between machines."""
     return [(f.requirement, f.verdict, f.value) for f in result.findings]
 
 
 def _difference(one: CaseResult, other: CaseResult) -> str:
-    """Return the requirements that they judge differently, if the verdicts are the same."""
+    """Return text that names the differing requirements if both overall verdicts are equal."""
     if one.verdict != other.verdict:
         return ""
     names = {name for name, *_ in {*_judged(one)} ^ {*_judged(other)}}
@@ -187,7 +187,7 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
         return "; ".join(dict.fromkeys(getattr(each, field) for each in made))
 
     packages = {name: version for each in made for name, version in each.packages.items()}
-    ids = [case.id for case in catalogue()]
+    ids = [case.id for case in every_case()]
     cases = {name: case for header in headers for name, case in header.cases.items()}
     topics = list(dict.fromkeys(topic for header in headers for topic in header.topics))
     experiments = [experiment.topic for experiment in EXPERIMENTS]
@@ -212,7 +212,7 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
 
 
 def _joined_selection(selections: Sequence[str]) -> str:
-    """Return the joined selection: none if a part was whole or all shards are there."""
+    """Return the selection of the joined record: "" if a part or its shards are complete."""
     shards: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     left: dict[str, None] = {}
     for selection in selections:
@@ -233,7 +233,7 @@ def _joined_selection(selections: Sequence[str]) -> str:
 
 
 def _place(result: CaseResult, header: Header) -> tuple[int, ...]:
-    """Return the place of an item in the plan of one run: see `plan` and `inquiries`."""
+    """Return a sort key that orders results as `plan` and `inquiries` would in a single run."""
     names = [one.name for one in header.implementations]
     implementation = names.index(result.implementation)
     mode = _index(header.implementations[implementation].modes, result.mode)

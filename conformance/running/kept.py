@@ -1,8 +1,8 @@
-"""Expectations kept on disk: computing them costs more than everything else that a run does.
+"""Cache expectations on disk, because computing them takes most of the time of a run.
 
-An expectation follows from the problem, the code of `conformance.definition` and NumPy. A hash of
-all three names its file, so nothing stale is ever read, and a checksum inside tells a damaged file.
-A cache can only save time: whatever goes wrong with it, the expectation is computed.
+An expectation depends on the problem, the code of `conformance.definition` and NumPy. The file name
+contains a hash of all three, so no stale file is read, and a checksum in the file detects damage.
+If anything goes wrong with the cache, the expectation is computed.
 """
 
 from __future__ import annotations
@@ -29,27 +29,34 @@ from conformance.definition.problem import Problem
 from conformance.records import numbers
 
 VARIABLE = "MHA_CONFORMANCE_CACHE"
-"""The folder to keep expectations in instead of the user's cache; "off" to keep none."""
+"""The environment variable for the folder of the cache; "off" disables it."""
 
-MOST_BYTES = 400 * 2**20
-"""The whole catalogue in four dtypes takes 65 MB; half of what is there goes when this is full."""
+MOST_BYTES = 2 * 2**30
+"""The maximum size of the cache, above which the older half is deleted; a run of level "full" takes
+50 MB, one of level "large" up to 1 GB."""
+
+_AT_ONCE = 100 * 2**20
+"""How many bytes a process writes before it looks at the size of the cache again."""
+
+_written: dict[Path, int] = {}
 
 
-def expectation(problem: Problem) -> Expectation:
-    """Return `expect(problem)`, from the disk if it was computed before."""
+def expectation(problem: Problem, *, gradients: bool = True) -> Expectation:
+    """Return `expect(problem)`, with gradients or without, from the cache if possible."""
     folder = cache_folder()
     if folder is None:
-        return expect(problem)
-    path = folder / f"{_code()}-{problem.digest()}.safetensors"
+        return expect(problem, gradients=gradients)
+    name = f"{_code()}-{problem.digest()}" + ("" if gradients else "-forward")
+    path = folder / f"{name}.safetensors"
     found = _read(path, problem)
     if found is None:
-        found = expect(problem)
+        found = expect(problem, gradients=gradients)
         _write(path, found)
     return found
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of expectations; None if they are not kept."""
+    """Return the folder of the cache, or None if it is disabled."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return None if chosen == "off" else Path(chosen)
@@ -62,14 +69,14 @@ def cache_folder() -> Path | None:
     try:
         root = Path(os.environ.get(base) or Path.home() / default)
     except RuntimeError:
-        # This user has no home directory.
+        # The user has no home directory.
         return None
     return root / "mha-conformance" / "expectations" if root.is_absolute() else None
 
 
 @cache
 def _code() -> str:
-    """Return a hash of the code on which an expectation depends, besides the problem."""
+    """Return a hash of the code of the definition and of NumPy's version."""
     digest = hashlib.blake2b(np.__version__.encode(), digest_size=6)
     for path in (*sorted(Path(definition.__path__[0]).glob("*.py")), Path(numbers.__file__)):
         digest.update(path.read_bytes())
@@ -77,34 +84,40 @@ def _code() -> str:
 
 
 def _read(path: Path, problem: Problem) -> Expectation | None:
-    """Return the expectation in this file; None if it is missing or damaged."""
+    """Return the expectation of a problem from a file; None if it is missing or damaged."""
     try:
         tensors = safetensors.numpy.load(path.read_bytes())
         if int(tensors.pop("checksum")[0]) != _checksum(tensors):
             return None
     except (OSError, SafetensorError, LookupError, ValueError):
         return None
-    rows: list[dict[str, Array]] = [{}, *({} for _ in classes_of(problem.format))]
-    for key in sorted(tensors):
-        for row, array in zip(rows, tensors[key], strict=True):
-            row[key.partition("|")[2]] = array
-    names = [accuracy.name for accuracy in classes_of(problem.format)]
-    return Expectation(rows[0], dict(zip(names, rows[1:], strict=True)), problem.format.underflow)
+    arrays: dict[str, Array] = {}
+    noise: dict[str, dict[str, Array]] = {item.name: {} for item in classes_of(problem.format)}
+    for key in sorted(key for key in tensors if not key.endswith(_NOISE)):
+        name = key.partition("|")[2]
+        arrays[name] = tensors[key]
+        for sigmas, sigma in zip(noise.values(), tensors[key + _NOISE], strict=True):
+            sigmas[name] = sigma.astype(np.float64)
+    return Expectation(arrays, noise, problem.format.underflow)
 
 
 def _write(path: Path, found: Expectation) -> None:
-    """Write an expectation atomically."""
-    rows = [found.arrays, *found.noise.values()]
-    # safetensors sorts by name, so the names begin with the place of the array.
-    tensors = {
-        f"{place:02}|{name}": np.stack([row[name] for row in rows])
-        for place, name in enumerate(found.arrays)
-    }
+    """Write an expectation to a file atomically, ignoring failures."""
+    # safetensors sorts by name, so the names begin with the index of the array.
+    tensors: dict[str, np.ndarray] = {}
+    for place, (name, array) in enumerate(found.arrays.items()):
+        sigmas = np.stack([each[name] for each in found.noise.values()])
+        with np.errstate(over="ignore", under="ignore"):
+            narrow = sigmas.astype(np.float32)
+        tensors[f"{place:02}|{name}"] = np.ascontiguousarray(array)
+        exact = np.array_equal(narrow, sigmas)
+        tensors[f"{place:02}|{name}{_NOISE}"] = narrow if exact else sigmas
     tensors["checksum"] = np.array([_checksum(tensors)], np.uint64)
     part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _make_room(path.parent)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        _make_room(path.parent, size)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
             part = Path(file.name)
             file.write(safetensors.numpy.save(tensors))
@@ -119,13 +132,24 @@ def _checksum(tensors: Mapping[str, np.ndarray]) -> int:
     total = 0
     for name in sorted(tensors):
         total = zlib.crc32(f"{name} {tensors[name].shape}".encode(), total)
-        total = zlib.crc32(tensors[name].tobytes(), total)
+        total = zlib.crc32(np.ascontiguousarray(tensors[name]).data, total)
     return total
 
 
-@cache
-def _make_room(folder: Path) -> None:
-    """Remove the oldest files, once per process, if the folder is full."""
+_NOISE = "|noise"
+"""Ends the names of tensors with the noise of each class; it is in float32 where that is exact."""
+
+
+def _make_room(folder: Path, size: int) -> None:
+    """Delete the oldest files until the cache is half full, if it is full.
+
+    That is looked at when a process first writes, and again each time it has written much.
+    """
+    written = _written.get(folder, _AT_ONCE) + size
+    _written[folder] = written
+    if written <= _AT_ONCE:
+        return
+    _written[folder] = 0
     files = [(path.stat(), path) for path in folder.iterdir() if path.is_file()]
     size = sum(status.st_size for status, _ in files)
     if size <= MOST_BYTES:

@@ -1,7 +1,7 @@
-"""The pytest plugin: options, and nothing else until they are used.
+"""The pytest plugin, which does nothing but add options until `--implementation` is given.
 
-It is loaded into every pytest run of an environment in which the suite is installed, so it imports
-nothing of the suite before `--implementation` is given.
+pytest loads it in every run of an environment in which the suite is installed. So it imports the
+rest of the suite only in a conformance run.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser
 ) -> Generator[None, None, None]:
-    """Add the other options, in a conformance run only.
+    """Add all options other than --implementation, but only in a conformance run or for --help.
 
-    Other projects may have options of their own that are called --device or --record.
+    In other runs, they could clash with a project's own options, such as --device or --record.
     """
     yield
     known = early_config.known_args_namespace
@@ -77,18 +77,18 @@ def _add_options(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the run early: under xdist the controller collects nothing."""
+    """Create the run here, because under xdist the controller does not collect tests."""
     if config.getoption("--implementation") and not config.option.help:
         start(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make one test of each item."""
+    """Parametrize the conformance test with all items of the run."""
     if "conformance_item" in metafunc.fixturenames:
         try:
             items = start(metafunc.config).planned
         except pytest.UsageError as error:
-            # pytest shows any other exception here as a traceback.
+            # pytest would show any other exception with a traceback.
             raise pytest.Collector.CollectError(str(error)) from error
         metafunc.parametrize("conformance_item", items, ids=[item.id for item in items])
 
@@ -100,7 +100,7 @@ def conformance_run(request: pytest.FixtureRequest) -> Any:
 
 
 def start(config: pytest.Config) -> Run:
-    """Return the run of this session, made at the first call."""
+    """Return the run of this session, which the first call creates and registers."""
     if RUN not in config.stash:
         from conformance.errors import ConformanceError
         from conformance.running.provenance import environment

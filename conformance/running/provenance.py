@@ -1,4 +1,4 @@
-"""Record where and how a run was made, to repeat it and to join only records that are alike."""
+"""Describe where and how a run was made, and the implementations, for the header of a record."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+import msgspec
 
 from conformance.adapter.base import Adapter
 from conformance.adapter.code import lines
 from conformance.adapter.function import Function
-from conformance.adapter.layer import Layer
+from conformance.adapter.native import Layer
 from conformance.cases.catalogue import catalogue_hash, find_cases
 from conformance.cases.description import describe_all
 from conformance.errors import Unavailable
@@ -26,6 +28,7 @@ from conformance.frameworks.base import package_versions
 from conformance.records.header import (
     SCHEMA,
     CausalInfo,
+    FeatureInfo,
     Header,
     Implementation,
     MaskInfo,
@@ -33,33 +36,30 @@ from conformance.records.header import (
     Provenance,
     RequirementInfo,
     WeightsInfo,
+    processor,
 )
 from conformance.requirements import REQUIREMENTS
 from conformance.running.digests import adapter_digest, revisions, suite_code
 from conformance.running.session import Inquiry, Item, Row
+from conformance.text import message
 
 RUN_FILE = "run"
-"""The file with the run's id, beside the records of a run of several environments."""
+"""The file that holds the id of a run of several environments, in the folder of its records."""
 
 BASE_PACKAGES = ("numpy", "einops")
-"""Packages that may change an answer, besides those of the implementations."""
+"""The packages that may affect results, besides those of the implementations."""
 
 NUMERIC = ("OMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TF_", "KERAS_", "NVIDIA_TF32_", "TORCH_")
-"""Prefixes of environment variables that frameworks and libraries read."""
+"""The prefixes of environment variables that numerical libraries read."""
 HARMLESS = ("_DIR", "_FILE", "_LOG_LEVEL", "_PATH", "_SECS", "_BYTES")
-"""Suffixes of such variables that change no number."""
+"""The suffixes of such variables that cannot affect results."""
 
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
-"""A file named `run` may be something else, such as a script."""
-
-
-def suite_version() -> str:
-    """Return the version of this suite."""
-    return metadata.version("mha-conformance")
+"""The form of a run id; a file named `run` that has another content is ignored."""
 
 
 def run_id(folder: Path) -> str:
-    """Return the run of a record in this folder: the one begun there, or a new one."""
+    """Return the id of the run that was begun in this folder, or else a new id."""
     return begun(folder) or new_run_id()
 
 
@@ -73,7 +73,7 @@ def begun(folder: Path) -> str:
 
 
 def new_run_id() -> str:
-    """Return an id for a run: the time, and a few random digits against collisions."""
+    """Return a new run id, made of the time and a few random digits."""
     now = datetime.datetime.now(datetime.UTC)
     return f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
 
@@ -92,34 +92,15 @@ def header_of(
     """Return the header of a record.
 
     Args:
-        adapters: the implementations, and
-        described: their declarations.
-        rows: what is examined.
+        adapters: the implementations.
+        described: the declarations of the implementations.
+        rows: the rows to examine.
         device: "cpu" or "gpu".
-        selection: what narrows the run, or "".
+        selection: the options that restrict the run, or "".
         command: the command line.
-        name: the record's name.
-        folder: the folder of the record, which may belong to a run of several environments.
+        name: the name of the record.
+        folder: the folder of the record, which may hold records of other environments.
     """
-    run = new_run_id() if folder is None else run_id(folder)
-    topics = [row.experiment.topic for row in rows if isinstance(row, Inquiry)]
-    return Header(
-        schema=SCHEMA,
-        name=name,
-        provenance=provenance(adapters, device, command, run, selection),
-        implementations=list(described),
-        planned=len(rows),
-        cases=describe_all(row.case for row in rows if isinstance(row, Item)),
-        requirements=requirements(),
-        topics=list(dict.fromkeys(topics)),
-        revisions=revisions(),
-    )
-
-
-def provenance(
-    adapters: Sequence[Adapter], device: str, command: str, run: str, selection: str
-) -> Provenance:
-    """Return the provenance that is known before the run."""
     packages = package_versions(("mha-conformance", *BASE_PACKAGES, "pytest"))
     model = ""
     for adapter in adapters:
@@ -128,11 +109,10 @@ def provenance(
             model = model or adapter.device_model(device)
         except Exception:  # `describe` records the reason
             continue
-    return Provenance(
-        suite=suite_version(),
+    provenance = Provenance(
         catalogue=catalogue_hash(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        run=run,
+        run=new_run_id() if folder is None else run_id(folder),
         device=device,
         device_model=model or "unknown",
         packages=dict(sorted(packages.items())),
@@ -140,14 +120,26 @@ def provenance(
         selection=selection,
         **setting(),
     )
+    return Header(
+        schema=SCHEMA,
+        name=name,
+        provenance=provenance,
+        implementations=list(described),
+        planned=len(rows),
+        cases=describe_all(row.asked for row in rows if isinstance(row, Item)),
+        requirements=requirements(),
+        topics=list(dict.fromkeys(row.asked.topic for row in rows if isinstance(row, Inquiry))),
+        revisions=revisions(),
+    )
 
 
 def setting() -> dict[str, Any]:
-    """Return the fields of the provenance that need no framework."""
+    """Return those fields of `Provenance`, by name, that need no framework."""
     return {
+        "suite": metadata.version("mha-conformance"),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "machine": _processor(),
+        "machine": processor(),
         "environment": environment(),
         "code": suite_code(),
     }
@@ -155,9 +147,9 @@ def setting() -> dict[str, Any]:
 
 @cache
 def environment() -> dict[str, str]:
-    """Return variables that may change numbers, as they were when this was first called.
+    """Return the environment variables that may affect results, as of the first call.
 
-    Call it before an adapter is loaded, since some set variables for their framework.
+    Call it before loading adapters, because some of them set variables for their framework.
     """
     return {
         name: value
@@ -166,18 +158,13 @@ def environment() -> dict[str, str]:
     }
 
 
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
-    return names[0].strip() if names else platform.processor() or platform.machine()
-
-
 def describe(adapters: Iterable[tuple[Adapter, str]], device: str) -> list[Implementation]:
-    """Return the adapters' declarations, each with the reason if it cannot be run."""
+    """Return the declarations of (adapter, spec) pairs, with the reason if one cannot be run."""
     return [_describe(adapter, spec, device) for adapter, spec in adapters]
+
+
+_SAME = ("name", "title", "documentation", "framework", "custom_scale", "differentiable")
+"""The attributes of an adapter that are copied to `Implementation` under the same names."""
 
 
 def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
@@ -189,14 +176,17 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
     except Unavailable as error:
         reason = str(error)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    returned = adapter.returns_weights
+        reason = f"{type(error).__name__}: {message(error)}"
+    returned, flag = adapter.returns_weights, adapter.causal_flag
     option = adapter.weights_option if returned == "per head" else ""
+    otherwise = adapter.weights_otherwise if option else ""
+    rows = {mode.name: adapter.masked_row(mode) for mode in adapter.modes}
+    attending: dict[str, Any] = {"kind": "layer"} if isinstance(adapter, Layer) else {}
+    if isinstance(adapter, Function):
+        attending = {"kind": "function", "layout": adapter.layout, "grouped": adapter.grouped}
     return Implementation(
-        name=adapter.name,
-        title=adapter.title,
-        documentation=adapter.documentation,
-        framework=adapter.framework,
+        **{name: getattr(adapter, name) for name in _SAME},
+        **attending,
         spec=spec,
         versions=versions,
         modes=[mode.name for mode in adapter.modes],
@@ -205,48 +195,33 @@ def _describe(adapter: Adapter, spec: str, device: str) -> Implementation:
             MaskInfo(item.name, list(item.layouts), item.true, item.number, item.broadcasts)
             for item in adapter.mask_arguments
         ],
-        causal=_causal(adapter),
+        causal=CausalInfo(flag.name, flag.alignment or "", flag.needs or "") if flag else None,
         unavailable=reason,
-        kind=_kind(adapter),
         about=_about(adapter),
         example=_example(adapter),
         mode_notes={mode.name: mode.about for mode in adapter.modes if mode.about},
-        layout=adapter.layout if isinstance(adapter, Function) else "",
-        grouped=isinstance(adapter, Function) and adapter.grouped,
         parameters=_parameters(adapter),
-        weights=WeightsInfo(returned, option, adapter.weights_otherwise if option else "")
-        if returned
-        else None,
-        custom_scale=adapter.custom_scale,
-        differentiable=adapter.differentiable,
-        fully_masked_row={
-            mode.name: row for mode in adapter.modes if (row := adapter.masked_row(mode))
-        },
+        weights=WeightsInfo(returned, option, otherwise) if returned else None,
+        accuracy=adapter.accuracy,
+        fully_masked_row={name: row for name, row in rows.items() if row},
         digest=adapter_digest(spec, adapter.framework),
+        features=[
+            FeatureInfo(type(one).__name__, list(one.says), list(one.names))
+            for one in adapter.features
+        ],
     )
 
 
-def _causal(adapter: Adapter) -> CausalInfo | None:
-    flag = adapter.causal_flag
-    return CausalInfo(flag.name, flag.alignment or "", flag.needs or "") if flag else None
-
-
-def _kind(adapter: Adapter) -> Literal["layer", "function", "other"]:
-    if isinstance(adapter, Layer):
-        return "layer"
-    return "function" if isinstance(adapter, Function) else "other"
-
-
 def _about(adapter: Adapter) -> str:
-    """Return the description of the library from the adapter's file."""
+    """Return the docstring of the adapter's module, or else of its class, or ""."""
     name = type(adapter).__module__
-    # An adapter made by `attention_function` has no module of its own.
+    # The class of an adapter made by `attention_function` is not in the user's module.
     module = None if name.startswith("conformance.adapter.") else sys.modules.get(name)
     return inspect.cleandoc((module.__doc__ if module else "") or type(adapter).__doc__ or "")
 
 
 def _example(adapter: Adapter) -> str:
-    """Return lines that build and call the implementation, at sizes that are easy to read."""
+    """Return Python lines that build and call the implementation with small sizes, or ""."""
     try:
         example = adapter.small_example(adapter.modes[0])
     except Exception:  # the checks report errors of an adapter
@@ -259,7 +234,7 @@ def _example(adapter: Adapter) -> str:
 
 
 def _parameters(adapter: Adapter) -> list[ParameterInfo]:
-    """Return the parameter table of a layer, for the first of the simplest shapes that it takes."""
+    """Return the parameter table of a layer for the simplest shape that it accepts, or []."""
     if not isinstance(adapter, Layer):
         return []
     for name in ("plain/no-mask/self", "plain/no-mask/cross"):
@@ -270,13 +245,10 @@ def _parameters(adapter: Adapter) -> list[ParameterInfo]:
             rows = adapter.parameters_for(shape)
         except Exception:  # the checks report errors of an adapter
             continue
-        return [ParameterInfo(row.native, row.sources, row.pattern, row.stack) for row in rows]
+        return msgspec.convert(rows, list[ParameterInfo], from_attributes=True)
     return []
 
 
 def requirements() -> list[RequirementInfo]:
-    """Return every requirement of this suite, in the order of a report."""
-    return [
-        RequirementInfo(item.id, item.level, item.sentence, item.why, item.revision)
-        for item in REQUIREMENTS
-    ]
+    """Return all requirements of the suite in their recorded form, in the order of a report."""
+    return msgspec.convert(REQUIREMENTS, list[RequirementInfo], from_attributes=True)

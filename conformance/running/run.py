@@ -1,25 +1,27 @@
-"""A conformance run inside a pytest session: items in, findings out, one record at the end.
+"""A conformance run in a pytest session: it examines items and writes a record at the end.
 
-Findings travel on pytest's own test reports, so that they arrive at the controller under xdist too;
-only the controller writes.
+Results are attached to pytest's test reports, so that with xdist they reach the controller, which
+alone writes the record.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 import pytest
 
-from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.base import Adapter
 from conformance.adapter.loading import load, registered
-from conformance.cases.case import Case
 from conformance.cases.casefile import load_case
 from conformance.errors import PYTEST_CODES, ConformanceError, ExitCode
 from conformance.records.findings import CaseResult, without_outcome
@@ -36,49 +38,57 @@ from conformance.records.record import (
 from conformance.running import digests, ending, gated
 from conformance.running.earlier import Earlier, as_measured, earlier
 from conformance.running.examine import Outcome
-from conformance.running.examiner import Examiner, conforms_alone, kept, places
 from conformance.running.gated import Gated
 from conformance.running.joining import Lock
 from conformance.running.provenance import describe, header_of
 from conformance.running.selection import Selection, parse_shard, part
-from conformance.running.session import Inquiry, Item, Row, modes_of
+from conformance.running.session import (
+    Examiner,
+    Inquiry,
+    Item,
+    Row,
+    conforms_alone,
+    kept,
+    places,
+)
 from conformance.text import printable
 
 if TYPE_CHECKING:
-    from conformance.running.isolation import Limits, Supervisor
+    from conformance.running.isolation import Supervisor
+    from conformance.running.isolation_messages import Limits
 
 ENDED = "the run ended before this item"
-"""Why an item has no outcome, in the record of an interrupted run."""
+"""The reason recorded for items that were not examined because the run was interrupted."""
 
 SKIPPED = ("unsupported", "unavailable", "not-run")
 FAILED = ("deviates", "error", "crashed", "timed-out")
 
 FIXTURES = {"conformance_item", "conformance_run", "request"}
-"""The fixtures of an item's test."""
+"""The fixtures that the test of an item may use without needing pytest's setup."""
 SETUP_PLUGINS = {f"_pytest.{name}" for name in ("runner", "capture", "skipping", "unittest")}
-SETUP_OPTIONS = ("usepdb", "trace", "setupshow", "setuponly", "setupplan")
-"""Plugins of pytest that do nothing in setup of such a test, and options that change this."""
+SETUP_OPTIONS = ("usepdb", "trace", "setupshow", "setuponly", "setupplan", "durations")
+"""The pytest plugins whose setup hooks do nothing for such a test, unless an option is set."""
+REPORT_PLUGINS = {"_pytest.main", "_pytest.terminal", "conformance.commands.terminal", __name__}
+"""The plugins that use only the report of a test's call, not of setup and teardown."""
 
 
 class Run:
-    """A pytest plugin with everything that this session examines."""
+    """A pytest plugin that plans, examines and records the items of a session."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self._guard = ExitStack()
+        if not self._is_worker:
+            self._guard.enter_context(exit_raises())
         option = config.getoption
         if not option("--implementation"):
             every = ", ".join(registered())
             raise ConformanceError(f"which implementation? say --implementation NAME ({every})")
         self.survey: bool = option("--survey")
         self.device: str = option("--device")
-        files = [load_case(Path(file)) for file in option("--case-file")]
-        self.selection = Selection(
-            option("--case"),
-            option("--dtype"),
-            option("--mode"),
-            option("--level") or "full",
-            {case.id: case for case in files},
-        )
+        files = {case.id: case for case in map(load_case, map(Path, option("--case-file")))}
+        cases, dtypes, modes, level = map(option, ("--case", "--dtype", "--mode", "--level"))
+        self.selection = Selection(cases, dtypes, modes, level or "full", files)
         self.supervisors: dict[str, Supervisor] = {}
         self._declared: dict[str, bytes] = {}
         self.adapters: list[tuple[Adapter, str]] = [
@@ -91,7 +101,7 @@ class Run:
                 raise ConformanceError(f"two implementations are called {name!r}; rename one")
         if self._given is not None and not self._is_worker:
             check_writable(self._given)
-        rows = self.selection.rows(adapters, self.device, self._modes_of)
+        rows = self.selection.rows(adapters, self.device)
         self.shard = parse_shard(option("--shard"))
         self.planned = part(rows, *self.shard)
         self._places = places(self.planned)
@@ -99,11 +109,17 @@ class Run:
         self.results: dict[str, CaseResult] = {}
         self._lines: dict[str, bytes] = {}
         self._examined = 0
-        """The number of items that this process has examined."""
         self._collected: list[str] | None = None
         self._only_calls = False
+        self._phases: tuple[Literal["setup", "call", "teardown"], ...]
+        self._phases = ("setup", "call", "teardown")
+        self._located: tuple[Any, tuple[str, int | None, str]] = (None, ("", None, ""))
         self._journal: Journal | None = None
         self.written: Path | None = None
+        self.exit_status: int | None = None
+        self._session: pytest.Session | None = None
+        self._unwritten = ""
+        """Why the record cannot be written, such as a full disk."""
         self._gated: Gated | None = None
         self._lock: Lock | None = None
         if self._given is not None and not self._is_worker and not config.option.collectonly:
@@ -120,27 +136,29 @@ class Run:
 
     @cached_property
     def narrowing(self) -> str:
-        """The options that narrow or extend the run, or ""."""
+        """The options that restrict or extend the run, as text, or ""."""
         words = [str(self.selection)] if str(self.selection) else []
         words += [f"--shard {self.shard[0]}/{self.shard[1]}"] if self.shard[1] > 1 else []
         keyword = self.config.getoption("keyword", "")
-        return " ".join([*words, f"-k {keyword!r}"] if keyword else words)
+        words += [f"-k {keyword!r}"] if keyword else []
+        words += [f"--deselect {node}" for node in self.config.getoption("deselect", None) or ()]
+        return " ".join(words)
 
     # Examining
 
     def examine(self, row: Row) -> None:
-        """Examine one row, and report its outcome to pytest."""
+        """Examine a row; pass, fail or skip the current test accordingly."""
         result, self._lines[row.id] = self._examine(row)
         self._examined += 1
         verdict = result.verdict
         decisive = [finding for finding in result.findings if finding.verdict == verdict]
         if verdict in FAILED:
             if self.survey:
-                pytest.xfail(self._failure(row, result).splitlines()[0])
+                _expect(self._failure(row, result).splitlines()[0])
             if self._gated is not None:
                 excuse = self._gated.excuse(result)
                 if excuse:
-                    pytest.xfail(excuse)
+                    _expect(excuse)
                 result = self._gated.unknown(result)
             elif verdict == "deviates" and not any(map(ending.is_must, decisive)):
                 return
@@ -155,17 +173,23 @@ class Run:
         return ending.failure(result, spec, stored.path if stored else "", alone=alone)
 
     def _conforms_alone(self, row: Row) -> bool:
-        """Return whether the item conforms if nothing was examined before it."""
+        """Return whether the item conforms when examined alone; False if this was not tried."""
         isolated = row.adapter.name in self.supervisors
         return not isolated and self._examined > 1 and conforms_alone(row)
 
     def _examine(self, row: Row) -> tuple[CaseResult, bytes]:
-        """Return the result and its journal line, as measured earlier or now."""
+        """Return the result of a row and its journal line, from an earlier run if valid."""
         line = self._earlier.lines.get(row.id)
         if line is None:
             supervisor = self.supervisors.get(row.adapter.name)
+            if supervisor is None and isinstance(row, Inquiry) and row.asked.apart:
+                supervisor = self._beside(row.adapter)
             if supervisor is None:
+                process = os.getpid()
                 result, arrays = self._examiner.examine(row)
+                if os.getpid() != process:
+                    # The implementation has forked, and both came back: one run is enough.
+                    os._exit(0)
                 return result, encode_line(result, arrays)
             line = supervisor.examine(row, self._places.get(row.id, -1))
         return decode_line(line)[0], line
@@ -173,17 +197,17 @@ class Run:
     # Implementations in processes of their own
 
     def _adapter(self, spec: str) -> Adapter:
-        """Return the adapter, or its stand-in if it is isolated."""
+        """Return the adapter, or a proxy if the implementation is isolated."""
         option = self.config.getoption
         debugging = option("usepdb", False) or option("trace", False)
         if not is_isolated(spec, option("--isolate"), debugging=debugging):
             return load(spec)
-        from conformance.running.isolation import StandIn, supervise
-        from conformance.running.isolation.messages import Declared, decode, encode
+        from conformance.running.isolation import supervise
+        from conformance.running.isolation_messages import Declared, StandIn, decode, encode
 
         supervisor = supervise(spec, self.device, limits_of(option))
         if self._is_worker:
-            # All workers plan the same, and none of them waits for an import.
+            # Reuse the controller's declaration, so that all workers have the same plan.
             declared = decode(self._from_controller["declared"][spec], Declared)
             supervisor.adopt(declared)
         else:
@@ -191,15 +215,19 @@ class Run:
             declared = supervisor.declare(selection.find_cases(), selection.dtype_names)
             self._declared[spec] = encode(declared)
         if self._is_distributed:
-            # Only workers examine.
+            # With xdist only workers examine items.
             supervisor.close()
         self.supervisors[declared.implementation.name] = supervisor
         return StandIn(declared)
 
-    def _modes_of(self, adapter: Adapter, case: Case, dtype: str) -> Sequence[Mode]:
-        if adapter.name in self.supervisors:
-            return adapter.modes_of(case, dtype)  # type: ignore[attr-defined]
-        return modes_of(adapter, case, dtype)
+    def _beside(self, adapter: Adapter) -> Supervisor:
+        """Return a supervisor for what an implementation of this process is not asked here."""
+        from conformance.running.isolation import supervise
+
+        spec = next(spec for own, spec in self.adapters if own is adapter)
+        supervisor = supervise(spec, self.device, limits_of(self.config.getoption))
+        self._guard.callback(supervisor.close)
+        return supervisor
 
     @property
     def _is_worker(self) -> bool:
@@ -215,17 +243,19 @@ class Run:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Send a worker the declarations, and what decides which earlier outcomes still hold."""
+        """Send an xdist worker the declarations, and the header to select earlier results."""
         header = msgspec.json.encode(self._header()).decode() if self._earlier.lines else ""
         node.workerinput["conformance"] = {"declared": self._declared, "header": header}
 
     def pytest_unconfigure(self) -> None:
-        """End the processes of this run."""
+        """Close supervisors, release the lock and save caches at the end of the session."""
+        self._guard.close()
         for supervisor in self.supervisors.values():
             supervisor.close()
         if self._lock is not None:
             self._lock.release()
         digests.remember()
+        gc.unfreeze()
 
     # The record
 
@@ -236,7 +266,7 @@ class Run:
 
     @property
     def _record(self) -> Path | None:
-        """Return the file to write; a narrowed run or a shard never overwrites a whole record."""
+        """The file to write; shards and restricted runs do not overwrite a complete record."""
         given = self._given
         if given is not None and self.shard[1] > 1:
             return given.with_suffix(f".shard-{self.shard[0]}-of-{self.shard[1]}.json")
@@ -263,7 +293,7 @@ class Run:
         )
 
     def _header(self) -> Header:
-        """Return the header, with what is known of the selection by now."""
+        """Return the header, with the selection and baseline as known so far."""
         return msgspec.structs.replace(
             self._planned_header,
             planned=len(self.chosen),
@@ -272,7 +302,7 @@ class Run:
         )
 
     def _read_earlier(self) -> Earlier:
-        """Return the valid results of an earlier record, or of the journal of a killed run."""
+        """Return the valid results of an earlier record or of an interrupted run's journal."""
         option = self.config.getoption
         if self._given is None or option("--fresh") or self.config.option.collectonly:
             return Earlier()
@@ -283,14 +313,14 @@ class Run:
             header = msgspec.json.decode(encoded, type=Header)
         else:
             header = self._header()
-        # A narrowed run looks into the whole record too.
+        # A restricted run can reuse results of a complete record too.
         records = dict.fromkeys([self._record or self._given, self._given])
         files = [file for record in records for file in (journal_path(record), record)]
         there = [file for file in files if file.exists()]
         return earlier(there, header, self.planned, self._places)
 
     def _open_journal(self) -> Journal | None:
-        """Return the journal, which begins with what still holds; None if nothing is recorded."""
+        """Return the journal, created with the reused results; None if nothing is recorded."""
         if self._journal is None and self._record is not None:
             chosen = {*self.chosen}
             lines = [line for name, line in self._earlier.lines.items() if name in chosen]
@@ -299,42 +329,53 @@ class Run:
 
     # What pytest does around an item
 
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Keep the session, to stop it."""
+        self._session = session
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Find out whether setup and teardown have anything to do in this session."""
-        hooks = (self.config.hook.pytest_runtest_setup, self.config.hook.pytest_runtest_teardown)
-        plugins = {it.function.__module__ for hook in hooks for it in hook.get_hookimpls()}
+        """Determine whether setup and teardown can be skipped for the tests of this session."""
+
+        def plugins(*names: str) -> set[str]:
+            hooks = [getattr(self.config.hook, f"pytest_runtest_{name}") for name in names]
+            return {it.function.__module__ for hook in hooks for it in hook.get_hookimpls()}
+
         self._only_calls = (
-            plugins <= SETUP_PLUGINS
+            plugins("setup", "teardown") <= SETUP_PLUGINS
             and not any(getattr(self.config.option, name, False) for name in SETUP_OPTIONS)
             and all(
-                FIXTURES.issuperset(getattr(item, "fixturenames", [""]))
+                _row(item) is not None
+                and FIXTURES.issuperset(getattr(item, "fixturenames", ()))
                 and all(mark.name == "parametrize" for mark in item.iter_markers())
                 for item in session.items
             )
         )
+        if plugins("logreport") <= REPORT_PLUGINS:
+            self._phases = ("call",)
+        # Exclude the objects of imported modules from garbage collection during the tests.
+        gc.collect()
+        gc.freeze()
 
     def pytest_runtest_protocol(self, item: pytest.Function) -> bool | None:
-        """Skip setup and teardown if they would do nothing.
+        """Skip setup and teardown if they would do nothing, because they take as long as an item.
 
-        They cost as much as a small attention does. The reports of all three phases are made,
-        because JUnit files and other plugins need them.
+        Their reports are still made if another plugin, such as the JUnit writer, may use them.
         """
         if not self._only_calls:
             return None
         hook = item.ihook
+        if item.function is not self._located[0]:
+            self._located = item.function, item.location
+        # Cache the location, which pytest would determine again for each item.
+        item.__dict__["location"] = (*self._located[1][:2], item.name)
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         examined = item.callspec.params["conformance_item"]
         item.funcargs = {"conformance_item": examined, "conformance_run": self}
         stops = (pytest.exit.Exception, KeyboardInterrupt)
-        for when in ("setup", "call", "teardown"):
-            if when == "call":
-                call = pytest.CallInfo.from_call(
-                    lambda: hook.pytest_runtest_call(item=item), when=when, reraise=stops
-                )
-                report = hook.pytest_runtest_makereport(item=item, call=call)
-            else:
-                nothing = pytest.CallInfo.from_call(lambda: None, when=when)
-                report = pytest.TestReport.from_item_and_call(item, nothing)
+        for when in self._phases:
+            action = hook.pytest_runtest_call if when == "call" else lambda item: None
+            call = pytest.CallInfo.from_call(partial(action, item=item), when, stops)
+            report = hook.pytest_runtest_makereport(item=item, call=call)
             hook.pytest_runtest_logreport(report=report)
         os.environ.pop("PYTEST_CURRENT_TEST", None)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -344,7 +385,7 @@ class Run:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
-        """Attach the findings to the report of the call."""
+        """Attach the journal line of an item to the report of its test."""
         outcome: Any = yield
         report = outcome.get_result()
         if report.when == "call" and (row := _row(item)) is not None:
@@ -353,48 +394,62 @@ class Run:
                 report.conformance = line.decode()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Remember what is planned, as far as this process collects."""
+        """Store the ids of the collected items."""
         self._collected = [row.id for item in items if (row := _row(item)) is not None]
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        """Remember what -k and the like took away."""
+        """Remove deselected items (by -k, for example) from the collected ones."""
         gone = {row.id for item in items if (row := _row(item)) is not None}
         if self._collected is not None:
             self._collected = [name for name in self._collected if name not in gone]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """Under xdist the workers collect; all of them the same."""
+        """Store the ids of the items that xdist workers collected; they are the same in all."""
         planned = {row.id for row in self.planned}
         self._collected = [name for name in map(_parameter, ids) if name in planned]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
-        """Under xdist a process that dies takes one item with it; the others go on."""
+        """Record the item at which an xdist worker died as crashed."""
         name = _parameter(crashitem)
         if name in {row.id for row in self.planned}:
             crashed = without_outcome(name, "crashed", "the process died at this item")
             report.conformance = encode_line(crashed, {}).decode()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write the findings to the journal, in the process that receives all of them."""
+        """Store a result and write it to the journal, except in xdist workers."""
         line = getattr(report, "conformance", None)
         if line is None or self._is_worker:
             return
-        result, _ = decode_line(line)
+        result = _decoded(line)
         self.results[result.id] = result
-        journal = self._open_journal()
-        if journal is not None and result.id not in self._earlier.lines:
-            journal.add(line.encode())
+        with self._writing():
+            journal = None if self._unwritten else self._open_journal()
+            if journal is not None and result.id not in self._earlier.lines:
+                journal.add(line.encode())
+        if self._unwritten and self._session is not None:
+            self._session.shouldstop = "the record cannot be written"
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Note a failure to write the record; nothing may be written after half a line."""
+        try:
+            yield
+        except OSError as error:
+            self._unwritten = error.strerror or str(error)
+            if self._journal is not None:
+                with suppress(OSError):
+                    self._journal.close()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
-        """Name outcomes by their verdicts in the progress line and the totals."""
+        """Return the verdict as category, letter and word for pytest's progress and totals."""
         status = self._status(report)
         if status is None or self.config.option.verbose < 2 or hasattr(report, "node"):
             return status
         category, letter, word = status
-        # pytest appends a reason, and cuts it off at the terminal's width: give it its own line.
+        # pytest truncates the reason at the terminal's width: put it on a separate line.
         name, *markup = word if isinstance(word, tuple) else (word,)
         return category, letter, (f"{name}\n ", *(markup or [{"yellow": True}]))
 
@@ -402,13 +457,13 @@ class Run:
         line = getattr(report, "conformance", None)
         if line is None:
             return None
-        verdict = decode_line(line)[0].verdict
+        verdict = _decoded(line).verdict
         if verdict in SKIPPED:
             return verdict, verdict[0] if verdict == "unsupported" else "n", verdict.upper()
         if gated.is_known(report):
             return "known", "k", ("KNOWN", {"yellow": True})
         if report.outcome == "skipped" or (verdict == "deviates" and report.outcome == "passed"):
-            # pytest prints a traceback for each of its own category "error".
+            # pytest would print a traceback for each report in its category "error".
             category = "in error" if verdict == "error" else verdict
             return category, verdict[0].upper(), (verdict.upper(), {"yellow": True})
         return None
@@ -422,38 +477,42 @@ class Run:
             return
         planned = self.chosen
         for name in planned:
-            # A run that was stopped did not come to these.
+            # An interrupted run may not have reached items with reusable results.
             if name in self._earlier.lines and name not in self.results:
                 self.results[name] = decode_line(self._earlier.lines[name])[0]
         missing = [name for name in planned if name not in self.results]
         unanswered = [without_outcome(name, "not-run", ENDED) for name in missing]
-        journal = self._open_journal() if planned else None
-        if journal is not None:
-            journal.close()
-            assert self._record is not None
-            # Of attention weights the record has only the worst of all processes.
-            keep = kept(self.results.values(), self._places)
-            finish(self._record, unanswered, [row.id for row in self.planned], keep)
-            self.written = self._record
+        with self._writing():
+            journal = self._open_journal() if planned and not self._unwritten else None
+            if journal is not None:
+                journal.close()
+                assert self._record is not None
+                # Keep the attention weights of the worst items only, over all processes.
+                keep = kept(self.results.values(), self._places)
+                finish(self._record, unanswered, [row.id for row in self.planned], keep)
+                self.written = self._record
         fine = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         if self._gated is not None:
             results = [self.results[name] for name in planned if name in self.results]
             code = self._gated.judge(self._header(), results, unanswered)
-            # In a survey no test fails but by a fault of the suite, and then an item is missing.
+            # In a survey a test fails only by a bug in the suite, and then an item is missing.
             if fine or (self.survey and exitstatus == pytest.ExitCode.TESTS_FAILED):
                 session.exitstatus = code
         elif fine:
             worth = ending.exit_code(self.results.values(), complete=not missing)
             if worth != ExitCode.OK:
                 session.exitstatus = PYTEST_CODES[worth]
+        if self._unwritten:
+            session.exitstatus = PYTEST_CODES[ExitCode.INCOMPLETE]
+        self.exit_status = session.exitstatus
 
     def _is_silent(self, exitstatus: int) -> bool:
-        """Return whether this process has nothing to say at the end."""
+        """Return whether this process prints and writes nothing at the end."""
         usage_error = exitstatus == pytest.ExitCode.USAGE_ERROR
         return self._is_worker or self.config.option.collectonly or usage_error
 
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
-        """Print counts of each implementation, and in a survey the worst deviation in full."""
+        """Print the counts of each implementation, and in a survey its worst deviation in full."""
         if self._is_silent(exitstatus) or self.config.option.no_summary:
             return
 
@@ -479,17 +538,21 @@ class Run:
                 write(line)
 
     def _about_record(self) -> Iterator[str]:
-        """Yield lines on reused results, on unusable files, and on the record's path."""
+        """Yield lines about reused results, unusable files and the path of the record."""
         for problem in self._earlier.problems:
             yield f"measured again: {problem}"
         if self._earlier.lines:
             days = [self._earlier.days[n] for n in self.chosen if n in self._earlier.days]
             yield f"{as_measured(days, len(self.chosen))}; --fresh measures all again"
+        if self._unwritten and self._record is not None:
+            journal = journal_path(self._record)
+            kept_there = f"; what was measured is kept in {journal}" if journal.exists() else ""
+            yield f"{self._record}: cannot be written ({self._unwritten}){kept_there}"
         if self.written is not None:
             yield f"record: {self.written}"
 
     def _worst(self) -> Iterator[str]:
-        """Yield the worst deviation of each implementation; a survey shows no failures."""
+        """Yield lines with the worst deviation of each implementation, for surveys."""
         left = False
         for adapter, _ in self.adapters:
             result, of = ending.worst(self._results_of(adapter))
@@ -511,46 +574,81 @@ class Run:
 
     @property
     def chosen(self) -> list[str]:
-        """Return the ids of the selected items, after -k and similar options."""
+        """The ids of the items that are selected after -k and similar options."""
         if self._collected is not None:
             return self._collected
         return [row.id for row in self.planned]
 
     @property
     def outcome(self) -> Outcome:
-        """Return the outcome at the end of the run."""
+        """The results at the end of the run."""
         results = [self.results[name] for name in self.chosen if name in self.results]
         complete = len(results) == len(self.chosen)
         return Outcome(Record(self._header(), complete, results), path=self.written)
 
 
+@contextmanager
+def exit_raises() -> Iterator[None]:
+    """Let `os._exit` raise `SystemExit`: it would end this process as if all had been examined."""
+    leave, process = os._exit, os.getpid()
+
+    def raise_instead(status: int) -> NoReturn:
+        if os.getpid() != process:
+            leave(status)
+        if threading.current_thread() is not threading.main_thread():
+            leave(status or ExitCode.INCOMPLETE)
+        raise SystemExit(status)
+
+    os._exit = raise_instead
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
 def limits_of(option: Callable[[str], float]) -> Limits:
-    """Return the limits of an isolated process; `option` looks up "--item-timeout" and others."""
-    from conformance.running.isolation import Limits
+    """Return the limits of isolated processes; `option` returns the value of an option by name."""
+    from conformance.running.isolation_messages import Limits
 
     return Limits(option("--item-timeout"), option("--start-timeout"), option("--memory-limit"))
 
 
 def is_isolated(spec: str, isolate: bool | None, *, debugging: bool) -> bool:
-    """Return whether the implementation gets a process of its own.
+    """Return whether an implementation is run in a separate process.
 
-    By default (`isolate` is None) those given by path or module do, those installed as entry points
-    do not, and none does under a debugger.
+    By default (`isolate` is None), implementations given by path or module are isolated; built-in
+    and installed ones are not, and under a debugger none is.
     """
     if isolate is not None:
         return isolate
     return not debugging and (":" in spec or spec.endswith(".py")) and spec not in registered()
 
 
+def _expect(reason: str) -> NoReturn:
+    """End the test as an expected failure.
+
+    Raises:
+        pytest.xfail.Exception: always, without a traceback, because formatting one, as
+            `pytest.xfail` does, takes longer than examining an item.
+    """
+    raise pytest.xfail.Exception(reason, pytrace=False)
+
+
 def _row(item: pytest.Item) -> Row | None:
-    """Return the row that a test examines; None for other tests and for empty ones."""
+    """Return the row that a test examines, or None if it is not a test of a row."""
     call = getattr(item, "callspec", None)
     row = call.params.get("conformance_item") if call is not None else None
     return row if isinstance(row, Item | Inquiry) else None
 
 
+@lru_cache(maxsize=1)
+def _decoded(line: str) -> CaseResult:
+    """Return the result in a journal line; cached, because several hooks need it."""
+    return decode_line(line)[0]
+
+
 def _parameter(node: str) -> str:
-    """Return the parameter in a test's node id."""
+    """Return the parameter in brackets at the end of a test's node id."""
     return node.partition("[")[2].rstrip("]")
 
 

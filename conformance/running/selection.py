@@ -1,42 +1,53 @@
-"""Select what a run examines: everything, unless patterns, dtypes, modes or a shard narrow it."""
+"""Select the rows of a run by case patterns, dtypes, modes, level and shard."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.base import Adapter
 from conformance.cases.case import Case, StoredCase
-from conformance.cases.catalogue import catalogue, find_cases, matches
+from conformance.cases.catalogue import (
+    catalogue,
+    every_case,
+    find_cases,
+    large_cases,
+    matches,
+    posed,
+)
 from conformance.definition.dtypes import DTYPES, dtype_of
 from conformance.errors import ConformanceError, UnknownName, Unsupported
 from conformance.experiments import EXPERIMENTS, Experiment, find_experiments
 from conformance.running import DEVICES, LEVELS
-from conformance.running.session import Item, Row, inquiries, modes_of, plan
+from conformance.running.session import Item, Row, inquiries, plan
 
 SINGLE = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
 CORE_DTYPES = (SINGLE[0], HALVES[0])
-"""Dtypes of level "core"; `dtypes_of` chooses others for an adapter that lacks them."""
+"""The dtypes of level "core"; `dtypes_of` replaces those that an adapter does not support."""
+
+FIRST = "first"
+"""Stands for the first mode of every implementation, with which its others are compared."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The options that narrow a run.
+    """The options that restrict a run.
 
     Attributes:
-        cases: parts of ids or patterns, of cases and experiments; all if empty.
-        dtypes: dtypes of the cases; all if empty. Experiments are in one dtype, and run if it is
-            among these.
-        modes: names of modes; all if empty.
-        level: "core" leaves out cases that are not marked `core`, other dtypes than `CORE_DTYPES`
-            and the experiments; but not what `cases` and `dtypes` name.
-        files: cases beside the catalogue, by id.
+        cases: parts of ids, or patterns, of cases and experiments; empty for all.
+        dtypes: dtypes of the cases; empty for all. An experiment, which has one dtype, is run if
+            that is included.
+        modes: names of modes, or `FIRST`; empty for all.
+        level: "core" selects the cases marked `core` in `CORE_DTYPES`, or in `dtypes`, and no
+            experiments; "full" selects everything; "large" selects the cases marked `core` at the
+            sizes of kernels. Where `cases` are given, too, both narrow.
+        files: cases from case files, by id.
 
     Raises:
-        UnknownName: for a level or dtype that does not exist.
+        UnknownName: the level or a dtype does not exist.
     """
 
     cases: Sequence[str] = ()
@@ -51,91 +62,107 @@ class Selection:
         object.__setattr__(self, "dtypes", [dtype_of(name).name for name in self.dtypes])
 
     def __str__(self) -> str:
-        """The options that narrow the run or add to it, as a record shows them, or ""."""
+        """Return the options as text for the record, or ""."""
         options = (("--case", self.cases), ("--dtype", self.dtypes), ("--mode", self.modes))
         words = [f"{option} {value}" for option, values in options for value in values]
-        words += ["--level core"] if self.level == "core" else []
+        words += [f"--level {self.level}"] if self.level != "full" else []
         words += [f"--case-file {case.path} ({case.id})" for case in self.files.values()]
         return " ".join(words)
 
     @property
     def dtype_names(self) -> Sequence[str]:
-        """Return the dtypes of cases."""
+        """The dtypes in which cases are run."""
         if self.dtypes:
             return self.dtypes
-        return CORE_DTYPES if self._is_core else list(DTYPES)
-
-    @property
-    def _is_core(self) -> bool:
-        return self.level == "core" and not self.cases
+        every = self.level == "full" or (self.level == "large" and self.cases)
+        return list(DTYPES) if every else CORE_DTYPES
 
     def find_cases(self) -> list[Case]:
-        """Return the chosen cases; raises `UnknownName` for a pattern that nothing matches."""
-        every = (*catalogue(), *self.files.values())
+        """Return the selected cases; raise `UnknownName` for a pattern without a match.
+
+        Without a grid, a case is yet to be posed at the sizes that an implementation takes.
+
+        Raises:
+            ConformanceError: the level has none of the cases that a pattern matches.
+        """
+        pool = large_cases() if self.level == "large" else every_case()
+        every = {case.id: case for case in (*pool, *self.files.values())}
         if not self.cases:
-            return [case for case in every if case.core or not self._is_core]
-        ids: set[str] = set()
+            return [case for case in every.values() if self._has(case)]
+        found: dict[str, Case] = {}
         for pattern in self.cases:
-            stored = {name for name in self.files if matches(name, pattern)}
-            ids |= stored
-            try:
-                ids |= {case.id for case in find_cases(pattern)}
-            except UnknownName:
-                if not stored and not find_experiments(pattern):
-                    raise
-        return [case for case in every if case.id in ids]
+            hits = [name for name in every if matches(name, pattern)]
+            hits = [pattern] if pattern in every else hits
+            those = [every[name] for name in hits]
+            if not hits and not find_experiments(pattern):
+                those = [*find_cases(pattern)]
+            if self.level == "core" and not any(map(self._has, those)):
+                name = those[0].id if those else find_experiments(pattern)[0].id
+                raise ConformanceError(
+                    f"--case {pattern}: {name} is not in level core; without --level it is run"
+                )
+            found |= {case.id: case for case in those if self._has(case)}
+        order = [*every, *found]
+        return sorted(found.values(), key=lambda case: order.index(case.id))
+
+    def _has(self, case: Case) -> bool:
+        return self.level != "core" or case.core or isinstance(case, StoredCase)
 
     def find_experiments(self) -> Sequence[Experiment]:
-        """Return the chosen experiments."""
-        if not self.cases:
-            return () if self._is_core else EXPERIMENTS
+        """Return the selected experiments."""
+        if not self.cases or self.level == "core":
+            return EXPERIMENTS if self.level == "full" else ()
         ids = {item.id for pattern in self.cases for item in find_experiments(pattern)}
         return [item for item in EXPERIMENTS if item.id in ids]
 
-    def rows(
-        self,
-        adapters: Sequence[Adapter],
-        device: str,
-        modes: Callable[[Adapter, Case, str], Sequence[Mode]] = modes_of,
-    ) -> list[Row]:
+    def rows(self, adapters: Sequence[Adapter], device: str) -> list[Row]:
         """Return the rows to examine: first the cases, then the experiments.
 
         Args:
             adapters: the implementations.
             device: "cpu" or "gpu".
-            modes: returns the modes in which an adapter is asked a case in a dtype.
 
         Raises:
-            UnknownName: for a case, experiment, mode or device that does not exist.
+            UnknownName: a case, experiment, mode or device does not exist.
         """
         if device not in DEVICES:
             raise UnknownName("device", device, DEVICES)
-        known = [mode.name for adapter in adapters for mode in adapter.modes]
+        known = [FIRST, *(mode.name for adapter in adapters for mode in adapter.modes)]
         for name in self.modes:
             if name not in known:
                 raise UnknownName("mode", name, known)
-        rows: list[Row] = [*plan(adapters, self.find_cases(), self.dtype_names, device, modes)]
+        rows: list[Row] = [*plan(adapters, self.find_cases(), self.dtype_names, device)]
         rows += [
             row
             for row in inquiries(adapters, self.find_experiments(), device)
             if row.dtype in self.dtype_names
         ]
-        return [row for row in rows if not self.modes or row.mode.name in self.modes]
+        return [row for row in rows if self._has_mode(row)]
+
+    def _has_mode(self, row: Row) -> bool:
+        first = FIRST in self.modes and row.mode.name == row.adapter.modes[0].name
+        return not self.modes or first or row.mode.name in self.modes
 
 
 # What an adapter can be asked
 
 
 def dtypes_of(adapter: Adapter, level: str) -> list[str]:
-    """Return all dtypes of an adapter; on level "core", a single precision and a half precision."""
+    """Return an adapter's dtypes: all, or at level "core" a single and a half precision."""
     if level == "full":
         return list(adapter.dtypes)
-    core = [case for case in catalogue() if case.core]
+    layer = not adapter.projections_supplied
+    core = [
+        one
+        for case in catalogue()
+        if case.core
+        for one in posed(case, adapter.geometry, layer=layer, page=adapter.page)
+    ]
     return [
         dtype
         for choice in (SINGLE, HALVES)
         for dtype in [
-            # Some frameworks lack a dtype that an adapter of theirs declares.
+            # A framework may lack a dtype that the adapter declares.
             name
             for name in choice
             if name in adapter.dtypes and any(can_express(adapter, case, name) for case in core)
@@ -144,7 +171,7 @@ def dtypes_of(adapter: Adapter, level: str) -> list[str]:
 
 
 def can_express(adapter: Adapter, case: Case, dtype: str) -> bool:
-    """Return False if the adapter refuses the problem; its own errors are for the check to find."""
+    """Return False if the adapter raises `Unsupported` for the case; True also on other errors."""
     try:
         adapter.check(case.problem(dtype))
     except Unsupported:
@@ -158,7 +185,7 @@ def can_express(adapter: Adapter, case: Case, dtype: str) -> bool:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Return "2/8" as (2, 8); raises `ConformanceError`."""
+    """Parse a shard such as "2/8" to (2, 8); raise `ConformanceError` if it is invalid."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     number, of = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= of:
@@ -167,10 +194,10 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def part(rows: Iterable[Row], number: int, of: int) -> list[Row]:
-    """Return one of so many equal parts of a plan, in the plan's order.
+    """Return part `number` of `of` parts of about equal size, in the order of the plan.
 
-    Items that share an expectation stay together. Nothing but the plan decides, so that machines
-    that plan the same need not communicate.
+    Items that share an expectation stay together. The division depends only on the plan, so that
+    machines with the same plan need not communicate.
     """
     rows = list(rows)
     if of == 1:
@@ -178,8 +205,8 @@ def part(rows: Iterable[Row], number: int, of: int) -> list[Row]:
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         group = row.dtype if isinstance(row, Item) else row.adapter.name
-        groups[group, row.case_id].append(row)
-    # By dtype before by case: an implementation that lacks a dtype answers at once there.
+        groups[group, row.asked.id].append(row)
+    # Distribute each dtype evenly: items in a dtype that is not supported take no time.
     ordered = sorted(groups.items(), key=lambda each: (-len(each[1]), each[0][0]))
     sizes = [0] * of
     chosen: set[str] = set()

@@ -1,93 +1,117 @@
-"""The rows of a run, and what the requirements say about each.
+"""Plan the rows of a run, check the requirements on each, and choose the arrays to record.
 
 A row is an item (implementation x case x dtype x device x mode) or an inquiry, which has an
-experiment in place of a case. The requirements of an item are decided together, because one
-evaluation serves them all.
+experiment instead of a case. All requirements of an item are checked together, because they share
+evaluations of the implementation.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import math
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
 from conformance.adapter.base import Adapter, Mode
+from conformance.adapter.features import parts_of
 from conformance.cases.case import Case
+from conformance.cases.catalogue import posed
 from conformance.causes import explain, of_entries
 from conformance.definition.dtypes import Array
-from conformance.errors import ConformanceError, Unavailable, Unsupported
-from conformance.experiments import Experiment, Findings
+from conformance.errors import ConformanceError, RankLost, Unavailable, Unsupported
+from conformance.experiments import Experiment, Findings, Question
+from conformance.experiments.experiment import declared
 from conformance.frameworks.surroundings import look, put_back
-from conformance.records.findings import CaseResult, Finding, item_id
+from conformance.records.findings import (
+    CaseResult,
+    Entry,
+    Finding,
+    Verdict,
+    gravity,
+    item_id,
+    of_weights,
+    without_outcome,
+)
+from conformance.records.phrase import NOTHING, Phrase
+from conformance.records.record import PICTURED
 from conformance.requirements import REQUIREMENTS
-from conformance.requirements.declared import DECLARED, compared
 from conformance.requirements.examination import Examination, Raised, Workbench
 from conformance.requirements.laboratory import Laboratory, NoAnswer
-from conformance.requirements.probed import decided
+from conformance.requirements.probed import ONE_FOR_ALL, between_modes, compared, decided, declares
 from conformance.requirements.requirement import Requirement
-from conformance.running import kept
+from conformance.running.kept import expectation
+from conformance.text import message
+
+EVERY_MODE = ("edge/fully-masked-row/self",)
+"""Cases for every mode, beside those that serve `call.repeats`."""
 
 
 @dataclass(frozen=True, eq=False)
-class Item:
-    """One case, put to one implementation in one dtype, device and mode."""
+class Row:
+    """A case or experiment (`asked`) to run with one implementation, dtype, device and mode."""
 
     adapter: Adapter
-    case: Case
+    asked: Case | Experiment
     dtype: str
     device: str
     mode: Mode
 
     @property
-    def case_id(self) -> str:
-        """Return the case's id."""
-        return self.case.id
-
-    @property
     def id(self) -> str:
-        """Return the id: readable, stable, safe in pytest's -k."""
-        return item_id(self.adapter.name, self.case_id, self.dtype, self.device, self.mode.name)
+        """The stable id "implementation:case:dtype:device:mode"."""
+        return item_id(self.adapter.name, self.asked.id, self.dtype, self.device, self.mode.name)
+
+    def result(self, findings: list[Finding], entries: Sequence[Entry] = ()) -> CaseResult:
+        """Return a `CaseResult` for this row with these findings and entries."""
+        names = (self.adapter.name, self.asked.id, self.dtype, self.device, self.mode.name)
+        return CaseResult(*names, findings, [*entries])
+
+
+class Item(Row):
+    """A row with a case."""
+
+    asked: Case
 
     @property
     def requirements(self) -> list[Requirement]:
-        """Return the requirements that this item decides."""
-        return [item for item in REQUIREMENTS if item.serves(self.case)]
+        """The requirements that are checked on this item."""
+        return [item for item in REQUIREMENTS if item.serves(self.asked)]
 
 
-@dataclass(frozen=True, eq=False)
-class Inquiry:
-    """An experiment with one implementation, in one dtype, device and mode."""
+class Inquiry(Row):
+    """A row with an experiment."""
 
-    adapter: Adapter
-    experiment: Experiment
-    dtype: str
-    device: str
-    mode: Mode
+    asked: Experiment
 
-    @property
-    def case_id(self) -> str:
-        """Return the experiment's id in place of a case id."""
-        return self.experiment.id
+    def concluded(self, entries: Sequence[Entry], others: Iterable[Finding] = ()) -> CaseResult:
+        """Return the result for these entries, with the findings that follow from them.
 
-    @property
-    def id(self) -> str:
-        """Return the id, formed as an item's."""
-        return item_id(self.adapter.name, self.case_id, self.dtype, self.device, self.mode.name)
-
-
-Row = Item | Inquiry
+        `others` are findings that do not follow from these entries alone.
+        """
+        findings = (compared(entries), *decided(self.asked.name, entries), *others)
+        explained = [
+            msgspec.structs.replace(finding, cause=of_entries(finding, entries))
+            if finding.verdict == "deviates"
+            else finding
+            for finding in findings
+        ]
+        return self.result(explained, entries)
 
 
 def inquiries(
     adapters: Sequence[Adapter], experiments: Sequence[Experiment], device: str
 ) -> Iterator[Inquiry]:
-    """Yield every experiment, in float32 if the adapter has it; some use further dtypes inside."""
+    """Yield rows for all experiments, in float32 if supported; some also use other dtypes."""
     for adapter in adapters:
         dtype = "float32" if "float32" in adapter.dtypes else adapter.dtypes[0]
         for experiment in experiments:
@@ -95,60 +119,112 @@ def inquiries(
                 yield Inquiry(adapter, experiment, dtype, device, mode)
 
 
+class Planned(Adapter):
+    """A proxy adapter whose modes were planned by the process that runs the implementation."""
+
+    @abstractmethod
+    def planned_modes(self, case: Case, dtype: str) -> tuple[Mode, ...]:
+        """Return the modes in which a case is examined in this dtype."""
+
+
 def plan(
-    adapters: Sequence[Adapter],
-    cases: Iterable[Case],
-    dtypes: Sequence[str],
-    device: str,
-    modes: Callable[[Adapter, Case, str], Sequence[Mode]] | None = None,
+    adapters: Sequence[Adapter], cases: Iterable[Case], dtypes: Sequence[str], device: str
 ) -> Iterator[Item]:
-    """Yield every item; those that share an expectation are neighbours."""
+    """Yield all items, each case at the sizes that the adapter takes.
+
+    Items that share an expectation are adjacent.
+    """
+    takers: dict[Case, list[Adapter]] = defaultdict(list)
     for case in cases:
+        for adapter in adapters:
+            layer = not adapter.projections_supplied
+            for one in posed(case, adapter.geometry, layer=layer, page=adapter.page):
+                if adapter not in takers[one]:
+                    takers[one].append(adapter)
+    for case, those in takers.items():
         for dtype in dtypes:
-            for adapter in adapters:
-                for mode in (modes or modes_of)(adapter, case, dtype):
+            for adapter in those:
+                for mode in modes_of(adapter, case, dtype):
                     yield Item(adapter, case, dtype, device, mode)
 
 
 def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
-    """Return the modes to examine: only the first if the adapter cannot express the case."""
+    """Return the modes to examine: only the first if the adapter cannot express the case.
+
+    A case with features is not asked of an implementation that declares none of them. If masks can
+    say them all, it is asked of those that take such a mask, but only if the case is `maskable`.
+    """
+    if isinstance(adapter, Planned):
+        return adapter.planned_modes(case, dtype)
+    declared = {part for feature in adapter.features for part in feature.covers}
+    if case.features and not (declared or case.maskable):
+        return ()
+    problem = case.problem(dtype)
+    by_masks = bool(case.features) and declared.isdisjoint(parts_of(problem))
+    if by_masks and not case.maskable:
+        return ()
     try:
-        adapter.check(case.problem(dtype))
+        adapter.check(problem)
     except Exception:
-        # Unsupported, or an error in the adapter's own check: the item's findings will say which.
+        if by_masks:
+            return ()
+        # Examining the item will report `Unsupported`, or an error in the adapter's check.
         return adapter.modes[:1]
     return tuple(
         mode
         for mode in adapter.modes
-        if (mode.every_case or "call.repeats" in case.serves)
+        if (
+            mode.every_case
+            or (mode.core_cases and case.core and dtype == "float32")
+            or "call.repeats" in case.serves
+            or case.id in EVERY_MODE
+        )
         and (mode.dtypes is None or dtype in mode.dtypes)
     )
 
 
 @dataclass
 class Session:
-    """A session that examines items and keeps the state that they share.
+    """A session that examines rows and keeps the state that they share.
 
     Attributes:
-        only: mask arguments that experiments look at; all if empty.
-        explains: whether to look for the cause of a deviation, which costs more than finding it.
+        only: names of the mask arguments that experiments examine; empty for all.
+        explains: whether to search for the causes of deviations, which is expensive.
+        apart: asks an experiment that may end the process, in another process; None to ask it in
+            this one.
+        checked: is told the result of an item before the search for its causes, if there is one.
+        entries: what experiments showed in the first mode, by the id of the row.
     """
 
-    bench: Workbench = field(default_factory=lambda: Workbench(expect=kept.expectation))
+    bench: Workbench = field(default_factory=lambda: Workbench(expect=expectation))
     only: tuple[str, ...] = ()
     laboratories: dict[tuple[str, ...], Laboratory] = field(default_factory=dict)
+    questions: dict[str, list[Question]] = field(default_factory=dict)
     explains: bool = True
+    apart: Callable[[Inquiry], CaseResult] | None = None
+    checked: Callable[[CaseResult], None] = lambda result: None
+    entries: dict[str, Sequence[Entry]] = field(default_factory=dict)
 
     def examination(self, item: Item) -> Examination:
-        """Return the item's examination, which uses what this session keeps."""
-        return Examination(item.adapter, item.case, item.dtype, item.device, item.mode, self.bench)
+        """Return an examination of the item that shares this session's caches."""
+        return Examination(item.adapter, item.asked, item.dtype, item.device, item.mode, self.bench)
 
     def ask(self, row: Row) -> tuple[CaseResult, dict[str, Array]]:
-        """Return the findings of a row, and the arrays of an experiment."""
-        return self.inquire(row) if isinstance(row, Inquiry) else (self.examine(row), {})
+        """Examine a row; return its result and, for an experiment, its arrays by name."""
+        if isinstance(row, Inquiry):
+            return self.inquire(row)
+        assert isinstance(row, Item)
+        return self.examine(row), {}
 
     def examine(self, item: Item) -> CaseResult:
-        """Return all findings of one item; whatever an implementation raises is one of them."""
+        """Return the result of an item; exceptions of the implementation become findings."""
+        try:
+            return self._examine(item)
+        except RankLost as error:
+            # Every other question would lose it again, after the same time.
+            return without_outcome(item.id, error.verdict, str(error))
+
+    def _examine(self, item: Item) -> CaseResult:
         findings = []
         with _unchanged(item.adapter) as put_back:
             examination = dataclasses.replace(self.examination(item), put_back=put_back)
@@ -156,68 +232,100 @@ class Session:
                 finding = self._decide(requirement, examination)
                 if finding is not None:
                     findings.append(finding)
-        return CaseResult(
-            item.adapter.name, item.case.id, item.dtype, item.device, item.mode.name, findings
-        )
+            if self.explains and any(_unexplained(finding) for finding in findings):
+                self.checked(item.result(findings))
+                findings = [
+                    explain(finding, examination) if _unexplained(finding) else finding
+                    for finding in findings
+                ]
+        return item.result(findings)
 
     def inquire(self, inquiry: Inquiry) -> tuple[CaseResult, dict[str, Array]]:
-        """Return an experiment's entries, what they say about the declaration, and its arrays."""
-        adapter, experiment = inquiry.adapter, inquiry.experiment
-        place = (adapter.name, inquiry.dtype, inquiry.device, inquiry.mode.name)
-        if place not in self.laboratories:
-            lab = Laboratory(adapter, inquiry.dtype, inquiry.device, inquiry.mode, only=self.only)
-            self.laboratories[place] = lab
+        """Run an experiment; return its result, with entries and findings, and its arrays."""
+        if inquiry.asked.apart and self.apart is not None:
+            return self.apart(inquiry), {}
         shown = Findings()
         try:
-            with _unchanged(adapter):
-                shown = experiment.run(self.laboratories[place])
-            finding = compared(shown.entries)
+            with _unchanged(inquiry.adapter):
+                shown = inquiry.asked.run(self._laboratory(inquiry))
         except (Unsupported, Unavailable, NoAnswer) as error:
-            finding = _without_answer(DECLARED, error)
-        findings = [
-            msgspec.structs.replace(finding, cause=of_entries(finding, shown.entries))
-            if finding.verdict == "deviates"
-            else finding
-            for finding in (finding, *decided(experiment.name, shown.entries))
-        ]
-        key = (adapter.name, experiment.id, inquiry.dtype, inquiry.device, inquiry.mode.name)
-        return CaseResult(*key, findings, shown.entries), shown.arrays
+            return inquiry.result([_without_answer(declares, error)]), {}
+        except RankLost as error:
+            return without_outcome(inquiry.id, error.verdict, str(error)), {}
+        others = self._between_modes(inquiry, shown.entries)
+        return inquiry.concluded(shown.entries, others), shown.arrays
+
+    def question(self, inquiry: Inquiry, number: int) -> CaseResult:
+        """Return a result with the entry of one question of an experiment that is asked apart.
+
+        With the number -1, return entries with all subjects, or the result if there are none.
+        """
+        try:
+            with _unchanged(inquiry.adapter):
+                if inquiry.id not in self.questions:
+                    self.questions[inquiry.id] = inquiry.asked.questions(self._laboratory(inquiry))
+                questions = self.questions[inquiry.id]
+                if number >= 0:
+                    return inquiry.result(
+                        [], [*declared([questions[number].ask()], inquiry.adapter)]
+                    )
+                return inquiry.result([], [Entry(one.subject, NOTHING) for one in questions])
+        except (Unsupported, Unavailable, NoAnswer) as error:
+            return inquiry.result([_without_answer(declares, error)])
+
+    def _laboratory(self, inquiry: Inquiry) -> Laboratory:
+        adapter, where = inquiry.adapter, (inquiry.dtype, inquiry.device, inquiry.mode)
+        place = (adapter.name, *where[:2], inquiry.mode.name)
+        if place not in self.laboratories:
+            self.laboratories[place] = Laboratory(adapter, *where, only=self.only)
+        return self.laboratories[place]
+
+    def _between_modes(self, inquiry: Inquiry, entries: Sequence[Entry]) -> Iterator[Finding]:
+        """Yield the finding on whether these entries are those in the adapter's first mode."""
+        if inquiry.asked.name not in ONE_FOR_ALL:
+            return
+        first = dataclasses.replace(inquiry, mode=inquiry.asked.modes(inquiry.adapter)[0])
+        if first.mode.name == inquiry.mode.name:
+            self.entries[inquiry.id] = entries
+            return
+        if first.id not in self.entries:
+            # The run is narrowed, or divided among several processes.
+            self.inquire(first)
+        yield from between_modes(self.entries.get(first.id, ()), entries, first.mode.name)
 
     def _decide(self, requirement: Requirement, examination: Examination) -> Finding | None:
-        def check() -> Finding | None:
-            return requirement.check(examination)
-
+        check = partial(requirement.check, examination)
         try:
             if requirement.of_answer:
                 key = (requirement.id, examination.answer_identity)
-                finding = self.bench.decided.get(key, check)
-            else:
-                finding = check()
+                return self.bench.decided.get(key, check)
+            return check()
+        except RankLost:
+            raise
         except (Unsupported, ConformanceError, Raised) as error:
             return _without_answer(requirement, error)
-        deviates = finding is not None and finding.verdict == "deviates"
-        if finding is not None and deviates and self.explains and not finding.cause:
-            return explain(finding, examination)
-        return finding
+
+
+def _unexplained(finding: Finding) -> bool:
+    return finding.verdict == "deviates" and not finding.cause
 
 
 def _without_answer(requirement: Requirement, error: Exception) -> Finding:
-    """Return the finding for an exception raised in place of an answer."""
-    if isinstance(error, Unsupported):
-        return Finding(requirement.id, "unsupported", detail=str(error))
-    if isinstance(error, Unavailable):
-        return Finding(requirement.id, "unavailable", detail=str(error))
-    detail = _one_line(error.original) if isinstance(error, Raised) else str(error)
-    return Finding(requirement.id, "error", detail=detail)
+    """Return the finding for a requirement that could not be checked because of an exception."""
+    verdict: Verdict = "error"
+    if isinstance(error, Unsupported | Unavailable):
+        verdict = "unsupported" if isinstance(error, Unsupported) else "unavailable"
+    detail = _one_line(error.original) if isinstance(error, Raised) else message(error)
+    return Finding(requirement.id, verdict, detail=detail)
 
 
 @contextmanager
 def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
-    """Restore what all implementations of this process share, at the end or when called."""
+    """Yield a function that restores process-wide settings, and call it at the end."""
     try:
         settings = adapter.settings()
     except Unavailable:
-        # Nothing of it will run.
+        # The implementation cannot run, so there is nothing to restore.
         settings = ()
     restore = partial(put_back, settings, look(settings))
     try:
@@ -227,10 +335,138 @@ def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return the error in one line, with the innermost place outside this suite."""
-    message = " ".join(str(error).split())
+    """Return the error as one line, with the innermost file and line outside this suite."""
     frames = traceback.extract_tb(error.__traceback__)
     suite = str(Path(__file__).parent.parent)
     outside = [frame for frame in frames if not frame.filename.startswith(suite)]
     place = f" (at {Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
-    return f"{type(error).__name__}: {message[:300]}{place}"
+    return f"{type(error).__name__}: {message(error)[:300]}{place}"
+
+
+# Arrays for the record
+
+
+def is_exchanged(row: Row) -> bool:
+    """Return whether the output is recorded, so that implementations can be compared."""
+    return isinstance(row, Item) and row.asked.exchanged and row.mode is row.adapter.modes[0]
+
+
+@dataclass
+class Examiner:
+    """An examiner of rows that also selects the arrays to record.
+
+    Attributes:
+        places: the position in the run of items whose weights may be recorded, by item id.
+    """
+
+    places: Mapping[str, int]
+    session: Session = field(default_factory=Session)
+
+    def __post_init__(self) -> None:
+        self._worst = Worst(self.places)
+
+    def examine(self, row: Row) -> tuple[CaseResult, dict[str, Array]]:
+        """Return the result of a row, and by name the arrays that may be recorded."""
+        result, arrays = self.session.ask(row)
+        if isinstance(row, Item):
+            if is_exchanged(row):
+                arrays |= self.session.examination(row).exchanged()
+            if self._worst.takes(result):
+                arrays |= self.session.examination(row).pictured()
+        return result, arrays
+
+
+MOST = 2
+"""The most items per implementation, requirement and cause whose weights are recorded."""
+MOST_ELEMENTS = 4096
+"""The most weights to record of an item; more would be unreadable and inflate records."""
+
+
+def places(rows: Iterable[Row]) -> dict[str, int]:
+    """Return the position of each item whose weights are few enough to record, by item id."""
+    return {
+        row.id: place
+        for place, row in enumerate(rows)
+        if isinstance(row, Item) and math.prod(row.asked.shape.logits) <= MOST_ELEMENTS
+    }
+
+
+class Worst:
+    """The worst items, whose attention weights are recorded; few, so that records stay small.
+
+    For each implementation, requirement and cause these are the `MOST` worst items, independently
+    of the order of the run: an item among the worst of all is also among the worst of its process
+    so far when it is examined. So each process passes on the weights of such items, and at the end
+    only those of the worst of all are kept.
+    """
+
+    def __init__(self, places: Mapping[str, int]) -> None:
+        self._places = places
+        self._entries: dict[tuple[str, str, Phrase], list[tuple[float, float, int, str]]]
+        self._entries = defaultdict(list)
+
+    def takes(self, result: CaseResult) -> bool:
+        """Add a result; return whether its item is now among the worst."""
+        if result.id not in self._places:
+            return False
+        taken = False
+        for finding in result.findings:
+            if finding.verdict != "deviates" or not of_weights(finding.figures, finding.worst):
+                continue
+            entries = self._entries[result.implementation, finding.requirement, finding.cause]
+            ratio, rms = gravity(finding)
+            # Among equals prefer the first in the order of the run, which reports show.
+            entry = (-ratio, -rms, self._places[result.id], result.id)
+            bisect.insort(entries, entry)
+            del entries[MOST:]
+            taken = taken or entry in entries
+        return taken
+
+    @property
+    def ids(self) -> set[str]:
+        """The ids of the worst items of all results so far."""
+        return {entry[-1] for entries in self._entries.values() for entry in entries}
+
+
+def worst_of(results: Iterable[CaseResult], places: Mapping[str, int]) -> set[str]:
+    """Return the ids of the items whose attention weights are recorded with these results."""
+    worst = Worst(places)
+    for result in results:
+        worst.takes(result)
+    return worst.ids
+
+
+def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[str], bool]:
+    """Return a function that tells whether to record an array, given "item id|array"."""
+    worst = worst_of(results, places)
+
+    def keep(name: str) -> bool:
+        item, _, part = name.rpartition("|")
+        return item in worst or item not in places or part not in PICTURED
+
+    return keep
+
+
+# State between calls
+
+
+def conforms_alone(row: Row) -> bool:
+    """Return whether a new instance of the implementation conforms on this row.
+
+    Return False if no new instance can be created, and for implementations that compile, because
+    compiling again for each deviating item takes too long.
+    """
+    adapter, kind = row.adapter, cast("Any", type(row.adapter))
+    if adapter.compiles:
+        return False
+    function = getattr(adapter, "_function", None)
+    try:
+        fresh = kind() if function is None else kind(function)
+    except Exception:
+        return False
+    fresh.name, fresh.title = adapter.name, adapter.title
+    modes = [mode for mode in fresh.modes if mode.name == row.mode.name]
+    if not modes:
+        return False
+    alone = dataclasses.replace(row, adapter=fresh, mode=modes[0])
+    return Session(explains=False).ask(alone)[0].verdict in ("conforms", "observed")

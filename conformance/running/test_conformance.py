@@ -1,4 +1,4 @@
-"""Every item of a run: implementation x case (or experiment) x dtype x device x mode."""
+"""The test that pytest runs for each row: implementation x case x dtype x device x mode."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from conformance.running.session import Row
 
 
 def test_conforms(conformance_item: Row, conformance_run: Run) -> None:
-    """Decide all requirements that the case serves, or run the experiment."""
+    """Check all requirements of an item, or run the experiment of an inquiry."""
     conformance_run.examine(conformance_item)

@@ -19,6 +19,7 @@ class Loop(Adapter):
 
     title = "the definition as loops"
     custom_scale = True
+    differentiable = False
     returns_weights = "per head"
     fully_masked_row = "output bias"
 

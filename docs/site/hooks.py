@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)")
 CODE = {".py": "python", ".toml": "toml"}
 CHANGES = "changes.md"
+ANSWERS = runpy.run_path(str(Path(__file__).with_name("answers.py")))
 
 
 def on_startup(**_: Any) -> None:
@@ -27,7 +28,9 @@ def on_startup(**_: Any) -> None:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add a page for each file that is linked and is none, and one for the changes."""
+    """Add a page for each file that is linked and is none, with its figures, and the changes."""
+    for uri, content in ANSWERS["pages"](ROOT).items():
+        files.append(File.generated(config, uri, content=content))
     config.extra["shown"] = shown = {"CHANGELOG.md": CHANGES}
     for page in list(files.documentation_pages()):
         for _, path in _links(page.content_string, f"docs/{page.src_uri}"):
@@ -36,6 +39,10 @@ def on_files(files: Any, *, config: Any) -> Any:
                 shown.setdefault(path, f"source/{path.removesuffix('.md')}.md")
     for path, uri in shown.items():
         files.append(File.generated(config, uri, content=_page(path)))
+        images = (target for _, target in _links(_page(path), path) if target.endswith(".svg"))
+        for target in images if path.endswith(".md") else ():
+            source = str(ROOT / target)
+            files.append(File.generated(config, f"source/{target}", abs_src_path=source))
     return files
 
 
@@ -43,6 +50,11 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     """Lead links to files to their pages."""
     shown = config.extra["shown"]
     uri = page.file.src_uri
+    if uri == "index.md":
+        cards = '<div class="grid cards" markdown>\n\n'
+        markdown = markdown.replace(cards, cards + ANSWERS["start"]() + "\n", 1)
+    if uri.startswith("implementations/"):
+        markdown += ANSWERS["history"](ROOT, Path(uri).stem)
     own = next((path for path, to in shown.items() if to == uri), f"docs/{uri}")
     links = {
         link: posixpath.relpath(

@@ -1,7 +1,8 @@
-"""The tables of docs/masks.md, from records of experiments.
+"""The tables of docs/masks.md and docs/features.md, from records of experiments.
 
     mha-conformance run NAMES --case probe/ --record FOLDER/NAME.json
-    python docs/site/masks.py FOLDER/*.json
+    python docs/site/masks.py masks.md FOLDER/*.json
+    python docs/site/masks.py features.md FOLDER/*.json
 
 Each table stands between two comments, `<!-- table NAME -->` and `<!-- end -->`. Libraries of which
 the same was seen share a row.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from conformance.adapter.loading import load as load_adapter
@@ -23,7 +24,7 @@ from conformance.reports.page import views
 from conformance.reports.page.markdown import code, text
 from conformance.reports.wording import date
 
-PAGE = Path(__file__).parent.parent / "masks.md"
+DOCS = Path(__file__).parent.parent
 TABLE = re.compile(r"(?<=<!-- table )([\w-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 FORMS = {
@@ -46,16 +47,56 @@ AT_A_GLANCE = {
 }
 """Tables that are columns of the report's own, and what their headings are here."""
 
+FEATURES = {
+    "windows": {
+        "A window of 2, or (1, 2)": ("=2, equal lengths", "=(1, 2), equal lengths"),
+        "Fewer queries than keys": (
+            "=2, fewer queries than keys",
+            "=(1, 2), fewer queries than keys",
+        ),
+        "0": ("=0, equal lengths", "=(0, 0), equal lengths"),
+        "−1": ("=-1, equal lengths", "=(-1, -1), equal lengths"),
+        "Beyond the length": ("=50, equal lengths", "=(50, 50), equal lengths"),
+    },
+    "soft-cap": {
+        "Formula": (": formula",),
+        "Beside a mask": ("a key blocked",),
+        "Beside a bias": ("finite numbers",),
+        "0": ("=0",),
+        "−1": ("=−1",),
+        "∞": ("=inf",),
+    },
+    "sinks": {
+        "A sink is": ("sinks: units",),
+        "−∞": ("sinks of −inf",),
+        "Every key blocked": ("every key blocked",),
+    },
+    "alibi": {
+        "What is added": ("equal lengths",),
+        "Fewer queries than keys": ("fewer queries than keys",),
+        "More queries": ("more queries",),
+    },
+    "rotary": {"Pairs": ("whole head, halves", "whole head, neighbours")},
+    "lengths": {
+        "A number means": (": what it counts of keys",),
+        "An entry without keys": (": queries of an entry without keys",),
+        "Queries beyond": (": queries beyond it",),
+    },
+}
+"""Tables of an experiment: headings, and how the subjects end that are in such a column."""
+
 Row = tuple[Column, tuple[str, ...]]
 
 
-def main(records: Sequence[str]) -> None:
-    """Write the tables of these records into the page."""
+def main(page: str, records: Sequence[str]) -> None:
+    """Write the tables of these records into a page of the documentation."""
     report = build(load([Path(record) for record in records]).current)
     made = tables(report)
-    page = PAGE.read_text(encoding="utf-8")
-    page = TABLE.sub(lambda found: f"{found[1]}{found[2]}{made[found[1]]}", page)
-    PAGE.write_text(page, encoding="utf-8")
+    file = DOCS / page
+    told = TABLE.sub(
+        lambda found: f"{found[1]}{found[2]}{made[found[1]]}", file.read_text(encoding="utf-8")
+    )
+    file.write_text(told, encoding="utf-8")
 
 
 def tables(report: Report) -> dict[str, str]:
@@ -66,7 +107,7 @@ def tables(report: Report) -> dict[str, str]:
     made = {
         "masks": _table(["Argument", *FORMS.values()], _arguments(cards)),
         "same-mask": _table(
-            ["Argument", *views.written(report)],
+            ["Argument", *dict.fromkeys(item.written for item in report.handed)],
             _handed(report, columns),
         ),
         "versions": _versions(report),
@@ -78,7 +119,37 @@ def tables(report: Report) -> dict[str, str]:
             for column, card in cards
         ]
         made[name] = _table(list(wanted.values()), rows)
+    for name, endings in FEATURES.items():
+        made[name] = _table(list(endings), [*_of_feature(cards, name, endings)])
     return made
+
+
+def _of_feature(
+    cards: Sequence[tuple[Column, Card]], topic: str, endings: Mapping[str, tuple[str, ...]]
+) -> Iterator[Row]:
+    """Yield a row for each library of which the experiment has entries."""
+    for column, card in cards:
+        subjects = [
+            subject
+            for chapter in card.chapters
+            if chapter.topic == topic
+            for subject in chapter.subjects
+        ]
+        told = tuple(
+            _joined(
+                dict.fromkeys(
+                    (item.value, ", ".join(item.modes))
+                    for subject in subjects
+                    if subject.subject.endswith(own)
+                    for item in subject.observed
+                    if item.value != "cannot be asked"
+                )
+            )
+            or "·"
+            for own in endings.values()
+        )
+        if set(told) != {"·"}:
+            yield column, told
 
 
 def _arguments(cards: Sequence[tuple[Column, Card]]) -> Iterator[Row]:
@@ -119,7 +190,7 @@ def _told(found: Sequence) -> str:
     return _joined([(item.value, item.where) for item in found]) or "·"
 
 
-def _joined(values: Sequence[tuple[str, str]]) -> str:
+def _joined(values: Iterable[tuple[str, str]]) -> str:
     return "<br>".join(
         text(value) + (f" ({text(where)})" if where else "") for value, where in values
     )
@@ -158,4 +229,4 @@ def _versions(report: Report) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])

@@ -1,5 +1,250 @@
-"""Output for CI systems: a job's summary, JUnit, annotations, a badge.
+"""Write records for CI systems: JUnit XML, a badge, GitHub annotations, a summary.
 
-All of it is made of records, after a run, so that the run itself is the same everywhere. `summary`
-reads records and writes Markdown, and `outputs` writes everything else.
+A test case of JUnit is an item; what `run --strict` would fail is a failure, what has no answer an
+error, and what is unsupported or known is skipped, with the reason.
+
+Annotations are lines on stdout that a pull request shows beside the code; see "Workflow commands
+for GitHub Actions". A value could end the command and begin another, so what ends one is escaped:
+line feeds everywhere, and colons and commas in properties.
 """
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from xml.etree import ElementTree as ET
+
+import msgspec
+
+from conformance.errors import ConformanceError
+from conformance.reports.changes import Change
+from conformance.reports.ci.summary import KNOWN, MUST, Item, Source, load, markdown
+from conformance.reports.wording import failure
+from conformance.reports.writing import write_file
+from conformance.text import plural, printable, some
+
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+
+MOST = 10
+"""GitHub shows so many annotations of one level for a step, and drops the others silently."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The files to write; None for those that are not wanted.
+
+    Attributes:
+        summary: file that Markdown is appended to; "" for the one that GitHub names.
+        annotations: whether to print GitHub's annotations.
+    """
+
+    junit: Path | None = None
+    badge: Path | None = None
+    summary: str | None = None
+    annotations: bool = False
+    previous: Path | None = None
+    baseline: Path | None = None
+
+
+def write_outputs(records: Sequence[Path], wanted: Outputs) -> int:
+    """Write everything that is wanted.
+
+    Returns:
+        An exit code: nothing verified, incomplete, or fine. What deviates is left to `run
+        --strict` and `gate`, so that a job shows everything before it fails.
+
+    Raises:
+        ConformanceError: a record cannot be read, or a file cannot be written.
+    """
+    target = _summary_file(wanted.summary)
+    source = load(records, wanted.previous, wanted.baseline)
+    if wanted.junit is not None:
+        write_file(wanted.junit, junit(source))
+    if wanted.badge is not None:
+        write_file(wanted.badge, msgspec.json.encode(badge(source)) + b"\n")
+    if target is not None:
+        write_file(target, markdown(source).encode() + b"\n", append=True)
+    if wanted.annotations:
+        for line in annotated(source):
+            print(line)
+    # A line of prose between annotations would be taken for nothing else, so it may follow.
+    paths = (wanted.junit, wanted.badge, target)
+    written = ", ".join(str(path) for path in paths if path is not None)
+    if written:
+        print(printable(f"written: {written}"))
+    for absence in {judgement.baseline.absence for judgement in source.judgements} - {""}:
+        print(printable(absence))
+    return source.outcome
+
+
+def _summary_file(asked: str | None) -> Path | None:
+    if asked is None:
+        return None
+    name = asked or os.environ.get(STEP_SUMMARY, "")
+    if not name:
+        raise ConformanceError(f"--summary: there is no {STEP_SUMMARY} here; name a file")
+    return Path(name)
+
+
+# JUnit
+
+
+def junit(source: Source) -> bytes:
+    """Return a file with a test suite for each implementation."""
+    root = ET.Element("testsuites", name="mha-conformance")
+    for record, one in source.implementations:
+        made = record.header.provenance
+        suite = ET.SubElement(root, "testsuite", name=printable(one.name), timestamp=made.created)
+        properties = ET.SubElement(suite, "properties")
+        versions = {f"version.{name}": version for name, version in one.versions.items()}
+        about = {"suite": made.suite, "catalogue": made.catalogue, "device": made.device_model}
+        for name, value in (about | {"python": made.python} | versions).items():
+            ET.SubElement(properties, "property", name=printable(name), value=printable(value))
+        for item in source.items:
+            if item.record is record and item.result.implementation == one.name:
+                _test_case(suite, item, one.spec)
+        _count(suite)
+    _count(root)
+    ET.indent(root)
+    return ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+
+
+def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
+    result = item.result
+    case = ET.SubElement(
+        suite,
+        "testcase",
+        classname=printable(f"{result.implementation}.{result.case.split('/')[0]}"),
+        name=printable(f"{result.case}[{result.dtype}-{result.device}-{result.mode}]"),
+    )
+    if item.wrong:
+        wrong = msgspec.structs.replace(result, findings=list(item.wrong))
+        text = failure(wrong, spec, item.record.header)
+        raised = sorted({finding.verdict for finding in item.wrong} - {"deviates"})
+        kind = "system-out" if not item.fails else "error" if raised else "failure"
+        element = ET.SubElement(case, kind)
+        element.text = text
+        if item.fails:
+            element.attrib |= {"type": (*raised, "deviates")[0], "message": text.splitlines()[0]}
+    elif item.verdict == KNOWN:
+        message = "known: " + ", ".join(finding.requirement for finding in item.known)
+        ET.SubElement(case, "skipped", message=printable(message))
+    elif item.verdict in ("unsupported", "unavailable", "not-run"):
+        ET.SubElement(case, "skipped", message=printable(f"{item.verdict}: {item.reason}"))
+
+
+def _count(element: ET.Element) -> None:
+    """Say how many test cases there are below, and of which kinds."""
+    for name, tag in (
+        ("tests", "testcase"),
+        ("failures", "failure"),
+        ("errors", "error"),
+        ("skipped", "skipped"),
+    ):
+        element.set(name, str(sum(1 for _ in element.iter(tag))))
+
+
+# A badge
+
+
+class Badge(msgspec.Struct, frozen=True):
+    """As https://shields.io/badges/endpoint-badge has it."""
+
+    label: str
+    message: str
+    color: str
+    schemaVersion: int = 1  # noqa: N815
+
+
+def badge(source: Source) -> Badge:
+    """Return counts, red if something is wrong that is not known, yellow if something is open."""
+    totals = source.totals
+    counts = ", ".join(f"{number:,} {verdict}" for verdict, number in totals.items())
+    if any(item.fails for item in source.items):
+        color = "red"
+    elif not any(totals.get(verdict) for verdict in ("conforms", "observed", "deviates", KNOWN)):
+        color = "lightgrey"
+    elif source.open or not all(record.complete for record in source.records):
+        color = "yellow"
+    else:
+        color = "brightgreen"
+    return Badge("attention conformance", counts or "nothing verified", color)
+
+
+# Annotations
+
+
+def annotated(source: Source) -> list[str]:
+    """Return errors, then warnings; of more than fit, the last says how many there are."""
+    lines: dict[str, list[str]] = {"error": [], "warning": []}
+    worse = source.changes.worse if source.changes else []
+    regressions = {(change.implementation, change.requirement) for change in worse}
+    files = {one.name: _file(one.spec) for _, one in source.implementations}
+    for change in source.wrong:
+        about = change.implementation, change.requirement
+        level = "error" if change.after != "deviates" or change.level in MUST else "warning"
+        message = _message(change, source.sentence(change.requirement))
+        title = ": ".join(about) + (" (new)" if about in regressions else "")
+        file = files.get(change.implementation, "")
+        lines[level].append(command(level, message, file=file, title=title))
+    for judgement in source.judgements:
+        file = _relative(str(judgement.baseline.path))
+        for why, entry in judgement.to_edit:
+            message = f"{entry.place}: {why}; mha-conformance gate says more"
+            title = "the baseline is out of date"
+            line = str(entry.line or "")
+            lines["error"].append(command("error", message, file=file, line=line, title=title))
+    for (name, verdict, reason), items in source.open.items():
+        message = f"{plural(items, 'item')}: {reason}"
+        lines["warning"].append(command("warning", message, title=f"{name}: {verdict}"))
+    shown: list[str] = []
+    for level, several in lines.items():
+        # Every record has the same baseline.
+        unique = list(dict.fromkeys(several))
+        if left := len(unique) - (MOST - 1) if len(unique) > MOST else 0:
+            message = "the job's summary has all of them"
+            unique[MOST - 1 :] = [command(level, message, title=f"and {left} more")]
+        shown += unique
+    return shown
+
+
+def command(name: str, message: str, **properties: str) -> str:
+    """Return one workflow command, with the properties that are not empty."""
+    escaped = [
+        f"{key}={_data(value).replace(':', '%3A').replace(',', '%2C')}"
+        for key, value in properties.items()
+        if value
+    ]
+    return f"::{name} {','.join(escaped)}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    text = printable(text).replace("%", "%25")
+    return text.replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _message(change: Change, sentence: str) -> str:
+    where = f"{change.after}: {change.extent}, such as {some(change.cases, 3)}"
+    lines = [sentence, where, *change.evidence, f"again: {change.command}"]
+    return "\n".join(filter(None, lines))
+
+
+def _file(spec: str) -> str:
+    """Return the file of an implementation that was given by its path, if GitHub may know it."""
+    path, colon, _ = spec.rpartition(":")
+    return _relative(path) if colon and path.endswith(".py") else ""
+
+
+def _relative(path: str) -> str:
+    """Return a path as GitHub wants it: relative to the repository, in which a step runs."""
+    pure = PurePath(path)
+    if pure.is_absolute():
+        try:
+            pure = pure.relative_to(Path.cwd())
+        except ValueError:
+            return ""
+    normal = posixpath.normpath(pure.as_posix())
+    return "" if normal.startswith("..") else normal

@@ -8,10 +8,12 @@ report.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from markupsafe import Markup
 
 from conformance.errors import BrokenRecord, ExitCode
 from conformance.records.findings import (
@@ -27,18 +29,17 @@ from conformance.records.record import Record, read
 from conformance.reports.changes import (
     Change,
     Changes,
-    Located,
     Records,
     compare,
+    difference,
     grouped_changes,
     load_side,
 )
 from conformance.reports.gate.baseline import read_baseline
 from conformance.reports.gate.judging import Judgement, judge
 from conformance.reports.load import find_records
-from conformance.reports.page.markdown import code, fenced, text
-from conformance.reports.totals import BAD
-from conformance.reports.wording import SYMBOLS
+from conformance.reports.page.markdown import code, render, text
+from conformance.reports.totals import BAD, Located
 from conformance.text import plural, some
 
 KNOWN = "known"
@@ -131,9 +132,9 @@ class Source:
 
     @cached_property
     def wrong(self) -> list[Change]:
-        """Changes that are wrong and not known; similar ones are merged, the worst come first."""
+        """The wrong findings that are not known, with similar ones merged, and the worst first."""
         findings = [
-            Located(item.result, finding.requirement, "", finding.verdict, finding)
+            Located(item.result, finding, after=finding.verdict)
             for item in self.items
             for finding in item.worth_showing
         ]
@@ -196,15 +197,13 @@ def load(
     return Source(records, items, judgements, changes)
 
 
+ORDER = ("conforms", KNOWN, *(verdict for verdict in VERDICTS if verdict != "conforms"))
+
+
 def counted(verdicts: Iterable[str]) -> dict[str, int]:
     """Count verdicts as `count` does, with "known" after what conforms."""
-    verdicts = list(verdicts)
-    known = verdicts.count(KNOWN)
-    counts = count(verdict for verdict in verdicts if verdict != KNOWN)
-    if not known:
-        return counts
-    before = {name: counts.pop(name) for name in ("conforms",) if name in counts}
-    return before | {KNOWN: known} | counts
+    counts = Counter(verdicts)
+    return {verdict: counts[verdict] for verdict in ORDER if counts[verdict]}
 
 
 MOST = 30
@@ -212,168 +211,59 @@ MOST = 30
 
 MOST_ENTRIES = 10
 
-ORDER = ("conforms", KNOWN, *(verdict for verdict in VERDICTS if verdict != "conforms"))
-
 
 def markdown(source: Source) -> str:
     """Return the summary."""
-    parts = [
-        "## Attention conformance",
-        *_counts(source),
-        *_changes(source.changes),
-        *_wrong(source),
-        *_baseline(source),
-        *_open(source),
-        *_made(source),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _counts(source: Source) -> Iterator[str]:
-    """Yield a row for each implementation, with what was added or taken away."""
-    rows = []
-    used = {verdict for verdict, number in source.totals.items() if number}
-    then = source.changes.before if source.changes else None
-    before = then.implementations if then else {}
-    # A row is of one device, and what was before is of all that there were.
-    devices = then.devices if then else {}
-    used |= {verdict for counts in before.values() for verdict in counts}
+    then = source.changes.before.implementations if source.changes else {}
+    used = {*source.totals, *(verdict for counts in then.values() for verdict in counts)}
     columns = [verdict for verdict in ORDER if verdict in used]
-    if not columns:
-        yield "Nothing was verified."
-        return
-    for record, one in source.implementations:
-        device = record.header.provenance.device
-        counts = source.counts(one.name, device)
-        name = code(one.name) + (f" on {device}" if device != "cpu" else "")
-        was = before.get(one.name) if devices.get(one.name) == [device] else None
-        cells = [_cell(counts, was, verdict) for verdict in columns]
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    heads = " | ".join(f"{SYMBOLS.get(verdict, '✓')} {verdict}" for verdict in columns)
-    yield "\n".join([f"| items | {heads} |", "| :-- |" + " --: |" * len(columns), *rows])
-
-
-def _cell(counts: dict[str, int], before: dict[str, int] | None, verdict: str) -> str:
-    now = counts.get(verdict, 0)
-    # A record knows of no baseline, so what is known was among what deviates.
-    if before is None or verdict == KNOWN or counts.get(KNOWN):
-        return f"{now:,}"
-    differs = now - before.get(verdict, 0)
-    return f"{now:,}" + (f" ({differs:+,})" if differs else "")
-
-
-def _changes(changes: Changes | None) -> Iterator[str]:
-    if changes is None:
-        return
-    then = f"{code(changes.before.file)} of {changes.before.created[:10]}"
-    yield f"### Since {then}"
-    yield f"{text(changes.summary)}."
-    if changes.notes:
-        yield "\n".join(f"- {text(note)}" for note in changes.notes)
-    for symbol, kind, alike in changes.kinds:
-        if alike:
-            yield f"**{symbol} {kind.capitalize()}**"
-            yield _table(alike, states=True)
-    if changes.conventions:
-        yield "**~ Conventions, by experiment**"
-        yield _list([f"- {text(one)}" for one in changes.conventions])
-    for kind, members in (("+ Added", changes.added), ("− Removed", changes.removed)):
-        if members.lines:
-            yield f"**{kind}**"
-            yield "\n".join(f"- {text(line)}" for line in members.lines)
-
-
-def _wrong(source: Source) -> Iterator[str]:
-    found = source.wrong
-    known = source.totals.get(KNOWN, 0)
-    heading = "### What deviates"
-    if not found:
-        if source.totals:
-            yield heading
-            yield "Nothing" + (f" but what is known, {plural(known, 'item')}." if known else ".")
-        return
-    yield heading + (f" and is not known ({plural(known, 'item')} known)" if known else "")
-    yield _table(found, states=False)
-    for change in found[:MOST_ENTRIES]:
-        yield _details(change)
-    if len(found) > MOST_ENTRIES:
-        yield f"and {len(found) - MOST_ENTRIES} more"
-
-
-def _table(changes: list[Change], *, states: bool) -> str:
-    rows = [
-        "| implementation | requirement | | findings | cause |",
-        "| :-- | :-- | :-- | --: | :-- |",
-    ]
-    for change in changes[:MOST]:
-        state = f"{text(change.before)} → {text(change.after)}" if states else text(change.after)
-        cells = (
-            code(change.implementation),
-            code(change.requirement),
-            state,
-            f"{change.times:,}",
-            text(change.cause),
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*rows, *_rest(len(changes))])
-
-
-def _details(change: Change) -> str:
-    lines = [
-        f"<details><summary>{text(change.implementation)}: {text(change.requirement)}, "
-        f"{change.extent}</summary>",
-        f"{text(', '.join(change.dtypes))}; {text(', '.join(change.modes))}; "
-        f"{text(some(change.cases, 6))}",
-        text(change.told if change.figures is not None else ""),
-        *map(text, change.evidence),
-        fenced(change.command),
-        "</details>",
-    ]
-    return "\n\n".join(filter(None, lines))
-
-
-def _baseline(source: Source) -> Iterator[str]:
     stale = dict.fromkeys(
-        f"- {text(f'{judgement.baseline.path.name}, {entry.place}')}: {text(why)}"
+        f"{judgement.baseline.path.name}, {entry.place}: {why}"
         for judgement in source.judgements
         for why, entry in judgement.to_edit
     )
-    if stale:
-        yield "### The baseline is out of date"
-        yield _list(list(stale))
+    return render(
+        Path(__file__).with_name("summary.md.j2"),
+        source=source,
+        columns=columns,
+        rows=list(_rows(source, columns)),
+        stale=list(stale),
+        open=list(_open(source)),
+        made=source.records[0].header.provenance,
+        some=some,
+        MOST=MOST,
+        MOST_ENTRIES=MOST_ENTRIES,
+    )
 
 
-def _open(source: Source) -> Iterator[str]:
-    found = source.open
-    lines = [
-        f"- {code(name)}: {plural(items, 'item')} {verdict}: {text(reason or 'no reason given')}"
-        for (name, verdict, reason), items in found.items()
-    ]
-    lines += [
-        f"- {code(record.header.name)} is incomplete"
-        for record in source.records
-        if not record.complete
-    ]
-    lines += [
-        f"- {code(record.header.name)} was asked for a part only: "
-        f"{code(record.header.provenance.selection)}"
-        for record in source.records
-        if record.header.provenance.selection
-    ]
-    if lines:
-        yield "### Not verified"
-        yield "\n".join(lines)
+def _rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield name, device and counts of each implementation, with what was added or taken away."""
+    then = source.changes.before if source.changes else None
+    for record, one in source.implementations:
+        device = record.header.provenance.device
+        # A row is of one device, and what was before is of all that there were.
+        is_alike = then is not None and then.devices.get(one.name) == [device]
+        before = then.implementations.get(one.name) if then and is_alike else None
+        counts = source.counts(one.name, device)
+        yield one.name, device, [_cell(counts, before, verdict) for verdict in columns]
 
 
-def _made(source: Source) -> Iterator[str]:
-    made = source.records[0].header.provenance
-    versions = ", ".join(f"{name} {version}" for name, version in made.packages.items())
-    yield f"<sub>{text(f'{made.created[:10]}, suite {made.suite}; {versions}')}</sub>"
+def _cell(counts: Mapping[str, int], before: Mapping[str, int] | None, verdict: str) -> str:
+    # A record knows of no baseline, so what is known was among what deviates.
+    is_alone = before is None or verdict == KNOWN or counts.get(KNOWN)
+    then = counts if before is None or is_alone else before
+    return f"{counts.get(verdict, 0):,}" + difference(counts, then, verdict)
 
 
-def _list(lines: Sequence[str]) -> str:
-    return "\n".join([*lines[:MOST], *_rest(len(lines))])
-
-
-def _rest(number: int) -> list[str]:
-    return [f"\nand {number - MOST} more"] if number > MOST else []
+def _open(source: Source) -> Iterator[Markup]:
+    """Yield lines about everything that was not verified."""
+    for (name, verdict, reason), items in source.open.items():
+        why = text(reason or "no reason given")
+        yield Markup(f"{code(name)}: {plural(items, 'item')} {verdict}: {why}")
+    for record in source.records:
+        if not record.complete:
+            yield Markup(f"{code(record.header.name)} is incomplete")
+    for record in source.records:
+        if selection := record.header.provenance.selection:
+            part = f"{code(record.header.name)} was asked for a part only: {code(selection)}"
+            yield Markup(part)

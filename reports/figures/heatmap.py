@@ -83,16 +83,6 @@ def number(value: float) -> str:
     return f"{value / 10.0**power:.2f}×10{superscript(power)}" if power > -308 else f"{value:.2g}"
 
 
-def sigmas(value: float) -> str:
-    """Return a ratio in units of σ."""
-    if math.isinf(value):
-        return "∞σ"
-    if value >= 1e4:
-        mantissa, power = f"{value:.1e}".split("e")
-        return f"{mantissa}×10{superscript(int(power))}σ"
-    return f"{value:.0f}σ" if value >= 100 else f"{value:.1f}σ"
-
-
 # The map
 
 TEXT_UP_TO = 8
@@ -190,8 +180,8 @@ def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
         words=words,
         width=round(grid.width * scale),
         height=PATTERN,
-        across=_at(grid.width + 2),
-        down=_at(grid.height + 2),
+        across=at(grid.width + 2),
+        down=at(grid.height + 2),
         drawn=Markup(heat_map(grid, shown)),
     )
 
@@ -209,11 +199,11 @@ def _fills(grid: Grid, shown: Map) -> Iterable[str]:
     for (query, key), value in np.ndenumerate(shown.values):
         ink, opacity = _colour(shown, float(value))
         if opacity:
-            x, y = _at(key * width), _at(query * height)
-            paths[ink, opacity].append(f"M{x} {y}h{_at(width)}v{_at(height)}h-{_at(width)}z")
+            x, y = at(key * width), at(query * height)
+            paths[ink, opacity].append(f"M{x} {y}h{at(width)}v{at(height)}h-{at(width)}z")
     for (ink, opacity), cells in sorted(paths.items()):
         yield (
-            f'<path fill="{ink}" fill-opacity="{_at(opacity)}" shape-rendering="crispEdges" '
+            f'<path fill="{ink}" fill-opacity="{at(opacity)}" shape-rendering="crispEdges" '
             f'd="{"".join(cells)}"/>'
         )
 
@@ -233,9 +223,9 @@ def _hatch(grid: Grid, blocked: BoolArray) -> str:
         x, y = key * width, query * height
         for share in shares:
             w, h = share * width, share * height
-            lines.append(f"M{_at(x)} {_at(y + h)}l{_at(w)} {_at(-h)}")
+            lines.append(f"M{at(x)} {at(y + h)}l{at(w)} {at(-h)}")
             if share < 1:
-                lines.append(f"M{_at(x + width - w)} {_at(y + height)}l{_at(w)} {_at(-h)}")
+                lines.append(f"M{at(x + width - w)} {at(y + height)}l{at(w)} {at(-h)}")
     stroke = 1 if grid.has_text else 0.6
     return _stroke(lines, "currentColor", stroke, 'stroke-opacity=".3" ')
 
@@ -243,12 +233,10 @@ def _hatch(grid: Grid, blocked: BoolArray) -> str:
 def _frame(grid: Grid) -> str:
     lines = []
     if grid.has_text:
-        lines += [f"M{_at(k * grid.cell_width)} 0v{_at(grid.height)}" for k in range(1, grid.keys)]
-        lines += [
-            f"M0 {_at(q * grid.cell_height)}h{_at(grid.width)}" for q in range(1, grid.queries)
-        ]
+        lines += [f"M{at(k * grid.cell_width)} 0v{at(grid.height)}" for k in range(1, grid.keys)]
+        lines += [f"M0 {at(q * grid.cell_height)}h{at(grid.width)}" for q in range(1, grid.queries)]
     return _stroke(lines, "currentColor", 1, 'stroke-opacity=".13" ') + (
-        f'<rect width="{_at(grid.width)}" height="{_at(grid.height)}" fill="none" '
+        f'<rect width="{at(grid.width)}" height="{at(grid.height)}" fill="none" '
         'stroke="currentColor" stroke-opacity=".45"/>'
     )
 
@@ -259,8 +247,8 @@ def _marks(grid: Grid, marked: BoolArray) -> str:
     inset = stroke / 2
     lines = []
     for query, key in np.argwhere(marked):
-        x, y = _at(key * width + inset), _at(query * height + inset)
-        w, h = _at(width - stroke), _at(height - stroke)
+        x, y = at(key * width + inset), at(query * height + inset)
+        w, h = at(width - stroke), at(height - stroke)
         lines.append(f"M{x} {y}h{w}v{h}h-{w}z")
     return _stroke(lines, MORE, stroke)
 
@@ -271,8 +259,8 @@ def _crosses(grid: Grid, values: Array) -> str:
     lines = []
     for query, key in np.argwhere(~np.isfinite(values)):
         x, y = key * width, query * height
-        lines.append(f"M{_at(x)} {_at(y)}l{_at(width)} {_at(height)}")
-        lines.append(f"M{_at(x + width)} {_at(y)}l{_at(-width)} {_at(height)}")
+        lines.append(f"M{at(x)} {at(y)}l{at(width)} {at(height)}")
+        lines.append(f"M{at(x + width)} {at(y)}l{at(-width)} {at(height)}")
     return _stroke(lines, "#fff", 0.8)
 
 
@@ -284,7 +272,7 @@ def _numbers(grid: Grid, shown: Map) -> str:
         if value == 0 and shown.blocked[query, key]:
             continue
         x, y = (key + 0.5) * grid.cell_width, (query + 0.5) * grid.cell_height + 3.7
-        text = f'<text x="{_at(x)}" y="{_at(y)}">{shown.text(float(value))}</text>'
+        text = f'<text x="{at(x)}" y="{at(y)}">{shown.text(float(value))}</text>'
         opaque = _colour(shown, float(value))[1] > WHITE_ABOVE
         (light if opaque else dark).append(text)
     start = '<g font-size="10.5" text-anchor="middle" fill='
@@ -299,10 +287,10 @@ def _stroke(lines: list[str], ink: str, width: float, more: str = "") -> str:
     if not lines:
         return ""
     return (
-        f'<path fill="none" stroke="{ink}" stroke-width="{_at(width)}" {more}d="{"".join(lines)}"/>'
+        f'<path fill="none" stroke="{ink}" stroke-width="{at(width)}" {more}d="{"".join(lines)}"/>'
     )
 
 
-def _at(value: float) -> str:
-    """Return a coordinate, as short as possible."""
+def at(value: float) -> str:
+    """Return a coordinate or an opacity, as short as possible."""
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"

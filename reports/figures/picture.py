@@ -5,7 +5,7 @@ Axes are `[entry row query key]`; a row is a head, or the mean over heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -91,6 +91,16 @@ class Picture:
         return self.blocked & np.isfinite(self.got) & (np.abs(self.got) > self.underflow)
 
     @property
+    def furthest(self) -> int:
+        """The entry that is furthest beyond its noise, by its place; 0 if none is."""
+        ratio = self.ratio.max(axis=(1, 2, 3))
+        if ratio.max() <= LIMIT:
+            return 0
+        # Several may miss an exact value, which is infinitely far: then the larger miss counts.
+        miss = np.nan_to_num(np.abs(self.difference), nan=np.inf).max(axis=(1, 2, 3))
+        return max(range(len(ratio)), key=lambda entry: (ratio[entry], miss[entry]))
+
+    @property
     def most(self) -> float:
         """The largest |difference| of all cells that are numbers."""
         return _largest(self.difference)
@@ -147,36 +157,29 @@ def picture(
     batch = got.shape[0]
     if entry is not None and not 0 <= entry < batch:
         raise ConformanceError(f"there is no batch entry {entry}; there are 0 to {batch - 1}")
-    if every:
-        chosen = list(range(batch))
-    elif entry is None:
-        chosen = [_furthest(got, want, noise, underflow)]
-    else:
-        chosen = [entry]
-    return Picture(
+    whole = Picture(
         subject=subject,
-        got=got[chosen],
-        want=want[chosen],
-        noise=noise[chosen],
-        blocked=blocked[chosen],
-        entries=tuple(chosen),
+        got=got,
+        want=want,
+        noise=noise,
+        blocked=blocked,
+        entries=tuple(range(batch)),
         batch=batch,
         averaged=averaged,
         underflow=underflow,
     )
-
-
-def _furthest(got: Array, want: Array, noise: Array, underflow: float) -> int:
-    """Return the batch entry that is furthest beyond its noise, 0 if none is."""
-    axes = (1, 2, 3)
-    ratio = np.abs(ratios(got, want, noise, underflow)).max(axis=axes)
-    if ratio.max() <= LIMIT:
-        return 0
-    with np.errstate(invalid="ignore"):
-        # Several may miss an exact value, which is infinitely far: then the larger miss counts.
-        size = np.abs(got - want)
-    size = np.where(np.isnan(size), np.inf, size).max(axis=axes)
-    return max(range(len(ratio)), key=lambda entry: (ratio[entry], size[entry]))
+    if every:
+        return whole
+    chosen = whole.furthest if entry is None else entry
+    one = slice(chosen, chosen + 1)
+    return replace(
+        whole,
+        got=got[one],
+        want=want[one],
+        noise=noise[one],
+        blocked=blocked[one],
+        entries=(chosen,),
+    )
 
 
 def _largest(values: Array) -> float:

@@ -3,4 +3,470 @@
 A baseline lists the deviations that somebody knows of, each with its reason. The gate holds if
 exactly these are found: one more is a change for the worse, and one less is an entry that has to
 go, because otherwise it would excuse the same deviation when it comes back.
+
+This module prints the outcome, for a reader who sees only the log of a build.
 """
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from conformance.errors import ConformanceError, ExitCode
+from conformance.records.findings import gravity
+from conformance.records.record import Record
+from conformance.reports.gate.baseline import Baseline, Entry, baseline_of
+from conformance.reports.gate.coverage import raised
+from conformance.reports.gate.judging import LOST, Judgement, judge
+from conformance.reports.gate.pinned import repinned
+from conformance.reports.gate.updating import Draft, drafts, propose, write
+from conformance.reports.totals import Group, by_key, item_counts, reasons
+from conformance.reports.wording import again, counts_text, failure, measured
+from conformance.text import line, plural, printable, some
+from conformance.words import say
+
+SHORT = 3
+"""How many of each kind are shown unless all are asked for."""
+
+EDIT = 20
+"""How many lines of the edit are shown, likewise."""
+
+GOOD, BAD, DIM = "green", "red", "dim"
+
+T = TypeVar("T")
+
+
+def gate(judgement: Judgement, judged: Sequence[str], *, verbose: bool) -> int:
+    """Print how a record was judged; `judged` are the arguments that named it."""
+    Console(highlight=False).print(tell(judgement, verbose=verbose, judged=judged), soft_wrap=True)
+    return judgement.exit_code
+
+
+class NewDeviation(msgspec.Struct, frozen=True):
+    """Findings that no entry of the baseline covers and that one entry could make known.
+
+    Attributes:
+        findings: how many there are.
+        cases, dtypes, modes: where they are.
+        case: of the one that is furthest off, as are detail, ratio, cause and command.
+        ratio: its largest error in units of the noise, if it was measured.
+        cause: the known mistake that explains it, or "".
+        command: runs just that item.
+        expected: the entry that claims it and says otherwise, or "".
+    """
+
+    implementations: list[str]
+    requirements: list[str]
+    verdict: str
+    findings: int
+    cases: list[str]
+    dtypes: list[str]
+    modes: list[str]
+    case: str
+    detail: str
+    ratio: float | None
+    cause: str
+    command: str
+    expected: str
+
+
+class OutdatedEntry(msgspec.Struct, frozen=True):
+    """An entry of the baseline to edit; `why` is "fixed", "unmatched", "ambiguous", "duplicate" or
+    "no reason"."""
+
+    why: str
+    line: int
+    entry: str
+    told: str
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """What `gate --format json` prints.
+
+    Attributes:
+        known: how many deviations are as the baseline says.
+        less: where less was verified than before.
+        changed: pinned conventions that are otherwise now.
+        open: why items have no answer, and how many each.
+    """
+
+    schema: str
+    baseline: str
+    holds: bool
+    exit_code: int
+    implementations: list[str]
+    items: dict[str, int]
+    known: int
+    new: list[NewDeviation]
+    outdated: list[OutdatedEntry]
+    less: list[str]
+    changed: list[str]
+    open: dict[str, int]
+    missing: int
+
+
+def answer(judgement: Judgement) -> Gate:
+    """Return how a record was judged, for programs."""
+    log = _Log(judgement, verbose=False, judged=())
+    header = judgement.record.header
+    specs = {one.name: one.spec for one in header.implementations}
+    new = []
+    for draft, group in log.kinds():
+        worst = group.worst
+        finding, result = worst.finding, worst.result
+        expected = judgement.expected.get(worst)
+        deviation = NewDeviation(
+            implementations=sorted({one.result.implementation for one in draft.cells}),
+            requirements=sorted({one.requirement for one in draft.cells}),
+            verdict=finding.verdict,
+            findings=len(group),
+            cases=group.cases,
+            dtypes=group.dtypes,
+            modes=group.modes,
+            case=result.case,
+            detail=finding.detail,
+            ratio=finding.figures.max_ratio if finding.figures else None,
+            cause=say(finding.cause) if finding.cause else "",
+            command=again(result, specs.get(result.implementation, result.implementation)),
+            expected=expected.place if expected else "",
+        )
+        new.append(deviation)
+    return Gate(
+        schema="mha-conformance/gate/1",
+        baseline=str(judgement.baseline.path),
+        holds=judgement.holds,
+        exit_code=judgement.exit_code,
+        implementations=[one.name for one in header.implementations],
+        items=item_counts(judgement.record.results),
+        known=len(judgement.known),
+        new=new,
+        outdated=[
+            OutdatedEntry(why, entry.line, entry.place, told) for why, entry, told in log.entries()
+        ],
+        less=[
+            f"{one.implementation} at {one.place}: {one.chapter} {one.verified} of {one.expected}"
+            for one in judgement.less
+        ],
+        changed=[
+            f"{one.implementation}, {one.experiment}: {one.subject}: {one.pinned}, now {one.now}"
+            for one in judgement.changed
+        ],
+        open=dict(
+            Counter(f"{one.finding.verdict}: {one.finding.detail}" for one in judgement.open)
+        ),
+        missing=judgement.missing,
+    )
+
+
+def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str] = ()) -> int:
+    """Edit a baseline so that the gate holds; 0 if it does, or would with reasons.
+
+    `judged` are the arguments that named the record, if it stays.
+    """
+    console = Console(highlight=False)
+    judgement = judge(baseline, record)
+    if judgement.exit_code == ExitCode.NOTHING_VERIFIED:
+        console.print(tell(judgement, judged=judged), soft_wrap=True)
+        return judgement.exit_code
+    text = raised(propose(baseline, judgement, reason), record)
+    text = repinned(text, baseline.pinned, record)
+    if text != baseline.text:
+        write(baseline.path, text)
+        old, new = baseline.text.splitlines(), text.splitlines()
+        for row in list(difflib.unified_diff(old, new, lineterm="", n=1))[2:]:
+            line(console, row, style=_colour(row))
+    edited = baseline_of(baseline.path, text)
+    left = judge(edited, record)
+    done = "written" if text != baseline.text else "nothing to edit"
+    line(console, f"{baseline.path}: {done}")
+    if left.holds and not (edited.entries or edited.verified or edited.pinned):
+        line(console, "nothing deviates: the baseline is empty")
+    if left.reasonless and not (left.fixed or left.unmatched or left.ambiguous or left.duplicates):
+        lines = ", ".join(str(entry.line or entry.number) for entry in left.reasonless)
+        line(console, f"the gate holds once these say why: line {lines}")
+        return ExitCode.OK if not (left.worse or left.open or left.missing) else left.exit_code
+    if not left.holds:
+        console.print(tell(left, judged=judged), soft_wrap=True)
+    return left.exit_code
+
+
+def tell(judgement: Judgement, *, verbose: bool = False, judged: Sequence[str] = ()) -> Text:
+    """Return a summary in one line; then what is worse, what is out of date, and the edit.
+
+    `judged` are the arguments by which `baseline update` judges the same without running it again.
+    """
+    return _Log(judgement, verbose, judged).text
+
+
+class _Log:
+    def __init__(self, judgement: Judgement, verbose: bool, judged: Sequence[str]) -> None:
+        self.judgement = judgement
+        self.verbose = verbose
+        self.hidden = False
+        self.text = Text()
+        self._summary()
+        if judgement.baseline.absence:
+            self._line(judgement.baseline.absence, DIM)
+        if judgement.exit_code != ExitCode.OK or verbose:
+            self._new()
+            self._less()
+            self._changed()
+            self._open()
+            self._stale()
+            self._edit(judged)
+            if verbose:
+                self._known()
+                for reason, times in reasons(
+                    judgement.record.results, ("unsupported",)
+                ).most_common():
+                    self._line(f"unsupported, {plural(times, 'item')}: {reason}", DIM)
+            elif self.hidden:
+                self._line("-v shows all of it", DIM)
+        self.text.rstrip()
+
+    def _line(self, line: str, style: str = "") -> None:
+        # Of a name with a line feed, the rest would be a line of its own, such as ::error::.
+        self.text.append(printable(line).replace("\n", "\\n"), style)
+        self.text.append("\n")
+
+    def _first(self, items: Sequence[T], one: str, several: str) -> Iterator[T]:
+        """Yield the first few lines, and one line that counts the others."""
+        shown = items if self.verbose else items[:SHORT]
+        yield from shown
+        if len(items) > len(shown):
+            self.hidden = True
+            self._line(
+                f"  and {plural(len(items) - len(shown), f'more {one}', f'more {several}')}", DIM
+            )
+
+    def _summary(self) -> None:
+        judgement, header = self.judgement, self.judgement.record.header
+        names = ", ".join(one.name for one in header.implementations)
+        counts = item_counts(judgement.record.results)
+        items = f"items: {counts_text(counts)}" if counts else ""
+        code = judgement.exit_code
+        if code == ExitCode.NOTHING_VERIFIED:
+            more = f" ({items})" if items else ""
+            nothing = ", ".join(judgement.unverified) or names
+            self._line(f"gate: nothing was verified of {nothing}{more}", BAD)
+            return
+        new, known = len(judgement.new), len(judgement.known)
+        if new:
+            deviations = plural(new, "new deviation") + (f", {known} known" if known else "")
+        else:
+            deviations = plural(known, "known deviation") if known else "nothing deviates"
+        stale = len({entry.number for _, entry in judgement.to_edit})
+        lost = len(judgement.open) + judgement.missing
+        parts = [
+            deviations,
+            f"{plural(stale, 'entry', 'entries')} to edit" if stale else "",
+            f"{lost} not verified" if lost else "",
+            "less verified than before" if judgement.less else "",
+            plural(len(judgement.changed), "changed convention") if judgement.changed else "",
+        ]
+        selection = header.provenance.selection
+        narrowed = f"narrowed by {selection}" if selection else ""
+        about = "; ".join(filter(None, [", ".join(filter(None, parts)), items, narrowed]))
+        word = {ExitCode.OK: "holds", ExitCode.INCOMPLETE: "is incomplete"}.get(
+            code, "changed for the worse" if judgement.worse else "the baseline is out of date"
+        )
+        self._line(f"gate: {names}: {word} ({about})", GOOD if code == ExitCode.OK else BAD)
+
+    def kinds(self) -> list[tuple[Draft, Group]]:
+        """Return the deviations that no entry covers, the worst first."""
+        several = drafts(self.judgement.new, self.judgement.decided, named=True)
+        kinds = [(draft, Group(draft.cells)) for draft in several]
+        kinds.sort(key=lambda kind: gravity(kind[1].worst.finding), reverse=True)
+        return kinds
+
+    def _new(self) -> None:
+        """Print the deviations that no entry covers, the worst first."""
+        for kind in self._first(self.kinds(), "kind of new deviation", "kinds of new deviations"):
+            self._kind(*kind)
+
+    def _kind(self, draft: Draft, group: Group) -> None:
+        worst, header = group.worst, self.judgement.record.header
+        finding, result = worst.finding, worst.result
+        requirements = sorted({one.requirement for one in draft.cells})
+        names = sorted({one.result.implementation for one in draft.cells})
+        does = "raises an error" if finding.verdict == "error" else finding.verdict
+        times = plural(len(draft.cells), "finding")
+        self._line("")
+        self._line(f"new: {some(names, 3)} {does} at {times}: {some(requirements, 3)}", BAD)
+        if where := ", ".join(self._where(draft)):
+            self._line(f"  {where}")
+        if expected := self.judgement.expected.get(worst):
+            within = f"within {expected.within:.3g}σ" if expected.within is not None else ""
+            details = " ".join(filter(None, [expected.cause or expected.raises, within]))
+            entry = ", ".join(filter(None, [expected.verdict, details]))
+            self._line(f"  the entry at {expected.place} says otherwise: {entry}")
+        specs = {one.name: one.spec for one in header.implementations}
+        spec = specs.get(result.implementation, result.implementation)
+        if self.verbose:
+            for line in failure(result, spec, header).splitlines():
+                self._line(f"  {line}")
+            return
+        size = measured(finding.figures).partition(": ")[2] if finding.figures else ""
+        if finding.detail or size:
+            self._line(f"  {result.case}: {finding.detail}{f': {size}' if size else ''}")
+        if finding.cause:
+            self._line(f"  likely cause: {say(finding.cause)}")
+        self._line(f"  again: {again(result, spec)}", DIM)
+
+    def _where(self, draft: Draft) -> Iterator[str]:
+        """Yield where a deviation occurs, if not everywhere: patterns, or counts if many."""
+        for key in ("case", "mode"):
+            patterns = draft.patterns[key]
+            without = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+            if len(patterns) > SHORT and not self.verbose:
+                self.hidden = True
+                names = {cell.part(key) for cell in draft.cells}
+                every = {cell.part(key) for cell in self.judgement.decided} | names
+                but = f"in all {key}s but {len(every) - len(names)}"
+                yield but if without else f"in {len(names)} of {len(every)} {key}s"
+            elif without:
+                yield f"in all {key}s but {', '.join(without)}"
+            elif patterns:
+                yield f"in {key if len(patterns) == 1 else key + 's'} {', '.join(patterns)}"
+        if draft.dtype:
+            yield f"where {draft.dtype}"
+
+    def _less(self) -> None:
+        """Print of what less was verified than the baseline says."""
+        places = by_key(self.judgement.less, lambda loss: (loss.implementation, loss.place))
+        if not places:
+            return
+        self._line("")
+        for (name, place), losses in self._first(list(places.items()), "place", "places"):
+            counts = ", ".join(f"{it.chapter} {it.verified} of {it.expected}" for it in losses)
+            self._line(f"less verified: {name} at {place}: {counts}", BAD)
+            if reason := next((it.reason for it in losses if it.reason), ""):
+                self._line(f"  unsupported: {reason}", DIM)
+        path = self.judgement.baseline.path
+        self._line(f"  if that is meant, lower these numbers of [verified.NAME] in {path}", DIM)
+
+    def _changed(self) -> None:
+        """Print the pinned conventions that are otherwise now."""
+        if not self.judgement.changed:
+            return
+        self._line("")
+        for one in self._first(self.judgement.changed, "convention", "conventions"):
+            place = " at ".join(filter(None, [one.experiment, one.place]))
+            subject = f"{one.subject}: pinned {one.pinned}, now " if one.subject else ""
+            self._line(f"changed: {one.implementation}, {place}: {subject}{one.now}", BAD)
+        path = self.judgement.baseline.path
+        self._line(f"  if that is meant, baseline update writes [pinned.NAME] in {path} again", DIM)
+
+    def _open(self) -> None:
+        """Print the items that have no answer."""
+        judgement = self.judgement
+        by_reason = by_key(
+            sorted(judgement.open, key=lambda one: one.finding.verdict not in LOST),
+            lambda one: f"{one.finding.verdict}: {one.finding.detail}",
+        )
+        if by_reason or judgement.missing:
+            self._line("")
+        for reason, cells in self._first(list(by_reason.items()), "reason", "reasons"):
+            self._line(f"not verified, {plural(len(cells), 'item')}: {reason}", BAD)
+            self._line(f"  such as {cells[0].result.id}", DIM)
+        if judgement.missing:
+            missing = plural(judgement.missing, "item")
+            self._line(f"not verified, {missing}: the record has no outcome", BAD)
+        if judgement.open and not judgement.worse:
+            self._line("  what could not be asked is never known; fix that, or narrow the run", DIM)
+
+    def _stale(self) -> None:
+        """Print which entries are wrong, and how."""
+        lines = [f"{word}: {entry.place}: {why}" for word, entry, why in self.entries()]
+        if lines:
+            self._line("")
+        for stale in self._first(lines, "entry", "entries"):
+            self._line(stale, BAD)
+
+    def entries(self) -> Iterator[tuple[str, Entry, str]]:
+        """Yield what is wrong with entries: a word, the entry, and the reason."""
+        judgement = self.judgement
+        for entry, cells in judgement.fixed:
+            every = len(judgement.claimed[entry.number])
+            part = f"{len(cells)} of " if len(cells) < every else ""
+            yield "fixed", entry, f"{part}{plural(every, 'finding')} no longer deviate"
+        for entry in judgement.unmatched:
+            yield "unmatched", entry, _why_unmatched(entry, judgement)
+        for one, two, cells in judgement.ambiguous:
+            both = f"{plural(len(cells), 'finding')}, such as {cells[0].requirement}"
+            why = "claimed by both, who say something else of it: narrow one"
+            yield "ambiguous", one, f"and {two.place}: {both} at {cells[0].result.case}, {why}"
+        for one, two in judgement.duplicates:
+            yield "duplicate", two, f"says again what {one.address} says"
+        for entry in judgement.reasonless:
+            yield "no reason", entry, 'say why it is known: reason = "..."'
+
+    def _edit(self, judged: Sequence[str]) -> None:
+        """Print the edit; if something is wrong as well, only the edit of outdated entries."""
+        found = self.judgement
+        if not (found.new or found.to_edit):
+            return
+        self._line("")
+        try:
+            proposed = propose(found.baseline, found, adds=self.verbose or not found.worse)
+        except ConformanceError as error:
+            self._line(str(error), BAD)
+            return
+        name = str(found.baseline.path)
+        old, new = (text.splitlines() for text in (found.baseline.text, proposed))
+        lines = list(difflib.unified_diff(old, new, name, name, lineterm="", n=1))
+        shown = lines if self.verbose else lines[:EDIT]
+        if shown:
+            self._line("the edit to make:", "bold")
+        for row in shown:
+            self._line(row, _colour(row))
+        if len(lines) > len(shown):
+            self.hidden = True
+            self._line(f"and {plural(len(lines) - len(shown), 'more line')}", DIM)
+        command = ["mha-conformance", "baseline", "update"]
+        command += judged or [one.spec for one in found.record.header.implementations]
+        command += ["--baseline", name]
+        if found.new:
+            self._line("to make the new deviations known, with their reason:", "bold")
+            self._line(f"  {shlex.join(command)} --reason '...'")
+        elif shown:
+            self._line(f"written by: {shlex.join(command)}", DIM)
+
+    def _known(self) -> None:
+        """Print every entry that holds, with its reason."""
+        wrong = {entry.number for _, entry in self.judgement.to_edit}
+        for entry in self.judgement.baseline.entries:
+            cells = self.judgement.claimed.get(entry.number)
+            if entry.number in wrong:
+                continue
+            if cells is None:
+                self._line(f"not asked here: {entry.place}", DIM)
+            else:
+                self._line(f"known: {entry.place}: {plural(len(cells), 'finding')}")
+                self._line(f"  {' '.join(filter(None, (entry.reason.strip(), entry.link)))}", DIM)
+
+
+def _colour(line: str) -> str:
+    """Return the style of a line of a diff."""
+    return {"+": GOOD, "-": BAD}.get(line[:1], DIM)
+
+
+def _why_unmatched(entry: Entry, judgement: Judgement) -> str:
+    known = [item.id for item in judgement.record.header.requirements]
+    chapters = sorted({name.partition(".")[0] for name in known})
+    for pattern in entry.requirement:
+        stem = pattern.partition(".")[0]
+        literal = pattern not in known and not any(char in pattern for char in "*?[!")
+        if literal and (near := difflib.get_close_matches(pattern, known, n=1)):
+            return f"no requirement is called {pattern}; did you mean {near[0]}?"
+        abroad = "*" in pattern and stem not in chapters
+        if abroad and (near := difflib.get_close_matches(stem, chapters, n=1)):
+            return f"no requirement begins with {stem}; did you mean {near[0]}?"
+    return "nothing that was decided is there"

@@ -17,6 +17,9 @@ of them must be. `cause` is the id of a cause; `arguments` are those of its argu
     cause = "scale.rounded"
     arguments = {to = "float32"}
 
+Tables [verified.NAME] count what was verified; see `conformance.reports.gate.coverage`. Tables
+[pinned.NAME] keep conventions; see `conformance.reports.gate.pinned`.
+
 An argument that is a phrase is written as its id, or as {id = "...", arguments = {...}}. Text in
 place of an id is a part of the cause's wording. Patterns are those of the shell; one that begins
 with "!" takes away.
@@ -40,8 +43,11 @@ import msgspec
 from conformance.errors import BrokenBaseline
 from conformance.records.header import KnownDeviation
 from conformance.records.phrase import Argument, Phrase
+from conformance.records.record import size_of
 from conformance.records.schema1 import old_wording
 from conformance.reports.gate.condition import Condition, parse
+from conformance.reports.gate.coverage import Counts, read_counts
+from conformance.reports.gate.pinned import Pins, read_pins
 from conformance.words import causes, say
 
 PLACES = ("implementation", "requirement", "case", "mode")
@@ -59,46 +65,41 @@ limitation, a computation coarser than its dtype, or a mistake."""
 
 MOST_BYTES = 2**22
 
-_TEXTS = ("verdict", "reason", "link", "when", "cause", "raises", "kind", "reproduction")
-_KEYS = (*PLACES, *_TEXTS, "arguments", "within", "strict")
+MOST_PARTS = 16
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+_LONG_KEY = re.compile(rf"(?:{_PART}[ \t]*\.[ \t]*){{{MOST_PARTS}}}{_PART}[ \t.\w-]*[]=]")
+
+_KEYS = KnownDeviation.__struct_fields__
+
+_TYPES = {
+    "arguments": 'arguments is a table, such as {to = "float32"}',
+    "strict": "strict is true or false",
+    "within": "within is a number of σ, such as 1e9",
+} | {place: f"{place} is a pattern or a list of patterns, each of them text" for place in PLACES}
+"""What a key must be, if it is not text."""
 
 _ID = re.compile(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)+")
 """The id of a cause, not a part of its wording."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(KnownDeviation, frozen=True):
     """One known deviation.
+
+    `cause` is the id of each finding's cause, or a part of its wording; see `agrees_on_cause`.
+    `strict` says whether all findings must deviate; otherwise, any.
 
     Attributes:
         number: 1 for the first of the file.
         line: where it begins, or 0 if that cannot be said.
-        cause: the id of each finding's cause, or a part of its wording; see `agrees_on_cause`.
-        arguments: what the arguments of that id must be; others may be anything.
-        raises: text that each error contains.
-        within: how many σ each may be off; infinite if nothing is said.
-        strict: whether all findings must deviate; otherwise, any.
-        kind: one of `KINDS`, or "" if it is not sorted.
-        reproduction: a script that shows it without the suite, or "".
+        condition: what `when` says.
     """
 
-    number: int
-    line: int
-    verdict: str
-    implementation: tuple[str, ...] = ()
-    requirement: tuple[str, ...] = ()
-    case: tuple[str, ...] = ()
-    mode: tuple[str, ...] = ()
+    number: int = 0
+    line: int = 0
     condition: Condition | None = None
-    cause: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    raises: str = ""
-    within: float = math.inf
-    reason: str = ""
-    link: str = ""
-    strict: bool = True
-    kind: str = ""
-    reproduction: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.number, self.line, self.requirement, self.case, self.reason))
 
     @property
     def has_reason(self) -> bool:
@@ -120,29 +121,33 @@ class Entry:
     @property
     def place(self) -> str:
         """Where the entry stands and what it is about, in one line."""
-        about = [f"{name} {_some(getattr(self, name))}" for name in PLACES if getattr(self, name)]
+        about = [
+            f"{name} {' '.join(patterns[:2])}"
+            + (f" and {len(patterns) - 2} more" if len(patterns) > 2 else "")
+            for name in PLACES
+            if (patterns := getattr(self, name))
+        ]
         about += [f"when {self.condition.text}"] if self.condition else []
-        return f"{self.address}: {', '.join(about)}"
+        # A pattern may hold a line feed, after which anything may follow.
+        return f"{self.address}: {' '.join(', '.join(about).split())}"
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A file of entries, or none if it is not there yet."""
+    """A file of entries, of counts of what was verified and of pinned conventions, or none if it is
+    not there yet."""
 
     path: Path
     text: str
     entries: tuple[Entry, ...]
     there: bool = True
+    verified: Counts = field(default_factory=dict)
+    pinned: Pins = field(default_factory=dict)
 
     @property
     def absence(self) -> str:
         """A message if the file is missing, else "": a mistyped name is not an empty baseline."""
         return "" if self.there else f"{self.path}: no such file, nothing is known yet"
-
-
-def _some(patterns: tuple[str, ...]) -> str:
-    more = f" and {len(patterns) - 2} more" if len(patterns) > 2 else ""
-    return " ".join(patterns[:2]) + more
 
 
 @lru_cache(maxsize=4096)
@@ -202,7 +207,7 @@ def read_baseline(path: Path) -> Baseline:
     try:
         if not path.exists():
             return Baseline(path, "", (), there=False)
-        if path.stat().st_size > MOST_BYTES:
+        if size_of(path) > MOST_BYTES:
             raise BrokenBaseline(f"{path}: {MOST_BYTES} bytes are the most a baseline can have")
         # Line ends as they are: what is written again must not differ in them.
         text = path.read_bytes().decode()
@@ -215,125 +220,145 @@ def read_baseline(path: Path) -> Baseline:
 
 def baseline_of(path: Path, text: str) -> Baseline:
     """Return the entries of a file's text; raises `BrokenBaseline`."""
+    if _LONG_KEY.search(text):
+        # The parser takes quadratic time.
+        raise BrokenBaseline(f"{path}: a key has more than {MOST_PARTS} parts")
     try:
         content = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BrokenBaseline(f"{path}: not TOML ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise BrokenBaseline(f"{path}: not TOML ({str(error)[:200]})") from error
     for name in content:
-        if name != "known":
+        if name not in ("known", "verified", "pinned"):
             raise BrokenBaseline(
-                f"{path}: {name!r} means nothing here; entries begin with [[known]]"
+                f"{path}: {name[:80]!r} means nothing here; entries begin with [[known]]"
             )
+    try:
+        verified = read_counts(content.get("verified", {}))
+        pinned = read_pins(content.get("pinned", {}))
+    except BrokenBaseline as error:
+        raise BrokenBaseline(f"{path}: {error}") from error
     tables = content.get("known", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BrokenBaseline(f"{path}: each entry begins with [[known]]")
-    lines = _lines(text, len(tables))
+    heads = re.finditer(r"^[ \t]*\[\[[ \t]*known[ \t]*\]\]", text, re.MULTILINE)
+    lines = [text.count("\n", 0, head.start()) + 1 for head in heads]
+    if len(lines) != len(tables):
+        lines = [0] * len(tables)
     entries = []
     for number, (table, line) in enumerate(zip(tables, lines, strict=True), 1):
         try:
-            entries.append(_entry(table, number, line))
+            entries.append(_entry(_typed(table), number, line))
         except BrokenBaseline as error:
             place = f"line {line}" if line else f"entry {number}"
             raise BrokenBaseline(f"{path}, {place}: {error}") from error
-    return Baseline(path, text, tuple(entries))
+    return Baseline(path, text, tuple(entries), verified=verified, pinned=pinned)
 
 
 def recorded(known: Iterable[KnownDeviation]) -> Baseline:
     """Return the entries that a record carries; raises `BrokenBaseline`."""
-    tables = [
-        {name: value for name, value in msgspec.to_builtins(one).items() if value is not None}
-        for one in known
-    ]
-    entries = (_entry(table, number, 0) for number, table in enumerate(tables, 1))
+    entries = (_entry(one, number) for number, one in enumerate(known, 1))
     return Baseline(Path("the record"), "", tuple(entries))
 
 
 def to_record(entry: Entry) -> KnownDeviation:
     """Return an entry as a record carries it."""
-    return KnownDeviation(
-        verdict=entry.verdict,
-        **{place: list(getattr(entry, place)) for place in PLACES},
-        when=entry.condition.text if entry.condition else "",
-        cause=entry.cause,
-        arguments=dict(entry.arguments),
-        raises=entry.raises,
-        within=entry.within if entry.within < math.inf else None,
-        strict=entry.strict,
-        kind=entry.kind,
-        reason=entry.reason,
-        link=entry.link,
-        reproduction=entry.reproduction,
-    )
+    return KnownDeviation(**{key: getattr(entry, key) for key in _KEYS})
 
 
-def _lines(text: str, count: int) -> list[int]:
-    heads = re.finditer(r"^[ \t]*\[\[[ \t]*known[ \t]*\]\]", text, re.MULTILINE)
-    lines = [text.count("\n", 0, head.start()) + 1 for head in heads]
-    return lines if len(lines) == count else [0] * count
-
-
-def _entry(table: dict[str, Any], number: int, line: int) -> Entry:
+def _typed(table: dict[str, Any]) -> KnownDeviation:
+    """Return the values of a table, each of the type that its key asks for."""
     for key in table:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1) or [", ".join(_KEYS)]
             raise BrokenBaseline(f"unknown key {key!r}; did you mean {near[0]}?")
-    texts: dict[str, Any] = {key: _text(table, key) for key in _TEXTS}
-    places: dict[str, Any] = {key: _patterns(table, key) for key in PLACES}
-    verdict, when = texts.pop("verdict"), texts.pop("when")
-    if verdict not in VERDICTS:
-        given = f"verdict {verdict!r}" if verdict else "no verdict"
-        raise BrokenBaseline(f"{given}; what may be known is {' or '.join(VERDICTS)}")
-    if not places["requirement"] and not places["case"]:
-        raise BrokenBaseline('say a requirement or a case; a pattern such as "mask/*" will do')
-    if verdict == "error" and not texts["raises"].strip():
-        raise BrokenBaseline(
-            'say with raises = "..." a part of the error\'s text; otherwise any error is excused'
-        )
-    if verdict != "error" and texts["raises"]:
-        raise BrokenBaseline('raises is for verdict = "error"; of a deviation, say its cause')
-    if verdict == "error" and texts["cause"]:
-        raise BrokenBaseline('cause is for verdict = "deviates"; of an error, say raises')
-    arguments = table.get("arguments", {})
-    if not isinstance(arguments, dict):
-        raise BrokenBaseline('arguments is a table, such as {to = "float32"}')
-    if _ID.fullmatch(texts["cause"]) and texts["cause"] not in causes():
-        near = difflib.get_close_matches(texts["cause"], causes(), n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise BrokenBaseline(f"there is no cause {texts['cause']!r}{meant}")
-    if arguments and not _ID.fullmatch(texts["cause"]):
-        raise BrokenBaseline('arguments are those of a cause: say its id, cause = "mask.inverted"')
-    if texts["kind"] not in ("", *KINDS):
-        raise BrokenBaseline(f"kind {texts['kind']!r}; a deviation is one of {', '.join(KINDS)}")
-    strict = table.get("strict", True)
-    if not isinstance(strict, bool):
-        raise BrokenBaseline("strict is true or false")
-    within = table.get("within", math.inf)
-    if isinstance(within, bool) or not isinstance(within, int | float) or not within > 0:
-        raise BrokenBaseline("within is a number of σ, such as 1e9")
-    if verdict == "error" and "within" in table:
-        raise BrokenBaseline('within is for verdict = "deviates"; of an error, say raises')
-    condition = parse(when) if when.strip() else None
-    texts |= {"condition": condition, "within": float(within), "strict": strict}
-    texts["arguments"] = arguments
-    return Entry(number, line, verdict, **places, **texts)
+    several = {place: [table[place]] for place in PLACES if isinstance(table.get(place), str)}
+    try:
+        known = msgspec.convert({"verdict": "", **table, **several}, KnownDeviation)
+    except msgspec.ValidationError as error:
+        key = next(key for key in table if f"`$.{key}" in str(error))
+        raise BrokenBaseline(_TYPES.get(key, f"{key} is text")) from error
+    except OverflowError as error:
+        raise BrokenBaseline(_TYPES["within"]) from error
+    for place in PLACES:
+        patterns = getattr(known, place)
+        if place in table and not (patterns and all(pattern.strip("! ") for pattern in patterns)):
+            raise BrokenBaseline(_TYPES[place])
+    return known
 
 
-def _text(table: dict[str, Any], key: str) -> str:
-    value = table.get(key, "")
-    if not isinstance(value, str):
-        raise BrokenBaseline(f"{key} is text")
-    return value
+_OF_ANY_ERROR = ("error", "exception", "at", "py")
+"""Words of what is recorded of any exception: "ValueError: it failed (at mine.py:3)"."""
 
 
-def _patterns(table: dict[str, Any], key: str) -> tuple[str, ...]:
-    value = table.get(key)
-    if value is None:
-        return ()
-    several = [value] if isinstance(value, str) else value
-    if not isinstance(several, list) or not several or not _all_texts(several):
-        raise BrokenBaseline(f"{key} is a pattern or a list of patterns, each of them text")
-    return tuple(several)
+def _says_something(raises: str) -> bool:
+    """Return whether a text has a word that is not in the text of any error."""
+    words = re.findall(r"[^\W\d]+", raises.lower())
+    return any(not any(word in one for one in _OF_ANY_ERROR) for word in words)
 
 
-def _all_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) and value.strip("! ") for value in values)
+def _finds_everything(patterns: tuple[str, ...]) -> bool:
+    """Return whether patterns match names that have nothing in common but their punctuation."""
+    wanted = tuple(pattern for pattern in patterns if not pattern.startswith("!"))
+    return all(fits(wanted, name) for name in ("a.b/c", "zy.xw-v/u-t/s"))
+
+
+def _entry(known: KnownDeviation, number: int, line: int = 0) -> Entry:
+    """Return an entry; raises `BrokenBaseline` if it excuses too much, or makes no sense."""
+    is_error, names_cause = known.verdict == "error", _ID.fullmatch(known.cause) is not None
+    given = f"verdict {known.verdict!r}" if known.verdict else "no verdict"
+    similar = ""
+    if is_unknown := names_cause and known.cause not in causes():
+        near = difflib.get_close_matches(known.cause, causes(), n=1)
+        similar = f"; did you mean {near[0]}?" if near else ""
+    faults = (
+        (
+            known.verdict not in VERDICTS,
+            f"{given}; what may be known is {' or '.join(VERDICTS)}",
+        ),
+        (
+            not (known.requirement or known.case),
+            'say a requirement or a case; a pattern such as "mask/*" will do',
+        ),
+        (
+            is_error and not known.raises.strip(),
+            'say with raises = "..." a part of the error\'s text; otherwise any error is excused',
+        ),
+        (
+            is_error and not _says_something(known.raises),
+            f"raises = {known.raises!r} is in the text of any error; name a part of this one",
+        ),
+        (
+            not (known.strict or is_error or known.cause or known.within)
+            and all(map(_finds_everything, (known.requirement, known.case))),
+            "strict = false for every requirement and case excuses everything: say a cause, or "
+            "where it is so",
+        ),
+        (
+            not is_error and known.raises,
+            'raises is for verdict = "error"; of a deviation, say its cause',
+        ),
+        (
+            is_error and known.cause,
+            'cause is for verdict = "deviates"; of an error, say raises',
+        ),
+        (is_unknown, f"there is no cause {known.cause!r}{similar}"),
+        (
+            known.arguments and not names_cause,
+            'arguments are those of a cause: say its id, cause = "mask.inverted"',
+        ),
+        (
+            known.kind not in ("", *KINDS),
+            f"kind {known.kind!r}; a deviation is one of {', '.join(KINDS)}",
+        ),
+        (known.within is not None and not 0 < known.within < math.inf, _TYPES["within"]),
+        (
+            is_error and known.within is not None,
+            'within is for verdict = "deviates"; of an error, say raises',
+        ),
+    )
+    for is_so, message in faults:
+        if is_so:
+            raise BrokenBaseline(message)
+    condition = parse(known.when) if known.when.strip() else None
+    values = msgspec.structs.asdict(known)
+    return Entry(**values, number=number, line=line, condition=condition)

@@ -8,11 +8,10 @@ two entries that claim the same finding cannot both be right.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -22,52 +21,27 @@ from conformance.errors import BrokenBaseline, ExitCode, UnknownName
 from conformance.records.findings import (
     NOT_VERIFIED,
     RUN,
-    VERIFIED,
     CaseResult,
     Finding,
-    count,
     gravity,
+    verified,
 )
 from conformance.records.header import Implementation
 from conformance.records.numbers import UNDERFLOW
 from conformance.records.record import Record, read
 from conformance.reports.gate.baseline import (
-    PLACES,
-    VERDICTS,
     Baseline,
     Entry,
     agrees_on_cause,
     fits,
+    recorded,
 )
-
-NARROWS = re.compile(r"(^| )(--case|--dtype|--mode|-k) ")
-"""Options of a run that leave something out; case files add."""
+from conformance.reports.gate.coverage import Loss, is_narrowed, losses
+from conformance.reports.gate.pinned import Change, changes
+from conformance.reports.totals import Located, by_key, finding_counts, located
 
 LOST = ("crashed", "timed-out")
 """Verdicts that are left open by the implementation, which is a change for the worse."""
-
-
-@dataclass(frozen=True, eq=False)
-class Cell:
-    """A finding, and where it was found."""
-
-    result: CaseResult
-    finding: Finding
-
-    @property
-    def requirement(self) -> str:
-        """The id of the requirement."""
-        return self.finding.requirement
-
-    @property
-    def wrong(self) -> bool:
-        """Whether the finding needs an entry in the baseline."""
-        return self.finding.verdict in VERDICTS
-
-    def part(self, place: str) -> str:
-        """Return the text that patterns under this key are matched with, which may be a dtype."""
-        text: str = self.requirement if place == "requirement" else getattr(self.result, place)
-        return text
 
 
 @dataclass(frozen=True)
@@ -81,39 +55,48 @@ class Judgement:
         fixed: entries with what they claim that does not deviate.
         open: findings that say nothing about the implementation: it died, or was not there.
         missing: planned items of which the record has nothing.
-        ambiguous: pairs of entries that claim the same findings and say something else of them.
+        ambiguous: pairs of entries that claim the same findings and contradict each other.
         duplicates: pairs that claim the same, and say the same.
         inactive: entries about other implementations, versions or devices than those of the run.
         claimed: what each entry claims, by its number.
         decided: every finding that an entry may claim.
+        less: chapters of cases of which less was verified than the baseline says.
+        changed: pinned conventions that are otherwise now.
     """
 
     baseline: Baseline
     record: Record
-    counts: Mapping[str, int] = field(default_factory=dict)
-    known: tuple[Cell, ...] = ()
-    new: tuple[Cell, ...] = ()
-    expected: Mapping[Cell, Entry] = field(default_factory=dict)
-    fixed: tuple[tuple[Entry, tuple[Cell, ...]], ...] = ()
-    open: tuple[Cell, ...] = ()
-    missing: int = 0
-    unmatched: tuple[Entry, ...] = ()
-    ambiguous: tuple[tuple[Entry, Entry, tuple[Cell, ...]], ...] = ()
-    duplicates: tuple[tuple[Entry, Entry], ...] = ()
-    reasonless: tuple[Entry, ...] = ()
-    inactive: tuple[Entry, ...] = ()
-    claimed: Mapping[int, tuple[Cell, ...]] = field(default_factory=dict)
-    decided: tuple[Cell, ...] = ()
-
-    @property
-    def lost(self) -> tuple[Cell, ...]:
-        """The cells in which the implementation crashed or hung."""
-        return tuple(cell for cell in self.open if cell.finding.verdict in LOST)
+    known: Sequence[Located]
+    new: Sequence[Located]
+    expected: Mapping[Located, Entry]
+    fixed: Sequence[tuple[Entry, Sequence[Located]]]
+    open: Sequence[Located]
+    missing: int
+    unmatched: Sequence[Entry]
+    ambiguous: Sequence[tuple[Entry, Entry, Sequence[Located]]]
+    duplicates: Sequence[tuple[Entry, Entry]]
+    reasonless: Sequence[Entry]
+    inactive: Sequence[Entry]
+    claimed: Mapping[int, Sequence[Located]]
+    decided: Sequence[Located]
+    less: Sequence[Loss] = ()
+    changed: Sequence[Change] = ()
 
     @property
     def worse(self) -> bool:
-        """Whether something is wrong that no entry covers."""
-        return bool(self.new or self.lost)
+        """Whether something is wrong that no entry covers, less was verified than before, or a
+        pinned convention has changed."""
+        lost = any(one.finding.verdict in LOST for one in self.open)
+        return bool(self.new or self.less or self.changed or lost)
+
+    @property
+    def unverified(self) -> list[str]:
+        """The implementations of which nothing was verified; not those that were deselected."""
+        results = by_key(self.record.results, lambda result: result.implementation)
+        names = [one.name for one in self.record.header.implementations]
+        if is_narrowed(self.record) and results:
+            names = [name for name in names if name in results]
+        return [name for name in names if not verified(finding_counts(results.get(name, ())))]
 
     @property
     def to_edit(self) -> tuple[tuple[str, Entry], ...]:
@@ -137,18 +120,23 @@ class Judgement:
 
     @property
     def whole(self) -> bool:
-        """Whether everything was asked and answered; otherwise an unmatched entry may be right."""
-        header = self.record.header
-        narrowed = header.deselected or NARROWS.search(header.provenance.selection)
-        return self.answered and not narrowed
+        """Whether everything was asked and answered.
+
+        If not, an entry that matches nothing may still match something in a complete run.
+        """
+        return self.answered and not is_narrowed(self.record)
 
     @property
     def exit_code(self) -> ExitCode:
         """The exit code of the gate."""
-        if not any(self.counts.get(verdict) for verdict in VERIFIED):
+        every = {result.implementation for result in self.record.results}
+        unverified = self.unverified
+        if every <= {*unverified}:
             return ExitCode.NOTHING_VERIFIED
         if self.worse or self.to_edit:
             return ExitCode.DEVIATES
+        if unverified and self.answered:
+            return ExitCode.NOTHING_VERIFIED
         return ExitCode.OK if self.answered else ExitCode.INCOMPLETE
 
     @property
@@ -190,6 +178,7 @@ class Claims:
         self._variables = {one.name: _variables(one, record) for one in implementations}
         self.active: list[Entry] = []
         self.inactive: list[Entry] = []
+        self._holding: dict[tuple[str, str, str], list[Entry]] = {}
         for entry in baseline.entries:
             # Every implementation is asked, because a variable may be unknown of any.
             applies = [one for one in implementations if self._applies(entry, one)]
@@ -197,22 +186,34 @@ class Claims:
 
     def of(self, result: CaseResult, finding: Finding) -> list[Entry]:
         """Return the entries that claim it; more than one is a fault of the baseline."""
-        cell = Cell(result, finding)
-        return [entry for entry in self.active if self._claims(entry, cell)]
+        where = (result.implementation, result.dtype, result.device)
+        if where not in self._holding:
+            self._holding[where] = self._hold(*where)
+        return [
+            entry
+            for entry in self._holding[where]
+            if fits(entry.requirement, finding.requirement)
+            and fits(entry.case, result.case)
+            and fits(entry.mode, result.mode)
+        ]
+
+    def _hold(self, name: str, dtype: str, device: str) -> list[Entry]:
+        """Return the entries about an implementation whose conditions hold there.
+
+        Most entries are about others, and a record has a few such places, but very many findings.
+        """
+        variables = self._variables.get(name, {}) | {"dtype": dtype, "device": device}
+        return [
+            entry
+            for entry in self.active
+            if fits(entry.implementation, name)
+            and (entry.condition is None or entry.condition.holds(variables))
+        ]
 
     def knows(self, result: CaseResult, finding: Finding) -> Entry | None:
         """Return the entry that covers a deviation, or None."""
         claiming = self.of(result, finding) if finding.requirement != RUN else []
         return next((entry for entry in claiming if agrees(entry, finding)), None)
-
-    def _claims(self, entry: Entry, cell: Cell) -> bool:
-        if not all(fits(getattr(entry, place), cell.part(place)) for place in PLACES):
-            return False
-        if entry.condition is None:
-            return True
-        result = cell.result
-        item = {"dtype": result.dtype, "device": result.device}
-        return entry.condition.holds(self._variables.get(result.implementation, {}) | item)
 
     def _applies(self, entry: Entry, implementation: Implementation) -> bool:
         """Return whether an entry applies to this implementation, its versions and its device."""
@@ -235,7 +236,7 @@ class Claims:
 
 def agrees(entry: Entry, finding: Finding) -> bool:
     """Return whether a finding is as an entry says."""
-    if entry.within < math.inf:
+    if entry.within is not None:
         figures = finding.figures
         if figures is None or figures.max_ratio > entry.within:
             return False
@@ -246,6 +247,11 @@ def agrees(entry: Entry, finding: Finding) -> bool:
     )
 
 
+def _contradict(one: Entry, two: Entry) -> bool:
+    """Return whether not both can be right. An entry that is not strict allows and asks nothing."""
+    return one.says != two.says and (one.strict or two.strict)
+
+
 def judge(baseline: Baseline, record: Record) -> Judgement:
     """Hold a record against a baseline.
 
@@ -254,81 +260,96 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
     """
     claims = Claims(baseline, record)
     known, new, left, decided = [], [], [], []
-    expected: dict[Cell, Entry] = {}
-    claimed: dict[int, list[Cell]] = {entry.number: [] for entry in claims.active}
-    shared: dict[tuple[int, int], list[Cell]] = defaultdict(list)
-    for cell in _cells(record):
-        if cell.requirement == RUN or cell.finding.verdict in NOT_VERIFIED:
-            left.append(cell)
+    expected: dict[Located, Entry] = {}
+    claimed: dict[int, list[Located]] = {entry.number: [] for entry in claims.active}
+    shared: dict[tuple[int, int], list[Located]] = defaultdict(list)
+    for one in located(record.results):
+        if one.requirement == RUN or one.finding.verdict in NOT_VERIFIED:
+            left.append(one)
             continue
-        if cell.finding.verdict == "unsupported":
+        if one.finding.verdict == "unsupported":
             continue
-        decided.append(cell)
-        claiming = claims.of(cell.result, cell.finding)
-        for index, entry in enumerate(claiming):
-            claimed[entry.number].append(cell)
-            for other in claiming[index + 1 :]:
-                shared[entry.number, other.number].append(cell)
-        if not cell.wrong:
+        decided.append(one)
+        claiming = claims.of(one.result, one.finding)
+        for entry in claiming:
+            claimed[entry.number].append(one)
+        for first, second in combinations(claiming, 2):
+            shared[first.number, second.number].append(one)
+        if not one.wrong:
             continue
-        if any(agrees(entry, cell.finding) for entry in claiming):
-            known.append(cell)
+        if any(agrees(entry, one.finding) for entry in claiming):
+            known.append(one)
         else:
-            new.append(cell)
+            new.append(one)
             if claiming:
-                expected[cell] = claiming[0]
-    header = record.header
-    judgement = Judgement(
-        baseline,
-        record,
-        count(cell.finding.verdict for cell in _cells(record)),
-        tuple(known),
-        tuple(sorted(new, key=lambda cell: gravity(cell.finding), reverse=True)),
-        expected,
-        open=tuple(left),
-        missing=max(0, header.planned - len(record.results)),
-        reasonless=tuple(entry for entry in baseline.entries if not entry.has_reason),
-        inactive=tuple(claims.inactive),
-        claimed={number: tuple(cells) for number, cells in claimed.items()},
-        decided=tuple(decided),
-    )
-    return _with_entries(judgement, claims.active, shared)
-
-
-def _with_entries(
-    judgement: Judgement, active: list[Entry], shared: Mapping[tuple[int, int], list[Cell]]
-) -> Judgement:
-    entries = {entry.number: entry for entry in active}
-    pairs = [(entries[one], entries[two], tuple(cells)) for (one, two), cells in shared.items()]
-    twins = [(one, two) for one, two, _ in pairs if one.says == two.says]
-    # Equal entries that claim nothing share no finding either.
-    asked = {(one.number, two.number) for one, two in twins}
-    alike: dict[Entry, list[Entry]] = defaultdict(list)
-    for entry in active:
-        alike[replace(entry, number=0, line=0)].append(entry)
-    for equal in alike.values():
-        for one, two in combinations(equal, 2):
-            twins += [(one, two)] if (one.number, two.number) not in asked else []
+                expected[one] = claiming[0]
+    entries = {entry.number: entry for entry in claims.active}
+    pairs = [(entries[one], entries[two], cells) for (one, two), cells in shared.items()]
+    missing = max(0, record.header.planned - len(record.results))
+    if not (record.complete or left or missing):
+        # Its plan was edited, or it is the journal of a run that did not come to its end.
+        missing = 1
+    whole = not (left or missing or is_narrowed(record))
     fixed = []
-    for entry in active:
-        claimed = judgement.claimed[entry.number]
-        well = tuple(cell for cell in claimed if not cell.wrong)
-        if well and (entry.strict or (judgement.whole and len(well) == len(claimed))):
+    for entry in claims.active:
+        well = [one for one in claimed[entry.number] if not one.wrong]
+        if well and (entry.strict or (whole and len(well) == len(claimed[entry.number]))):
             fixed.append((entry, well))
-    unmatched = [entry for entry in active if not judgement.claimed[entry.number]]
-    return replace(
-        judgement,
-        fixed=tuple(fixed),
-        unmatched=tuple(unmatched) if judgement.whole else (),
-        ambiguous=tuple(pair for pair in pairs if pair[0].says != pair[1].says),
-        duplicates=tuple(twins),
+    return Judgement(
+        baseline=baseline,
+        record=record,
+        known=known,
+        new=sorted(new, key=lambda one: gravity(one.finding), reverse=True),
+        expected=expected,
+        fixed=fixed,
+        open=left,
+        missing=missing,
+        unmatched=[
+            entry
+            for entry in claims.active
+            if whole and not claimed[entry.number] and _is_asked(entry, record)
+        ],
+        ambiguous=[pair for pair in pairs if _contradict(*pair[:2])],
+        duplicates=_duplicates(claims.active, pairs),
+        reasonless=[entry for entry in baseline.entries if not entry.has_reason],
+        inactive=claims.inactive,
+        claimed=claimed,
+        decided=decided,
+        less=losses(baseline.verified, record),
+        changed=[*changes(baseline.pinned, record)],
     )
 
 
-def _cells(record: Record) -> Iterator[Cell]:
-    for result in record.results:
-        for finding in result.findings:
-            yield Cell(result, finding)
+_SIZES = re.compile(r"(long/)|.*\.d[\d*?[]")
+"""Of a case or a pattern: an examination at length, or the sizes of a grid."""
+
+
+def _is_asked(entry: Entry, record: Record) -> bool:
+    """Return whether a run asked cases of the sizes that an entry names.
+
+    What is known of level "large" and of examinations at length is in the same file, and nothing of
+    it shows in other runs.
+    """
+
+    def sizes(name: str) -> str:
+        found = _SIZES.match(name)
+        return "" if found is None else found[1] or "grid"
+
+    named = {sizes(pattern) for pattern in entry.case if not pattern.startswith("!")}
+    return not named or bool(named & {sizes(result.case) for result in record.results})
+
+
+def _duplicates(
+    active: Sequence[Entry], pairs: Sequence[tuple[Entry, Entry, Sequence[Located]]]
+) -> list[tuple[Entry, Entry]]:
+    """Return the pairs that say the same of a finding that they share, or that are equal."""
+    twins = {(one.number, two.number): (one, two) for one, two, _ in pairs if one.says == two.says}
+    # Equal entries that claim nothing share no finding.
+    equal = by_key(active, lambda entry: msgspec.structs.replace(entry, number=0, line=0))
+    for entries in equal.values():
+        for one, two in combinations(entries, 2):
+            twins.setdefault((one.number, two.number), (one, two))
+    return list(twins.values())
 
 
 def _variables(implementation: Implementation, record: Record) -> dict[str, str]:
@@ -347,3 +368,14 @@ def _variables(implementation: Implementation, record: Record) -> dict[str, str]
         "python_version": ".".join(made.python.split(".")[:2]),
         "python_full_version": made.python,
     }
+
+
+def knower(baseline: Baseline, record: Record) -> Callable[[Located], Entry | None]:
+    """Return a function from a deviation to the entry that knows of it.
+
+    That is an entry of the baseline, or else of the one with which the run was compared.
+    """
+    claims, carried = Claims(baseline, record), Claims(recorded(record.header.known), record)
+    return lambda one: (
+        claims.knows(one.result, one.finding) or carried.knows(one.result, one.finding)
+    )

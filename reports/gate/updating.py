@@ -13,7 +13,6 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from glob import escape
 from os.path import commonprefix
 from pathlib import Path
@@ -21,13 +20,13 @@ from typing import Any, NamedTuple
 
 import tomlkit
 from tomlkit import TOMLDocument
-from tomlkit.items import Array, String
 
 from conformance.errors import BrokenBaseline, ConformanceError
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
-from conformance.reports.gate.judging import Cell, Judgement, agrees
-from conformance.reports.totals import by_key
+from conformance.reports.gate.coverage import counts_after
+from conformance.reports.gate.judging import Judgement, agrees
+from conformance.reports.totals import Located, by_key
 from conformance.words import causes, say
 
 Patterns = tuple[str, ...]
@@ -64,21 +63,18 @@ class Where(NamedTuple):
     """A condition on the dtype."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """An entry to write: what it says under each key, "" and () for nothing."""
+class Draft(NamedTuple):
+    """An entry to write: what it says, the findings that it claims, and patterns that find them."""
 
-    verdict: str
-    cause: Phrase
-    raises: str
-    patterns: dict[str, Patterns]
+    kind: Kind
     dtype: str
-    cells: tuple[Cell, ...]
+    patterns: dict[str, Patterns]
+    cells: list[Located]
 
 
-def groups(
-    cells: Iterable[Cell], decided: Iterable[Cell], *, named: bool, exact: bool = False
-) -> list[Group]:
+def drafts(
+    cells: Iterable[Located], decided: Iterable[Located], *, named: bool, exact: bool = False
+) -> list[Draft]:
     """Return entries for these of the decided findings.
 
     Args:
@@ -88,62 +84,61 @@ def groups(
         exact: whether to name everything, because the run does not show what else there is.
     """
     around = by_key(decided, _asked)
-    by_where: dict[tuple[str, Kind, Where], dict[str, list[Cell]]] = defaultdict(dict)
-    for (name, requirement), asked in by_key(cells, _asked).items():
-        for kind, same in _kinds(asked).items():
-            for where, claimed in _places(same, around[name, requirement], exact=exact):
-                by_where[name, kind, where][requirement] = claimed
+    alike = [
+        (name, requirement, kind, where, claimed)
+        for (name, requirement), asked in by_key(cells, _asked).items()
+        for kind, same in _kinds(asked).items()
+        for where, claimed in _places(same, around[name, requirement], exact=exact)
+    ]
     # Requirements of which the same can be said are one entry, and then implementations.
-    joined: dict[tuple[Kind, Where, Patterns], dict[str, list[Cell]]] = defaultdict(dict)
-    for (name, kind, where), by_requirement in by_where.items():
-        claimed = [cell for cells in by_requirement.values() for cell in cells]
-        joined[kind, where, tuple(sorted(by_requirement))][name] = claimed
+    of_one = by_key(alike, lambda one: (one[0], one[2], one[3])).values()
+    joined = by_key(
+        of_one, lambda several: (*several[0][2:4], tuple(sorted(one[1] for one in several)))
+    )
     entries = []
-    for (kind, where, requirements), by_name in joined.items():
+    for (kind, where, requirements), several in joined.items():
         patterns = {
-            "implementation": _names(by_name) if named else (),
+            "implementation": _names({group[0][0] for group in several}) if named else (),
             "requirement": _names(requirements),
             "case": where.case,
             "mode": where.mode,
         }
-        together = tuple(cell for claimed in by_name.values() for cell in claimed)
-        shown = {place: names for place, names in patterns.items() if names}
-        entries.append(Group(*kind[:3], shown, where.dtype, together))
+        claimed = [cell for group in several for one in group for cell in one[4]]
+        entries.append(Draft(kind, where.dtype, patterns, claimed))
     return entries
 
 
-def _asked(cell: Cell) -> tuple[str, str]:
+def _asked(cell: Located) -> tuple[str, str]:
     return cell.result.implementation, cell.requirement
 
 
 # What an entry says
 
 
-def _kinds(cells: Sequence[Cell]) -> dict[Kind, list[Cell]]:
+def _kinds(cells: Sequence[Located]) -> dict[Kind, list[Located]]:
     """Return the findings of one requirement by what is wrong."""
     several = len({_cause(cell) for cell in cells}) > MOST_CAUSES
-    raised = _raised([_text(cell) for cell in cells if cell.finding.verdict == "error"])
-    kinds: dict[Kind, list[Cell]] = defaultdict(list)
-    for cell in cells:
+    raised = _raised({_text(cell) for cell in cells if cell.finding.verdict == "error"})
+
+    def kind(cell: Located) -> Kind:
         finding = cell.finding
         if finding.verdict == "error":
-            kind = Kind("error", NOTHING, raised[_text(cell)])
-        else:
-            cause = NOTHING if several and finding.figures else _cause(cell)
-            # With neither a cause nor a number, two requirements are two reasons.
-            apart = "" if cause or finding.figures else finding.requirement
-            kind = Kind(finding.verdict, cause, "", apart)
-        kinds[kind].append(cell)
-    return kinds
+            return Kind("error", NOTHING, raised[_text(cell)])
+        cause = NOTHING if several and finding.figures else _cause(cell)
+        # With neither a cause nor a number, two requirements are two reasons.
+        apart = "" if cause or finding.figures else finding.requirement
+        return Kind(finding.verdict, cause, "", apart)
+
+    return by_key(cells, kind)
 
 
-def _cause(cell: Cell) -> Phrase:
+def _cause(cell: Located) -> Phrase:
     """Return its cause without what differs from case to case."""
     cause = cell.finding.cause
     return Phrase(cause.id, {k: v for k, v in cause.arguments.items() if k != FITTED})
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: Located) -> str:
     return _SOURCE.sub("", cell.finding.detail) or cell.finding.detail
 
 
@@ -153,12 +148,12 @@ def _raised(texts: Collection[str]) -> dict[str, str]:
     Texts are similar if they differ in numbers only.
     """
     recognised = {}
-    for same in by_key(set(texts), lambda text: re.sub(r"\d+", "#", text)).values():
+    for same in by_key(texts, lambda text: re.sub(r"\d+", "#", text)).values():
         # These are texts, and no paths.
         shared = commonprefix(same).rpartition(" ")[0] if len(same) > 1 else ""  # noqa: RUF071
         begins = _readable(shared)
         for text in same:
-            recognised[text] = begins if len(begins) >= LEAST else _readable(text) or ":"
+            recognised[text] = begins if len(begins) >= LEAST else _readable(text)
     return recognised
 
 
@@ -172,8 +167,8 @@ def _readable(text: str) -> str:
 
 
 def _places(
-    cells: Sequence[Cell], decided: Sequence[Cell], *, exact: bool
-) -> list[tuple[Where, list[Cell]]]:
+    cells: Sequence[Located], decided: Sequence[Located], *, exact: bool
+) -> list[tuple[Where, list[Located]]]:
     """Group cases that deviate in the same modes and dtypes; all are of one requirement."""
     asked = _dtypes(decided)
     alike: dict[tuple[Patterns, Patterns], set[str]] = defaultdict(set)
@@ -210,7 +205,7 @@ def _places(
     return places
 
 
-def _dtypes(cells: Iterable[Cell]) -> dict[str, dict[str, set[str]]]:
+def _dtypes(cells: Iterable[Located]) -> dict[str, dict[str, set[str]]]:
     """Return the dtypes by case and mode."""
     dtypes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for cell in cells:
@@ -235,7 +230,8 @@ def condition_on(names: Collection[str], others: Collection[str]) -> str:
 def cover(names: Collection[str], others: Collection[str]) -> Patterns:
     """Return patterns for these cases and none of the others; () if there are no others.
 
-    A folder of which all is meant is one pattern; where that is shorter, the others are left out.
+    A folder whose cases are all wanted becomes one pattern. If it takes fewer patterns to exclude
+    the others ("!pattern"), the result is these exclusions.
     """
     if not others:
         return ()
@@ -309,51 +305,37 @@ def write(path: Path, text: str) -> None:
         raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-@dataclass
 class _Edit:
-    baseline: Baseline
-    judgement: Judgement
-    reason: str
-    removed: set[int] = field(default_factory=set)
-    changed: dict[int, list[TOMLDocument]] = field(default_factory=dict)
-    """The documents that replace an entry, by its number."""
-    new: list[TOMLDocument] = field(default_factory=list)
+    """The edits of a file so far: documents that replace an entry, by its number, and new ones."""
 
-    def __post_init__(self) -> None:
-        self.lines = self.baseline.text.splitlines(keepends=True)
-        self.unclear = {
-            entry.number for one, two, _ in self.judgement.ambiguous for entry in (one, two)
-        }
-        implementations = self.judgement.record.header.implementations
-        self.named = len(implementations) > 1 or any(
-            e.implementation for e in self.baseline.entries
-        )
-
-    @property
-    def _entries(self) -> Iterable[Entry]:
-        """Yield the entries whose outcome can be decided."""
-        for entry in self.baseline.entries:
-            if entry.number in self.judgement.claimed and not {entry.number} & (
-                self.removed | self.unclear
-            ):
-                yield entry
+    def __init__(self, baseline: Baseline, judgement: Judgement, reason: str) -> None:
+        self.baseline, self.judgement, self.reason = baseline, judgement, reason
+        self.replaced: dict[int, list[TOMLDocument]] = {}
+        self.new: list[TOMLDocument] = []
+        self.lines = baseline.text.splitlines(keepends=True)
+        self.unclear = {entry.number for *pair, _ in judgement.ambiguous for entry in pair}
+        several = len(judgement.record.header.implementations) > 1
+        self.named = several or any(entry.implementation for entry in baseline.entries)
 
     def remove(self) -> None:
         """Remove entries that nothing matches, or that repeat another."""
-        self.removed |= {entry.number for entry in self.judgement.unmatched}
-        for one, two in self.judgement.duplicates:
-            if {one.number, two.number} & (self.removed | self.unclear):
+        for entry in self.judgement.unmatched:
+            self.replaced[entry.number] = []
+        for pair in self.judgement.duplicates:
+            if {entry.number for entry in pair} & (self.replaced.keys() | self.unclear):
                 continue
-            first, second = ({*self.judgement.claimed[entry.number]} for entry in (one, two))
+            first, second = ({*self.judgement.claimed[entry.number]} for entry in pair)
             if second <= first:
-                self.removed.add(two.number)
+                self.replaced[pair[1].number] = []
             elif first < second:
-                self.removed.add(one.number)
+                self.replaced[pair[0].number] = []
 
     def narrow(self) -> None:
         """Narrow entries that claim more than is so."""
-        for entry in list(self._entries):
-            claimed = self.judgement.claimed[entry.number]
+        for entry in self.baseline.entries:
+            claimed = self.judgement.claimed.get(entry.number, ())
+            if entry.number in self.replaced.keys() | self.unclear:
+                continue
             rest = [cell for cell in claimed if agrees(entry, cell.finding)]
             off = [
                 cell
@@ -361,11 +343,11 @@ class _Edit:
                 if not agrees(entry, cell.finding) and (cell.wrong or entry.strict)
             ]
             if claimed and not rest:
-                self.removed.add(entry.number)
+                self.replaced[entry.number] = []
             elif off:
                 self._narrow(entry, rest, off)
 
-    def _narrow(self, entry: Entry, rest: Sequence[Cell], off: Sequence[Cell]) -> None:
+    def _narrow(self, entry: Entry, rest: Sequence[Located], off: Sequence[Located]) -> None:
         for place in (*PLACES[:2], "mode", "dtype", "case"):
             names, others = ({cell.part(place) for cell in cells} for cells in (rest, off))
             if names & others:
@@ -376,15 +358,15 @@ class _Edit:
                 kept = [pattern for pattern in getattr(entry, place) if pattern not in others]
                 left = {name for name in others if fits(tuple(kept), name)}
                 value = [*kept, *(f"!{one}" for one in folders(left, names))]
-            _set(self._one(entry), "when" if place == "dtype" else place, value)
+            document = self._document(entry)
+            _set(document, "when" if place == "dtype" else place, value)
+            self.replaced[entry.number] = [document]
             return
         # A corner of what it claims: it becomes several.
-        text = tomlkit.dumps(self._document(entry))
-        several = []
-        for group in groups(rest, self.judgement.decided, named=self.named):
-            several.append(tomlkit.parse(text))
-            _place(several[-1], group, _joined(entry, group.dtype))
-        self.changed[entry.number] = several
+        several = self.replaced[entry.number] = []
+        for draft in drafts(rest, self.judgement.decided, named=self.named):
+            several.append(self._document(entry))
+            _place(several[-1], draft, _joined(entry, draft.dtype))
 
     def add(self) -> None:
         """Add entries for what is new."""
@@ -394,34 +376,32 @@ class _Edit:
             if (entry := self.judgement.expected.get(cell)) is None
             or (self.judgement.answered and entry.number not in self.unclear)
         ]
-        for group in groups(
-            left, self.judgement.decided, named=self.named, exact=not self.judgement.whole
-        ):
+        exact = not self.judgement.whole
+        for draft in drafts(left, self.judgement.decided, named=self.named, exact=exact):
             document = tomlkit.parse("[[known]]\n")
-            _place(document, group, group.dtype)
-            _set(document, "verdict", group.verdict)
-            if group.cause.id in causes():
-                _set(document, "cause", group.cause.id)
-                _set(document, "arguments", _toml(group.cause.arguments))
-            else:
-                _set(document, "cause", say(group.cause))
-            _set(document, "raises", group.raises)
+            _place(document, draft, draft.dtype)
+            cause = draft.kind.cause
+            is_id = cause.id in causes()
+            _set(document, "verdict", draft.kind.verdict)
+            _set(document, "cause", cause.id if is_id else say(cause))
+            _set(document, "arguments", _toml(cause.arguments) if is_id else None)
+            _set(document, "raises", draft.kind.raises)
             _set(document, "reason", self.reason or TODO)
             self.new.append(document)
 
     def fill_in(self) -> None:
         """Fill in missing reasons."""
         for entry in self.judgement.reasonless:
-            if entry.number in self.removed or (entry.reason.strip() and not self.reason):
+            if entry.reason.strip() and not self.reason:
                 continue
-            self._one(entry)
-            for document in self.changed[entry.number]:
+            if entry.number not in self.replaced:
+                self.replaced[entry.number] = [self._document(entry)]
+            for document in self.replaced[entry.number]:
                 _set(document, "reason", self.reason or TODO)
 
     def text(self) -> str:
         """Return the file with all changes made."""
-        changes = self.removed or self.changed or self.new
-        if changes and any(entry.line == 0 for entry in self.baseline.entries):
+        if (self.replaced or self.new) and any(not entry.line for entry in self.baseline.entries):
             raise BrokenBaseline(
                 f"{self.baseline.path}: can be edited only if each entry begins with [[known]] "
                 "on a line of its own"
@@ -429,23 +409,18 @@ class _Edit:
         lines = list(self.lines)
         end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
         for entry in reversed(self.baseline.entries):
-            if entry.number in self.removed:
-                first, last = self._span(entry)
-                lines[first:last] = []
+            if entry.number not in self.replaced:
+                continue
+            first, last = self._span(entry)
+            several = [_written(one, end) for one in self.replaced[entry.number]]
+            lines[first:last] = [(end * 2).join(several) + end] if several else []
+            if not several:
                 _close(lines, first)
-            elif entry.number in self.changed:
-                first, last = self._span(entry)
-                several = self.changed[entry.number]
-                lines[first:last] = [(end * 2).join(_written(one, end) for one in several) + end]
         text = "".join(lines)
         for document in self.new:
             text += end if text and not text.endswith("\n") else ""
             text += (end if text.strip() else "") + _written(document, end) + end
         return text
-
-    def _one(self, entry: Entry) -> TOMLDocument:
-        """Return the first document that replaces an entry."""
-        return self.changed.setdefault(entry.number, [self._document(entry)])[0]
 
     def _document(self, entry: Entry) -> TOMLDocument:
         first, last = self._span(entry)
@@ -454,7 +429,8 @@ class _Edit:
     def _span(self, entry: Entry) -> tuple[int, int]:
         """Return the lines from its head to its last key; later comments are the next one's."""
         later = [other.line - 1 for other in self.baseline.entries if other.line > entry.line]
-        first, last = max(entry.line - 1, 0), min(later, default=len(self.lines))
+        first = max(entry.line - 1, 0)
+        last = min([*later, counts_after(self.lines, first)])
         while last > first and self.lines[last - 1].lstrip()[:1] in ("", "#"):
             last -= 1
         return first, last
@@ -470,9 +446,9 @@ def _joined(entry: Entry, condition: str) -> str:
     return f"({first}) and {condition}" if " or " in first else f"{first} and {condition}"
 
 
-def _place(document: TOMLDocument, group: Group, condition: str) -> None:
+def _place(document: TOMLDocument, draft: Draft, condition: str) -> None:
     for name in PLACES:
-        _set(document, name, list(group.patterns.get(name, ())))
+        _set(document, name, list(draft.patterns[name]))
     _set(document, "when", condition)
 
 
@@ -483,9 +459,14 @@ def _set(document: TOMLDocument, key: str, value: object) -> None:
         table.pop(key, None)
         return
     if isinstance(value, list):
-        value = value[0] if len(value) == 1 else _array(key, value)
+        array = tomlkit.array()
+        array.extend(value)
+        is_long = len(f"{key} = {array.as_string()}") > WIDTH
+        value = value[0] if len(value) == 1 else array.multiline(is_long)
     if isinstance(value, str):
-        value = _string(value)
+        # A literal needs no escapes.
+        is_literal = '"' in value and "'" not in value and value.isprintable()
+        value = tomlkit.string(value, literal=is_literal)
     table[key] = value
 
 
@@ -502,17 +483,6 @@ def _toml(value: Any) -> Any:
     if not isinstance(value, Phrase):
         return value
     return _toml({"id": value.id, "arguments": value.arguments}) if value.arguments else value.id
-
-
-def _array(key: str, values: Sequence[str]) -> Array:
-    array = tomlkit.array()
-    array.extend(values)
-    return array.multiline(len(f"{key} = {array.as_string()}") > WIDTH)
-
-
-def _string(value: str) -> String:
-    """Quote text so that nothing need be escaped, where that is possible."""
-    return tomlkit.string(value, literal='"' in value and "'" not in value and value.isprintable())
 
 
 def _written(document: TOMLDocument, end: str) -> str:

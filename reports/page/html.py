@@ -1,7 +1,8 @@
-"""The report as one HTML page: no network, everything escaped, readable without script or colour.
+"""The report as one HTML page: no network, everything escaped, light until somebody looks closer.
 
-The page itself has the summary, the matrix and the deviations; every single finding lies in it as
-compressed JSON, which the script shows on request. Style and script are inlined, and a content
+The page itself has the summary and the headings of everything else. Its parts lie in it compressed,
+as escaped HTML, and are put in place when they are looked at; every single finding lies in it as
+columns of numbers, which the script shows on request. Style and script are inlined, and a content
 security policy allows those two and nothing else, so that a name in a record cannot become code
 even if escaping failed.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from markupsafe import Markup
 
 from conformance.errors import ConformanceError
 from conformance.records.findings import (
+    INFINITE,
     MAKERS,
     NOT_VERIFIED,
     VERDICTS,
@@ -27,24 +30,36 @@ from conformance.records.findings import (
     Figures,
     Finding,
     Worst,
+    gravity,
     item_id,
     of_weights,
 )
 from conformance.records.numbers import UNDERFLOW, Array
 from conformance.records.record import PICTURED
 from conformance.reports.cards import glances_of
+from conformance.reports.changes import Changes, deltas
 from conformance.reports.columns import parts_of, topics_of
-from conformance.reports.figures.drawing import again, svg
+from conformance.reports.figures import FOLDER, again, svg
 from conformance.reports.figures.heatmap import pattern
 from conformance.reports.figures.picture import Picture, Subject, picture
 from conformance.reports.model import Deviation, Loaded, Report
 from conformance.reports.page import content_policy, environment, views
-from conformance.reports.totals import GRAVITY
+from conformance.reports.totals import GRAVITY, by_key
 from conformance.reports.wording import SYMBOLS
-from conformance.text import axes
+from conformance.text import axes, printable
 from conformance.words import say
 
 PAGE = Path(__file__).parent
+INSIDE = ("compared", "causes")
+"""Templates of parts that stand inside a section with other things; "about" is one more for each
+implementation that deviates."""
+
+TEMPLATES = {path.name.partition(".")[0] for path in PAGE.glob("*.html.j2")} - {
+    "matrix",
+    "deviations",
+}
+"""Sections that are one part, which is put into the page when somebody looks at it."""
+
 STYLES = ("style.css", "panel.css", "print.css")
 SCRIPTS = (
     "elements",
@@ -56,6 +71,7 @@ SCRIPTS = (
     "finding",
     "panel",
     "card",
+    "search",
     "start",
 )
 """Parts of the script, in the order in which they build on each other."""
@@ -85,30 +101,72 @@ def render_html(
     # All of the script is one block, in which nothing is global.
     lines = "\n".join(_part(f"script/{name}.js") for name in SCRIPTS)
     script = f'"use strict";\n(async () => {{\n{lines}\n}})();\n'
+    made = environment(PAGE)
+    symptoms = {column.key: views.symptoms(report, column) for column in report.columns}
+    made.globals |= {
+        "report": report,
+        "cards": views.cards(report),
+        "figures": figures or {},
+        "glances": glances_of(report.cards),
+        "pattern": pattern,
+        "measured": {(item.column, item.dtype): item for item in report.accuracy},
+        "features": {(item.column, item.feature): item for item in report.features},
+        "rows": {row.requirement: row for row in report.matrix},
+        "index_of": {row.requirement: index for index, row in enumerate(report.matrix)},
+        "place": {column.key: index for index, column in enumerate(report.columns)},
+        "symptoms": symptoms,
+        "views": views,
+        "MAKERS": MAKERS,
+        "VERDICTS": VERDICTS,
+        "NOT_VERIFIED": NOT_VERIFIED,
+    }
+    names = [target for target, _, _ in views.sections(report) if target in TEMPLATES]
+    parts = {name: made.get_template(f"{name}.html.j2").render() for name in (*names, *INSIDE)}
+    about = made.get_template("about.html.j2")
+    for index, column in enumerate(report.columns):
+        if symptoms[column.key]:
+            parts[f"about-{index}"] = about.render(column=column)
+    read = contents(report, records, parts, symptoms)
+    return made.get_template("report.html.j2").render(
+        style=style,
+        script=script,
+        contents=_embedded(msgspec.json.encode(read)),
+        cards_of=_embedded(msgspec.json.encode(report.cards)),
+        findings=_embedded(packed(report, records)),
+        policy=content_policy(style, script),
+    )
+
+
+def render_changes(changes: Changes) -> str:
+    """Return a page with two records side by side, and what changed, regressions first."""
+    before, after = changes.before.packages, changes.after.packages
+    style = (FOLDER / "page.css").read_text(encoding="utf-8") + TABLES
     return (
-        environment(PAGE)
-        .get_template("report.html.j2")
+        environment(PAGE, finalize=lambda value: printable(value) if type(value) is str else value)
+        .get_template("changes.html.j2")
         .render(
-            report=report,
+            changes=changes,
+            deltas=deltas(changes),
+            packages=[
+                name for name in sorted({*before, *after}) if before.get(name) != after.get(name)
+            ],
             style=style,
-            script=script,
-            contents=_embedded(contents(report, records)),
-            policy=content_policy(style, script),
-            cards=views.cards(report),
-            evidence=views.evidence(report),
-            figures=figures or {},
-            glances=glances_of(report.cards),
-            pattern=pattern,
-            measured={(item.column, item.dtype): item for item in report.accuracy},
-            rows={row.requirement: row for row in report.matrix},
-            index_of={row.requirement: index for index, row in enumerate(report.matrix)},
-            place={column.key: index for index, column in enumerate(report.columns)},
-            views=views,
-            MAKERS=MAKERS,
-            VERDICTS=VERDICTS,
-            NOT_VERIFIED=NOT_VERIFIED,
+            policy=content_policy(style),
         )
     )
+
+
+TABLES = """
+.scroll { overflow-x: auto; background: var(--panel); border: 1px solid var(--line); }
+table { border-collapse: collapse; width: 100%; font-size: .94rem; overflow-wrap: anywhere; }
+th, td { padding: .45rem .7rem; text-align: left; vertical-align: top; min-width: 5.5rem; }
+th { overflow-wrap: normal; }
+tr { border-bottom: 1px solid var(--line); }
+tbody tr:last-child { border-bottom: 0; }
+td:nth-child(2) { min-width: 9rem; }
+td:nth-child(n + 5) { min-width: 12rem; }
+"""
+"""Beside the style of a figure's page."""
 
 
 def _part(name: str) -> str:
@@ -118,45 +176,17 @@ def _part(name: str) -> str:
 # What the script reads
 
 
-class Shown(msgspec.Struct, omit_defaults=True):
-    """A finding with its text; requirement and verdict by their places in the contents."""
+def contents(
+    report: Report,
+    records: Sequence[Loaded],
+    parts: Mapping[str, str],
+    symptoms: Mapping[str, Sequence[views.Symptom]],
+) -> dict[str, Any]:
+    """Return what the script reads at once: names, counts, and the parts of the page as HTML.
 
-    requirement: int
-    verdict: int
-    detail: str = ""
-    value: str = ""
-    cause: str = ""
-    where: str = ""
-    made_by: str = ""
-    figures: Figures | None = None
-    worst: Worst | None = None
-
-
-def contents(report: Report, records: Sequence[Loaded]) -> dict[str, Any]:
-    """Return everything that the script reads, with every finding of the records.
-
-    Implementations are named by their place among the columns, requirements by their row of the
-    matrix. `axes` has the names of the axes of every array with a worst element, by "array rank".
+    `cells` has for each row of the matrix, and each column, verdicts by their places with counts.
     """
-    place = {column.key: index for index, column in enumerate(report.columns)}
-    row = {one.requirement: index for index, one in enumerate(report.matrix)}
-    names_of_axes = {}
-    items = []
-    for part in parts_of(records):
-        for result in part.results:
-            if part.key in place:
-                items.append(
-                    {
-                        "column": place[part.key],
-                        "case": result.case,
-                        "dtype": result.dtype,
-                        "mode": result.mode,
-                        "findings": [_shown(finding, row) for finding in result.findings],
-                    }
-                )
-            for finding in result.findings:
-                if (worst := finding.worst) and (names := axes(worst.array, len(worst.index))):
-                    names_of_axes[f"{worst.array} {len(worst.index)}"] = names
+    place: dict[str, int] = {verdict: index for index, verdict in enumerate(VERDICTS)}
     return {
         "limit": report.limit,
         "verdicts": VERDICTS,
@@ -169,38 +199,152 @@ def contents(report: Report, records: Sequence[Loaded]) -> dict[str, Any]:
         ],
         "dtypes": report.totals.dtypes,
         "topics": {topic.name: (topic.title, topic.question) for topic in topics_of(records)},
-        "cards": report.cards,
         "makers": MAKERS,
-        "cases": {
-            name: case for _, record, _ in records for name, case in record.header.cases.items()
-        },
-        "axes": names_of_axes,
-        "items": items,
+        "cells": [
+            [
+                [n for verdict, n in cell.counts.items() for n in (place[verdict], n)]
+                for cell in row.cells
+            ]
+            for row in report.matrix
+        ],
+        "carded": [card.column for card in report.cards],
+        "symptoms": [
+            (index, symptom.text, symptom.times, symptom.deviations[0].id)
+            for index, column in enumerate(report.columns)
+            for symptom in symptoms[column.key]
+        ],
+        "parts": parts,
     }
 
 
-def _shown(finding: Finding, row: Mapping[str, int]) -> Shown:
-    return Shown(
-        row[finding.requirement],
-        VERDICTS.index(finding.verdict),
-        finding.detail,
-        say(finding.value),
-        say(finding.cause),
-        say(finding.where),
-        finding.made_by,
-        finding.figures,
-        finding.worst,
-    )
+IN_FULL = 12
+"""Findings that say the same and have all digits and the worst element in the page; those beyond
+keep the two digits that are shown, so that a page of a million findings can be mailed."""
 
 
-def _embedded(readable: object) -> Markup:
-    """Return it as text that can stand inside a script element whatever its strings hold.
+def packed(report: Report, records: Sequence[Loaded]) -> bytes:
+    """Return every finding as columns of numbers: a line of JSON, then their bytes.
 
-    Hundreds of thousands of findings have to fit into a page that opens at once. Most of their
-    text repeats, so gzip makes a thirtieth of it; browsers decompress it themselves.
+    Numbers stand for places in the lists of the JSON, where 0 is the first. Of a number of several
+    bytes all lowest bytes come first, then all of the next: so they compress best.
     """
-    packed = gzip.compress(msgspec.json.encode(readable), compresslevel=6, mtime=0)
-    return Markup(base64.b64encode(packed).decode())
+    column = {own.key: index for index, own in enumerate(report.columns)}
+    row = {own.requirement: index for index, own in enumerate(report.matrix)}
+    results = [
+        (column[part.key], result)
+        for part in parts_of(records)
+        if part.key in column
+        for result in part.results
+    ]
+    findings = [finding for _, result in results for finding in result.findings]
+    full = _in_full(results)
+    lists: dict[str, dict[Any, int]] = {
+        name: {first: 0}
+        for name, first in (
+            ("cases", None), ("in", None), ("modes", None), ("arrays", ""), ("ratios", 0.0),
+            ("limits", 0.0), ("accuracies", ""), ("texts", ("", "", "", "", "")),
+        )
+    }  # fmt: skip
+
+    def places(among: str, values: Iterable[Any]) -> list[int]:
+        known = lists[among]
+        return [known.setdefault(value, len(known)) for value in values]
+
+    verdicts: dict[str, int] = {verdict: index for index, verdict in enumerate(VERDICTS)}
+    shown = [(finding, id(finding) in full) for finding in findings]
+    figures = [finding.figures or _NO_FIGURES for finding in findings]
+    exact: list[tuple[Figures | None, Worst | None]] = [(None, None)]
+    exact += ((one.figures, one.worst) for one, whole in shown if whole and one.worst)
+    counted = itertools.count(1)
+    # A column at a time: a report of a million findings is made in seconds.
+    numbers: dict[str, list[int]] = {
+        "column": [index for index, _ in results],
+        "case": places("cases", (result.case for _, result in results)),
+        "dtype": places("in", (result.dtype for _, result in results)),
+        "mode": places("modes", (result.mode for _, result in results)),
+        "many": [len(result.findings) for _, result in results],
+        "requirement": [row[finding.requirement] for finding in findings],
+        "verdict": [verdicts[finding.verdict] for finding in findings],
+        "text": places("texts", itertools.starmap(_texts, shown)),
+        "array": places("arrays", (own.array for own in figures)),
+        "max": places("ratios", (_digits(own.max_ratio) for own in figures)),
+        "rms": places("ratios", (_digits(own.rms_ratio) for own in figures)),
+        "bias": places("ratios", (_lean(own.bias) for own in figures)),
+        "limit": places("limits", (own.limit for own in figures)),
+        "accuracy": places("accuracies", (own.accuracy for own in figures)),
+        "exact": [next(counted) if whole and one.worst else 0 for one, whole in shown],
+    }
+    sizes: list[tuple[str, int, int]] = []
+    head = {
+        "lists": {name: list(known) for name, known in lists.items()},
+        "exact": exact,
+        "numbers": sizes,
+        "cases": {
+            name: case for _, record, _ in records for name, case in record.header.cases.items()
+        },
+        "axes": _axes(exact),
+    }
+    content = []
+    for name, values in numbers.items():
+        wide = 1 + (max(values, default=0) > 0xFF) + 2 * (max(values, default=0) > 0xFFFF)
+        sizes.append((name, len(values), min(wide, 4)))
+        octets = np.array(values, dtype="<u4").view(np.uint8).reshape(-1, 4)
+        content.append(octets[:, : min(wide, 4)].T.tobytes())
+    return msgspec.json.encode(head) + b"\n" + b"".join(content)
+
+
+_NO_FIGURES = Figures(array="", max_ratio=0.0, rms_ratio=0.0, bias=0.0, limit=0.0, accuracy="")
+
+
+def _texts(finding: Finding, whole: bool) -> tuple[str, str, str, str, str]:
+    """Return what a finding says; its detail only if the page has it in full, or it has no more."""
+    detail = finding.detail if whole or finding.figures is None else ""
+    value, cause, where = finding.value, finding.cause, finding.where
+    if not (value.id or cause.id or where.id):
+        return (detail, "", "", "", finding.made_by)
+    return (detail, say(value), say(cause), say(where), finding.made_by)
+
+
+def _in_full(results: Sequence[tuple[int, CaseResult]]) -> set[int]:
+    """Return the ids of the findings that the page has in full: the gravest of each kind."""
+    alike = by_key(
+        (
+            (index, one)
+            for index, result in results
+            for one in result.findings
+            if one.verdict != "conforms"
+        ),
+        lambda item: (item[0], item[1].requirement, item[1].verdict, item[1].cause),
+    )
+    return {
+        id(finding)
+        for same in alike.values()
+        for _, finding in sorted(same, key=lambda item: gravity(item[1]), reverse=True)[:IN_FULL]
+    }
+
+
+def _digits(value: float) -> float:
+    """Return a ratio to the two digits that the page shows."""
+    return value if value in (0, INFINITE) else float(f"{value:.1e}")
+
+
+def _lean(bias: float) -> float:
+    """Return a bias in halves, and to two digits where it is more than chance would give."""
+    return float(f"{bias:.1e}") if abs(bias) > 5 else round(2 * bias) / 2
+
+
+def _axes(exact: Sequence[tuple[Figures | None, Worst | None]]) -> dict[str, Sequence[str]]:
+    """Return the names of the axes of every array with a worst element, by "array rank"."""
+    found: dict[str, Sequence[str]] = {}
+    for _, worst in exact:
+        if worst and (names := axes(worst.array, len(worst.index))):
+            found[f"{worst.array} {len(worst.index)}"] = names
+    return found
+
+
+def _embedded(content: bytes) -> Markup:
+    """Return it as text that can stand inside a script element whatever its strings hold."""
+    return Markup(base64.b64encode(gzip.compress(content, compresslevel=9, mtime=0)).decode())
 
 
 # Attention patterns
@@ -251,15 +395,10 @@ def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
 
 def _gathers(deviation: Deviation, result: CaseResult) -> bool:
     """Return whether an item is one of those of a deviation."""
-    return (
-        result.case in deviation.cases
-        and result.dtype in deviation.dtypes
-        and result.mode in deviation.modes
-        and any(
-            (finding.requirement, finding.verdict, finding.cause)
-            == (deviation.requirement, deviation.verdict, deviation.cause)
-            for finding in result.findings
-        )
+    is_there = result.case in deviation.cases and result.mode in deviation.modes
+    says = deviation.requirement, deviation.verdict, deviation.cause
+    return (is_there and result.dtype in deviation.dtypes) and any(
+        (finding.requirement, finding.verdict, finding.cause) == says for finding in result.findings
     )
 
 

@@ -35,21 +35,14 @@ from conformance.reports.model import (
     Variant,
 )
 from conformance.reports.totals import by_key
-from conformance.reports.wording import listed
+from conformance.reports.wording import UNSORTED, listed
 from conformance.text import plural
 from conformance.words import say
 
 
-class Group(NamedTuple):
-    """Columns of one layer on several backends; mostly just one."""
-
-    title: str
-    columns: list[Column]
-
-
-def groups(report: Report) -> list[Group]:
-    """Return the columns by layer."""
-    return [Group(title, list(own)) for title, own in groupby(report.columns, lambda c: c.group)]
+def groups(report: Report) -> list[tuple[str, list[Column]]]:
+    """Return the columns by layer: one layer on several backends is a group."""
+    return [(title, list(own)) for title, own in groupby(report.columns, lambda c: c.group)]
 
 
 def versions(report: Report) -> dict[str, list[str]]:
@@ -73,27 +66,33 @@ def known(column: Column) -> bool:
     return verified(column.findings) > 0
 
 
+def sections(report: Report) -> list[tuple[str, str, str]]:
+    """Return the sections: the anchor, the word for the navigation, and the heading."""
+    asked = any(one.items or one.seen for one in report.features)
+    every = (
+        ("matrix", "Requirements", "Requirements", True),
+        ("deviations", "Deviations", "Deviations", True),
+        ("conventions", "Conventions", "What each mask argument means", True),
+        ("features", "Features", "Features beyond masks", asked),
+        ("cards", "Cards", "Convention cards", bool(report.cards or report.handed)),
+        ("accuracy", "Accuracy", "Accuracy", True),
+        ("pairs", "Pairwise", "Implementations against each other", True),
+        ("trend", "Trend", "Trend", bool(report.trends)),
+        ("versions", "Versions", "Versions", bool(report.timelines)),
+        ("unsupported", "Unsupported", "Unsupported", True),
+        ("not-verified", "Not verified", "Not verified", True),
+        ("provenance", "Provenance", "Provenance", True),
+    )
+    return [(target, told, heading) for target, told, heading, there in every if there]
+
+
 # The matrix
 
 
 def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
     """Return the rows by chapter, each with its index in the matrix."""
-    rows = [(index, row) for index, row in enumerate(report.matrix) if _was_asked(row)]
+    rows = [(index, row) for index, row in enumerate(report.matrix) if row.asked]
     return list(by_key(rows, lambda item: item[1].chapter).items())
-
-
-def asked(report: Report) -> list[Row]:
-    """Return the rows of the matrix that hold anything."""
-    return [row for row in report.matrix if _was_asked(row)]
-
-
-def unasked(report: Report) -> list[str]:
-    """Return the requirements that no implementation was asked about."""
-    return [row.requirement for row in report.matrix if not _was_asked(row)]
-
-
-def _was_asked(row: Row) -> bool:
-    return any(cell.counts for cell in row.cells)
 
 
 # Conventions
@@ -152,14 +151,11 @@ def cards(report: Report) -> list[Card]:
 def polarity(cards: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]]]:
     """Return the mask arguments by meaning: those where True attends, and those where it blocks."""
     answer: dict[str, list[tuple[Card, list[Reading]]]] = {"attends": [], "blocks": []}
-    for card in cards:
-        for meaning, entries in answer.items():
-            readings = [
-                reading
-                for reading in card.arguments
-                if reading.true and reading.true[0].phrase.id == f"mask.{meaning}"
-            ]
-            if readings:
+    for meaning, entries in answer.items():
+        for card in cards:
+            ids = [reading.true[0].phrase.id if reading.true else "" for reading in card.arguments]
+            pairs = zip(ids, card.arguments, strict=True)
+            if readings := [reading for name, reading in pairs if name == f"mask.{meaning}"]:
                 entries.append((card, readings))
     return answer
 
@@ -219,12 +215,11 @@ def _reading(members: Sequence[tuple[str, Argument]]) -> Reading:
         for name in declared
     }
     surprises: dict[str, list[str]] = defaultdict(list)
-    for form, observed in forms.items():
-        for item in observed:
-            if declared[form] and item.phrase.id != declared[form]:
-                place = f" ({item.where})" if item.where else ""
-                text = f"{item.value}{place}, declared {say(Phrase(declared[form]))}"
-                surprises[text].append(_FORMS.get(form, form))
+    for form, item in ((form, item) for form, observed in forms.items() for item in observed):
+        if declared[form] and item.phrase.id != declared[form]:
+            place = f" ({item.where})" if item.where else ""
+            text = f"{item.value}{place}, declared {say(Phrase(declared[form]))}"
+            surprises[text].append(_FORMS.get(form, form))
 
     def shown(form: str) -> list[Variant]:
         meaning = Phrase(declared.get(form, ""))
@@ -289,11 +284,6 @@ def families(report: Report) -> list[Family]:
     ]
 
 
-def written(report: Report) -> list[str]:
-    """Return the encodings of the one mask."""
-    return list(dict.fromkeys(item.written for item in report.handed))
-
-
 # Accuracy
 
 LOWEST, HIGHEST = 0.1, 1000.0
@@ -303,21 +293,11 @@ MARGIN = 3.0
 TICKS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
-def dtypes(report: Report) -> list[str]:
-    """Return those in which something was measured, in the order of the records."""
-    return list(dict.fromkeys(item.dtype for item in report.accuracy))
-
-
 def position(value: float) -> float:
     """Return the position of a ratio on the axis, in per cent; larger ratios are put at the end."""
     inside = min(max(value, LOWEST), HIGHEST)
     share = math.log(inside / LOWEST) / math.log(HIGHEST / LOWEST)
     return round(MARGIN + (100 - 2 * MARGIN) * share, 2)
-
-
-def beyond(value: float) -> bool:
-    """Return whether a ratio is beyond the end of the axis."""
-    return value > HIGHEST
 
 
 # Implementations against each other
@@ -445,32 +425,89 @@ class Symptom(NamedTuple):
     """Deviations of one implementation that have one cause, or one message.
 
     `folded`: the same error answered all of these requirements, so one of them is evidence enough.
+    `kind`, `reason`, `link`, `reproduction`: of the entry of a baseline that knows of them.
     """
 
+    kind: str
     text: str
     explained: bool
     verdict: str
     times: int
     deviations: list[Deviation]
     folded: bool
+    reason: str
+    link: str
+    reproduction: str
+
+
+class Cause(NamedTuple):
+    """Symptoms of several implementations that have one cause; each with the anchor of its own."""
+
+    symptom: Symptom
+    members: list[tuple[Column, str]]
+    times: int
+
+    @property
+    def columns(self) -> list[Column]:
+        """The implementations."""
+        return [column for column, _ in self.members]
+
+
+SEVERITY = (UNSORTED, "defect", "accuracy", "limitation", "convention")
+"""Kinds of deviations, the gravest first."""
 
 
 def symptoms(report: Report, column: Column) -> list[Symptom]:
     """Return the deviations of one implementation by likely cause, named causes first."""
     own = (item for item in report.deviations if item.column == column.key)
-    alike = by_key(own, lambda item: (item.verdict, _symptom(item), bool(item.cause)))
-    found = [
-        Symptom(
-            text,
-            explained,
-            verdict,
-            sum(item.times for item in items),
-            items,
-            verdict == "error" and len(items) > 1,
-        )
-        for (verdict, text, explained), items in alike.items()
+    alike = by_key(
+        own,
+        lambda item: (item.verdict, _symptom(item), bool(item.cause), item.kind, item.reason),
+    )
+    found = []
+    for (verdict, text, explained, kind, reason), items in alike.items():
+        times, folded = sum(item.times for item in items), verdict == "error" and len(items) > 1
+        found.append(
+            Symptom(
+                kind, text, explained, verdict, times, items, folded,
+                reason, items[0].link, items[0].reproduction,
+            )
+        )  # fmt: skip
+    return sorted(
+        found, key=lambda item: (SEVERITY.index(item.kind), not item.explained, -item.times)
+    )
+
+
+def causes(report: Report, symptoms: Mapping[str, Sequence[Symptom]]) -> list[Cause]:
+    """Return what deviates by cause over all implementations, the gravest kinds first."""
+    alike = by_key(
+        ((column, symptom) for column in report.columns for symptom in symptoms[column.key]),
+        lambda item: (item[1].kind, item[1].reason or (item[1].text, item[1].explained)),
+    )
+    found = []
+    for members in alike.values():
+        first = by_key(members, lambda item: item[0].key).values()
+        times = sum(symptom.times for _, symptom in members)
+        places = [(column, symptom.deviations[0].id) for (column, symptom), *_ in first]
+        found.append(Cause(members[0][1], places, times))
+    return sorted(found, key=lambda item: (SEVERITY.index(item.symptom.kind), -item.times))
+
+
+def kinds(symptoms: Sequence[Symptom]) -> list[tuple[str, int]]:
+    """Return the kinds of an implementation's deviations, each with how many causes it has."""
+    own = by_key(symptoms, lambda symptom: symptom.kind)
+    return [
+        (kind, len({symptom.reason or symptom.text for symptom in own[kind]}))
+        for kind in SEVERITY
+        if kind in own
     ]
-    return sorted(found, key=lambda item: (not item.explained, -item.times))
+
+
+def extent(symptoms: Sequence[Symptom], rows: Mapping[str, Row]) -> str:
+    """Return chapters, verdicts and dtypes of an implementation's deviations, for the filter."""
+    items = [item for symptom in symptoms for item in symptom.deviations]
+    words = {rows[item.requirement].chapter for item in items} | {item.verdict for item in items}
+    return " ".join(sorted(words | {dtype for item in items for dtype in item.dtypes}))
 
 
 def _symptom(item: Deviation) -> str:

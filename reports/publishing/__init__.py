@@ -1,5 +1,314 @@
-"""Publish a run over all implementations: records, a table, and a page for each.
+"""`mha-conformance publish`: keep the records of a run, and render the pages from what is kept.
 
-`write` keeps records in reports/published/, and writes what `pages` renders of them and of the
-baselines: reports/published/README.md and docs/implementations/*.md.
+Records are kept whole but for the exchanged arrays, and compressed. The same record gives the same
+bytes, so that nothing changes in the repository where nothing new was found. Version control keeps
+every edition for ever, hence the limits.
 """
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from conformance.errors import BrokenRecord, ConformanceError
+from conformance.progress import progress
+from conformance.records.exploration import Exploration, read_exploration
+from conformance.records.header import processor
+from conformance.records.long import as_record
+from conformance.records.record import Record
+from conformance.reports.columns import parts_of
+from conformance.reports.figures.lengths import plot
+from conformance.reports.load import find_records, load, load_versions
+from conformance.reports.model import Loaded
+from conformance.reports.publishing.pages import (
+    EXPLORED,
+    MOST_RECORD,
+    MOST_TOGETHER,
+    Known,
+    Made,
+    Published,
+    read_baselines,
+    render_index,
+    render_page,
+    render_table,
+    sort,
+)
+from conformance.reports.publishing.site import SITE, Translator, render_site
+from conformance.reports.publishing.sizes import (
+    LARGE,
+    LONG,
+    PLOT,
+    large_of,
+    lengths_of,
+    read_climbs,
+)
+from conformance.reports.wording import UNSORTED
+from conformance.reports.writing import build, outcome, read_run
+from conformance.text import plural, printable
+
+RECORDS, VERSIONS = "records", "versions"
+"""Folders of the records, and of those that are there for their versions only."""
+
+MADE = "made.json"
+
+END = "\n<!-- made by mha-conformance publish -->\n"
+"""Ends every page. A file without it was not made here, and is not removed."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of a publication: inputs and output.
+
+    Attributes:
+        records: files or folders; none to render again what is kept in `output`.
+        versions: likewise, of the same implementations with other versions.
+        large: likewise, of level "large"; none to keep those that are in `output`.
+        expected, expected_versions: names of records that must be there.
+        run: file with the id of the run that they must be of.
+        output: folder of the records and of the table.
+        pages: folder of the pages.
+        baselines: files or folders of known deviations.
+        translator: makes the answers of the site's translator.
+        add: keep what is in `output` beside these records, and replace only what they measured
+            again.
+    """
+
+    records: Sequence[Path]
+    versions: Sequence[Path]
+    expected: Sequence[str]
+    expected_versions: Sequence[str]
+    run: Path | None
+    output: Path
+    pages: Path
+    baselines: Sequence[Path]
+    add: bool = False
+    large: Sequence[Path] = ()
+    translator: Translator = lambda declared: {}
+
+
+def publish(wanted: Wanted) -> int:
+    """Write the files, and return an exit code as that of a report.
+
+    Raises:
+        ConformanceError: records are too large to keep, or something cannot be read or written;
+            or one to be added does not fit those that are there.
+    """
+    with progress("reading records") as advance:
+        if wanted.records:
+            (_add if wanted.add else _keep_all)(wanted)
+        if wanted.large:
+            _keep_large(wanted)
+        advance("rendering")
+        published = read(wanted)
+        files = render(published)
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    (wanted.output / SITE).write_bytes(render_site(published, wanted.translator))
+    for stale in set(wanted.pages.glob("*.md")) - set(files):
+        if stale.read_text(encoding="utf-8").endswith(END):
+            stale.unlink()
+    beside = {f"{name}, {record}": known for (record, name), known in published.beside.items()}
+    sizes = {f"{name}, {LARGE} or {LONG}": known for name, known in published.sizes.items()}
+    for key, known in {**published.known, **beside, **sizes}.items():
+        times = sum(item.kind == UNSORTED for item in known)
+        if times:
+            print(printable(f"{key}: {plural(times, 'deviation')} that no baseline sorts"))
+    for problem in published.report.not_verified.problems:
+        print(printable(f"left out: {problem}"))
+    for name in published.report.not_verified.missing:
+        print(printable(f"expected, and not there: {name}"))
+    pages = len(published.report.columns)
+    print(printable(f"published: {wanted.output}, {pages} pages in {wanted.pages}"))
+    return outcome(published.report)
+
+
+def _keep_all(wanted: Wanted) -> None:
+    run = read_run(wanted.run)
+    loaded = load(find_records(wanted.records), run)
+    others, refused = load_versions(find_records(wanted.versions), run)
+    keep(loaded.current, wanted.output / RECORDS)
+    keep(others, wanted.output / VERSIONS)
+    there = {record.header.name for _, record, _ in others}
+    absent = [
+        f"{name}: these versions could not be set up, or did not finish"
+        for name in wanted.expected_versions
+        if name not in there
+    ]
+    problems = [*loaded.problems, *refused, *absent]
+    _write_made(_made(_minutes(run) if run else 0, wanted.expected, problems), wanted.output)
+
+
+def _add(wanted: Wanted) -> None:
+    new = find_records(wanted.records)
+    loaded = load([*find_records([wanted.output / RECORDS]), *new])
+    if loaded.problems:
+        raise ConformanceError("; ".join(loaded.problems))
+    keep(loaded.current, wanted.output / RECORDS)
+    made = read_made(wanted.output) or _made(0, [], [])
+    names = (record.header.name for path, record, _ in loaded.current if path in new)
+    expected = list(dict.fromkeys([*made.expected, *names]))
+    _write_made(msgspec.structs.replace(made, expected=expected), wanted.output)
+
+
+def _keep_large(wanted: Wanted) -> None:
+    """Keep the records of level "large"; with `add`, beside those that are there."""
+    # They are narrowed runs, which a folder of whole ones leaves out.
+    new = [
+        file
+        for path in wanted.large
+        for file in (sorted(path.glob("*.narrowed.json")) if path.is_dir() else [path])
+    ]
+    folder = wanted.output / LARGE
+    names = {path.name.partition(".")[0] for path in new}
+    old = [path for path in folder.glob("*.json.gz") if path.name.partition(".")[0] not in names]
+    loaded, problems = load_versions([*new, *(old if wanted.add else [])])
+    if problems:
+        raise ConformanceError("; ".join(problems))
+    keep(loaded, folder)
+
+
+def keep(records: Sequence[Loaded], folder: Path) -> int:
+    """Write these records into a folder, from which all others are removed.
+
+    Returns:
+        How many bytes they have.
+
+    Raises:
+        ConformanceError: one of them, or all together, are larger than what may be kept.
+    """
+    files = {f"{record.header.name}.json.gz": packed(record) for _, record, _ in records}
+    for name, content in files.items():
+        if len(content) > MOST_RECORD:
+            raise ConformanceError(
+                f"{name}: {len(content):,} bytes, {MOST_RECORD:,} are the most that a published "
+                "record can have; examine fewer implementations in one environment"
+            )
+    size = sum(map(len, files.values()))
+    if size > MOST_TOGETHER:
+        raise ConformanceError(
+            f"{folder}: {size:,} bytes, {MOST_TOGETHER:,} are the most that published records "
+            "can have together"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    for file in folder.glob("*.json.gz"):
+        if file.name not in files:
+            file.unlink()
+    return size
+
+
+def packed(record: Record) -> bytes:
+    """Compress a record, leaving out its arrays, which are kept in another file."""
+    text = msgspec.json.encode(msgspec.structs.replace(record, exchange="", digest=""))
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9, mtime=0, filename="") as file:
+        file.write(text)
+    return buffer.getvalue()
+
+
+def _made(minutes: int, expected: Sequence[str], problems: Sequence[str]) -> Made:
+    """Describe how records were made on this machine."""
+    return Made(
+        processor=processor(),
+        cores=os.cpu_count() or 1,
+        memory=round(psutil.virtual_memory().total / 2**30),
+        minutes=minutes,
+        expected=list(expected),
+        problems=list(problems),
+    )
+
+
+def _write_made(made: Made, folder: Path) -> None:
+    text = msgspec.json.format(msgspec.json.encode(made), indent=1)
+    (folder / MADE).write_bytes(text + b"\n")
+
+
+def read_made(folder: Path) -> Made | None:
+    """Return the provenance stored beside the records, or None."""
+    try:
+        return msgspec.json.decode((folder / MADE).read_bytes(), type=Made)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _minutes(run: str) -> int:
+    """Return the minutes since the run was begun, which is what its id begins with."""
+    began = datetime.datetime.strptime(run.partition("-")[0], "%Y%m%dT%H%M%SZ")
+    now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+    return round((now - began).total_seconds() / 60)
+
+
+def read(wanted: Wanted, root: Path = Path()) -> Published:
+    """Read what the pages are made of from the records that are kept; links lead from `root`."""
+    loaded = load(find_records([wanted.output / RECORDS]))
+    others, refused = load_versions(find_records([wanted.output / VERSIONS]))
+    if not loaded.current:
+        raise ConformanceError(f"{wanted.output}: no records are kept there; name some to publish")
+    folder = wanted.output / LARGE
+    large, refused_large = load_versions(find_records([folder] if folder.is_dir() else []))
+    climbs = read_climbs(wanted.output / LONG)
+    made = read_made(wanted.output)
+    problems = [*(made.problems if made else ()), *loaded.problems, *refused, *refused_large]
+    expected = made.expected if made else ()
+    baseline = read_baselines(wanted.baselines)
+    at_length: list[Loaded] = [(Path(name), as_record(climb), {}) for name, climb in climbs.items()]
+    sizes: dict[str, list[Known]] = {}
+    for part, known in sort([*large, *at_length], baseline):
+        sizes.setdefault(part.implementation.name, []).extend(known)
+    return Published(
+        report=build(loaded.current, expected, problems, versions=others),
+        declared={part.key: part.implementation for part in parts_of(loaded.current)},
+        explored=read_explored(wanted.output / EXPLORED),
+        known={part.key: known for part, known in sort(loaded.current, baseline)},
+        beside={
+            (part.record.header.name, part.implementation.name): known
+            for part, known in sort(others, baseline)
+        },
+        large={part.implementation.name: large_of(part, baseline) for part in parts_of(large)},
+        lengths={name: lengths_of(climb, baseline) for name, climb in climbs.items()},
+        sizes=sizes,
+        climbs=climbs,
+        versions=others,
+        made=made,
+        output=wanted.output,
+        pages=wanted.pages,
+        root=root,
+    )
+
+
+def read_explored(folder: Path) -> dict[str, Exploration]:
+    """Return the explorations that are kept in a folder, by implementation.
+
+    Raises:
+        BrokenRecord: a file is none, or is called otherwise than what it is about.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        exploration = read_exploration(path)
+        if exploration is None or exploration.implementation != path.stem:
+            raise BrokenRecord(f"{path} is not about {path.stem}")
+        found[path.stem] = exploration
+    return found
+
+
+def render(published: Published) -> dict[Path, str]:
+    """Return every file by its path."""
+    files = {
+        published.output / "README.md": render_table(published),
+        published.pages / "index.md": render_index(published),
+    }
+    for column in published.report.columns:
+        files[published.pages / f"{column.key}.md"] = render_page(published, column)
+    if published.climbs:
+        files[published.output / PLOT] = plot(list(published.climbs.values()))
+    return {path: content + END for path, content in files.items()}

@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 from markupsafe import Markup
 
+from conformance.records.exploration import Exploration
 from conformance.records.header import Implementation
+from conformance.records.long import Climb
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports import wording
 from conformance.reports.cards import glances_of
-from conformance.reports.columns import Part, findings_of, parts_of
-from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline, recorded
-from conformance.reports.gate.judging import Claims
+from conformance.reports.columns import Part, parts_of
+from conformance.reports.gate.baseline import KINDS, Baseline, Entry, read_baseline
+from conformance.reports.gate.judging import knower
 from conformance.reports.model import Column, Loaded, Point, Report, Trend
-from conformance.reports.page import views
 from conformance.reports.page.markdown import fenced, prose, render, text
-from conformance.reports.totals import WRONG, Group, Seen, by_key
+from conformance.reports.publishing.sizes import PLOT, Large, Length
+from conformance.reports.totals import Group, by_key, grouped, located
 
 # Deviations by what they are
 
-UNSORTED = "unsorted deviation"
-"""The kind of what no baseline sorts."""
-
-_ORDER = (UNSORTED, *reversed(KINDS))
+_ORDER = (wording.UNSORTED, *reversed(KINDS))
 
 
 @dataclass(frozen=True)
@@ -43,27 +42,38 @@ class Known:
 
     Attributes:
         entry: of the baseline, or None if no entry knows of it.
-        times: how many findings it explains.
-        requirements, cases: of those, the most frequent first.
-        cause: what most of them are diagnosed as, or `NOTHING`.
-        made_by: "kernel", "projections" or "", where that was examined.
+        group: the findings that it explains.
     """
 
     entry: Entry | None
-    times: int
-    requirements: tuple[str, ...]
-    cases: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    modes: tuple[str, ...]
-    verdict: str
-    detail: str
-    cause: Phrase
-    made_by: str
+    group: Group
+
+    @property
+    def detail(self) -> str:
+        """What the worst of the findings says."""
+        return self.group.worst.finding.detail
+
+    def most_frequent(self, place: str) -> list[str]:
+        """Return the requirements or cases of its findings, the most frequent first."""
+        counts = Counter(one.part(place) for one in self.group.members)
+        return [name for name, _ in counts.most_common()]
+
+    @property
+    def cause(self) -> Phrase:
+        """The cause that most of its findings have, or `NOTHING`."""
+        causes = Counter(one.finding.cause for one in self.group.members if one.finding.cause)
+        return causes.most_common(1)[0][0] if causes else NOTHING
+
+    @property
+    def made_by(self) -> str:
+        """What deviates, "kernel" or "projections"; "" if it was not examined, or is both."""
+        makers = {one.finding.made_by for one in self.group.members} - {""}
+        return makers.pop() if len(makers) == 1 else ""
 
     @property
     def kind(self) -> str:
-        """The kind of the deviation: one of `KINDS`, or `UNSORTED`."""
-        return (self.entry.kind if self.entry else "") or UNSORTED
+        """The kind of the deviation: one of `KINDS`, or `wording.UNSORTED`."""
+        return (self.entry.kind if self.entry else "") or wording.UNSORTED
 
     @property
     def reason(self) -> str:
@@ -89,7 +99,9 @@ def read_baselines(paths: Iterable[Path]) -> Baseline:
         for file in (sorted(path.glob("*.toml")) if path.is_dir() else [path])
     ]
     entries = [entry for file in files for entry in read_baseline(file).entries]
-    numbered = tuple(replace(entry, number=number) for number, entry in enumerate(entries, 1))
+    numbered = tuple(
+        msgspec.structs.replace(entry, number=number) for number, entry in enumerate(entries, 1)
+    )
     return Baseline(Path("baselines"), "", numbered)
 
 
@@ -97,44 +109,22 @@ def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list
     """Return the deviations of each part, defects first, then by how many findings they explain."""
     known = []
     for part in parts_of(records):
-        claims = Claims(baseline, part.record)
-        carried = Claims(recorded(part.record.header.known), part.record)
-        groups: dict[Entry | None, list[Seen]] = defaultdict(list)
-        for seen in findings_of([part]):
-            if seen.finding.verdict in WRONG:
-                entry = claims.knows(*seen[1:]) or carried.knows(*seen[1:])
-                groups[entry].append(seen)
-        deviations = [_known(entry, Group(seen)) for entry, seen in groups.items()]
-        deviations.sort(key=lambda one: (_ORDER.index(one.kind), -one.times))
+        knows_of = knower(baseline, part.record)
+        wrong = [one for one in located(part.results) if one.wrong]
+        knows = {one: knows_of(one) for one in wrong}
+        deviations = [
+            Known(knows[group.worst], group) for group in grouped(wrong, knows.__getitem__)
+        ]
+        deviations.sort(key=lambda one: (_ORDER.index(one.kind), -len(one.group)))
         known.append((part, deviations))
     return known
 
 
-def _known(entry: Entry | None, group: Group[Seen]) -> Known:
-    findings = [one.finding for one in group.members]
-    causes = Counter(finding.cause for finding in findings if finding.cause)
-    makers = {finding.made_by for finding in findings} - {""}
-    worst = group.worst.finding
-    return Known(
-        entry=entry,
-        times=len(group),
-        requirements=_by_frequency(finding.requirement for finding in findings),
-        cases=_by_frequency(one.result.case for one in group.members),
-        dtypes=tuple(group.dtypes),
-        modes=tuple(group.modes),
-        verdict=worst.verdict,
-        detail=worst.detail,
-        cause=causes.most_common(1)[0][0] if causes else NOTHING,
-        made_by=makers.pop() if len(makers) == 1 else "",
-    )
-
-
-def _by_frequency(words: Iterable[str]) -> tuple[str, ...]:
-    return tuple(word for word, _ in Counter(words).most_common())
-
-
 # Pages
 
+
+EXPLORED = "explored"
+"""Folder of what was found beyond the catalogue, beside the records."""
 
 _OWN = "Written here, or for teaching"
 """Heading of what belongs to no library."""
@@ -142,6 +132,13 @@ _OWN = "Written here, or for teaching"
 MOST_RECORD = 512 * 2**10
 MOST_TOGETHER = 16 * 2**20
 """Bytes that one record, and all of them together, may have in the repository."""
+
+
+FAMILIES_IN_TABLES = (
+    ("Window", "Lengths", "Segments, packed", "Positions", "Caches, pages"),
+    ("Soft cap", "Sinks", "ALiBi", "Rotary", "Query/key norm"),
+)
+"""Features by table: which keys a query sees and where these stand, then what becomes of logits."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -170,8 +167,13 @@ class Published:
     Attributes:
         report: of the published records.
         declared: what each column's adapter declared when its record was made.
+        explored: by implementation, what was found beyond the catalogue.
         known: by column, its deviations by what they are.
         beside: the same by record and implementation, of records with other versions.
+        large, lengths: by implementation, what the sizes of kernels show, for each dtype.
+        sizes: what deviates there, by implementation.
+        climbs: by implementation, the examinations at length.
+        versions: the records with other versions.
         made: how the records were made, if that was kept.
         output, pages: folders of the table and of the pages.
         root: folder that links of baselines are relative to.
@@ -179,12 +181,18 @@ class Published:
 
     report: Report
     declared: Mapping[str, Implementation]
+    explored: Mapping[str, Exploration]
     known: Mapping[str, Sequence[Known]]
     beside: Mapping[tuple[str, str], Sequence[Known]]
+    large: Mapping[str, Sequence[Large]]
+    lengths: Mapping[str, Sequence[Length]]
+    sizes: Mapping[str, Sequence[Known]]
+    climbs: Mapping[str, Climb]
     made: Made | None
     output: Path
     pages: Path
     root: Path = Path()
+    versions: Sequence[Loaded] = ()
 
 
 def render_table(published: Published) -> str:
@@ -198,15 +206,21 @@ def render_table(published: Published) -> str:
         groups=_groups(report.columns),
         glances=_few(report),
         cards={card.column: card for card in report.cards},
-        dtypes=views.dtypes(report),
+        dtypes=list(dict.fromkeys(item.dtype for item in report.accuracy)),
+        families=FAMILIES_IN_TABLES,
+        features={(item.column, item.feature): item for item in report.features},
         reached=_reached(report),
+        large=published.large,
+        lengths=published.lengths,
+        plot=PLOT if published.climbs else "",
+        seconds=max((climb.seconds or 0 for climb in published.climbs.values()), default=0),
         kinds=lambda key: _kinds(published.known.get(key, ())),
         defects=_defects(published),
         pages=link(str(published.pages.absolute())),
         root=link(".") + "/",
         linked=lambda target: _link(target, link),
         changes=_changes,
-        varying=_varying,
+        varying=varying,
         most_record=MOST_RECORD // 2**10,
         most_together=MOST_TOGETHER // 2**20,
     )
@@ -230,7 +244,13 @@ def render_page(published: Published, column: Column) -> str:
         example=fenced(declared.example, "python") if declared.example else None,
         answers=[(glance.heading, glance.take(cards[0])) for glance in glances_of(cards)],
         deviations=known,
-        all_modes=lambda item: set(item.modes) >= set(column.modes),
+        explored=published.explored.get(column.name),
+        large=published.large.get(column.name, ()),
+        lengths=published.lengths.get(column.name, ()),
+        climb=published.climbs.get(column.name),
+        sizes=published.sizes.get(column.name, ()),
+        cases=link(str((published.output / EXPLORED).absolute())),
+        all_modes=lambda item: set(item.group.modes) >= set(column.modes),
         accuracy=[item for item in report.accuracy if item.column == column.key],
         limit=report.limit,
         unsupported=[item for item in report.unsupported if item.column == column.key],
@@ -241,7 +261,7 @@ def render_page(published: Published, column: Column) -> str:
             if point.record == column.record
             else published.beside.get((point.record, column.name), ())
         ),
-        varying=_varying,
+        varying=varying,
         root=link(".") + "/",
         linked=lambda target: _link(target, link),
     )
@@ -267,11 +287,12 @@ def _render(template: str, **values: Any) -> str:
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, list[Column]]]:
     """Return the columns by library; what belongs to none comes last."""
-    last = sorted(columns, key=lambda column: _library(column) == _OWN)
-    return list(by_key(last, _library).items())
+    last = sorted(columns, key=lambda column: library_of(column) == _OWN)
+    return list(by_key(last, library_of).items())
 
 
-def _library(column: Column) -> str:
+def library_of(column: Column) -> str:
+    """Return the package that it belongs to."""
     packages = {name.replace("-", "_") for name in column.versions}
     titled, dot, _ = column.title.partition("(")[0].partition(".")
     for library in (titled.partition(" ")[0], column.name.partition("-")[0]):
@@ -299,20 +320,26 @@ def _reached(report: Report) -> Callable[[Column, str], str]:
         spreads = [one for one in (item.output, item.gradients) if one] if item else []
         if not spreads:
             return "·"
-        worst = max(spreads, key=lambda one: one.max_ratio / one.limit)
+        lost = sum(one.lost for one in spreads)
+        beside = f" ({lost:,} not finite)" if lost else ""
+        finite = [one.finite for one in spreads]
+        worst = max(finite, key=lambda one: one.max_ratio / one.limit)
         if worst.max_ratio > worst.limit:
-            return f"✗ {wording.ratio(worst.max_ratio)}σ"
-        return wording.accuracy_class(spreads[0].worst_class)
+            return f"✗ {wording.ratio(worst.max_ratio)}σ{beside}"
+        return (finite[0].worst_class or "none") + beside
 
     return reached
 
 
 def _defects(published: Published) -> list[tuple[list[str], Known]]:
-    """Return each defect once, with all that have it, as its longest reason puts it."""
+    """Return each defect once: the columns that have it, and its entry with the longest reason."""
     defects = [
         (column.key, known)
         for column in published.report.columns
-        for known in published.known.get(column.key, ())
+        for known in (
+            *published.known.get(column.key, ()),
+            *published.sizes.get(column.name, ()),
+        )
         if known.kind == "defect"
     ]
     return [
@@ -352,11 +379,11 @@ def _elsewhere(
         for item in published.beside.get((point.record, column.name), ()):
             text = item.reason or item.detail
             if text not in here:
-                elsewhere.setdefault(text, (item, {}))[1][_varying(course, point)] = None
+                elsewhere.setdefault(text, (item, {}))[1][varying(course, point)] = None
     return [(item, list(versions)) for item, versions in elsewhere.values()]
 
 
-def _varying(course: Trend, point: Point) -> str:
+def varying(course: Trend, point: Point) -> str:
     """Return the versions of a point, of what is not the same in all points."""
     names = {name for one in course.points for name in one.versions}
     differ = {name for name in names if len({one.versions.get(name) for one in course.points}) > 1}

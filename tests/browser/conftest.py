@@ -1,4 +1,4 @@
-"""Chromium for the tests of the page. They are no part of the default tests: `tox -e browser`."""
+"""Chromium for the tests of the pages. They are no part of the default tests: `tox -e browser`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PATIENCE = 30_000
+"""Milliseconds until something that does not happen has failed; machines may be busy."""
 
 
 def installed() -> str:
@@ -29,6 +32,7 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as play:
         chromium = play.chromium.launch(
             executable_path=installed(), args=["--no-sandbox", "--disable-gpu"]
@@ -42,14 +46,18 @@ Open = Callable[..., Page]
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Open]:
-    """Open a file; at the end, nothing was asked of the network and nothing said on the console."""
-    contexts, asked, said = [], [], []
+    """Open a file; at the end, nothing was asked of the network and nothing said on the console.
 
-    def opened(file: Path, address: str = "", **options: object) -> Page:
+    A report is one file and asks for no other, unlike a page of the site.
+    """
+    contexts, asked, said, others = [], [], [], [False]
+
+    def opened(file: Path, address: str = "", *, alone: bool = True, **options: object) -> Page:
+        others[0] |= not alone
         context = browser.new_context(**options)  # type: ignore[arg-type]
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(5000)
+        page.set_default_timeout(PATIENCE)
         page.on("request", lambda request: asked.append(request.url))
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -60,4 +68,19 @@ def visit(browser: Browser) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert said == []
-    assert all(url.startswith("file:") and url.split("#")[0].endswith(".html") for url in asked)
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert others[0] or all(url.split("#")[0].endswith(".html") for url in asked)
+
+
+def serious(page: Page) -> list[str]:
+    """Faults of accessibility that axe finds on a page, and calls serious or critical.
+
+    Style sheets are not loaded again for it, which a page from a file must not do.
+    """
+    found = Axe().run(page, options={"preload": False}).response["violations"]
+    return [
+        f"{own['id']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+        for own in found
+        if own["impact"] in ("serious", "critical")
+        for node in own["nodes"][:3]
+    ]

@@ -83,8 +83,8 @@ class Attention:
         return self.given.dtype.round(values).astype(self.wide)
 
     def product(self, axes: str, left: Array, right: Array) -> Array:
-        """A sum of products."""
-        return np.einsum(axes, left, right)
+        """A sum of products, by matrix products where there is much to sum."""
+        return np.einsum(axes, left, right, optimize=left.size + right.size > 2**14)
 
     # Forward.
 
@@ -92,6 +92,12 @@ class Attention:
         """Output `[b q e]`, and weights `[b h q k]` where this mode returns them."""
         self.begin()
         self.q, self.k, self.v = (self.heads(name) for name in INPUTS)
+        self.attend()
+        self.output = self.finish(self.merge(self.hold(self.context)))
+        return self.stored(self.output), self.returned()
+
+    def attend(self) -> None:
+        """The context of projected heads `[b h q d]`, and the weights where they are wanted."""
         self.all_k, self.all_v = self.repeat(self.k), self.repeat(self.v)
         self.scores = self.score(self.q, self.all_k)
         self.logits = self.hide(self.biased(self.scaled(self.scores)))
@@ -101,8 +107,6 @@ class Attention:
         else:
             self.weights = self.hold(self.softmax(self.logits))
             self.context = self.mix(self.dropped(self.weights), self.all_v)
-        self.output = self.finish(self.merge(self.hold(self.context)))
-        return self.stored(self.output), self.returned()
 
     def begin(self) -> None:
         """Nothing is left to do before the first stage."""
@@ -252,7 +256,11 @@ class Attention:
             )
         peak = np.where(np.isfinite(highest), highest, self.wide(0))
         safe = np.where(total > 0, total, self.wide(1))
-        return self.rescaled(context, safe), peak + np.log(safe)
+        return self.rescaled(context, safe), self.log_normaliser(peak, safe)
+
+    def log_normaliser(self, peak: Array, total: Array) -> Array:
+        """The logarithm of the normaliser, which is kept for the gradients."""
+        return peak + np.log(total)
 
     def tiles(self) -> Iterator[tuple[int, int]]:
         """First key and the one behind the last, for each tile."""
@@ -314,17 +322,30 @@ class Attention:
 
     # Backward.
 
-    def backward(self, cotangent: Array) -> dict[str, Array]:
-        """Gradients by name: "query", "weights.query", ..., "mask.bias"."""
+    def backward(self, cotangent: Array, of_weights: Array = None) -> dict[str, Array]:
+        """Gradients by name: "query", "weights.query", ..., "mask.bias".
+
+        `of_weights` is the gradient of the returned weights, if the loss depends on them.
+        """
         found: dict[str, Array] = {}
         d_output = self.received(cotangent)
         context = self.hold(self.context)
         found["weights.output"] = self.product("bhqd,bqe->hde", context, d_output)
         found["weights.output_bias"] = d_output.sum(axis=(0, 1))
         self.d_context = self.hold(self.product("bqe,hde->bhqd", d_output, self.own["output"]))
+        d_q, d_k, d_v = self.d_attention(of_weights, found)
+        self.d_heads("query", d_q, found)
+        self.d_heads("key", d_k, found)
+        self.d_heads("value", d_v, found)
+        return {name: self.gradient(name, array) for name, array in self.joined(found).items()}
+
+    def d_attention(self, of_weights: Array, found: dict[str, Array]) -> tuple[Array, Array, Array]:
+        """Of projected query, key and value; those of masks are added to what was found."""
         weights = self.weights_again()
         d_v = self.product("bhqk,bhqd->bhkd", weights * self.kept, self.d_context)
         d_weights = self.product("bhqd,bhkd->bhqk", self.d_context, self.all_v) * self.kept
+        if of_weights is not None:
+            d_weights = self.d_returned(d_weights, self.read(of_weights))
         d_logits = self.d_softmax(weights, d_weights)
         for name in ("mask", "bias"):
             if name in self.given.masks and self.given.masks[name].dtype != np.bool_:
@@ -332,10 +353,8 @@ class Attention:
                 found[f"mask.{name}"] = self.d_added(d_logits, shape)
         d_scores = self.d_scaled(d_logits)
         d_q, d_k = self.d_score(d_scores, found)
-        self.d_heads("query", self.hold(d_q), found)
-        self.d_heads("key", self.hold(self.gather(self.hold(d_k))), found)
-        self.d_heads("value", self.hold(self.gather_values(self.hold(d_v))), found)
-        return {name: self.gradient(name, array) for name, array in self.joined(found).items()}
+        d_k, d_v = self.gather(self.hold(d_k)), self.gather_values(self.hold(d_v))
+        return self.hold(d_q), self.hold(d_k), self.hold(d_v)
 
     def received(self, cotangent: Array) -> Array:
         """The gradient of the output."""
@@ -344,6 +363,10 @@ class Attention:
     def weights_again(self) -> Array:
         """The weights: kept, or made again from the logarithm of the normaliser."""
         return np.exp(self.logits - self.log_total) if self.weights is None else self.weights
+
+    def d_returned(self, d_weights: Array, of_weights: Array) -> Array:
+        """Of the weights: what comes from the output, and what from those that are returned."""
+        return d_weights + of_weights
 
     def d_softmax(self, weights: Array, d_weights: Array) -> Array:
         """The softmax's derivative."""

@@ -344,3 +344,106 @@ _add(
     d_added=_last_tile_only,
     case="bias/over-keys/tiles",
 )
+
+# Beside a scale, wide values, packed weights, full tiles.
+
+
+def _scaled_by_default_if(condition: Any) -> Any:
+    return lambda a, d: (
+        d * a.wide(a.default_factor() if a.given.scale is not None and condition(a) else a.factor())
+    )
+
+
+_add(
+    "gradient-with-default-scale-beside-mask",
+    "ignores a given scale in the backward pass if there is a mask",
+    INPUTS,
+    d_scaled=_scaled_by_default_if(lambda a: a.given.masks),
+    case="scale/above-one-with-mask/gqa",
+)
+_add(
+    "gradient-with-default-scale-beside-causal",
+    "ignores a given scale in the backward pass if the flag is given",
+    INPUTS,
+    d_scaled=_scaled_by_default_if(lambda a: a.given.causal),
+    case="scale/negative-with-causal/self",
+)
+_add(
+    "gradient-without-sign-of-scale",
+    "uses the absolute value of the scale in the backward pass",
+    INPUTS,
+    d_scaled=lambda a, d: d * a.wide(abs(a.factor())),
+    case="scale/negative-with-causal/self",
+)
+_add(
+    "gradient-divided-by-scale",
+    "scales the gradient by the ratio of logits and scores, which is 0/0 if the scale is 0",
+    INPUTS,
+    d_scaled=lambda a, d: d * (a.wide(a.factor()) ** 2 / a.wide(a.factor())),
+    case="scale/zero/cross",
+)
+_add(
+    "gradient-of-values-beyond-head-size",
+    "computes the gradient of values only as far as the query's heads are wide",
+    INPUTS,
+    gather_values=lambda a, g: (
+        Attention.gather_values(a, g) * (np.arange(g.shape[-1]) < a.shape.head_size)
+    ).astype(a.wide),
+    case="mask/heads-only/wide-value",
+)
+_add(
+    "fused-row-term-of-head-size",
+    "sums the fused row term only as far as the query's heads are wide",
+    INPUTS,
+    MODES,
+    row=lambda a, w, d: (
+        (a.d_context * a.context)[..., : a.shape.head_size].sum(axis=-1, keepdims=True)
+        if a.weights is None
+        else Attention.row(a, w, d)
+    ),
+    case="mask/heads-only/wide-value",
+)
+_add(
+    "gradient-of-packed-keys-missing",
+    "without biases, writes the gradient of two of three packed projections",
+    PARAMETERS,
+    gradient=lambda a, name, array: a.stored(
+        0 * array
+        if name == "weights.key"
+        and "key_bias" not in a.own
+        and a.shape.group == 1
+        and a.shape.sharing == "self"
+        else array
+    ),
+    case="transformer/decoder-self-attention/packed",
+)
+_add(
+    "gradient-of-last-full-tile-dropped",
+    "leaves out the last 64 keys in the backward pass if they are a full tile",
+    INPUTS,
+    d_scaled=lambda a, d: Attention.d_scaled(
+        a, d * (np.arange(a.keys) < a.keys - (64 if a.keys % 64 == 0 else 0))
+    ),
+    case="causal/square/full-tiles",
+)
+_add(
+    "bias-gradient-of-first-tile-beside-causal",
+    "writes the gradient of a bias for 64 keys only if the flag is given too",
+    BIAS,
+    d_added=lambda a, d, shape: Attention.d_added(
+        a, d * ~(a.given.causal & (np.arange(a.keys) >= 64)), shape
+    ),
+    case="scale/one-with-bias/full-tiles",
+)
+_add(
+    "bias-gradient-summed-over-heads-if-as-many",
+    "sums the gradient of a bias `[1 heads query key]` over the heads if entries are as many",
+    SPELLINGS,
+    BIAS,
+    d_added=lambda a, d, shape: (
+        d.sum(axis=1)[None]
+        if a.batch == a.shape.heads == shape[1] and shape[0] == 1
+        else Attention.d_added(a, d, shape)
+    ),
+    case="bias/per-head-with-mask/square",
+)

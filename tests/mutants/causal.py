@@ -8,13 +8,14 @@ import numpy as np
 
 from conformance.definition.dtypes import BFLOAT16
 from mutants.attention import Array, Attention
-from mutants.mutant import ALIGNMENT, OUTPUT, SPELLINGS, Mutant, chapter
+from mutants.mutant import ALIGNMENT, FLAG_BLOCKS, INPUTS, OUTPUT, SPELLINGS, Mutant, chapter
 
 MUTANTS: list[Mutant] = []
 _add = chapter("causal", MUTANTS)
 
 SQUARE = "causal/square/self"
 OBLONG = "causal/bottom-right/cross"
+FULL = "causal/square/full-tiles"
 
 
 def _tri(a: Attention, diagonal: int = 0) -> Array:
@@ -160,7 +161,157 @@ _add(
     "positions-in-bfloat16",
     "compares positions in the dtype of the tensors, which cannot represent 257",
     OUTPUT,
+    INPUTS,
     triangle=_half_positions,
     case="causal/next-key-attracts/longer",
     dtype="bfloat16",
 )
+
+# A single query, or several, beside keys that came before.
+
+DECODING = "causal/bottom-right/decoding"
+CACHED = "causal/beside-a-cache/gqa"
+
+_add(
+    "causal-top-left-for-one-query",
+    "counts positions from 0 for a single query, which then sees the first key only",
+    OUTPUT,
+    ALIGNMENT,
+    offset=lambda a: 0 if a.queries == 1 else Attention.offset(a),
+    case=DECODING,
+)
+_add(
+    "causal-strict-for-one-query",
+    "hides the newest key from a single query",
+    OUTPUT,
+    offset=lambda a: Attention.offset(a) - (a.queries == 1),
+    case=DECODING,
+)
+_add(
+    "causal-ignored-for-one-query",
+    "drops the flag for a single query, as one aligned at the end allows",
+    OUTPUT,
+    alignment="top-left",
+    offset=lambda a: 0,
+    triangle=_unless(lambda a: a.queries == 1),
+    case="causal/top-left/one-query",
+)
+_add(
+    "causal-bottom-right-for-one-query",
+    "sees a cache in a single query, although it aligns at the first key",
+    OUTPUT,
+    alignment="top-left",
+    offset=lambda a: a.keys - 1 if a.queries == 1 else 0,
+    case="causal/top-left/one-query",
+)
+_add(
+    "padding-ignored-for-one-causal-query",
+    "drops all masks where a flag is given and there is a single query: nothing comes after it",
+    OUTPUT,
+    visible=lambda a: iter(()) if a.given.causal and a.queries == 1 else Attention.visible(a),
+    case="causal/beside-a-cache/decoding",
+)
+_add(
+    "causal-top-left-beside-mask",
+    "counts positions from 0 if a mask is given: a chunk of queries forgets the keys before it",
+    OUTPUT,
+    ALIGNMENT,
+    offset=lambda a: 0 if a.given.masks else Attention.offset(a),
+    case=CACHED,
+)
+_add(
+    "causal-without-offset-in-padding",
+    "counts a sequence's positions without its padding for the keys only",
+    OUTPUT,
+    triangle=lambda a: (
+        Attention.triangle(a)
+        if "padding" not in a.given.masks or a.queries == a.keys
+        else np.cumsum(a.padding(a.given.masks["padding"]), axis=-1)
+        <= np.arange(a.queries)[:, None]
+        + a.offset()
+        + 1
+        - (~a.padding(a.given.masks["padding"])).sum(axis=-1, keepdims=True)
+        + 1
+    ),
+    case=CACHED,
+)
+_add(
+    "causal-chunk-sees-itself",
+    "lets all queries of a chunk see the whole chunk beside a cache",
+    OUTPUT,
+    triangle=lambda a: Attention.triangle(a) | (bool(a.given.masks) and 1 < a.queries < a.keys),
+    case=CACHED,
+)
+
+# Beside a mask, beyond the first tile.
+
+BEYOND = "scale/one-with-bias/full-tiles"
+
+
+def _beyond(a: Attention, shown: Array) -> Array:
+    """Everything is visible beyond the first 64 keys if the flag is given."""
+    return shown | (a.given.causal and (np.arange(a.keys) >= 64))
+
+
+_add(
+    "mask-of-first-tile-beside-causal",
+    "loads a mask only for the first 64 keys if the flag is given too",
+    OUTPUT,
+    mask=lambda a, mask: _beyond(a, Attention.mask(a, mask)),
+    case=BEYOND,
+)
+_add(
+    "padding-of-first-tile-beside-causal",
+    "loads the padding only for the first 64 keys if the flag is given too",
+    OUTPUT,
+    padding=lambda a, mask: _beyond(a, Attention.padding(a, mask)),
+    case="causal/with-left-aligned-padding/full-tiles",
+)
+_add(
+    "bias-of-first-tile-beside-causal",
+    "adds a bias only to the first 64 keys if the flag is given too",
+    OUTPUT,
+    bias=lambda a, bias: bias * a.wide(1) * ((np.arange(a.keys) < 64) | (not a.given.causal)),
+    case=BEYOND,
+)
+_add(
+    "causal-tile-of-diagonal-skipped",
+    "ends the loop over tiles before the diagonal if the length is a multiple of 64",
+    OUTPUT,
+    triangle=lambda a: (
+        Attention.triangle(a)
+        & (
+            (a.keys % 64 > 0)
+            | (np.arange(a.keys) // 64 < np.maximum(np.arange(a.queries)[:, None] // 64, 1))
+        )
+    ),
+    case=FULL,
+)
+
+# A flag that does not block.
+
+FLAG = "probe/causal"
+
+
+def _lowering(amount: float) -> Any:
+    """Subtracts a finite number where the triangle blocks; masks block as ever."""
+
+    def hide(a: Attention, logits: Array) -> Array:
+        shown = [*a.visible()]
+        if a.given.causal:
+            logits = np.where(shown.pop(), logits, logits - a.wide(amount))
+        for visible in shown:
+            logits = a.block(logits, visible)
+        return logits
+
+    return hide
+
+
+for _amount in (1e4, 1e9):
+    _add(
+        f"causal-subtracts-{_amount:.0f}",
+        f"subtracts {_amount:,.0f} from the logits of later keys, and does not block them",
+        FLAG_BLOCKS,
+        hide=_lowering(_amount),
+        case=FLAG,
+    )

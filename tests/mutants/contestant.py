@@ -8,19 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from conformance.adapter.arguments import CausalFlag, MaskArgument
 from conformance.adapter.base import Adapter, Call, Mode
+from conformance.adapter.features import (
+    Alibi,
+    HeadNorm,
+    Lengths,
+    PositionIds,
+    RotaryBase,
+    SegmentIds,
+    Sinks,
+    SoftCap,
+    Window,
+)
 from conformance.adapter.native import NativeAdapter, Prepared
 from conformance.definition.dtypes import dtype_of
-from conformance.definition.problem import Answer, Problem
+from conformance.definition.problem import Answer, Causal, Problem
 from conformance.errors import Unsupported
 from conformance.frameworks.base import Evaluated, Framework, Natives
 from conformance.frameworks.numpy_bridge import NumPy
 from mutants.attention import Attention, Given
+from mutants.featured import Featured
 
 
 class Emulated(NumPy):
@@ -49,7 +61,6 @@ class Contestant(NativeAdapter):
             "mask", "batch heads query key", true="attends", number="added", broadcasts=True
         ),
     )
-    causal_flag = CausalFlag("causal", alignment="bottom-right")
     modes = (
         Mode("train", {"train": True, "fused": False}),
         Mode("eval", {"train": False, "fused": False}),
@@ -59,8 +70,14 @@ class Contestant(NativeAdapter):
     returns_weights = "per head"
     fully_masked_row = "output bias"
 
-    def __init__(self, name: str = "selftest", kind: type[Attention] = Attention) -> None:
+    def __init__(
+        self,
+        name: str = "selftest",
+        kind: type[Attention] = Attention,
+        alignment: Causal = "bottom-right",
+    ) -> None:
         self.name = name
+        self.causal_flag = CausalFlag("causal", alignment=alignment)
         self._kind = kind
         self._memory: dict[str, Any] = {}
         self._called: Attention | None = None
@@ -112,7 +129,7 @@ class Contestant(NativeAdapter):
             if self._wanted:
                 assert self._called is not None
                 for _ in range(call.backwards):
-                    every = self._called.backward(ready.cotangent)
+                    every = self._called.backward(ready.cotangent, ready.weights_cotangent)
                 gradients = {name: every[name] for name in variables if name in every}
         answer = self._answer(problem, ready, Evaluated(output, weights, gradients))
         if problem.dtype == "bfloat16":
@@ -122,3 +139,64 @@ class Contestant(NativeAdapter):
 
     def _canonical(self, problem: Problem, gradients: Natives) -> dict[str, np.ndarray]:
         return dict(gradients)
+
+
+class Function(Contestant):
+    """The same as a function, which is given heads, and which promises an accuracy class."""
+
+    projections_supplied = True
+
+    def __init__(self, name: str, kind: type[Attention], accuracy: Literal["", "A0", "A"]) -> None:
+        super().__init__(name, kind)
+        self.accuracy = accuracy
+
+
+class Featureful(Contestant):
+    """The attention with all that kernels have today, or a mutant of it.
+
+    `positions` says whether it is told where tokens stand.
+    """
+
+    scores = ("scaled-dot",)
+    modes = (
+        Mode("eval", {"train": False, "fused": False}),
+        Mode("fused", {"train": False, "fused": True}, weights=False),
+        Mode(
+            "cached",
+            {"train": False, "fused": True, "cached": True},
+            weights=False,
+            gradients=False,
+        ),
+    )
+    dropout_modes = ()
+
+    def __init__(
+        self,
+        name: str = "featured",
+        kind: type[Attention] = Featured,
+        alignment: Causal = "bottom-right",
+        *,
+        positions: bool = False,
+    ) -> None:
+        end = alignment == "bottom-right"
+        super().__init__(name, type(kind.__name__, (kind,), {"end": end}), alignment)
+        every = ("rotary", "alibi", "window", "causal")
+        self.features = (
+            Window("window", alignment=alignment),
+            SoftCap("soft_cap"),
+            Sinks("sinks"),
+            Alibi("slopes", alignment=alignment),
+            RotaryBase("rotary_base", "rotary_size", flag="interleaved", alignment=alignment),
+            HeadNorm("query_norm", "key_norm"),
+            Lengths("key_lengths"),
+            Lengths("query_lengths", of="queries"),
+            SegmentIds("query_segments", "key_segments"),
+            *([PositionIds("query_positions", "key_positions", of=every)] if positions else []),
+        )
+
+    @classmethod
+    def for_problem(cls, name: str, kind: type[Attention], problem: Problem) -> Featureful:
+        """Return it with the alignment of a problem, and told positions that it cannot count."""
+        unequal = problem.segments is not None and problem.shape.sharing != "self"
+        positions = unequal or problem.positions is not None
+        return cls(name, kind, problem.causal or "top-left", positions=positions)

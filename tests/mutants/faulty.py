@@ -91,6 +91,16 @@ class Sleeps(Faulty):
         time.sleep(600)
 
 
+class ExplainedSlowly(Faulty):
+    """Wrong, and so slow at other problems that the search for the cause does not end."""
+
+    def fault(self, context, weights):
+        import conformance.running.session
+
+        conformance.running.session.explain = lambda *given: time.sleep(600)
+        return 1.01 * context, weights
+
+
 class HangsInC(Faulty):
     """Holds the interpreter's lock, so that no other thread of its process runs."""
 
@@ -213,3 +223,84 @@ class Slow(Faulty):
 
     def fault(self, context, weights):
         return context, -weights
+
+
+# With inputs that contradict each other
+
+
+def counted_by(array, shape):
+    """What a kernel reads that computes addresses from other sizes, without looking at its own."""
+    if array.shape == shape or not array.flags.c_contiguous:
+        return array
+    strides = np.cumprod([array.itemsize, *shape[:0:-1]])[::-1]
+    return np.lib.stride_tricks.as_strided(array, shape, strides)
+
+
+class CountsByTheKeys(Correct):
+    """Reads as many values as there are keys, also those that are not there."""
+
+    def attend(self, query, key, value, masks, **options):
+        value = counted_by(value, (*key.shape[:3], value.shape[3]))
+        return super().attend(query, key, value, masks, **options)
+
+
+class CountsByTheLogits(Correct):
+    """Reads a mask for all pairs, also from one that has fewer."""
+
+    def attend(self, query, key, value, masks, **options):
+        if 1 not in getattr(masks.get("mask"), "shape", (1,)):
+            logits = (*query.shape[:3], key.shape[2])
+            masks = masks | {"mask": counted_by(masks["mask"], logits)}
+        return super().attend(query, key, value, masks, **options)
+
+
+class ReadsFloats(Correct):
+    """Reads 32 bits for each number, whatever it is given, through a pointer."""
+
+    def attend(self, query, key, value, masks, **options):
+        if query.dtype == np.float16:
+            pointer = ctypes.cast(query.ctypes.data, ctypes.POINTER(ctypes.c_float))
+            query = np.ctypeslib.as_array(pointer, query.shape)
+        return super().attend(query, key, value, masks, **options)
+
+
+class Truncates(Correct):
+    """Attends to no more keys than there are values."""
+
+    def attend(self, query, key, value, masks, **options):
+        length = min(key.shape[2], value.shape[2])
+        return super().attend(query, key[:, :, :length], value[:, :, :length], masks, **options)
+
+
+class Ending(Correct):
+    """Does not survive a key without a value."""
+
+    def attend(self, query, key, value, masks, **options):
+        if value.shape[2] < key.shape[2]:
+            self.end()
+        return super().attend(query, key, value, masks, **options)
+
+    def end(self):
+        ctypes.string_at(0)
+
+
+class EndsInSilence(Ending):
+    """From C, and with the exit code of a success."""
+
+    def end(self):
+        ctypes.CDLL(None)._exit(0)
+
+
+class Ponders(Ending):
+    def end(self):
+        time.sleep(600)
+
+
+class EndsAlways(Correct):
+    """Survives nothing but inputs of equal batches and dtypes, all of float32."""
+
+    def attend(self, query, key, value, masks, **options):
+        fits = query.shape[0] == key.shape[0] == value.shape[0] and key.shape[2] == value.shape[2]
+        if not fits or query.ndim < 4 or query.shape[3] != key.shape[3]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().attend(query, key, value, masks, **options)

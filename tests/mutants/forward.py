@@ -107,6 +107,146 @@ _add(
     ),
 )
 
+# A scale of the caller's own, beside everything else.
+
+
+def _default_if(condition: Any) -> Any:
+    """Uses 1/√d where this holds, whatever scale was given."""
+
+    def factor(a: Attention) -> float:
+        given = Attention.factor(a)
+        default = 1.0 if "score" in a.own else a.default_factor()
+        return default if a.given.scale is not None and condition(a) else given
+
+    return factor
+
+
+def _of_scale(change: Any) -> Any:
+    """Changes a scale that was given."""
+    return lambda a: Attention.factor(a) if a.given.scale is None else float(change(a.given.scale))
+
+
+ZERO, NEGATIVE = "scale/zero/cross", "scale/negative-with-causal/self"
+ABOVE_ONE, BESIDE_BIAS = "scale/above-one-with-mask/gqa", "scale/one-with-bias/full-tiles"
+
+_add(
+    "scale-of-0-is-the-default",
+    "writes `scale or 1/√d`, so that a scale of 0 is not one",
+    OUTPUT,
+    factor=_default_if(lambda a: a.given.scale == 0),
+    case=ZERO,
+)
+_add(
+    "scale-of-1-is-the-default",
+    "uses a scale of 1 to say that none was given",
+    OUTPUT,
+    factor=_default_if(lambda a: a.given.scale == 1),
+    case=BESIDE_BIAS,
+)
+_add(
+    "scale-not-positive-is-the-default",
+    "uses a given scale only if it is positive",
+    OUTPUT,
+    factor=_default_if(lambda a: a.given.scale <= 0),
+    case=NEGATIVE,
+)
+_add(
+    "scale-without-sign",
+    "multiplies query and key with the root of the scale's absolute value",
+    OUTPUT,
+    factor=_of_scale(abs),
+    case=NEGATIVE,
+)
+_add(
+    "scale-at-most-1",
+    "limits the scale to 1",
+    OUTPUT,
+    factor=_of_scale(lambda scale: min(scale, 1.0)),
+    case=ABOVE_ONE,
+)
+_add(
+    "scale-at-least-0",
+    "limits the scale to numbers above 0",
+    OUTPUT,
+    factor=_of_scale(lambda scale: max(scale, 0.0)),
+    case=NEGATIVE,
+)
+_add(
+    "scale-ignored-with-causal",
+    "does not pass a scale on to its causal kernel",
+    OUTPUT,
+    factor=_default_if(lambda a: a.given.causal),
+    case=NEGATIVE,
+)
+_add(
+    "scale-ignored-with-mask",
+    "does not pass a scale on to its kernel with masks",
+    OUTPUT,
+    factor=_default_if(lambda a: "mask" in a.given.masks),
+    case=ABOVE_ONE,
+)
+_add(
+    "scale-ignored-with-padding",
+    "does not pass a scale on to its kernel for ragged batches",
+    OUTPUT,
+    factor=_default_if(lambda a: "padding" in a.given.masks),
+    case=ZERO,
+)
+_add(
+    "scale-ignored-with-bias",
+    "does not pass a scale on to its kernel with a bias",
+    OUTPUT,
+    factor=_default_if(lambda a: "bias" in a.given.masks),
+    case=BESIDE_BIAS,
+)
+_add(
+    "scale-ignored-for-grouped-heads",
+    "does not pass a scale on where heads are grouped",
+    OUTPUT,
+    factor=_default_if(lambda a: a.group > 1),
+    case=ABOVE_ONE,
+)
+_add(
+    "custom-scale-on-bias",
+    "divides the bias by 1/√d and scales it with the logits, which cancels for that scale only",
+    OUTPUT,
+    bias=lambda a, bias: (
+        bias * a.wide(a.factor() / a.default_factor()) if "score" not in a.own else bias
+    ),
+    case=BESIDE_BIAS,
+)
+_add(
+    "maximum-before-scale",
+    "scales the maximum of the scores, which is the minimum if the scale is negative",
+    OUTPUT,
+    peak=lambda a, logits: (
+        Attention.peak(a, logits)
+        if a.factor() > 0
+        else logits.min(axis=-1, keepdims=True, initial=np.inf, where=np.isfinite(logits)).clip(
+            -1e30, 1e30
+        )
+    ),
+    case=NEGATIVE,
+)
+_add(
+    "blocked-before-scale",
+    "blocks with −∞ before it scales, so that a negative scale turns the mask round",
+    OUTPUT,
+    hide=lambda a, logits: np.where(
+        np.isneginf(Attention.hide(a, logits)),
+        a.wide(-np.inf) * a.wide(a.factor()),
+        Attention.hide(a, logits),
+    ),
+    case=NEGATIVE,
+)
+_add(
+    "scale-of-0-skips-the-mask",
+    "takes the mean of all values if the scale is 0",
+    OUTPUT,
+    hide=lambda a, logits: logits if a.factor() == 0 else Attention.hide(a, logits),
+    case=ZERO,
+)
+
 # The softmax's axis.
 
 
@@ -471,4 +611,187 @@ _add(
     OUTPUT,
     shifted=_bias_over_tokens,
     case="plain/no-mask/size-one",
+)
+
+# Without biases, and with one matrix for three projections.
+
+
+def _packed(a: Attention) -> bool:
+    """Self-attention without biases, with an even number of heads: one matrix product."""
+    shape = a.shape
+    return (
+        "query_bias" not in a.own
+        and shape.sharing == "self"
+        and shape.heads == shape.kv_heads
+        and shape.heads % 2 == 0
+    )
+
+
+PACKED = "transformer/decoder-self-attention/packed"
+_add(
+    "packed-split-by-head",
+    "without biases, splits the packed product as `heads 3 head` instead of `3 heads head`",
+    OUTPUT,
+    project=lambda a, name, x: (
+        Attention.project(a, name, x)
+        if not _packed(a)
+        else a.product(
+            "ble,eshd->blshd",
+            x,
+            np.stack([a.own[n] for n in ("query", "key", "value")], 1),
+        ).reshape(*x.shape[:2], a.shape.heads, 3, -1)[
+            :, :, :, ("query", "key", "value").index(name)
+        ]
+    ),
+    case=PACKED,
+)
+_add(
+    "packed-without-scale",
+    "without biases, takes a packed path that forgets the scale",
+    OUTPUT,
+    default_factor=lambda a: 1.0 if _packed(a) else Attention.default_factor(a),
+    case=PACKED,
+)
+_add(
+    "packed-key-and-value-swapped",
+    "without biases, unpacks query, value, key",
+    OUTPUT,
+    weight=lambda a, name: a.own[
+        {"key": "value", "value": "key"}.get(name, name) if _packed(a) else name
+    ],
+    case=PACKED,
+)
+# Values of another size than keys.
+
+WIDE = "mask/heads-only/wide-value"
+
+
+def _cut(v: Array, size: int) -> Array:
+    return v * (np.arange(v.shape[-1]) < size).astype(v.dtype)
+
+
+_add(
+    "values-beyond-head-size",
+    "keeps a context as wide as the query's heads, and loses the rest of wider values",
+    OUTPUT,
+    heads=lambda a, name: (
+        _cut(Attention.heads(a, name), a.shape.head_size)
+        if name == "value"
+        else Attention.heads(a, name)
+    ),
+    case=WIDE,
+)
+_add(
+    "scale-by-widest-head",
+    "takes the larger of both head sizes as d, since it pads the smaller",
+    OUTPUT,
+    default_factor=lambda a: max(a.shape.head_size, a.shape.value_head_size) ** -0.5,
+    case=WIDE,
+)
+_add(
+    "scale-by-narrowest-head",
+    "takes the smaller of both head sizes as d",
+    OUTPUT,
+    default_factor=lambda a: min(a.shape.head_size, a.shape.value_head_size) ** -0.5,
+    case="mask/key-padding/value-head",
+)
+_add(
+    "heads-merged-by-head-size",
+    "merges heads of values as if they were as wide as those of queries",
+    OUTPUT,
+    merge=lambda a, context: (
+        np.resize(
+            Attention.merge(a, context)[..., : a.shape.head_size],
+            Attention.merge(a, context).shape,
+        )
+        if a.shape.value_head_size > a.shape.head_size
+        else Attention.merge(a, context)
+    ),
+    case=WIDE,
+)
+
+# Sizes that coincide.
+
+SQUARE = "mask/key-padding/square"
+
+
+def _taken_for_self(a: Attention, name: str) -> Array:
+    inputs = a.given.inputs
+    same = inputs["query"].shape == inputs["key"].shape
+    return a.read(inputs["query"] if name == "key" and same else inputs[name])
+
+
+_add(
+    "self-attention-by-shape",
+    "takes a memory as long as the query for self-attention, and projects the query",
+    OUTPUT,
+    input=_taken_for_self,
+    case=SQUARE,
+)
+_add(
+    "heads-first-by-size",
+    "takes `[batch length heads head]` for `[batch heads length head]` if both fit",
+    OUTPUT,
+    split=lambda a, x, name: x if x.shape[1] == x.shape[2] > 3 else Attention.split(a, x, name),
+    case=SQUARE,
+)
+_add(
+    "sequence-first-by-size",
+    "takes the first axis for the length if it is as long as the second",
+    OUTPUT,
+    input=lambda a, name: (
+        a.read(a.given.inputs[name]).swapaxes(0, 1)
+        if a.batch == a.keys == a.queries
+        else Attention.input(a, name)
+    ),
+    finish=lambda a, merged: (
+        Attention.finish(a, merged).swapaxes(0, 1)
+        if a.batch == a.keys == a.queries
+        else Attention.finish(a, merged)
+    ),
+    case=SQUARE,
+)
+_add(
+    "key-not-transposed-by-size",
+    "multiplies with the key as it is if heads are as wide as the sequence is long",
+    OUTPUT,
+    score=lambda a, q, k: (
+        np.matmul(q, k)
+        if q.shape[-1] == k.shape[-2] and "score" not in a.own
+        else Attention.score(a, q, k)
+    ),
+    case=SQUARE,
+)
+
+# Lengths that are multiples of a tile.
+
+FULL = "causal/square/full-tiles"
+for _tile in (16, 32, 64, 128):
+    _add(
+        f"last-full-tile-of-{_tile}-dropped",
+        f"takes the remainder of a division by {_tile} for the length of the last tile: 0 if full",
+        OUTPUT,
+        hide=lambda a, logits, tile=_tile: (
+            _only_keys(a, logits, np.arange(a.keys) < a.keys - tile)
+            if a.keys % tile == 0 and a.keys >= tile
+            else Attention.hide(a, logits)
+        ),
+        case=FULL,
+    )
+_add(
+    "last-full-tile-of-queries-dropped",
+    "does not store the last tile of queries if it is full",
+    OUTPUT,
+    merge=lambda a, context: (
+        Attention.merge(a, context)
+        * (np.arange(a.queries) < a.queries - (64 if a.queries % 64 == 0 else 0))[:, None, None]
+    ).astype(a.wide),
+    case=FULL,
+)
+_add(
+    "length-of-a-full-tile-alone",
+    "has a path for exactly one tile of 128 keys, without the scale",
+    OUTPUT,
+    default_factor=lambda a: 1.0 if a.keys == 128 else Attention.default_factor(a),
+    case=FULL,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from mutants.attention import Array, Attention
 from mutants.mutant import (
     BLOCKED_KEY,
     BLOCKED_WEIGHTS,
+    COMBINE,
     FULLY_MASKED,
     MODES,
     OUTPUT,
@@ -249,6 +250,52 @@ _add(
     "divides by the sum of an empty row",
     FULLY_MASKED,
     normalised=lambda a, powers, total: powers / total,
+    case="edge/fully-masked-row/cross",
+)
+_add(
+    "fully-masked-row-filled",
+    "fills the context of a fully masked query with ones",
+    FULLY_MASKED,
+    finish=lambda a, merged: Attention.finish(
+        a, np.where(np.isneginf(a.logits).all(axis=-1).transpose(0, 2, 1)[..., None], 1, merged)
+    ),
+    case="edge/fully-masked-row/cross",
+)
+
+
+def _unlike_booleans(value: Callable[[Attention, Array], Array]) -> Callable[..., Array]:
+    """A softmax with other weights of fully masked queries if a mask of numbers is there."""
+
+    def softmax(a: Attention, logits: Array) -> Array:
+        found = Attention.softmax(a, logits)
+        mask = a.given.masks.get("mask")
+        if mask is None or mask.dtype == np.bool_:
+            return found
+        lost = np.isneginf(logits).all(axis=-1, keepdims=True)
+        return np.where(lost, value(a, found), found).astype(found.dtype)
+
+    return softmax
+
+
+_add(
+    "masked-row-of-numbers-is-nan",
+    "gives a fully masked query zeros if the mask is boolean, and NaN if −∞ was added",
+    SPELLINGS,
+    softmax=_unlike_booleans(lambda a, weights: np.nan),
+    case="edge/fully-masked-row/cross",
+)
+_add(
+    "masked-row-of-numbers-is-mean",
+    "gives a fully masked query zeros if the mask is boolean, and a mean if −∞ was added",
+    SPELLINGS,
+    softmax=_unlike_booleans(lambda a, weights: 1 / a.keys),
+    case="edge/fully-masked-row/cross",
+)
+_add(
+    "masked-row-of-numbers-attends-one",
+    "lets a fully masked query attend to the first key if −∞ was added",
+    SPELLINGS,
+    softmax=_unlike_booleans(lambda a, weights: 1.0 * (np.arange(a.keys) == 0)),
     case="edge/fully-masked-row/cross",
 )
 _add(
@@ -528,4 +575,222 @@ _add(
     OUTPUT,
     mask=_split_for_one_query,
     case="mask/per-head/decoding",
+)
+
+# Structure over heads or entries only, and sizes that coincide.
+
+HEADS_ONLY = "mask/heads-only/wide-value"
+SAME_SIZES = "bias/per-head-with-mask/square"
+PADDED = "mask/key-padding/square"
+
+
+def _coincide(a: Attention) -> bool:
+    return bool(a.batch == a.shape.heads > 1)
+
+
+_add(
+    "mask-of-all-entries-for-first-head",
+    "reads a mask per head without a batch axis as a mask for every head",
+    SPELLINGS,
+    OUTPUT,
+    mask=lambda a, mask: mask[:, :1] if len(mask) == 1 else mask,
+    case=HEADS_ONLY,
+)
+_add(
+    "mask-of-heads-rolled-over-batch",
+    "spreads a mask `[1 heads query key]` over `batch·heads` in the wrong order",
+    SPELLINGS,
+    OUTPUT,
+    mask=lambda a, mask: (
+        np.repeat(mask[0], a.batch, axis=0).reshape(a.batch, a.shape.heads, *mask.shape[2:])
+        if len(mask) == 1 and mask.shape[1] > 1
+        else mask
+    ),
+    case=HEADS_ONLY,
+)
+_add(
+    "mask-per-head-over-keys-as-per-entry",
+    "reads `[1 heads 1 key]` as `[1 1 1 key]`",
+    SPELLINGS,
+    OUTPUT,
+    mask=lambda a, mask: mask[:, :1] if mask.shape[2] == 1 else mask,
+    case="scale/above-one-with-mask/gqa",
+)
+_add(
+    "mask-of-key-heads",
+    "takes a mask per head for one per key/value head if entries share it",
+    SPELLINGS,
+    OUTPUT,
+    mask=lambda a, mask: (
+        np.repeat(mask[:, :: a.group], a.group, axis=1)
+        if mask.shape[1] > 1 and len(mask) == 1
+        else mask
+    ),
+    case="scale/above-one-with-mask/gqa",
+)
+_add(
+    "mask-of-entries-for-heads",
+    "reads `[batch 1 query key]` as `[1 heads query key]` if there are as many",
+    SPELLINGS,
+    OUTPUT,
+    mask=lambda a, mask: (
+        mask.swapaxes(0, 1) if _coincide(a) and mask.shape[1] == 1 < len(mask) else mask
+    ),
+    case=SAME_SIZES,
+)
+_add(
+    "bias-of-heads-for-entries",
+    "reads a bias `[1 heads query key]` as `[batch 1 query key]` if there are as many",
+    SPELLINGS,
+    OUTPUT,
+    bias=lambda a, bias: (
+        bias.swapaxes(0, 1) if _coincide(a) and len(bias) == 1 < bias.shape[1] else bias
+    ),
+    case=SAME_SIZES,
+)
+_add(
+    "padding-over-queries-if-batch-fits",
+    "reads padding `[batch key]` as `[query key]` if there are as many queries as entries",
+    OUTPUT,
+    padding=lambda a, mask: (
+        Attention.padding(a, mask).transpose(1, 2, 0, 3)
+        if a.batch == a.queries
+        else Attention.padding(a, mask)
+    ),
+    case=PADDED,
+)
+_add(
+    "padding-transposed-if-batch-fits",
+    "reads padding `[batch key]` as `[key batch]` if there are as many keys as entries",
+    OUTPUT,
+    padding=lambda a, mask: Attention.padding(a, mask.T if a.batch == a.keys else mask),
+    case=PADDED,
+)
+_add(
+    "padding-over-heads-if-batch-fits",
+    "reads padding `[batch key]` as `[heads key]` if there are as many heads as entries",
+    OUTPUT,
+    padding=lambda a, mask: (
+        Attention.padding(a, mask).swapaxes(0, 1) if _coincide(a) else Attention.padding(a, mask)
+    ),
+    case=PADDED,
+)
+
+# Blocked logits that are large.
+
+BEYOND_FLOAT16 = "logits/beyond-float16/separate"
+
+
+def _finite(amount: float) -> Any:
+    """Adds a finite number to blocked logits."""
+    return lambda a, logits, visible: np.where(visible, logits, logits - a.wide(amount))
+
+
+for _amount, _why, _dtype in (
+    (1e4, "the number that old models used in half precision", "float32"),
+    (65504.0 / 2, "half the largest float16, to be safe from overflow", "float16"),
+):
+    _add(
+        f"blocked-by-adding-{_amount:.0f}",
+        f"adds −{_amount:,.0f} to blocked logits, {_why}",
+        OUTPUT,
+        BLOCKED_WEIGHTS,
+        block=_finite(_amount),
+        case=BEYOND_FLOAT16,
+        dtype=_dtype,
+    )
+
+
+def _in_float16(a: Attention, logits: Array) -> Array:
+    if a.given.dtype.name != "float16":
+        return logits
+    return logits.astype(np.float16).astype(a.wide)
+
+
+_add(
+    "blocked-products-in-float16",
+    "adds −∞ to products of float16, of which a blocked one may be +∞",
+    OUTPUT,
+    scaled=lambda a, scores: Attention.scaled(
+        a, _in_float16(a, scores) if a.given.scale is None else scores
+    ),
+    block=lambda a, logits, visible: logits + np.where(visible, a.wide(0), a.wide(-np.inf)),
+    case=BEYOND_FLOAT16,
+    dtype="float16",
+)
+_add(
+    "products-of-inputs-in-float16",
+    "stores products before they are scaled, as float16, if the scale is the default",
+    OUTPUT,
+    scaled=lambda a, scores: Attention.scaled(
+        a, _in_float16(a, scores) if a.given.scale is None else scores
+    ),
+    case=BEYOND_FLOAT16,
+    dtype="float16",
+)
+
+# Two arguments at once, of which one is not a mask of 0 and −∞, or beside a scale of the caller's.
+
+PAIRS = "probe/pairs"
+
+
+def _numbers(a: Attention) -> bool:
+    mask = a.given.masks.get("mask")
+    return mask is not None and mask.dtype != np.bool_
+
+
+_add(
+    "number-mask-only-blocks-beside-bias",
+    "takes a mask of numbers for booleans if there is a bias to be added already",
+    COMBINE,
+    additive=lambda a, mask: (
+        np.where(np.isneginf(mask), mask, a.wide(0)) if "bias" in a.given.masks else mask
+    ),
+    case=PAIRS,
+)
+_add(
+    "number-mask-only-blocks-beside-padding",
+    "takes a mask of numbers for booleans if it is joined with padding",
+    COMBINE,
+    additive=lambda a, mask: (
+        np.where(np.isneginf(mask), mask, a.wide(0)) if "padding" in a.given.masks else mask
+    ),
+    case=PAIRS,
+)
+_add(
+    "number-mask-only-blocks-beside-causal",
+    "takes a mask of numbers for booleans if it is joined with the triangle",
+    COMBINE,
+    additive=lambda a, mask: (
+        np.where(np.isneginf(mask), mask, a.wide(0)) if a.given.causal else mask
+    ),
+    case=PAIRS,
+)
+_add(
+    "bias-halved-beside-number-mask",
+    "takes the mean of a bias and a mask of numbers",
+    COMBINE,
+    additive=lambda a, mask: mask / a.wide(2) if "bias" in a.given.masks else mask,
+    bias=lambda a, bias: bias / a.wide(2) if _numbers(a) else bias,
+    case=PAIRS,
+)
+_add(
+    "scale-ignored-with-padding-and-mask",
+    "does not pass a scale on to its kernel for two masks",
+    COMBINE,
+    factor=lambda a: (
+        a.default_factor()
+        if {"padding", "mask"} <= a.given.masks.keys() and "score" not in a.own
+        else Attention.factor(a)
+    ),
+    case=PAIRS,
+)
+_add(
+    "scale-on-number-mask-beside-bias",
+    "scales a mask of numbers too if it was added to a bias, and the scale is the caller's",
+    COMBINE,
+    additive=lambda a, mask: (
+        mask * a.wide(a.factor()) if "bias" in a.given.masks and a.given.scale is not None else mask
+    ),
+    case=PAIRS,
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from conformance import (
     Unsupported,
     attention_function,
 )
+from conformance.adapter.arguments import Spelling
 
 MASK = MaskArgument("mask", "batch heads query key", true="attends", number="added")
 
@@ -90,6 +92,40 @@ class Moded(Correct):
     def attend(self, query, key, value, masks, mode, **options):
         context, weights = attention(query, key, value, **masks, **options)
         return (context * (1.0 if mode.name == "exact" else 1.01)).astype(context.dtype), weights
+
+
+class FusedSelfAttention(Correct):
+    """Takes another path if query, key and value are one array, as fused kernels do.
+
+    There a fully masked query gets NaN, and the causal flag does nothing.
+    """
+
+    fully_masked_row = None
+
+    def run(self, problem, call):
+        if problem.shape.sharing != "self" or call.spelling is None:
+            return super().run(problem, call)
+        given = {n: a for n, a in call.spelling.arguments.items() if n != "is_causal"}
+        answer = super().run(problem, replace(call, spelling=Spelling("fused", given)))
+        seen = answer.weights.any(axis=(1, 3))[..., None]
+        return replace(answer, output=np.where(seen, answer.output, np.nan))
+
+
+class InexpressibleMasks(Correct):
+    """Its adapter has no way to pass a mask on; the implementation was never asked."""
+
+    def attend(self, query, key, value, masks, **options):
+        if masks:
+            raise Unsupported("no mask fits into the cache")
+        return super().attend(query, key, value, masks, **options)
+
+
+class ShortWithMasks(Correct):
+    """Answers with a query too few if there is a mask."""
+
+    def attend(self, query, key, value, masks, **options):
+        context, _ = super().attend(query, key, value, masks, **options)
+        return context[:, :, 1:] if masks else context
 
 
 class Raises(Correct):
@@ -228,6 +264,7 @@ class WrongDtype(Correct):
 class Raw(Adapter):
     """NumPy in and out; knows no masks."""
 
+    differentiable = False
     returns_weights = "per head"
 
     def run(self, problem, call):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,18 +10,26 @@ import numpy as np
 from mutants.attention import Array, Attention
 from mutants.mutant import (
     BATCH,
+    BEYOND,
     BLOCKED_KEY,
     DECLARED,
     DROPOUT,
+    DROPPED_OFF,
     DTYPE,
     FROZEN,
     INPUTS,
     KEY_ORDER,
     LAYOUT,
     MODES,
+    NAN,
     OUTPUT,
     REPEATS,
     REWRITTEN,
+    SAME_IF_SHARED,
+    SAME_IN_DTYPES,
+    SAME_IN_ENCODINGS,
+    SAME_IN_LAYOUTS,
+    SAME_IN_MODES,
     SURROUNDINGS,
     TWICE,
     UNCHANGED,
@@ -158,6 +167,149 @@ _add(
         np.tri(a.queries, a.keys, dtype=np.bool_) if _fuses(a) else Attention.triangle(a)
     ),
     case="causal/bottom-right/cross",
+)
+
+# Modes that should agree on a fully masked query: what it gets is a convention, but one for all.
+
+MASKED = "edge/fully-masked-row/cross"
+
+
+def _lost(a: Attention) -> Array:
+    """Which rows of the logits have no visible key."""
+    return np.isneginf(a.logits).all(axis=-1, keepdims=True)
+
+
+def _finishing(value: Callable[[Attention, Array], Array]) -> Callable[..., Array]:
+    def rescaled(a: Attention, context: Array, total: Array) -> Array:
+        found = Attention.rescaled(a, context, total)
+        return np.where(_lost(a), value(a, found), found).astype(found.dtype)
+
+    return rescaled
+
+
+_add(
+    "fused-masked-row-is-nan",
+    "divides by the sum of an empty row in the fused kernel",
+    MODES,
+    rescaled=_finishing(lambda a, context: np.nan),
+    case=MASKED,
+)
+_add(
+    "fused-masked-row-is-mean",
+    "gives a fully masked query the mean of the values in the fused kernel",
+    MODES,
+    rescaled=_finishing(lambda a, context: a.all_v.mean(axis=2, keepdims=True)),
+    case=MASKED,
+)
+_add(
+    "fused-masked-row-is-stale",
+    "leaves the row before it where a fully masked query should have been written",
+    MODES,
+    rescaled=_finishing(lambda a, context: np.roll(context, 1, axis=2)),
+    case=MASKED,
+)
+_add(
+    "evaluation-masked-row-is-uniform",
+    "gives a fully masked query equal weights in evaluation",
+    MODES,
+    softmax=lambda a, logits: (
+        np.where(
+            np.isneginf(logits).all(axis=-1, keepdims=True),
+            a.wide(1 / a.keys),
+            Attention.softmax(a, logits),
+        )
+        if _evaluates(a)
+        else Attention.softmax(a, logits)
+    ),
+    case=MASKED,
+)
+_add(
+    "fused-masked-row-in-backward",
+    "takes weights of 1 for a fully masked query in the backward pass of the fused kernel",
+    MODES,
+    weights_again=lambda a: (
+        np.where(_lost(a), a.wide(1), Attention.weights_again(a))
+        if _fuses(a)
+        else Attention.weights_again(a)
+    ),
+    case=MASKED,
+)
+
+# What experiments show in one mode, dtype, sharing or encoding, and not in another.
+
+
+def _backward_if(where: Callable[[Attention], bool]) -> Callable[..., Array]:
+    """Weights of 1 for a fully masked query in the backward pass, somewhere."""
+
+    def weights_again(a: Attention) -> Array:
+        found = Attention.weights_again(a)
+        return np.where(_lost(a), a.wide(1), found) if where(a) else found
+
+    return weights_again
+
+
+def _one_mask(a: Attention) -> Iterator[Array]:
+    shown = [*Attention.visible(a)]
+    return iter(shown[-1:] if _evaluates(a) else shown)
+
+
+_add(
+    "evaluation-takes-one-mask",
+    "takes the last of several masks in evaluation",
+    SAME_IN_MODES,
+    visible=_one_mask,
+    case="probe/pairs",
+)
+_add(
+    "masked-row-in-backward-of-float16",
+    "takes weights of 1 for a fully masked query in the backward pass for float16",
+    SAME_IN_DTYPES,
+    weights_again=_backward_if(lambda a: a.given.dtype.name == "float16"),
+    case="probe/masked-rows",
+)
+_add(
+    "masked-row-in-backward-of-self-attention",
+    "takes weights of 1 for a fully masked query in the backward pass of self-attention",
+    SAME_IF_SHARED,
+    weights_again=_backward_if(lambda a: a.shape.sharing == "self"),
+    case="probe/masked-rows",
+)
+_add(
+    "masked-row-in-backward-of-numbers",
+    "takes weights of 1 for a fully masked query in the backward pass if −∞ was added",
+    SAME_IN_ENCODINGS,
+    weights_again=_backward_if(
+        lambda a: any(m.dtype != np.bool_ for n, m in a.given.masks.items() if n == "mask")
+    ),
+    case="probe/masked-rows",
+)
+_add(
+    "masked-row-in-backward-of-broadcast-mask",
+    "takes weights of 1 for a fully masked query in the backward pass if all heads share the mask",
+    SAME_IN_LAYOUTS,
+    weights_again=_backward_if(
+        lambda a: any(m.shape[1] == 1 for n, m in a.given.masks.items() if n == "mask")
+    ),
+    case="probe/masked-rows",
+)
+for _input in ("query", "key", "value"):
+    _add(
+        f"nan-in-{_input}-replaced",
+        f"takes NaN in the {_input} for 0",
+        NAN,
+        input=lambda a, name, of=_input: (
+            np.nan_to_num(Attention.input(a, name), posinf=np.inf, neginf=-np.inf)
+            if name == of
+            else Attention.input(a, name)
+        ),
+        case="probe/leaks",
+    )
+_add(
+    "nan-in-weights-replaced",
+    "takes NaN in the weights for 0, as a guard for fully masked queries",
+    NAN,
+    softmax=lambda a, logits: np.nan_to_num(Attention.softmax(a, logits)),
+    case="probe/leaks",
 )
 
 # State.
@@ -376,6 +528,97 @@ _add(
     case="probe/repeatability",
 )
 
+# Inputs that contradict each other.
+
+
+def _counted_by(array: Array, *sizes: int) -> Array:
+    if array.shape == sizes or not array.flags.c_contiguous:
+        return array
+    strides = np.cumprod([array.itemsize, *sizes[:0:-1]])[::-1]
+    return np.lib.stride_tricks.as_strided(array, sizes, strides)
+
+
+def _by_the_keys(a: Attention, name: str) -> Array:
+    array = a.given.inputs[name]
+    return a.read(_counted_by(array, *a.given.inputs["key"].shape[:2], array.shape[2]))
+
+
+def _by_the_queries(a: Attention, name: str) -> Array:
+    array = a.given.inputs[name]
+    return a.read(_counted_by(array, a.batch, *array.shape[1:]))
+
+
+def _by_the_weights(a: Attention, name: str) -> Array:
+    array = a.given.inputs[name]
+    return a.read(_counted_by(array, *array.shape[:2], len(a.own[name])))
+
+
+def _as_float32(a: Attention, name: str) -> Array:
+    array = a.given.inputs[name]
+    if array.dtype == np.float16 and a.given.dtype.name == "float32":
+        array = _counted_by(array, *array.shape[:2], 2 * array.shape[2]).copy().view(np.float32)
+    return a.read(array)
+
+
+_BEYOND = "probe/bad-input"
+_add(
+    "values-counted-by-keys",
+    "reads as many values as there are keys",
+    BEYOND,
+    input=lambda a, name: _by_the_keys(a, name) if name == "value" else Attention.input(a, name),
+    case=_BEYOND,
+)
+_add(
+    "batch-counted-by-queries",
+    "reads keys and values for every batch entry of the query",
+    BEYOND,
+    input=_by_the_queries,
+    case=_BEYOND,
+)
+_add(
+    "width-counted-by-weights",
+    "reads rows as wide as the projection wants them",
+    BEYOND,
+    input=_by_the_weights,
+    case=_BEYOND,
+)
+_add(
+    "half-read-as-float32",
+    "reads 32 bits for each number of a float16 array",
+    BEYOND,
+    input=_as_float32,
+    case=_BEYOND,
+)
+_add(
+    "mask-counted-by-logits",
+    "reads a mask for every pair, also from one with fewer keys",
+    BEYOND,
+    mask=lambda a, mask: mask if 1 in mask.shape else _counted_by(mask, *a.scores.shape),
+    case=_BEYOND,
+)
+_add(
+    "padding-counted-by-keys",
+    "reads the padding mask for every key, also from one with fewer",
+    BEYOND,
+    padding=lambda a, mask: Attention.padding(a, _counted_by(mask, a.batch, a.keys)),
+    case=_BEYOND,
+)
+
+
+def _mask_in_order(a: Attention) -> None:
+    for name, mask in a.given.masks.items():
+        if not mask.flags.c_contiguous:
+            a.given.masks[name] = mask.base.ravel()[: mask.size].reshape(mask.shape)
+
+
+_add(
+    "mask-strides-ignored",
+    "reads the memory of masks and biases in order, whatever their strides are",
+    LAYOUT,
+    begin=_mask_in_order,
+    case="probe/repeatability",
+)
+
 # Dtypes.
 
 _add(
@@ -405,4 +648,169 @@ _add(
     INPUTS,
     MODES,
     gradient=lambda a, name, array: a.stored(0 * array if _fuses(a) and name == "key" else array),
+)
+
+# What is written to, and how it lies in memory: one argument at a time.
+
+JOINED = "scale/one-with-bias/full-tiles"
+
+
+def _scratch(a: Attention, cotangent: Array) -> Array:
+    read = Attention.received(a, cotangent)
+    cotangent *= cotangent.dtype.type(0.5)
+    return read
+
+
+def _joined_in_place(a: Attention, mask: Array) -> Array:
+    if a.given.causal and mask.shape[-2:] == (a.queries, a.keys):
+        mask &= Attention.triangle(a)
+    return mask
+
+
+def _blocks_bias(a: Attention, logits: Array, visible: Array) -> Array:
+    bias = a.given.masks.get("bias")
+    if bias is not None and bias.shape == logits.shape:
+        bias[np.broadcast_to(~visible, bias.shape)] = -np.inf
+    return Attention.block(a, logits, visible)
+
+
+def _zeroes_padding(a: Attention) -> None:
+    padding = a.given.masks.get("padding")
+    if padding is not None and a.shape.sharing != "self":
+        a.given.inputs["value"][padding == 0] = 0
+
+
+def _clips_mask(a: Attention, mask: Array) -> Array:
+    lowest = a.given.masks["mask"].dtype.type(-6e4)
+    np.maximum(a.given.masks["mask"], lowest, out=a.given.masks["mask"])
+    return mask
+
+
+_add(
+    "cotangent-as-scratch",
+    "writes into the gradient that comes in",
+    UNCHANGED,
+    received=_scratch,
+)
+_add(
+    "mask-joined-with-causal-in-place",
+    "writes the triangle into the mask",
+    UNCHANGED,
+    mask=_joined_in_place,
+    case=JOINED,
+)
+_add(
+    "bias-blocked-in-place",
+    "writes −∞ into the bias where the mask blocks",
+    UNCHANGED,
+    block=_blocks_bias,
+    case="bias/with-mask/cross",
+)
+_add(
+    "padding-zeroed-in-place",
+    "writes zeros into the padded values",
+    UNCHANGED,
+    begin=_zeroes_padding,
+    case="mask/key-padding/cross",
+)
+_add(
+    "number-mask-clipped-in-place",
+    "replaces −∞ in a mask of numbers by −60,000, in place",
+    UNCHANGED,
+    additive=_clips_mask,
+    case="mask/key-padding/cross",
+)
+
+
+def _in_order(array: Array) -> Array:
+    """The numbers as they lie in memory, whatever the strides are."""
+    if array.flags.c_contiguous:
+        return array
+    whole = array if array.base is None else array.base
+    return np.resize(whole.ravel(order="K"), array.shape)
+
+
+def _as_the_query_lies(a: Attention, name: str) -> Array:
+    query, array = a.given.inputs["query"], a.given.inputs[name]
+    if query.flags.c_contiguous and not array.flags.c_contiguous:
+        return a.read(_in_order(array))
+    if array.flags.c_contiguous and not query.flags.c_contiguous:
+        return a.read(np.roll(array, 1))
+    return a.read(array)
+
+
+def _unordered(which: str) -> Any:
+    def begin(a: Attention) -> None:
+        if which in a.given.masks:
+            a.given.masks[which] = _in_order(a.given.masks[which])
+
+    return begin
+
+
+LAID_OUT = "bias/with-mask/self"
+_add(
+    "strides-of-the-query-for-all",
+    "uses the strides of the query for key and value too",
+    LAYOUT,
+    input=_as_the_query_lies,
+    case="mask/per-head/separate",
+)
+_add(
+    "strides-of-the-value-ignored",
+    "reads the value in order, whatever its strides are, and only if the key is in order",
+    LAYOUT,
+    input=lambda a, name: a.read(
+        _in_order(a.given.inputs[name])
+        if name == "value" and a.given.inputs["key"].flags.c_contiguous
+        else a.given.inputs[name]
+    ),
+    case="mask/per-head/separate",
+)
+_add(
+    "strides-of-the-cotangent-ignored",
+    "reads the gradient that comes in in order, whatever its strides are",
+    LAYOUT,
+    received=lambda a, cotangent: a.read(_in_order(cotangent)),
+    case=LAID_OUT,
+)
+for _argument in ("mask", "padding", "bias"):
+    _add(
+        f"strides-of-the-{_argument}-ignored",
+        f"reads the {_argument} in order, whatever its strides are",
+        LAYOUT,
+        begin=_unordered(_argument),
+        case="mask/key-padding/separate" if _argument == "padding" else LAID_OUT,
+    )
+
+# A switch that turns dropout off in one direction.
+
+
+def _dropped_backwards(a: Attention) -> Array:
+    weights = Attention.weights_again(a)
+    if a.given.mode.dropout and not a.drops():
+        random = np.random.default_rng(a.given.mode.draw)
+        a.kept = a.compensated((random.random(weights.shape) >= a.given.mode.dropout) * a.wide(1))
+    return weights
+
+
+_add(
+    "dropout-in-backward-of-evaluation",
+    "drops again in the backward pass, also in evaluation",
+    DROPPED_OFF,
+    weights_again=_dropped_backwards,
+    case="mask/key-padding/cross",
+)
+_add(
+    "dropout-rescales-in-evaluation",
+    "leaves out the drawing in evaluation, but not the factor of the gradient",
+    DROPPED_OFF,
+    weights_again=lambda a: (
+        Attention.weights_again(a)
+        if a.drops()
+        else (
+            setattr(a, "kept", a.compensated(a.wide(1))),
+            Attention.weights_again(a),
+        )[1]
+    ),
+    case="mask/key-padding/cross",
 )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from conformance.definition.problem import Causal
 from mutants.attention import Attention
-from mutants.contestant import Contestant
+from mutants.contestant import Contestant, Function
 
 OUTPUT = "output.equals-definition"
 INPUTS = "gradient.inputs-equal-definition"
 PARAMETERS = "gradient.parameters-equal-definition"
+BEYOND_LENGTHS = "lengths.nothing-beyond-is-read"
 BIAS = "gradient.bias-equals-definition"
+FEATURES = "gradient.features-equal-definition"
+KERNEL = "kernel.equals-definition"
 DTYPE = "dtype.in-is-out"
 WEIGHTS = "weights.equal-definition"
 SUMS = "weights.rows-sum-to-one"
@@ -32,8 +36,19 @@ UNCHANGED = "call.leaves-inputs-unchanged"
 REPEATS = "call.repeats"
 SURROUNDINGS = "call.leaves-global-state-alone"
 LAYOUT = "call.memory-layout-does-not-matter"
+BEYOND = "call.reads-only-what-it-is-given"
 DROPOUT = "dropout.is-unbiased"
+DROPPED_OFF = "dropout.off-is-off"
+THROUGH_WEIGHTS = "gradient.through-returned-weights"
 DECLARED = "adapter.declares-what-is-observed"
+NAN = "nan.reaches-the-output"
+FLAG_BLOCKS = "causal.flag-blocks"
+COMBINE = "mask.arguments-combine"
+SAME_IN_MODES = "conventions.same-in-every-mode"
+SAME_IN_DTYPES = "conventions.same-in-every-dtype"
+SAME_IF_SHARED = "conventions.same-for-shared-inputs"
+SAME_IN_ENCODINGS = "conventions.same-for-every-encoding"
+SAME_IN_LAYOUTS = "conventions.same-in-every-layout"
 FULLY_MASKED = "observed.fully-masked-row"
 ALIGNMENT = "observed.causal-alignment"
 RETURNED = "observed.returned-weights"
@@ -53,6 +68,9 @@ class Mutant:
         changes: stage of `Attention` to what stands in its place.
         case: where it is looked for first: the id of a case, or "probe/..." for an experiment.
         dtype: in which dtype it is looked for first.
+        accuracy: the class that it promises; then it is a function, on heads of the suite.
+        alignment: what it declares of its causal flag.
+        level: at which level of the suite it must be noticed.
     """
 
     name: str
@@ -62,6 +80,9 @@ class Mutant:
     changes: Mapping[str, Any]
     case: str = CASE
     dtype: str = "float32"
+    accuracy: Literal["", "A0", "A"] = ""
+    alignment: Causal = "bottom-right"
+    level: str = "full"
 
     @property
     def kind(self) -> type[Attention]:
@@ -70,7 +91,9 @@ class Mutant:
 
     def adapter(self) -> Contestant:
         """As an implementation."""
-        return Contestant(self.name, self.kind)
+        if self.accuracy:
+            return Function(self.name, self.kind, self.accuracy)
+        return Contestant(self.name, self.kind, self.alignment)
 
 
 Maker = Callable[..., None]
@@ -85,11 +108,15 @@ def chapter(name: str, mutants: list[Mutant]) -> Maker:
         *killed_by: str,
         case: str = CASE,
         dtype: str = "float32",
+        accuracy: Literal["", "A0", "A"] = "",
+        alignment: Causal = "bottom-right",
         **changes: Any,
     ) -> None:
         unknown = [stage for stage in changes if not hasattr(Attention, stage)]
         assert not unknown, f"{mutant}: the attention has no {unknown}"
         assert all(other.name != mutant for other in mutants), f"{mutant}: the name is taken"
-        mutants.append(Mutant(mutant, name, did, killed_by, changes, case, dtype))
+        mutants.append(
+            Mutant(mutant, name, did, killed_by, changes, case, dtype, accuracy, alignment)
+        )
 
     return add

@@ -10,8 +10,10 @@ import numpy as np
 from conformance.definition.dtypes import BFLOAT16, FLOAT16
 from mutants.attention import Array, Attention
 from mutants.mutant import (
+    KERNEL,
     MODES,
     OUTPUT,
+    PARAMETERS,
     SHIFT,
     SUMS,
     WEIGHTS,
@@ -52,6 +54,7 @@ _add(
     "no-maximum",
     "computes exp of the logits without subtracting the maximum",
     OUTPUT,
+    PARAMETERS,
     SHIFT,
     peak=lambda a, logits: a.wide(0),
     case=HUGE,
@@ -403,3 +406,115 @@ _add(
     tiles=_tiles(lambda tiles: [tile for tile in tiles if tile[1] - tile[0] > 1] or tiles),
     case="plain/no-mask/tiles",
 )
+
+# What a class-A implementation holds in float32, in the dtype of the tensors instead. The adapter
+# promises class A and is given the heads: within the limits of class C, or beside the roundings of
+# the projections, most of these are within the noise.
+
+
+def _held(stage: str) -> Any:
+    """The stage with its result rounded to the dtype of the tensors."""
+    return lambda a, *operands: a.hold(getattr(Attention, stage)(a, *operands))
+
+
+def _held_log_normaliser(a: Attention, logits: Array, v: Array) -> tuple[Array, Array]:
+    context, log_total = Attention.fused(a, logits, v)
+    return context, a.hold(log_total)
+
+
+def _held_sum(a: Attention, powers: Array) -> Array:
+    """The powers are added one after the other."""
+    total = np.zeros((*powers.shape[:-1], 1), a.wide)
+    for key in range(powers.shape[-1]):
+        total = a.hold(total + powers[..., key : key + 1])
+    return total
+
+
+def _held_scores(a: Attention, q: Array, k: Array) -> Array:
+    if "score" in a.own:
+        return Attention.score(a, q, k)
+    scores = a.wide(0)
+    for axis in range(q.shape[-1]):
+        term = Attention.product(a, "bhqd,bhkd->bhqk", q[..., [axis]], k[..., [axis]])
+        scores = a.hold(scores + term)
+    return scores
+
+
+def _truncated(a: Attention, values: Array) -> Array:
+    """Rounding towards zero."""
+    rounded = Attention.hold(a, values)
+    beyond = np.abs(rounded) > np.abs(values)
+    lower = Attention.hold(a, rounded * a.wide(1 - 2.0**-a.given.dtype.significand_bits))
+    return np.where(beyond, lower, rounded)
+
+
+_HELD: tuple[tuple[str, str, tuple[str, ...], dict[str, Any]], ...] = (
+    ("logits", "the logits", (KERNEL,), {"scaled": _held("scaled")}),
+    ("biased-logits", "logits plus bias", (KERNEL, OUTPUT), {"biased": _held("biased")}),
+    ("sum-of-powers", "the running sum of the powers", (KERNEL, OUTPUT), {"total": _held_sum}),
+    ("log-normaliser", "the log-normaliser", (KERNEL,), {"fused": _held_log_normaliser}),
+    ("sums-of-scores", "sums inside query times key", (KERNEL,), {"score": _held_scores}),
+    ("truncated", "everything, rounded towards zero,", (OUTPUT, PARAMETERS), {"hold": _truncated}),
+)
+
+for _dtype in ("bfloat16", "float16"):
+    for _name, _what, _noticed, _changes in _HELD:
+        _add(
+            f"{_name}-in-{_dtype}-storage",
+            f"keeps {_what} in {_dtype}",
+            *_noticed,
+            **_changes,
+            case=LONG,
+            dtype=_dtype,
+            accuracy="A",
+        )
+
+_add(
+    "exponents-in-bfloat16-storage",
+    "keeps logits minus the maximum in bfloat16",
+    KERNEL,
+    powers=lambda a, x: Attention.powers(a, a.hold(x)),
+    case=LONG,
+    dtype="bfloat16",
+    accuracy="A",
+)
+_add(
+    "scale-4-ulp-off",
+    "computes the scale of float32 with a relative error of 5e-7, as by a fast square root",
+    KERNEL,
+    default_factor=lambda a: Attention.default_factor(a) * (1 + 5e-7),
+    case="bias/in-full/cross",
+    accuracy="A",
+)
+_add(
+    "float16-through-bfloat16",
+    "reads float16 as bfloat16",
+    OUTPUT,
+    read=lambda a, array: (
+        _bfloat16(Attention.read(a, array))
+        if a.given.dtype.name == "float16"
+        else Attention.read(a, array)
+    ),
+    dtype="float16",
+)
+_add(
+    "values-of-float16-in-bfloat16",
+    "keeps the projected values of float16 in bfloat16",
+    OUTPUT,
+    mix=lambda a, weights, v: Attention.mix(
+        a, weights, _bfloat16(v) if a.given.dtype.name == "float16" else v
+    ),
+    dtype="float16",
+    accuracy="A",
+)
+for _dtype, _percent in (("bfloat16", 2.0), ("bfloat16", 1.0), ("float16", 1.0), ("float16", 0.3)):
+    _add(
+        f"scale-{_percent}-percent-off-in-{_dtype}",
+        f"multiplies the scale of {_dtype} by {1 + _percent / 100}",
+        KERNEL,
+        OUTPUT,
+        default_factor=lambda a, p=_percent: Attention.default_factor(a) * (1 + p / 100),
+        dtype=_dtype,
+        case=LONG,
+        accuracy="A",
+    )

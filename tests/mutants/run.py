@@ -3,29 +3,41 @@
 Each is looked for first where it is expected to show, then in the whole catalogue, and it is
 left alone as soon as a requirement that it names has noticed it. What is expected of a problem is
 computed once for all of them; answers are not shared, since every mutant has its own.
+
+Mutants of features are looked for in the cases that have features. Those of the tiled attention are
+looked for at the level that they name, at the sizes that they declare, or at length. All of these
+are always left alone as soon as they are noticed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from longer import TILES, problem
 
 from conformance.adapter.base import Adapter
 from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.definition.dtypes import DTYPES
 from conformance.experiments import EXPERIMENTS, experiment
+from conformance.long.calling import call
+from conformance.long.checking import check
 from conformance.records.findings import CaseResult
 from conformance.requirements.examination import Memory, Workbench
-from conformance.running.session import Inquiry, Item, Session, inquiries, plan
-from mutants.contestant import Contestant
+from conformance.requirements.requirement import Requirement
+from conformance.running.selection import Selection
+from conformance.running.session import Inquiry, Item, Row, Session, inquiries, plan
+from mutants.contestant import Contestant, Featureful
+from mutants.featured import Featured
+from mutants.features import FeatureMutant
+from mutants.long import LongMutant
 from mutants.mutant import Mutant
-
-Row = Item | Inquiry
+from mutants.sizes import EXPECTED, TAKEN, SizeMutant
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,7 @@ class Outcome:
     """What became of a mutant: the requirement that killed it and where, both "" if it survived.
 
     `noticed` counts, by requirement, the rows that noticed it: of all rows where everything was
-    looked at, else of those before the kill.
+    looked at, else of those before the kill. `where` is the id of a row, or a problem at length.
     """
 
     mutant: Mutant
@@ -52,6 +64,7 @@ class Examiner:
     """Examines one after the other; remembers what is expected."""
 
     expectations: Memory = field(default_factory=lambda: Memory(2048))
+    kills: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @cached_property
     def cases(self) -> dict[str, Case]:
@@ -60,23 +73,30 @@ class Examiner:
 
     def kill(self, mutant: Mutant) -> Outcome:
         """Look for it until an expected requirement notices it."""
-        adapter, session = mutant.adapter(), self._session()
+        if isinstance(mutant, LongMutant):
+            return at_length(mutant)
+        adapter, session = mutant.adapter(), self.session()
         noticed: Counter[str] = Counter()
         for row in self.likeliest_first(mutant, adapter):
             found = deviations(session, row)
             noticed.update(found)
             for requirement in found:
                 if requirement in mutant.killed_by:
+                    self.kills[mutant.chapter, row.asked.id] += 1
                     return Outcome(mutant, requirement, row.id, noticed)
         return Outcome(mutant, noticed=noticed)
 
     def look_everywhere(self, mutant: Mutant) -> Outcome:
         """The whole catalogue in the mutant's dtype, and the experiments."""
-        adapter, session = mutant.adapter(), self._session()
+        if mutant.level != "full" or isinstance(mutant, FeatureMutant):
+            return self.kill(mutant)
+        adapter, session = mutant.adapter(), self.session()
         noticed: Counter[str] = Counter()
         by = where = ""
         rows: list[Row] = [*plan([adapter], catalogue(), [mutant.dtype], "cpu")]
-        rows += inquiries([adapter], [experiment(name) for name in TELLING], "cpu")
+        own = [experiment(mutant.case)] if mutant.case.startswith("probe/") else []
+        telling = dict.fromkeys([*map(experiment, TELLING), *own])
+        rows += inquiries([adapter], [*telling], "cpu")
         for row in rows:
             found = deviations(session, row)
             noticed.update(found)
@@ -85,28 +105,79 @@ class Examiner:
                     by, where = requirement, row.id
         return Outcome(mutant, by, where, noticed)
 
-    def original(self) -> list[str]:
-        """Where the attention that all mutants are made of deviates: nowhere."""
-        adapter, session = Contestant(), self._session()
-        rows: list[Row] = [*plan([adapter], catalogue(), list(DTYPES), "cpu")]
-        rows += inquiries([adapter], EXPERIMENTS, "cpu")
+    def original(self, *, sample: bool = False) -> list[str]:
+        """Where the attention that all mutants are made of deviates: nowhere.
+
+        A sample asks each case in one dtype, and each dtype of every fourth case.
+        """
+        adapter, session = Contestant(), self.session()
+        rows: list[Row] = [*inquiries([adapter], EXPERIMENTS, "cpu")]
+        for number, case in enumerate(catalogue()):
+            dtypes = [[*DTYPES][number % len(DTYPES)]] if sample else [*DTYPES]
+            rows += plan([adapter], [case], dtypes, "cpu")
+            if case.features:
+                problem = case.problem("float64")
+                featured = Featureful.for_problem("featured", Featured, problem)
+                rows += plan([featured], [case], dtypes, "cpu")
         return [f"{row.id}: {told}" for row in rows for told in deviations(session, row)]
 
-    def _session(self) -> Session:
+    def session(self) -> Session:
+        """A session that shares what is expected."""
         return Session(Workbench(expectations=self.expectations), explains=False)
 
     def likeliest_first(self, mutant: Mutant, adapter: Adapter) -> Iterator[Row]:
         """Every row, beginning where it is expected to show."""
+        if isinstance(mutant, SizeMutant):
+            yield from self._at_its_sizes(mutant, adapter)
+            return
         if mutant.case.startswith("probe/"):
             yield from inquiries([adapter], [experiment(mutant.case)], "cpu")
         else:
             yield from plan([adapter], [self.cases[mutant.case]], [mutant.dtype], "cpu")
+        if isinstance(mutant, FeatureMutant):
+            others = [case for case in catalogue() if case.features and case.id != mutant.case]
+            yield from plan([adapter], others, [mutant.dtype], "cpu")
+            return
         for dtype in dict.fromkeys((mutant.dtype, *DTYPES)):
             yield from plan([adapter], catalogue(), [dtype], "cpu")
         yield from inquiries([adapter], EXPERIMENTS, "cpu")
 
+    def _at_its_sizes(self, mutant: SizeMutant, adapter: Adapter) -> list[Row]:
+        """The cases of its level, beginning where most of its chapter died, then the smallest."""
+        rows = [
+            Narrow(row.adapter, row.asked, row.dtype, row.device, row.mode)
+            for row in Selection(level=mutant.level, dtypes=[mutant.dtype]).rows([adapter], "cpu")
+            if isinstance(row, Item)
+        ]
+        return sorted(
+            rows,
+            key=lambda row: (
+                -self.kills[mutant.chapter, row.asked.id],
+                math.prod(row.asked.shape.logits),
+            ),
+        )
 
-TELLING = ("dropout", "repeatability")
+
+class Narrow(Item):
+    """An item of which only what is expected to notice a mutant of the tiled attention is asked."""
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        return [item for item in super().requirements if item.id in (*EXPECTED, *TAKEN)]
+
+
+def at_length(mutant: LongMutant) -> Outcome:
+    """What the comparison of every element makes of a mutant."""
+    given, kernel = problem(mutant.case), mutant.kernel
+    tile = TILES.get(mutant.case, (64, 128))[1]
+    found = check(given, call(kernel, given), tile=tile, accuracy="A")
+    (by,) = mutant.killed_by
+    wrong = [name for name, tally in found.decisive("A").items() if tally.excess > 1]
+    noticed = Counter({by: len(wrong)}) if wrong else Counter()
+    return Outcome(mutant, by if wrong else "", mutant.case if wrong else "", noticed)
+
+
+TELLING = ("dropout", "repeatability", "masked-rows", "leaks")
 """Experiments that decide requirements which no case serves; the others mostly observe."""
 
 

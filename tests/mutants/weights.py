@@ -15,6 +15,7 @@ from mutants.mutant import (
     RETURNED,
     SPELLINGS,
     SUMS,
+    THROUGH_WEIGHTS,
     WEIGHTS,
     Mutant,
     chapter,
@@ -164,4 +165,50 @@ _add(
     WEIGHTS,
     returned=_instead(lambda a, w: np.repeat(w[:, :: a.group], a.group, axis=1)),
     case="plain/no-mask/gqa",
+)
+
+# A loss on the returned weights.
+
+LOSS = "mask/per-batch/cross"
+
+_add(
+    "returned-weights-detached",
+    "returns a copy of the weights that no gradient passes through",
+    THROUGH_WEIGHTS,
+    d_returned=lambda a, d_weights, of_weights: d_weights,
+    case=LOSS,
+)
+_add(
+    "loss-on-weights-alone",
+    "passes on the gradient of the returned weights instead of that of the output",
+    THROUGH_WEIGHTS,
+    d_returned=lambda a, d_weights, of_weights: of_weights,
+    case=LOSS,
+)
+_add(
+    "loss-on-weights-of-first-head",
+    "returns the weights of all heads, but keeps a graph for the first",
+    THROUGH_WEIGHTS,
+    d_returned=lambda a, d_weights, of_weights: (
+        d_weights + of_weights * (np.arange(a.shape.heads) < 1)[:, None, None].astype(a.wide)
+    ),
+    case=LOSS,
+)
+_add(
+    "loss-on-weights-without-row-term",
+    "adds the gradient of the returned weights after the row term was made of the context",
+    THROUGH_WEIGHTS,
+    d_returned=lambda a, d_weights, of_weights: (
+        setattr(a, "row_term", (a.d_context * a.context).sum(axis=-1, keepdims=True)),
+        d_weights + of_weights,
+    )[1],
+    row=lambda a, w, d: getattr(a, "row_term", Attention.row(a, w, d)),
+    case=LOSS,
+)
+_add(
+    "loss-on-weights-averaged",
+    "averages the gradient of the returned weights over the heads",
+    THROUGH_WEIGHTS,
+    d_returned=lambda a, d_weights, of_weights: d_weights + of_weights.mean(axis=1, keepdims=True),
+    case=LOSS,
 )

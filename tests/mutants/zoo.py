@@ -5,14 +5,19 @@ from __future__ import annotations
 from conformance.errors import UnknownName
 from mutants.backward import MUTANTS as BACKWARD
 from mutants.causal import MUTANTS as CAUSAL
+from mutants.features import MUTANTS as FEATURES
 from mutants.forward import MUTANTS as FORWARD
+from mutants.handed import MUTANTS as HANDED
+from mutants.long import MUTANTS as LONG
 from mutants.masks import MUTANTS as MASKS
 from mutants.modes import MUTANTS as MODES
 from mutants.mutant import Mutant
 from mutants.precision import MUTANTS as PRECISION
+from mutants.sizes import MUTANTS as SIZES
 from mutants.weights import MUTANTS as WEIGHTS
+from mutants.world import MUTANTS as WORLD
 
-MUTANTS: tuple[Mutant, ...] = (
+SMALL: tuple[Mutant, ...] = (
     *FORWARD,
     *MASKS,
     *CAUSAL,
@@ -21,6 +26,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *WEIGHTS,
     *MODES,
 )
+"""Mutants of the attention in small stages, which show at the sizes of the small catalogue."""
+
+MUTANTS: tuple[Mutant, ...] = (*SMALL, *FEATURES, *HANDED, *WORLD, *SIZES, *LONG)
 
 CHAPTERS = tuple(dict.fromkeys(mutant.chapter for mutant in MUTANTS))
 

@@ -6,7 +6,7 @@ const distinct = (words) => [...new Set(words)];
 const CHOICES = {
   implementation: data.columns.map((own) => own.key),
   chapter: distinct(data.requirements.map((own) => own[1])),
-  verdict: VERDICTS.filter((_, kind) => FOUND.some((own) => own.verdict === kind)),
+  verdict: VERDICTS.filter((_, kind) => EVERY.some((times, at) => times && at % KINDS === kind)),
   dtype: data.dtypes,
   device: distinct(data.columns.map((own) => own.device)),
 };
@@ -58,6 +58,7 @@ function startFilter() {
   if (!data.columns.length || !FINDINGS) return;
   const [button, panel] = filterPanel();
   tools.append(button);
+  startSearch(tools);
   const bar = document.querySelector(".bar");
   bar.append(el("div", { class: "active", hidden: true },
     outcome, chosen, el("button", { type: "button", class: "plain", onclick: clear }, "Clear all")), panel);
@@ -87,7 +88,6 @@ function chips() {
 }
 
 function applyFilter() {
-  const shown = passes(state.filter);
   const active = filtered();
   const bar = document.querySelector(".active");
   if (!bar) return;
@@ -105,12 +105,19 @@ function applyFilter() {
   each("[data-legend]", (button) => {
     button.setAttribute("aria-pressed", String(state.filter.verdict.has(button.dataset.legend)));
   });
-  each("[data-for]", (element) => {
+  hide(document);
+  fillMatrix(active, counts);
+}
+
+// Hide in a part of the page what does not fit the filter.
+function hide(root) {
+  const shown = passes(state.filter);
+  each("[data-for]:not(.cell)", (element) => {
     const own = element.dataset.for.trim().split(/\s+/);
     const left = own.filter((place) => shown.column[place]).length;
     element.toggleAttribute("data-hidden", left === 0);
     if (element.matches("th[scope=colgroup]") && left) element.colSpan = left;
-  });
+  }, root);
   // Cells below a heading that spans rows: the heading goes with the first row that is left.
   each(".compared tbody", (body) => {
     const left = [...body.rows].filter((row) => !row.hasAttribute("data-hidden"));
@@ -120,32 +127,32 @@ function applyFilter() {
       left[0].prepend(head);
       head.rowSpan = left.length;
     }
-  });
+  }, root);
   each("[data-dtype]", (element) => {
     const wanted = state.filter.dtype;
     element.toggleAttribute("data-hidden", wanted.size > 0 && !wanted.has(element.dataset.dtype));
-  });
+  }, root);
   const fits = (wanted, words) => !wanted.size || words.some((word) => wanted.has(word));
   each("details.panel", (panel) => {
     const own = panel.dataset;
     panel.toggleAttribute("data-hidden", !(fits(state.filter.chapter, own.chapter.trim().split(/\s+/)) &&
       fits(state.filter.verdict, [own.verdict]) && fits(state.filter.dtype, own.dtypes.trim().split(/\s+/))));
-  });
-  for (const outer of [".symptom", "#deviations ~ article"]) {
-    const inner = outer === ".symptom" ? "details.panel" : ".symptom";
-    each(outer, (element) => {
-      const left = [...element.querySelectorAll(inner)].some((own) => !own.hasAttribute("data-hidden"));
-      const place = element.dataset.for;
-      element.toggleAttribute("data-hidden",
-        !left || (place !== undefined && !shown.column[place.trim()]));
-    });
-  }
-  const compared = [...document.querySelectorAll(".maps > .scroll")].map((map) => {
+  }, root);
+  each(".symptom", (element) => {
+    const left = [...element.querySelectorAll("details.panel")].some((own) => !own.hasAttribute("data-hidden"));
+    element.toggleAttribute("data-hidden", !left);
+  }, root);
+  // What lies in a folded implementation is not on the page yet; it says what it has.
+  each("[data-own]", (element) => {
+    const own = element.dataset.own.split(" ");
+    const left = ["chapter", "verdict", "dtype"].every((name) => fits(state.filter[name], own));
+    element.toggleAttribute("data-hidden", !left || !shown.column[element.dataset.for.trim()]);
+  }, root);
+  const compared = [...root.querySelectorAll(".maps > .scroll")].map((map) => {
     const few = map.querySelectorAll("tbody tr:not([data-hidden])").length < 2;
     map.toggleAttribute("data-hidden", few || map.hasAttribute("data-hidden"));
     return !map.hasAttribute("data-hidden");
   });
   const alone = document.getElementById("pairs-nothing");
-  if (alone) alone.hidden = compared.some(Boolean);
-  fillMatrix(active, counts);
+  if (alone && compared.length) alone.hidden = compared.some(Boolean);
 }

@@ -5,7 +5,7 @@ const PROBE = "probe/";
 function findingArticle(own) {
   const column = data.columns[own.column];
   const [name, , level, sentence] = data.requirements[own.requirement];
-  const told = data.cases[own.case];
+  const told = F.told[own.case];
   return el("article", { class: "finding", "aria-labelledby": "finding-title" },
     el("p", { class: "kicker" }, `${column.key} · ${own.dtype} · mode ${own.mode} · ${column.device}`),
     el("h3", { id: "finding-title", tabindex: "-1" }, verdictWord(own.verdict), " ", el("code", {}, breakable(own.case))),
@@ -40,13 +40,15 @@ function foundPart(own) {
       ? "As required; there is nothing to measure here." : "Nothing more was recorded."));
   } else if (!own.worst && own.figures && own.verdict === "conforms") {
     part.append(el("p", { class: "muted small" }, "Single elements are recorded where an answer deviates."));
+  } else if (!own.worst && own.figures) {
+    part.append(el("p", { class: "muted small" }, "The page has the worst element of the gravest findings only; the record has that of each."));
   }
   return part;
 }
 
 // "output[batch 2, query 1, component 6]": as a terminal writes it.
 function element(array, index) {
-  const names = data.axes[`${array} ${index.length}`];
+  const names = F.axes[`${array} ${index.length}`];
   return `${array}[${index.map((at, axis) => (names ? `${names[axis]} ${at}` : at)).join(", ")}]`;
 }
 
@@ -67,7 +69,7 @@ function casePart(own, told) {
   const part = el("section", { class: "case" }, el("h4", {}, "The case"));
   if (own.case.startsWith(PROBE)) {
     const topic = data.topics[own.case.slice(PROBE.length)];
-    const card = data.cards.some((other) => other.column === data.columns[own.column].key);
+    const card = data.carded.includes(data.columns[own.column].key);
     part.append(el("p", {}, topic ? `An experiment. ${topic[1]}` : "An experiment.", " ",
       card ? el("a", { href: panelAddress({ card: data.columns[own.column].key }) }, "What it showed: the convention card") : ""));
     return part;
@@ -112,7 +114,8 @@ function againPart(own, column) {
 
 // What else was asked of the same answer.
 function restPart(own) {
-  const others = own.item.findings.map((_, at) => own.item.first + at)
+  const item = F.item[own.place];
+  const others = Array.from({ length: F.many[item] }, (_, at) => F.first[item] + at)
     .filter((place) => place !== own.place).map(finding);
   if (!others.length) return "";
   return el("section", {}, el("h4", {}, "Of the same answer"),

@@ -1,75 +1,118 @@
-// The findings, read from the page's data. What does not print on the page is unpacked here.
+// What the page knows: at once the names, the counts and the parts of the page; the single findings
+// and the cards when somebody asks for them.
 
 async function unpacked(id) {
   const packed = atob(document.getElementById(id).textContent);
-  const bytes = Uint8Array.from(packed, (char) => char.charCodeAt(0));
+  const bytes = new Uint8Array(packed.length);
+  for (let at = 0; at < packed.length; at += 1) bytes[at] = packed.charCodeAt(at);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).json();
+  return new Response(stream).arrayBuffer();
 }
+const read = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
 
-const data = await unpacked("contents");
+const data = read(await unpacked("contents"));
 const VERDICTS = data.verdicts;
 const GRAVITY = data.gravity.map((verdict) => VERDICTS.indexOf(verdict));
 const RANK = VERDICTS.map((_, verdict) => GRAVITY.indexOf(verdict));
+const ROWS = data.requirements.length, KINDS = VERDICTS.length;
 
-// Every finding with its item; an item knows where its findings begin.
-const FOUND = [];
-for (const item of data.items) {
-  item.first = FOUND.length;
-  for (const own of item.findings) FOUND.push(Object.assign(own, { item }));
+// Counts by column, row and verdict, as one array.
+const EVERY = new Uint32Array(data.columns.length * ROWS * KINDS);
+data.cells.forEach((cells, row) => cells.forEach((counts, column) => {
+  for (let at = 0; at < counts.length; at += 2) {
+    EVERY[(column * ROWS + row) * KINDS + counts[at]] = counts[at + 1];
+  }
+}));
+const FINDINGS = EVERY.reduce((sum, times) => sum + times, 0);
+
+// Every finding as columns of numbers: F.verdict[place], and its item F.item[place].
+let F;
+let reading;
+async function loadFindings() {
+  const bytes = new Uint8Array(await unpacked("findings-of"));
+  const line = bytes.indexOf(10);
+  const head = read(bytes.subarray(0, line));
+  const found = { ...head.lists, exacts: head.exact, told: head.cases, axes: head.axes };
+  let from = line + 1;
+  for (const [name, many, wide] of head.numbers) {
+    const values = new (wide === 1 ? Uint8Array : wide === 2 ? Uint16Array : Uint32Array)(many);
+    for (let octet = 0; octet < wide; octet += 1) {
+      for (let at = 0; at < many; at += 1) values[at] |= bytes[from + at] << (8 * octet);
+      from += many;
+    }
+    found[name] = values;
+  }
+  found.first = new Uint32Array(found.many.length);
+  found.item = new Uint32Array(found.verdict.length);
+  let at = 0;
+  found.many.forEach((many, item) => {
+    found.first[item] = at;
+    found.item.fill(item, at, at + many);
+    at += many;
+  });
+  F = found;
 }
-const FINDINGS = FOUND.length;
+let CARDS;
+async function needed(cards) {
+  reading ??= loadFindings();
+  await reading;
+  if (cards && !CARDS) CARDS = read(await unpacked("cards-of"));
+}
 
 // How far beyond what is allowed, for sorting.
-function excess({ figures }) {
-  return figures ? figures.max_ratio / figures.limit : -1;
+function excess(place) {
+  const limit = F.limits[F.limit[place]];
+  return limit ? F.ratios[F.max[place]] / limit : -1;
 }
 
 // One finding as an object with words.
 function finding(place) {
-  const own = FOUND[place];
-  const { item, figures } = own;
+  const at = F.item[place];
+  const [detail, value, cause, where, madeBy] = F.texts[F.text[place]];
+  const limit = F.limits[F.limit[place]];
+  const [exact, worst] = F.exacts[F.exact[place]];
   return {
     place,
-    item,
-    column: item.column,
-    case: item.case,
-    dtype: item.dtype,
-    mode: item.mode,
-    requirement: own.requirement,
-    verdict: VERDICTS[own.verdict],
-    detail: own.detail,
-    cause: own.cause,
-    where: own.where,
-    value: own.value,
-    madeBy: own.made_by,
-    figures: figures && {
-      array: figures.array, max: figures.max_ratio, rms: figures.rms_ratio, bias: figures.bias,
-      limit: Number(figures.limit.toPrecision(3)), accuracy: figures.accuracy,
-    },
-    worst: own.worst,
+    column: F.column[at],
+    case: F.cases[F.case[at]],
+    dtype: F.in[F.dtype[at]],
+    mode: F.modes[F.mode[at]],
+    requirement: F.requirement[place],
+    verdict: VERDICTS[F.verdict[place]],
+    detail, value, cause, where, madeBy,
+    figures: limit ? {
+      array: F.arrays[F.array[place]],
+      max: exact?.max_ratio ?? F.ratios[F.max[place]],
+      rms: exact?.rms_ratio ?? F.ratios[F.rms[place]],
+      bias: exact?.bias ?? F.ratios[F.bias[place]],
+      limit: Number(limit.toPrecision(3)), accuracy: F.accuracies[F.accuracy[place]],
+    } : undefined,
+    worst,
   };
 }
 
 // What a finding must be to pass a filter: a word that is among those wanted, if any are.
 function passes(filter) {
   const among = (wanted, word) => !wanted.size || wanted.has(word);
-  const column = data.columns.map((own) =>
-    among(filter.implementation, own.key) && among(filter.device, own.device));
-  const row = data.requirements.map((own) => among(filter.chapter, own[1]));
-  const verdict = VERDICTS.map((word) => among(filter.verdict, word));
-  return { column, row, rest: ({ item, verdict: kind }) =>
-    verdict[kind] && among(filter.dtype, item.dtype) };
+  return {
+    column: data.columns.map((own) =>
+      among(filter.implementation, own.key) && among(filter.device, own.device)),
+    row: data.requirements.map((own) => among(filter.chapter, own[1])),
+    verdict: VERDICTS.map((word) => among(filter.verdict, word)),
+    dtype: F?.in.map((word) => among(filter.dtype, word)),
+  };
 }
 
-// Counts by column, row and verdict, as one array.
 function count(filter) {
-  const { column, row, rest } = passes(filter);
-  const rows = data.requirements.length, kinds = VERDICTS.length;
-  const found = new Uint32Array(data.columns.length * rows * kinds);
-  for (const own of FOUND) {
-    if (column[own.item.column] && row[own.requirement] && rest(own)) {
-      found[(own.item.column * rows + own.requirement) * kinds + own.verdict] += 1;
+  const shown = passes(filter);
+  const found = new Uint32Array(EVERY.length);
+  for (let item = 0; item < F.many.length; item += 1) {
+    const column = F.column[item];
+    if (!shown.column[column] || !shown.dtype[F.dtype[item]]) continue;
+    const end = F.first[item] + F.many[item];
+    for (let place = F.first[item]; place < end; place += 1) {
+      const row = F.requirement[place], verdict = F.verdict[place];
+      if (shown.row[row] && shown.verdict[verdict]) found[(column * ROWS + row) * KINDS + verdict] += 1;
     }
   }
   return found;
@@ -79,11 +122,14 @@ function count(filter) {
 function select(filter, column, requirement) {
   const shown = passes(filter);
   const grave = [];
-  FOUND.forEach((own, place) => {
-    const ofColumn = column === -1 ? shown.column[own.item.column] : own.item.column === column;
-    const ofRow = requirement === -1 ? shown.row[own.requirement] : own.requirement === requirement;
-    if (ofColumn && ofRow && shown.rest(own)) grave.push([RANK[own.verdict], -excess(own), place]);
-  });
+  for (let place = 0; place < F.verdict.length; place += 1) {
+    const item = F.item[place], row = F.requirement[place];
+    const ofColumn = column === -1 ? shown.column[F.column[item]] : F.column[item] === column;
+    const ofRow = requirement === -1 ? shown.row[row] : row === requirement;
+    if (ofColumn && ofRow && shown.verdict[F.verdict[place]] && shown.dtype[F.dtype[item]]) {
+      grave.push([RANK[F.verdict[place]], -excess(place), place]);
+    }
+  }
   grave.sort((one, other) => one[0] - other[0] || one[1] - other[1] || one[2] - other[2]);
   return grave.map((own) => own[2]);
 }

@@ -1,8 +1,7 @@
 // The matrix: its counts under the filter, links into its cells, and arrow keys between them.
 
 const matrix = document.getElementById("the-matrix");
-const rowsOf = () => [...matrix.querySelectorAll("tr[data-row]")];
-let recounted = false;
+const rowsOf = () => [...(matrix?.querySelectorAll("tr[data-row]") ?? [])];
 
 function link(panel, label, children) {
   const own = el("a", { class: "open", href: panelAddress(panel), tabindex: "-1" }, children);
@@ -26,34 +25,55 @@ function fillCell(cell, counts, column, row) {
   return true;
 }
 
-function fillMatrix(active, counts) {
-  if (!matrix || (!active && !recounted)) return;
-  recounted = active;
-  counts ??= count(state.filter);
-  const rows = data.requirements.length, kinds = VERDICTS.length;
-  const totals = data.columns.map(() => new Uint32Array(kinds));
+// A row gets its cells when it comes into sight, of the counts that the filter leaves.
+let counts = EVERY;
+let shownColumns = data.columns.map(() => true);
+const inSight = new IntersectionObserver((entries) => entries.forEach((entry) => {
+  if (entry.isIntersecting) fillRow(entry.target);
+}), { rootMargin: "400px" });
+
+// The columns stand as the headings do: those of one layer side by side.
+const order = matrix ? [...matrix.querySelectorAll("thead th[data-for]")].flatMap((head) =>
+  head.dataset.for.trim().split(/\s+/).map(Number)).filter((own, at, every) => every.indexOf(own) === at) : [];
+
+function countsOf(column, row) {
+  if (row >= 0) return counts.subarray((column * ROWS + row) * KINDS, (column * ROWS + row + 1) * KINDS);
+  const sum = new Uint32Array(KINDS);
+  for (let at = column * ROWS * KINDS; at < (column + 1) * ROWS * KINDS; at += 1) sum[at % KINDS] += counts[at];
+  return sum;
+}
+
+function fillRow(line) {
+  if (line.filled === counts) return;
+  const row = Number(line.dataset.row);
+  if (!line.filled) {
+    line.cells[1].remove();
+    line.append(...order.map((column) => el("td", { class: "cell", "data-for": column })));
+  }
+  line.filled = counts;
+  for (const cell of [...line.cells].slice(1)) {
+    const column = Number(cell.dataset.for);
+    fillCell(cell, countsOf(column, row), column, row);
+    cell.toggleAttribute("data-hidden", !shownColumns[column]);
+    if (row < 0) cell.className = "cell";
+  }
+}
+
+function fillMatrix(active, found) {
+  if (!matrix || (!active && counts === EVERY)) return;
+  counts = found ?? EVERY;
+  shownColumns = passes(state.filter).column;
+  let left = false;
   rowsOf().forEach((line) => {
     const row = Number(line.dataset.row);
-    let any = false;
-    each("td", (cell) => {
-      const column = Number(cell.dataset.for);
-      const start = (column * rows + row) * kinds;
-      const own = counts.subarray(start, start + kinds);
-      own.forEach((times, kind) => { totals[column][kind] += times; });
-      any = fillCell(cell, own, column, row) || any;
-    }, line);
+    const any = order.some((column) => countsOf(column, row).some(Boolean));
     line.toggleAttribute("data-hidden", active && !any);
+    left = left || (row >= 0 && any);
+    if (line.filled) fillRow(line);
   });
-  each("tfoot td", (cell) => {
-    const column = Number(cell.dataset.for);
-    fillCell(cell, totals[column], column, -1);
-    cell.className = "cell";
-  }, matrix);
-  let left = false;
   each("tbody", (body) => {
     const any = [...body.querySelectorAll("tr[data-row]")].some((row) => !row.hasAttribute("data-hidden"));
     body.toggleAttribute("data-hidden", !any);
-    left = left || any;
   }, matrix);
   matrix.parentElement.toggleAttribute("data-hidden", !left);
   document.getElementById("matrix-nothing").hidden = left;
@@ -63,11 +83,14 @@ function fillMatrix(active, counts) {
 // One cell can be tabbed to; arrows go on from there.
 function enter(cell) {
   each("a.open[tabindex='0']", (own) => own.setAttribute("tabindex", "-1"), matrix);
-  const own = cell ?? matrix.querySelector("tbody:not([data-hidden]) tr[data-row]:not([data-hidden]) a.open");
+  const own = cell ?? matrix.querySelector("tbody:not([data-hidden]) tr[data-row]:not([data-hidden]) th a.open");
   if (own) own.setAttribute("tabindex", "0");
 }
 
 function move(from, down, right) {
+  const near = rowsOf();
+  const here = near.indexOf(from.closest("tr"));
+  near.slice(Math.max(0, here - 2), here + 3).forEach(fillRow);
   const lines = [...matrix.rows].filter((line) =>
     line.offsetParent !== null && line.querySelector("a.open"));
   const line = from.closest("tr");
@@ -90,12 +113,11 @@ function startMatrix() {
   if (!matrix || !FINDINGS) return;
   rowsOf().forEach((line) => {
     const row = Number(line.dataset.row);
-    const [name] = data.requirements[row];
+    inSight.observe(line);
+    if (row < 0) return;
     const code = line.querySelector("th code");
     code.replaceChildren(link(cellPanel(-1, row), "", [...code.childNodes]));
-    each("td", (cell) => wrap(cell, Number(cell.dataset.for), row, name), line);
   });
-  each("tfoot td", (cell) => wrap(cell, Number(cell.dataset.for), -1, "all findings"), matrix);
   each("thead th[data-column]", (head) => {
     head.replaceChildren(link(cellPanel(Number(head.dataset.column), -1), "", [...head.childNodes]));
   }, matrix);
@@ -111,13 +133,4 @@ function startMatrix() {
     next.focus();
     next.scrollIntoView({ block: "nearest", inline: "nearest" });
   });
-}
-
-// What the page already says in a cell, inside a link to its findings.
-function wrap(cell, column, row, name) {
-  const counts = cell.querySelector(".vector");
-  if (!counts || !counts.querySelector(".count")) return;
-  const words = [...counts.querySelectorAll(".count")].map((own) => own.title);
-  const label = `${data.columns[column].key}, ${name}: ${words.join(", ")}`;
-  cell.replaceChildren(link(cellPanel(column, row), label, [counts]));
 }

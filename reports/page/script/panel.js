@@ -7,7 +7,7 @@ let listed = { of: "", many: PAGEFUL, unfolded: new Set() };
 function showPanel() {
   const wanted = state.panel;
   const card = wanted.card === undefined ? undefined
-    : data.cards.find((own) => own.column === wanted.card);
+    : CARDS?.find((own) => own.column === wanted.card);
   const column = data.columns.findIndex((own) => own.key === wanted.of);
   const row = data.requirements.findIndex((own) => own[0] === wanted.requirement);
   if (!panelled() || !FINDINGS) {
@@ -56,7 +56,7 @@ function findingsPanel(ofColumn, ofRow) {
   if (listed.of !== key) listed = { of: key, many: PAGEFUL, unfolded: new Set(), was: listed.was };
   const found = select(state.filter, column, row);
   const counts = new Uint32Array(VERDICTS.length);
-  found.forEach((place) => { counts[FOUND[place].verdict] += 1; });
+  found.forEach((place) => { counts[F.verdict[place]] += 1; });
   const wanted = state.panel;
   const at = wanted.case === undefined ? -1 : located(ofColumn, ofRow, wanted);
   const shown = at >= 0 ? at : wanted.case === undefined ? found[0] : undefined;
@@ -85,26 +85,28 @@ function panelHead(column, row, counts) {
       row >= 0 && own ? el("span", { class: "whose" }, ` on ${own.key}`) : ""),
     sentence ? el("p", { class: "sentence-full" }, sentence, why ? el("span", { class: "muted" }, ` ${why}`) : "") : "",
     own && row < 0 ? el("p", { class: "muted" }, versions(own),
-      data.cards.some((card) => card.column === own.key) ? [" · ", el("a", { href: panelAddress({ card: own.key }) }, "convention card")] : "") : "",
+      data.carded.includes(own.key) ? [" · ", el("a", { href: panelAddress({ card: own.key }) }, "convention card")] : "") : "",
     el("div", { class: "panel-counts" }, counted(counts),
       filtered() ? el("div", { class: "chosen" }, chips()) : "")];
 }
 
 function located(column, row, wanted) {
   const { case: name, in: dtype, mode } = wanted;
-  return FOUND.findIndex(({ item, requirement }) =>
-    (column < 0 || item.column === column) && (row < 0 || requirement === row) &&
-    item.case === name && (dtype === undefined || item.dtype === dtype) &&
-    (mode === undefined || item.mode === mode));
+  return F.verdict.findIndex((_, place) => {
+    const item = F.item[place];
+    return (column < 0 || F.column[item] === column) && (row < 0 || F.requirement[place] === row) &&
+      F.cases[F.case[item]] === name && (dtype === undefined || F.in[F.dtype[item]] === dtype) &&
+      (mode === undefined || F.modes[F.mode[item]] === mode);
+  });
 }
 
 // Equal errors of many requirements and items are one line, until somebody asks for all.
 function folded(found, shown) {
   const groups = new Map();
   for (const place of found) {
-    const { verdict, item, detail = "" } = FOUND[place];
-    const same = VERDICTS[verdict] === "error"
-      ? `${item.column} ${detail.replace(/ \(at [^()]*\)$/, "")}` : place;
+    const [detail] = F.texts[F.text[place]];
+    const same = VERDICTS[F.verdict[place]] === "error"
+      ? `${F.column[F.item[place]]} ${detail.replace(/ \(at [^()]*\)$/, "")}` : place;
     const own = groups.get(same);
     if (own) own.push(place); else groups.set(same, [place]);
   }

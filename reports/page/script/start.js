@@ -1,47 +1,81 @@
-// Without this script everything but the single findings and the cards can be read on the page.
+// Parts of the page are put in place when they come into sight, when an address leads into them,
+// and all of them when the page is printed.
 
+const FEW = 4;
 let applied;
+let asked = 0;
 
-function show() {
+async function show() {
+  const own = (asked += 1);
+  if (filtered() || panelled()) await needed(state.panel.card !== undefined);
+  if (own !== asked) return;
   // The rest of the page hangs on the filter, and not on what the panel shows.
   const now = address({ ...state, panel: {}, at: "" });
   if (now !== applied) {
     applied = now;
     applyFilter();
-    each("a.open", (own) => { own.href = panelAddress(own.panel); });
+    each("a.open", (link) => { link.href = panelAddress(link.panel); });
   }
   showPanel();
 }
 
-// A place on the page; what lies in a closed panel is opened.
+const looking = new IntersectionObserver((entries) => entries.forEach((entry) => {
+  if (entry.isIntersecting) fill(entry.target);
+}), { rootMargin: "200px" });
+
+function fill(part) {
+  looking.unobserve(part);
+  if (part.childElementCount) return;
+  // Escaped when the page was made; the page's policy lets nothing in it run.
+  part.innerHTML = data.parts[part.dataset.part] ?? "";
+  adopt(part);
+}
+
+function adopt(root) {
+  each("pre.command", (block) => { if (!block.querySelector("button")) copyable(block); }, root);
+  each(".scripted", (own) => { if (FINDINGS) own.hidden = false; }, root);
+  each("[data-card]", (own) => {
+    own.panel = { card: data.columns[own.dataset.card].key };
+    own.classList.add("open");
+  }, root);
+  each("[data-open]", (own) => {
+    const [column, row] = own.dataset.open.split(" ").map(Number);
+    own.panel = cellPanel(column, row);
+    own.classList.add("open");
+  }, root);
+  each("a.open", (link) => { link.href = panelAddress(link.panel); }, root);
+  each(".scroll, .heads .drawn, .over-time figure", (box) => {
+    boxes.observe(box);
+    if (box.firstElementChild) boxes.observe(box.firstElementChild);
+    box.addEventListener("scroll", () => cut(box), { passive: true });
+  }, root);
+  each("details", (own) => own.addEventListener("toggle", () => {
+    if (own.open) each(".part", fill, own);
+  }), root);
+  each(".part", (part) => looking.observe(part), root);
+  if (filtered() && F) hide(root);
+}
+
+// A place on the page; the part that holds it is put in place, and what it lies in is opened.
 function visit(id) {
-  const target = id && document.getElementById(id);
+  if (!id) return;
+  if (!document.getElementById(id)) {
+    const holds = Object.entries(data.parts).find(([, text]) => text.includes(`id="${id}"`));
+    const part = holds && document.querySelector(`[data-part="${CSS.escape(holds[0])}"]`);
+    if (part) fill(part);
+  }
+  const target = document.getElementById(id);
   if (!target) return;
-  const folded = target.closest("details");
-  if (folded) folded.open = true;
+  for (let own = target.closest("details"); own; own = own.parentElement.closest("details")) own.open = true;
+  if (target.matches("details.about")) each(".part", fill, target);
   target.scrollIntoView();
 }
 
 function arrive() {
   state = parse(location.hash);
-  show();
-  if (state.at) visit(state.at);
+  return show().then(() => { if (state.at) visit(state.at); });
 }
 
-startFilter();
-startMatrix();
-startPanel();
-each("pre.command", (block) => { if (!block.querySelector("button")) copyable(block); });
-each(".scripted", (own) => { if (FINDINGS) own.hidden = false; });
-each("[data-card]", (own) => {
-  own.panel = { card: data.columns[own.dataset.card].key };
-  own.classList.add("open");
-});
-each("[data-open]", (own) => {
-  const [column, row] = own.dataset.open.split(" ").map(Number);
-  own.panel = cellPanel(column, row);
-  own.classList.add("open");
-});
 // What is wider than its box is scrolled by keys too, and fades where it is cut.
 function cut(box) {
   const over = getComputedStyle(box).overflowX !== "visible";
@@ -62,11 +96,15 @@ function fit(box) {
   }
 }
 const boxes = new ResizeObserver((entries) => entries.forEach(({ target }) => fit(target.closest(".scroll, .drawn, figure"))));
-each(".scroll, .heads .drawn, .over-time figure", (box) => {
-  boxes.observe(box);
-  if (box.firstElementChild) boxes.observe(box.firstElementChild);
-  box.addEventListener("scroll", () => cut(box), { passive: true });
-});
+startFilter();
+startMatrix();
+startPanel();
+adopt(document);
+// A report of a few implementations is light enough to be all there, for those who search in the page.
+if (data.columns.length <= FEW) {
+  rowsOf().forEach(fillRow);
+  each("main > section > .part, [data-part=causes]", fill);
+}
 
 // A place on the page keeps the filter.
 document.addEventListener("click", (event) => {
@@ -83,11 +121,14 @@ document.addEventListener("click", (event) => {
 });
 addEventListener("hashchange", arrive);
 arrive();
+document.documentElement.dataset.ready = Math.round(performance.now());
 
 // Paper has no panels to open: what is folded is printed, and folded again.
 let unfolded = [];
 addEventListener("beforeprint", () => {
-  unfolded = [...document.querySelectorAll("section > details:not([open])")];
+  rowsOf().forEach(fillRow);
+  each(".part", fill);
+  unfolded = [...document.querySelectorAll("section > details:not([open]), .part > details:not([open])")];
   unfolded.forEach((panel) => { panel.open = true; });
 });
 addEventListener("afterprint", () => unfolded.forEach((panel) => { panel.open = false; }));

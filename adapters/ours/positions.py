@@ -1,0 +1,149 @@
+"""Where tokens stand, and what follows from it: who sees whom, ALiBi, and rotary embeddings.
+
+Query i stands at p_i and key j at r_j, which count the tokens of their own sequence from 0:
+
+    packed sequences  (segments)      begin at 0 each
+    "bottom-right"    (causal)        the last query of a sequence stands where its last key does
+    a cache of P keys                 new queries and keys begin at P
+
+Query i may attend to key j iff all of these hold:
+
+    causal        r_j <= p_i
+    window        p_i - before <= r_j <= p_i + after
+    segments      both are of the same one
+    lengths       i < query length and j < key length of the entry
+
+What a port gets wrong: a window that counts the own key as one of those before it; indices compared
+where positions are meant, so that a causal mask hides the cache; padding counted as keys, so that
+the last query stands beyond the last key; angles computed in half precision, in which no position
+beyond 256 is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+    Lengths: TypeAlias = Int[Tensor, "batch"]
+    OfQueries: TypeAlias = Int[Tensor, "#batch query"]
+    OfKeys: TypeAlias = Int[Tensor, "#batch key"]
+    Heads: TypeAlias = Float[Tensor, "batch heads length head"]
+
+Causal = Literal["top-left", "bottom-right"]
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotation of the first `size` components of each head by angles position / base^(2t/size).
+
+    Pair t is made of the components t and t + size/2, or 2t and 2t + 1 if `interleaved`.
+    Su et al. 2021, arXiv:2104.09864.
+    """
+
+    size: int
+    base: float = 10000.0
+    interleaved: bool = False
+
+    def __call__(self, heads: Heads, positions: OfQueries | OfKeys) -> Heads:
+        """Return the heads rotated, computed in float32 or better."""
+        dtype = torch.promote_types(heads.dtype, torch.float32)
+        pair = torch.arange(0, self.size, 2, device=heads.device, dtype=torch.float64)
+        angles = positions[:, None, :, None] * self.base ** (-pair / self.size)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)  # [#batch 1 length pair]
+        turning, rest = heads[..., : self.size].to(dtype), heads[..., self.size :]
+        # The axis "member" tells the two components of a pair.
+        sizes, member = ((-1, 2), -1) if self.interleaved else ((2, -1), -2)
+        one, other = turning.unflatten(-1, sizes).unbind(member)
+        turned = torch.stack((one * cos - other * sin, other * cos + one * sin), member)
+        return torch.cat((turned.flatten(-2).to(heads.dtype), rest), -1)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is known of the tokens besides their number; None for what is not given.
+
+    Lengths are `[batch]`, segments and positions `[batch query]` and `[batch key]`; `past` is the
+    number of keys in the cache, which are the first of `keys`.
+    """
+
+    queries: int
+    keys: int
+    past: int = 0
+    query_lengths: Lengths | None = None
+    key_lengths: Lengths | None = None
+    query_segments: OfQueries | None = None
+    key_segments: OfKeys | None = None
+
+    def positions(self, causal: Causal | None, device: torch.device) -> tuple[OfQueries, OfKeys]:
+        """Return where queries and keys stand, with a batch axis of full size or 1."""
+        p = self.past + torch.arange(self.queries, device=device)[None]
+        r = torch.arange(self.keys, device=device)[None]
+        if self.query_segments is not None and self.key_segments is not None:
+            p, r = _ranks(self.query_segments), _ranks(self.key_segments)
+        if causal != "bottom-right":
+            return p, r
+        used_queries, used_keys = self.used(device)
+        if self.query_segments is None or self.key_segments is None:
+            return p + used_keys.sum(-1, True) - used_queries.sum(-1, True) - self.past, r
+        mine = self.query_segments[:, :, None]
+        keys = (mine == self.key_segments[:, None]) & used_keys[:, None]
+        queries = (mine == self.query_segments[:, None]) & used_queries[:, None]
+        return p + keys.sum(-1) - queries.sum(-1), r
+
+    def used(self, device: torch.device) -> tuple[Bool[Tensor, ...], Bool[Tensor, ...]]:
+        """Return which queries and keys are no padding, `[#batch length]` each."""
+        found = []
+        for number, lengths in ((self.queries, self.query_lengths), (self.keys, self.key_lengths)):
+            index = torch.arange(number, device=device)[None]
+            found.append(index < (number if lengths is None else lengths[:, None]))
+        return found[0], found[1]
+
+    def visible(
+        self,
+        p: OfQueries,
+        r: OfKeys,
+        causal: Causal | None,
+        window: tuple[int | None, int | None],
+    ) -> Bool[Tensor, "#batch 1 query key"]:
+        """Return which keys each query may attend to, by the rules at the top of this file."""
+        queries, keys = self.used(p.device)
+        visible = queries[:, :, None] & keys[:, None]
+        ahead = r[:, None] - p[:, :, None]  # [#batch query key]
+        before, after = window
+        if causal is not None:
+            visible = visible & (ahead <= 0)
+        if before is not None:
+            visible = visible & (ahead >= -before)
+        if after is not None:
+            visible = visible & (ahead <= after)
+        if self.query_segments is not None and self.key_segments is not None:
+            visible = visible & (self.query_segments[:, :, None] == self.key_segments[:, None])
+        return visible[:, None]
+
+
+class Cache:
+    """The keys and values that earlier calls have seen, normed and rotated already."""
+
+    key: Heads | None = None
+    value: Heads | None = None
+
+    def __len__(self) -> int:
+        return 0 if self.key is None else self.key.shape[2]
+
+    def extended(self, key: Heads, value: Heads) -> tuple[Heads, Heads]:
+        """Keep new keys and values too, `[batch kv_heads key head]`, and return all of them."""
+        if self.key is not None and self.value is not None:
+            key, value = torch.cat((self.key, key), 2), torch.cat((self.value, value), 2)
+        self.key, self.value = key, value
+        return key, value
+
+
+def _ranks(segments: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
+    """How many earlier tokens are of the token's own segment."""
+    return (segments[:, :, None] == segments[:, None]).tril(-1).sum(-1)

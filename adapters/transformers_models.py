@@ -1,0 +1,620 @@
+"""Decoders of Hugging Face transformers, each as its model calls its attention: masks, positions.
+
+What is examined is a whole model of one layer, made from its configuration, of which everything but
+the attention is taken out: embeddings, norms, feed-forward and residual connections. What is left
+of Mistral, Gemma 2, gpt-oss, Qwen 3, Llama, Bloom or Falcon makes the mask, the window, the angles
+and the caches as ever. `transformers_llama.py` examines a layer alone.
+
+What a port gets wrong: these models are causal without a mask. Their `attention_mask` is
+`[batch key]` of 1 and 0 for tokens and padding; one of four axes replaces the causal mask and the
+window, and is added (eager) or may be boolean (SDPA). `sliding_window` counts the query's own key,
+so W shows the key itself and W - 1 before it. Documents that are packed into one sequence are told
+apart only by `position_ids` that begin again, and only if neither a mask nor a cache is there: with
+`use_cache`, which is true by default in inference, they see each other. Rotary embeddings turn the
+halves of a head, all of it, by angles from float32 tables that are rounded to the model's dtype,
+and `model.to(torch.bfloat16)` rounds the frequencies too, unlike `dtype=torch.bfloat16`, which is
+how models are made here.
+
+Of each model:
+
+- Mistral: a window in every layer.
+- Gemma 2: `attn_logit_softcapping`, and a window in every other layer. SDPA has no cap.
+- gpt-oss: a sink for each head, a parameter of the layer; a window in every other layer. SDPA would
+  leave the sinks out. The softmax is in the model's dtype.
+- Qwen 3: an RMS norm of queries and keys before they are rotated, in float32. It is always there.
+- Bloom: ALiBi with the slopes of its paper, also for head counts that are no power of two. It adds
+  slope · key position, which for causal queries is the same as minus slope · distance.
+- Falcon: rotary embeddings, or ALiBi that is divided by √head and is rounded to bfloat16 whatever
+  the dtype. Eager adds it twice.
+
+Problems without rotary embeddings get cos = 1 and sin = 0 in the place of the model's angles, and
+sinks that are not there are -inf. Where a problem has biases and the model has none, projections
+are replaced by the same with biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import Any, ClassVar
+
+import numpy as np
+
+from conformance import (
+    Alibi,
+    CausalFlag,
+    HeadNorm,
+    Layer,
+    Lengths,
+    MaskArgument,
+    Mode,
+    Parameter,
+    PositionIds,
+    Problem,
+    RotaryBase,
+    SegmentIds,
+    Shape,
+    Sinks,
+    SoftCap,
+    Unsupported,
+    Window,
+)
+from conformance.adapter import Said, Static
+
+_PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
+_CHUNKS = (1, 2, 3, 5)
+"""How many tokens are handed over at once beside a cache, again and again."""
+
+
+class _Packed(SegmentIds):
+    """Segments as positions that begin again, which the model recognises."""
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        segments = problem.segments
+        if segments is None or problem.key_lengths is not None:
+            return
+        ids = segments.query
+        begins = np.diff(ids, axis=1, prepend=ids[:, :1] - 1) != 0
+        runs = begins.sum(axis=1)
+        together = runs == [len(np.unique(row)) for row in ids]
+        if together.all() and np.array_equal(ids, segments.key):
+            (way,) = super().ways(problem, said)
+            positions = problem.position_of_queries.astype(self.dtype)
+            arguments = {**way.arguments, self.query: positions}
+            yield replace(way, arguments=arguments, needs_flag=True)
+
+
+@dataclass(frozen=True)
+class _OwnSlopes(Alibi):
+    """ALiBi with the slopes that the model has for a number of heads, in causal problems.
+
+    Args:
+        divided: whether they are divided by √head, as the logits are.
+    """
+
+    divided: bool = False
+
+    def own(self, shape: Shape) -> np.ndarray:
+        return paper_slopes(shape.heads) / (shape.head_size**0.5 if self.divided else 1.0)
+
+    def native(self, slopes: np.ndarray, problem: Problem) -> bool:
+        return True
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        for way in super().ways(problem, said):
+            yield replace(way, needs_flag=True)
+
+
+def paper_slopes(heads: int) -> np.ndarray:
+    """Return the slopes `[heads]` of ALiBi as in its paper, for any number of heads."""
+    power = 2 ** int(np.log2(heads))
+    slopes = 2.0 ** (-8 / power * np.arange(1, power + 1))
+    between = 2.0 ** (-4 / power * np.arange(1, 2 * (heads - power) + 1, 2))
+    return np.concatenate([slopes, between])
+
+
+def _apart(block: str) -> tuple[Parameter, ...]:
+    """Return the table of a layer with four projections."""
+    rows = []
+    for native, name in _PROJECTIONS.items():
+        heads = "kv_heads" if name in ("key", "value") else "heads"
+        if name == "output":
+            patterns = "heads head embed -> embed (heads head)", "embed -> embed"
+        else:
+            patterns = (
+                f"embed {heads} head -> ({heads} head) embed",
+                f"{heads} head -> ({heads} head)",
+            )
+        rows.append(Parameter(f"{block}.{native}.weight", name, patterns[0]))
+        rows.append(Parameter(f"{block}.{native}.bias", f"{name}_bias", patterns[1]))
+    return tuple(rows)
+
+
+def _together(block: str) -> tuple[Parameter, ...]:
+    """Return the table of a layer with one projection of queries, keys and values."""
+    fused = f"{block}.query_key_value"
+    return (
+        Parameter(
+            f"{fused}.weight",
+            "query key value",
+            "embed heads head -> (heads head) embed",
+            stack=0,
+            grouped=True,
+        ),
+        Parameter(
+            f"{fused}.bias",
+            "query_bias key_bias value_bias",
+            "heads head -> (heads head)",
+            stack=0,
+            grouped=True,
+        ),
+        Parameter(f"{block}.dense.weight", "output", "heads head embed -> embed (heads head)"),
+        Parameter(f"{block}.dense.bias", "output_bias", "embed -> embed"),
+    )
+
+
+_SLIDING = {"layer_types": ["sliding_attention"]}
+_FULL = {"layer_types": ["full_attention"]}
+
+_MODES = (
+    Mode("eval", {"chunks": ()}, about="after .eval()"),
+    Mode(
+        "cache",
+        {"chunks": _CHUNKS, "static": False},
+        every_case=False,
+        about="after .eval(), in chunks of 1, 2, 3 and 5 tokens beside a DynamicCache",
+    ),
+    Mode(
+        "static-cache",
+        {"chunks": _CHUNKS, "static": True},
+        gradients=False,
+        every_case=False,
+        about="in the same chunks beside a StaticCache, under torch.no_grad()",
+    ),
+)
+
+
+class _Decoder(Layer):
+    """The base class: a model of one layer of which only the attention is left.
+
+    Attributes:
+        config: the name of the model's configuration.
+        implementation: the `attn_implementation`.
+        attention: the name of the attention in the model, as in the names of its parameters.
+        always: the features that cannot be left out.
+    """
+
+    documentation = "https://huggingface.co/docs/transformers/attention_interface"
+    framework = "torch"
+    packages = ("transformers",)
+    causal_flag = CausalFlag("causal", alone=True)
+    modes = _MODES
+    config: ClassVar[str]
+    implementation: ClassVar[str]
+    attention: ClassVar[str] = "layers.0.self_attn"
+    always: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        for name in self.always:
+            if name not in problem.features:
+                raise Unsupported(f"it always has {name}")
+
+    def check_shape(self, shape: Shape) -> None:
+        if shape.sharing != "self":
+            raise Unsupported("self-attention only")
+        if shape.value_head_size != shape.head_size:
+            raise Unsupported("no value head size of its own")
+        if shape.output_width != shape.query_width:
+            raise Unsupported("the output is as wide as the query")
+
+    def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
+        return _apart(self.attention)
+
+    def build_with(
+        self,
+        shape: Shape,
+        dtype: str,
+        scale: float | None,
+        mode: Mode,
+        settings: Mapping[str, Static],
+    ) -> Any:
+        import torch
+        import transformers
+
+        if not hasattr(transformers, self.config):
+            raise Unsupported("this version of transformers does not have the model")
+        model = transformers.AutoModel.from_config(
+            self.configuration(shape, scale, settings),
+            dtype=getattr(torch, dtype),
+            attn_implementation=self.implementation,
+        )
+        layers, _, name = self.attention.split(".")
+        attention = getattr(getattr(model, layers)[0], name)
+        for part in [part for part, _ in model.named_children()]:
+            if part == "rotary_emb" and "rope_theta" not in settings:
+                delattr(model, part)
+                model.rotary_emb = _no_rotation
+            elif part != "rotary_emb":
+                setattr(model, part, torch.nn.Identity())
+        alone = torch.nn.Module()
+        setattr(alone, name, attention)
+        alone.forward = lambda hidden, **given: self.attend(model, attention, hidden, given)
+        setattr(model, layers, torch.nn.ModuleList([alone]))
+        self.finish(attention, shape, settings)
+        return model.eval()
+
+    def attend(self, model: Any, attention: Any, hidden: Any, given: dict[str, Any]) -> Any:
+        """Call the attention as its layer does, and return what the layer returns."""
+        output, model.returned_weights = attention(hidden, **given)
+        return output
+
+    def configuration(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> Any:
+        """Return the model's configuration; `settings` are those of features."""
+        import transformers
+
+        theta = settings.get("rope_theta", 10000.0)
+        options = {
+            "vocab_size": 1,
+            "pad_token_id": 0,
+            "hidden_size": 2 * shape.heads,
+            "intermediate_size": 1,
+            "num_hidden_layers": 1,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+            **self.options(shape, scale, settings),
+        }
+        config = getattr(transformers, self.config)(**options)
+        if "hidden_size" not in self.options(shape, scale, settings):
+            # It refuses sizes that the attention does not mind.
+            config.hidden_size, config.head_dim = shape.query_width, shape.head_size
+        return config
+
+    def options(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> dict[str, Any]:
+        """Return the arguments of the configuration that are the model's own."""
+        return {"attention_bias": shape.bias}
+
+    def finish(self, attention: Any, shape: Shape, settings: Mapping[str, Static]) -> None:
+        """Change what the configuration does not say."""
+
+    def call(
+        self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
+    ) -> Any:
+        import torch
+
+        length = query.shape[1]
+        mask, lengths = masks.get("attention_mask"), masks.get("lengths")
+        if lengths is not None:
+            mask = (torch.arange(length, device=query.device) < lengths[:, None]).long()
+        elif mask is None and "causal" not in masks:
+            mask = query.new_zeros(1, 1, length, length)
+        given = {"attention_mask": mask}
+        positions = masks.get("position_ids", masks.get("packed"))
+        if positions is not None:
+            given["position_ids"] = positions
+        if not mode["chunks"]:
+            output = layer(inputs_embeds=query, use_cache=False, **given).last_hidden_state
+            return (output, layer.returned_weights) if self.returns_weights else output
+        if "causal" not in masks or "packed" in masks:
+            raise Unsupported("beside a cache, a problem is causal and not packed")
+        return _in_chunks(layer, query, given, mode)
+
+
+def _in_chunks(model: Any, query: Any, given: Mapping[str, Any], mode: Mode) -> Any:
+    """Return the output for a few tokens at a time, beside a cache of those before them."""
+    import torch
+    from transformers import DynamicCache, StaticCache
+
+    length, end, outputs = query.shape[1], 0, []
+    if mode["static"]:
+        cache = StaticCache(config=model.config, max_cache_len=length)
+    else:
+        cache = DynamicCache(config=model.config)
+    for size in cycle(mode["chunks"]):
+        start, end = end, min(end + size, length)
+        now = {name: array for name, array in given.items() if array is not None}
+        if "attention_mask" in now:
+            # Bloom wants as many columns as there are keys, of a StaticCache all that it can hold.
+            unknown = length - end if mode["static"] else 0
+            seen = now["attention_mask"][:, :end]
+            now["attention_mask"] = torch.nn.functional.pad(seen, (0, unknown))
+        if "position_ids" in now:
+            now["position_ids"] = now["position_ids"][:, start:end]
+        found = model(
+            inputs_embeds=query[:, start:end], past_key_values=cache, use_cache=True, **now
+        )
+        outputs.append(found.last_hidden_state)
+        if end == length:
+            return torch.cat(outputs, dim=1)
+
+
+def _no_rotation(hidden: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+    """Return the cosine 1 and sine 0 of rotary embeddings that leave all positions unchanged."""
+    cosine = hidden.new_ones(1, 1, 1)
+    return cosine, cosine - cosine
+
+
+def _with_biases(attention: Any) -> None:
+    """Replace the four projections by the same with biases."""
+    import torch
+
+    for name in _PROJECTIONS:
+        weight = getattr(attention, name).weight
+        projection = torch.nn.Linear(*weight.shape[::-1], dtype=weight.dtype)
+        setattr(attention, name, projection)
+
+
+_WINDOW = Window("sliding_window", "own and before", none=None, needs_causal=True)
+# The model's mask `[batch key]`, beside which it is always causal.
+_PADDING = Lengths("lengths", dtype="int64", aligns=False, needs_causal=True)
+_ROTARY = (
+    RotaryBase("rope_theta"),
+    PositionIds("position_ids", dtype="int64"),
+    _Packed("packed", dtype="int64"),
+    _PADDING,
+)
+_ADDED = MaskArgument("attention_mask", "batch heads query key", number="added", broadcasts=True)
+_EITHER = replace(_ADDED, true="attends")
+
+
+class _Eager(_Decoder):
+    """Matrix products and a softmax."""
+
+    implementation = "eager"
+    returns_weights = "per head"
+    fully_masked_row = "nan"
+    mask_arguments = (_ADDED,)
+
+
+class _Sdpa(_Decoder):
+    """torch's scaled_dot_product_attention."""
+
+    implementation = "sdpa"
+    fully_masked_row = "output bias"
+    mask_arguments = (_EITHER,)
+
+
+class _Llama(_Decoder):
+    """Rotary embeddings, and nothing else."""
+
+    config = "LlamaConfig"
+    features = _ROTARY
+
+
+class LlamaModelEager(_Llama, _Eager):
+    """The adapter of LlamaModel, eager."""
+
+    title = "transformers Llama model (eager)"
+
+
+class LlamaModelSdpa(_Llama, _Sdpa):
+    """The adapter of LlamaModel with SDPA."""
+
+    title = "transformers Llama model (sdpa)"
+
+
+class _Mistral(_Decoder):
+    config = "MistralConfig"
+    features = (_WINDOW, *_ROTARY)
+
+    def options(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> dict[str, Any]:
+        return {"sliding_window": settings.get("sliding_window")}
+
+    def finish(self, attention: Any, shape: Shape, settings: Mapping[str, Static]) -> None:
+        if shape.bias:
+            _with_biases(attention)
+
+
+class MistralEager(_Mistral, _Eager):
+    """The adapter of MistralModel, eager."""
+
+    title = "transformers Mistral (eager)"
+
+
+class MistralSdpa(_Mistral, _Sdpa):
+    """The adapter of MistralModel with SDPA."""
+
+    title = "transformers Mistral (sdpa)"
+
+
+def _layer_types(settings: Mapping[str, Static]) -> dict[str, Any]:
+    """Return the arguments of configurations in which only some layers have a window."""
+    kind = "sliding_attention" if "sliding_window" in settings else "full_attention"
+    # A number has to be there even if no layer reads it.
+    return {"sliding_window": settings.get("sliding_window", 4096), "layer_types": [kind]}
+
+
+class Gemma2Eager(_Eager):
+    """The adapter of Gemma2Model, eager."""
+
+    title = "transformers Gemma 2 (eager)"
+    config = "Gemma2Config"
+    custom_scale = True
+    features = (SoftCap("attn_logit_softcapping", none=None), _WINDOW, *_ROTARY)
+
+    def options(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> dict[str, Any]:
+        scalar = shape.head_size if scale is None else round(scale**-2) if scale else 0
+        if scale is not None and (scalar < 1 or scalar**-0.5 != scale):
+            raise Unsupported("the scale is 1/√n of an integer n")
+        return {
+            "attention_bias": shape.bias,
+            "attn_logit_softcapping": settings.get("attn_logit_softcapping"),
+            "query_pre_attn_scalar": scalar,
+            **_layer_types(settings),
+        }
+
+
+class GptOssEager(_Eager):
+    """The adapter of GptOssModel, eager."""
+
+    title = "transformers gpt-oss (eager)"
+    config = "GptOssConfig"
+    features = (Sinks("layers.0.self_attn.sinks", parameter=True), _WINDOW, *_ROTARY)
+
+    def check_shape(self, shape: Shape) -> None:
+        super().check_shape(shape)
+        if shape.head_size % 2:
+            raise Unsupported("no odd head size")
+
+    def options(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> dict[str, Any]:
+        return {
+            "attention_bias": shape.bias,
+            "num_local_experts": 1,
+            "num_experts_per_tok": 1,
+            **_layer_types(settings),
+        }
+
+    def finish(self, attention: Any, shape: Shape, settings: Mapping[str, Static]) -> None:
+        if "layers.0.self_attn.sinks" not in settings:
+            none = attention.sinks.detach().fill_(-float("inf"))
+            del attention.sinks
+            attention.register_buffer("sinks", none)
+
+
+class _Qwen3(_Decoder):
+    config = "Qwen3Config"
+    always = ("query/key norm",)
+    features = (
+        HeadNorm(
+            "layers.0.self_attn.q_norm.weight",
+            "layers.0.self_attn.k_norm.weight",
+            epsilon="rms_norm_eps",
+            parameters=True,
+        ),
+        _WINDOW,
+        *_ROTARY,
+    )
+
+    def options(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> dict[str, Any]:
+        return {
+            "attention_bias": shape.bias,
+            "use_sliding_window": "sliding_window" in settings,
+            "rms_norm_eps": settings.get("rms_norm_eps", 1e-6),
+            **_layer_types(settings),
+        }
+
+    def finish(self, attention: Any, shape: Shape, settings: Mapping[str, Static]) -> None:
+        if "rms_norm_eps" not in settings:
+            import torch
+
+            attention.q_norm = attention.k_norm = torch.nn.Identity()
+        if shape.bias:
+            _with_biases(attention)
+
+
+class Qwen3Eager(_Qwen3, _Eager):
+    """The adapter of Qwen3Model, eager."""
+
+    title = "transformers Qwen 3 (eager)"
+
+
+class Qwen3Sdpa(_Qwen3, _Sdpa):
+    """The adapter of Qwen3Model with SDPA."""
+
+    title = "transformers Qwen 3 (sdpa)"
+
+
+class _Fusing(_Decoder):
+    """Bloom and Falcon: one projection of queries, keys and values."""
+
+    attention = "h.0.self_attention"
+
+    def check_shape(self, shape: Shape) -> None:
+        super().check_shape(shape)
+        if shape.heads * shape.head_size != shape.query_width:
+            raise Unsupported("heads x head size must be the width")
+
+    def parameters_for(self, shape: Shape) -> tuple[Parameter, ...]:
+        return _together(self.attention)
+
+
+class Bloom(_Fusing, _Eager):
+    """The adapter of BloomModel."""
+
+    title = "transformers Bloom"
+    config = "BloomConfig"
+    always = ("alibi",)
+    mask_arguments = ()
+    features = (_OwnSlopes("alibi"), _PADDING)
+
+    def check_shape(self, shape: Shape) -> None:
+        super().check_shape(shape)
+        if shape.kv_heads != shape.heads:
+            raise Unsupported("no fewer key/value heads than query heads")
+        if not shape.bias:
+            raise Unsupported("the projections always have biases")
+
+    def options(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> dict[str, Any]:
+        return {"hidden_size": shape.query_width, "n_head": shape.heads}
+
+    def attend(self, model: Any, attention: Any, hidden: Any, given: dict[str, Any]) -> Any:
+        output, model.returned_weights = attention(hidden, hidden.new_zeros(1, 1, 1), **given)
+        return output, None
+
+
+class _Falcon(_Fusing):
+    config = "FalconConfig"
+    features = (_OwnSlopes("alibi", divided=True), *_ROTARY)
+
+    def check_shape(self, shape: Shape) -> None:
+        super().check_shape(shape)
+        if shape.head_size % 2:
+            raise Unsupported("no odd head size")
+
+    def options(
+        self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
+    ) -> dict[str, Any]:
+        return {
+            "hidden_size": shape.query_width,
+            "bias": shape.bias,
+            "alibi": "alibi" in settings,
+            "multi_query": shape.kv_heads == 1,
+            "new_decoder_architecture": 1 < shape.kv_heads < shape.heads,
+            "num_kv_heads": shape.kv_heads,
+        }
+
+    def attend(self, model: Any, attention: Any, hidden: Any, given: dict[str, Any]) -> Any:
+        return super().attend(model, attention, hidden, given), None
+
+
+class FalconEager(_Falcon, _Eager):
+    """The adapter of FalconModel, eager."""
+
+    title = "transformers Falcon (eager)"
+
+
+class FalconSdpa(_Falcon, _Sdpa):
+    """The adapter of FalconModel with SDPA."""
+
+    title = "transformers Falcon (sdpa)"
+
+
+ADAPTERS = {
+    "llama-model-eager": "LlamaModelEager",
+    "llama-model-sdpa": "LlamaModelSdpa",
+    "mistral-eager": "MistralEager",
+    "mistral-sdpa": "MistralSdpa",
+    "gemma2-eager": "Gemma2Eager",
+    "gpt-oss-eager": "GptOssEager",
+    "qwen3-eager": "Qwen3Eager",
+    "qwen3-sdpa": "Qwen3Sdpa",
+    "bloom": "Bloom",
+    "falcon-eager": "FalconEager",
+    "falcon-sdpa": "FalconSdpa",
+}

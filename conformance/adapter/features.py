@@ -1,0 +1,661 @@
+"""Features beyond masks: how an implementation takes a window, a soft cap, sinks, lengths...
+
+An adapter declares the arguments that are made for them. `MaskTable` in
+`conformance.adapter.arguments` derives every encoding of a problem from these declarations and from
+those of the mask arguments, because a window, lengths and segments may also be part of a mask, and
+ALiBi part of an added bias. A soft cap, sinks, norms and rotary embeddings have no other encoding.
+
+What differs between implementations is part of the declaration: whether a window counts the query's
+own key, where positions begin if lengths differ, which number means that there is none. An encoding
+is offered only where the declared argument means exactly what the problem says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from conformance.definition.dtypes import DTYPES
+from conformance.definition.problem import Causal, Problem, Shape
+from conformance.errors import WrongDeclaration
+
+Static = bool | int | float | str | tuple[Any, ...] | None
+"""A plain value, which is passed as it is and is a constant of a compiled program."""
+Value = np.ndarray | Static
+
+MASKABLE = ("key lengths", "query lengths", "segments", "window", "alibi")
+"""Parts of a problem that a mask, or an added bias, can express."""
+PARTS = ("positions", *MASKABLE, "soft cap", "sinks", "rotary", "query/key norm")
+"""Parts of a problem besides mask, causal mask and bias; the first decide where a query stands."""
+MEETING = ("key lengths", "query lengths", "segments")
+"""Rules that decide whether two tokens meet at all, wherever they stand."""
+
+_INTEGERS = ("int32", "int64", "uint32", "uint64", "int16", "uint16", "int8", "uint8")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An argument that has a gradient: `factor` times it is that of the canonical array."""
+
+    argument: str
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Said:
+    """What arguments say of a problem.
+
+    Attributes:
+        parts: the parts that need no mask, of `PARTS` and "causal".
+        arguments: native values by argument: arrays, and plain values.
+        variables: the arguments that have gradients, by the gradient's canonical name.
+        parameters: the arguments that are parameters of a layer.
+        labels: a readable name of each argument.
+        keys, queries: how many of each entry's tokens the implementation counts, `[batch]`; None
+            for all of them. Where it aligns at the end, this is the end.
+        placed: the parts for which it is told every token's position.
+        handing: how queries, keys and values are moved; None if they are handed over as they are.
+        stands: how far keys are ahead of queries then, `[batch query key]`, by the alignment; None
+            for an alignment that refuses the lengths.
+        needs_flag: whether the causal flag has to be set too.
+    """
+
+    parts: frozenset[str] = frozenset()
+    arguments: Mapping[str, Value] = field(default_factory=lambda: MappingProxyType({}))
+    variables: Mapping[str, Variable] = field(default_factory=lambda: MappingProxyType({}))
+    parameters: frozenset[str] = frozenset()
+    labels: tuple[str, ...] = ()
+    keys: np.ndarray | None = None
+    queries: np.ndarray | None = None
+    placed: frozenset[str] = frozenset()
+    handing: Any = None
+    stands: Callable[[Causal | None], np.ndarray | None] | None = None
+    needs_flag: bool = False
+
+    def saying(self, *parts: str, **arguments: Value) -> Said:
+        """Return this with further parts, said by these arguments."""
+        labels = (f"{name}={_shown(value)}" for name, value in arguments.items())
+        return replace(
+            self,
+            parts=self.parts | set(parts),
+            arguments={**self.arguments, **arguments},
+            labels=(*self.labels, *labels),
+        )
+
+    def differentiated(self, parameters: bool, **variables: Variable) -> Said:
+        """Return this with gradients; "__" in a name stands for a dot.
+
+        `parameters` says whether the arguments are parameters of a layer.
+        """
+        named = {name.replace("__", "."): variable for name, variable in variables.items()}
+        own = {variable.argument for variable in variables.values() if parameters}
+        together = {**self.variables, **named}
+        return replace(self, variables=together, parameters=self.parameters | own)
+
+    def agrees(self, problem: Problem, part: str, alignment: Causal | None) -> bool:
+        """Return whether the implementation sees every key as far from a query as the problem does.
+
+        It counts the tokens of each entry, and aligns queries and keys at the start or at the end;
+        None stands for a refusal of different lengths. Keys that no mask shows do not matter.
+        """
+        if part in self.placed:
+            return True
+        counted = self._ahead(problem, alignment) if self.stands is None else self.stands(alignment)
+        if counted is None:
+            return False
+        met = [rule for name, rule in problem.rules() if name in MEETING]
+        differs = counted[:, None] != problem.distances()
+        return not np.any(reduce(np.logical_and, met, differs))
+
+    def _ahead(self, problem: Problem, alignment: Causal | None) -> np.ndarray | None:
+        """Return how far keys are ahead of queries where each entry's tokens are counted."""
+        shape = problem.shape
+        if alignment is None and shape.query_length != shape.key_length:
+            return None
+        offset = np.zeros(shape.batch, dtype=np.int64)
+        if alignment == "bottom-right":
+            keys = shape.key_length if self.keys is None else self.keys
+            offset = offset + keys - (shape.query_length if self.queries is None else self.queries)
+        rows, columns = np.arange(shape.query_length), np.arange(shape.key_length)
+        return columns - rows[:, None] - offset[:, None, None]
+
+
+class Feature:
+    """The base class of declarations; each says some of the parts in `PARTS`."""
+
+    says: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """The parts that can be said with it: `says`, and what is said on the way."""
+        return self.says
+
+    @property
+    def page(self) -> int:
+        """The number of tokens in a page that it hands over; 0 if it does not."""
+        return 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the declared arguments."""
+        raise NotImplementedError
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        """Yield `said` extended by each way to say a part of the problem with this declaration."""
+        raise NotImplementedError
+
+
+WindowForm = Literal["left right", "own and before", "before", "each side"]
+
+
+@dataclass(frozen=True)
+class Window(Feature):
+    """An argument that limits how far from its own position a query sees keys.
+
+    Args:
+        name: the name of the argument.
+        form: "left right": a pair of the numbers of keys before and after the own position.
+            "own and before": one number, of keys up to and including the own one. "before": one
+            number, of keys before the own one. "each side": one number, of keys before and again
+            after the own one. With one number for the past, no query sees a key after its own.
+        none: the number that stands for no limit.
+        alignment: where the own position is if lengths differ, or None if such a call is refused.
+        needs_causal: whether it is read only if the causal flag is set too.
+    """
+
+    name: str
+    form: WindowForm = "left right"
+    none: int | None = -1
+    alignment: Causal | None = None
+    needs_causal: bool = False
+    says: ClassVar[tuple[str, ...]] = ("window",)
+
+    def __post_init__(self) -> None:
+        check_field(self.name, form=(self.form, WindowForm))
+        check_alignment(self.name, self.alignment)
+        if self.none not in (-1, 0, None):
+            raise WrongDeclaration(f"{self.name}: none={self.none!r}; say -1, 0 or None")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        causal = problem.causal is not None and "causal" not in said.parts
+        if not said.agrees(problem, "window", self.alignment):
+            return
+        if self.needs_causal:
+            if causal and (value := self.value(problem.window, causal=True)) is not None:
+                yield replace(said.saying("window", **{self.name: value}), needs_flag=True)
+            return
+        value = self.value(problem.window, causal=causal)
+        if value is not None:
+            yield said.saying("window", **{self.name: value})
+        if causal and self.form == "left right" and problem.window[1] != 0:
+            value = self.value((problem.window[0], 0), causal=True)
+            if value is not None:
+                yield said.saying("window", "causal", **{self.name: value})
+
+    def limits(self, value: Any, *, causal: bool) -> tuple[int | None, int | None] | None:
+        """Return how many keys before and after its own a query sees if this value is passed.
+
+        `causal` says whether the causal flag is set too. Return None for what the declaration does
+        not explain.
+        """
+        if self.form == "left right":
+            if not (isinstance(value, tuple) and len(value) == 2):
+                return None
+            before, after = (None if each == self.none else each for each in value)
+            if any(each is not None and each < 0 for each in (before, after)):
+                return None
+            return before, 0 if causal else after
+        if value == self.none:
+            return None, 0 if causal else None
+        before = value - (self.form == "own and before")
+        if before < 0:
+            return None
+        return before, before if self.form == "each side" and not causal else 0
+
+    def value(self, window: tuple[int | None, int | None], *, causal: bool) -> Static:
+        """Return the value for a window, beside a causal mask or not; None if there is none."""
+        before, after = window
+        if self.form == "left right":
+            if self.none == 0 and 0 in window:
+                return None
+            return tuple(self.none if limit is None else limit for limit in window)
+        if before is None or not (causal or after == (before if self.form == "each side" else 0)):
+            return None
+        value = before + (self.form == "own and before")
+        return None if value == self.none else value
+
+
+@dataclass(frozen=True)
+class SoftCap(Feature):
+    """A number that caps logits: cap · tanh(logits / cap); `none` stands for no cap."""
+
+    name: str
+    none: float | None = 0.0
+    says: ClassVar[tuple[str, ...]] = ("soft cap",)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        if problem.soft_cap is not None:
+            yield said.saying("soft cap", **{self.name: float(problem.soft_cap)})
+
+
+@dataclass(frozen=True)
+class Sinks(Feature):
+    """An array `[heads]` of logits that only take part in the softmax's sum.
+
+    Args:
+        name: the name of the argument.
+        units: "natural", or "log2" if they are exponents of two.
+        per: "head"; an implementation with one logit for all heads declares "layer".
+        parameter: whether the name is that of a parameter of a layer, not of an argument.
+    """
+
+    name: str
+    units: Literal["natural", "log2"] = "natural"
+    per: Literal["head", "layer"] = "head"
+    parameter: bool = False
+    says: ClassVar[tuple[str, ...]] = ("sinks",)
+
+    def __post_init__(self) -> None:
+        units, per = Literal["natural", "log2"], Literal["head", "layer"]
+        check_field(self.name, units=(self.units, units), per=(self.per, per))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        sinks = problem.sinks
+        if sinks is None:
+            return
+        if self.per == "layer":
+            # One argument with several gradients would have to be summed by the definition too.
+            if len(sinks) > 1:
+                return
+            sinks = sinks.reshape(())
+        factor = 1.0 if self.units == "natural" else math.log2(math.e)
+        # log₂ e has no short binary form: rounding it to a half-precision format moves the sink.
+        narrow = self.units == "log2" and problem.format.roundoff > DTYPES["float32"].roundoff
+        values = (sinks * factor).astype(np.float32 if narrow else np.float64)
+        done = said.saying("sinks", **{self.name: values})
+        yield done.differentiated(self.parameter, sinks=Variable(self.name, factor))
+
+
+@dataclass(frozen=True)
+class Alibi(Feature):
+    """An array of slopes: slope · |distance| is subtracted from the logits.
+
+    Args:
+        name: the name of the argument.
+        axes: "heads" or "batch heads".
+        alignment: from where distances are counted if lengths differ; None if that is refused.
+        dtype: the NumPy dtype that it must have, such as "float32", if not that of the inputs.
+
+    A layer that makes its slopes itself is declared by a subclass with its own `own` and `native`.
+    """
+
+    name: str
+    axes: Literal["heads", "batch heads"] = "heads"
+    alignment: Causal | None = None
+    dtype: str = ""
+    says: ClassVar[tuple[str, ...]] = ("alibi",)
+
+    def __post_init__(self) -> None:
+        check_field(self.name, axes=(self.axes, Literal["heads", "batch heads"]))
+        check_alignment(self.name, self.alignment)
+        check_dtype(self.name, self.dtype, ("", "float32"))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        slopes = problem.slopes
+        if slopes is None or not said.agrees(problem, "alibi", self.alignment):
+            return
+        own = self.own(problem.shape)
+        if own is None or np.array_equal(slopes, problem.format.round(own)):
+            yield said.saying("alibi", **{self.name: self.native(slopes, problem)})
+
+    def own(self, shape: Shape) -> np.ndarray | None:
+        """Return the only slopes `[heads]` that there are for a shape; None if they are given."""
+        return None
+
+    def native(self, slopes: np.ndarray, problem: Problem) -> Value:
+        """Return slopes `[heads]` in the layout and dtype of the argument."""
+        if self.axes == "batch heads":
+            slopes = np.ascontiguousarray(np.broadcast_to(slopes, problem.shape.logits[:2]))
+        return slopes.astype(self.dtype or np.float64)
+
+
+@dataclass(frozen=True)
+class Lengths(Feature):
+    """An array `[batch]` of integers: how many keys, or queries, of each entry there are.
+
+    Args:
+        name: the name of the argument.
+        of: "keys" or "queries".
+        dtype: the integer dtype that it must have.
+        counts: "length", or "last index" for a number that is one less.
+        aligns: whether a causal flag, a window or ALiBi that are aligned at the end mean the end of
+            these lengths, not of the array.
+        needs_causal: whether it is read only if the causal flag is set too.
+    """
+
+    name: str
+    of: Literal["keys", "queries"] = "keys"
+    dtype: str = "int32"
+    counts: Literal["length", "last index"] = "length"
+    aligns: bool = True
+    needs_causal: bool = False
+    says: ClassVar[tuple[str, ...]] = ("key lengths", "query lengths")
+
+    def __post_init__(self) -> None:
+        check_field(
+            self.name,
+            of=(self.of, Literal["keys", "queries"]),
+            counts=(self.counts, Literal["length", "last index"]),
+        )
+        check_dtype(self.name, self.dtype, _INTEGERS)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        lengths = problem.key_lengths if self.of == "keys" else problem.query_lengths
+        if lengths is None or (self.counts == "last index" and not lengths.all()):
+            return
+        values = lengths - (self.counts == "last index")
+        part = "key lengths" if self.of == "keys" else "query lengths"
+        done = said.saying(part, **{self.name: values.astype(self.dtype)})
+        done = replace(done, needs_flag=done.needs_flag or self.needs_causal)
+        if self.aligns and self.of == "keys":
+            done = replace(done, keys=lengths)
+        elif self.aligns:
+            done = replace(done, queries=lengths)
+        yield done
+
+
+@dataclass(frozen=True)
+class SegmentIds(Feature):
+    """Arrays `[batch query]` and `[batch key]` of integers; equal ones see each other.
+
+    Args:
+        query: the name of the argument for queries.
+        key: that for keys; the same name if there is one array for both, as in self-attention.
+        dtype: the integer dtype that they must have.
+    """
+
+    query: str
+    key: str = ""
+    dtype: str = "int32"
+    says: ClassVar[tuple[str, ...]] = ("segments",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key or self.query)
+        check_dtype(self.query, self.dtype, _INTEGERS)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.query, self.key)))
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        segments = problem.segments
+        if segments is None:
+            return
+        yield from _of_both(self, segments.query, segments.key, said, "segments")
+
+
+@dataclass(frozen=True)
+class PositionIds(Feature):
+    """Arrays `[batch query]` and `[batch key]` of integers: where each token stands.
+
+    Args:
+        query: the name of the argument for queries.
+        key: that for keys; the same name if there is one array for both.
+        of: the parts that count from them: "rotary", "alibi", "window" or "causal".
+        dtype: the integer dtype that they must have.
+    """
+
+    query: str
+    key: str = ""
+    of: tuple[str, ...] = ("rotary",)
+    dtype: str = "int32"
+    says: ClassVar[tuple[str, ...]] = ("positions",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key or self.query)
+        check_dtype(self.query, self.dtype, _INTEGERS)
+        known = ("rotary", "alibi", "window", "causal")
+        if not self.of or not set(self.of) <= set(known):
+            raise WrongDeclaration(f"{self.query}: of={self.of!r}; say some of {_list(known)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.query, self.key)))
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        if said.handing is not None:
+            return
+        present = {*parts_of(problem), *(["causal"] if problem.causal else [])}
+        p, r = _positions(problem)
+        if not present & set(self.of) or min(p.min(initial=0), r.min(initial=0)) < 0:
+            return
+        for done in _of_both(self, p, r, said, "positions"):
+            yield replace(done, placed=said.placed | set(self.of))
+
+
+Pairs = Literal["halves", "interleaved"]
+
+
+@dataclass(frozen=True)
+class RotaryTables(Feature):
+    """Tables `[position pair]` of the cosine and sine of the angles of rotary embeddings.
+
+    Args:
+        cos: the name of the argument for cosines.
+        sin: that for sines.
+        pairs: which components form a pair: (t, t + size/2) or (2t, 2t + 1).
+        flag: the name of a boolean argument that is true for interleaved pairs; "" if there is
+            none, so that only `pairs` is possible.
+        alignment: the row of the first query if lengths differ; None if that is refused.
+    """
+
+    cos: str = "cos"
+    sin: str = "sin"
+    pairs: Pairs = "halves"
+    flag: str = ""
+    alignment: Causal | None = None
+    says: ClassVar[tuple[str, ...]] = ("rotary",)
+
+    def __post_init__(self) -> None:
+        check_field(self.cos, pairs=(self.pairs, Pairs))
+        check_alignment(self.cos, self.alignment)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.cos, self.sin, *([self.flag] if self.flag else []))
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        rotary = problem.rotary
+        if rotary is None or not _turns(self, problem, said):
+            return
+        # Positions that begin again in each segment are handed over as those that do not.
+        shape = problem.shape
+        last = max(shape.query_length, shape.key_length, 1) - 1
+        last = max(last, *(int(at.max(initial=0)) for at in _positions(problem)))
+        rates = float(rotary.base) ** (-np.arange(0, rotary.size, 2) / rotary.size)
+        angles = np.arange(last + 1)[:, None] * rates
+        arguments: dict[str, Value] = {self.cos: np.cos(angles), self.sin: np.sin(angles)}
+        yield said.saying("rotary", **arguments, **_flagged(self, rotary.pairs))
+
+
+@dataclass(frozen=True)
+class RotaryBase(Feature):
+    """Numbers from which an implementation makes rotary embeddings itself.
+
+    Args:
+        base: the name of the argument for the base, or the base if it is fixed.
+        size: the name of the argument for the number of rotated components; "" if it is all.
+        pairs: as in `RotaryTables`.
+        flag: as in `RotaryTables`.
+        alignment: as in `RotaryTables`.
+    """
+
+    base: str | float = "rope_base"
+    size: str = ""
+    pairs: Pairs = "halves"
+    flag: str = ""
+    alignment: Causal | None = None
+    says: ClassVar[tuple[str, ...]] = ("rotary",)
+
+    def __post_init__(self) -> None:
+        check_field("rotary", pairs=(self.pairs, Pairs))
+        check_alignment("rotary", self.alignment)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        named = (self.base if isinstance(self.base, str) else "", self.size, self.flag)
+        return tuple(name for name in named if name)
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        rotary = problem.rotary
+        if rotary is None or not _turns(self, problem, said):
+            return
+        arguments: dict[str, Value] = {}
+        if isinstance(self.base, str):
+            arguments[self.base] = float(rotary.base)
+        elif self.base != rotary.base:
+            return
+        if self.size:
+            arguments[self.size] = int(rotary.size)
+        elif rotary.size != problem.shape.head_size:
+            return
+        yield said.saying("rotary", **arguments, **_flagged(self, rotary.pairs))
+
+
+@dataclass(frozen=True)
+class HeadNorm(Feature):
+    """Arrays `[head]` of factors of an RMS norm of each head of queries and keys, before rotary.
+
+    Args:
+        query: the name of the argument for queries.
+        key: that for keys.
+        epsilon: the name of the argument for ε, or ε itself if it is fixed.
+        parameters: whether the names are those of parameters of a layer, not of arguments.
+    """
+
+    query: str
+    key: str
+    epsilon: str | float = "epsilon"
+    parameters: bool = False
+    says: ClassVar[tuple[str, ...]] = ("query/key norm",)
+
+    def __post_init__(self) -> None:
+        if self.query == self.key:
+            raise WrongDeclaration(f"{self.query}: queries and keys have norms of their own")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        named = (self.query, self.key, self.epsilon)
+        return tuple(name for name in named if isinstance(name, str))
+
+    def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
+        norm = problem.norm
+        if norm is None:
+            return
+        arguments: dict[str, Value] = {}
+        if isinstance(self.epsilon, str):
+            arguments[self.epsilon] = float(norm.epsilon)
+        elif self.epsilon != norm.epsilon:
+            return
+        factors = {self.query: norm.query, self.key: norm.key}
+        done = said.saying("query/key norm", **factors, **arguments)
+        query, key = Variable(self.query), Variable(self.key)
+        yield done.differentiated(self.parameters, norm__query=query, norm__key=key)
+
+
+def parts_of(problem: Problem) -> tuple[str, ...]:
+    """Return the parts of a problem, of `PARTS`, that it has."""
+    lengths = {"key lengths": problem.key_lengths, "query lengths": problem.query_lengths}
+    present = {*problem.features, *(part for part, array in lengths.items() if array is not None)}
+    return tuple(part for part in PARTS if part in present)
+
+
+def _positions(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    return problem.position_of_queries, problem.position_of_keys
+
+
+def _of_both(
+    ids: SegmentIds | PositionIds, query: np.ndarray, key: np.ndarray, said: Said, part: str
+) -> Iterator[Said]:
+    """Yield the arguments for queries and keys; none if one array has to serve and cannot."""
+    if ids.query == ids.key:
+        if np.array_equal(query, key):
+            yield said.saying(part, **{ids.query: query.astype(ids.dtype)})
+        return
+    arrays = {ids.query: query.astype(ids.dtype), ids.key: key.astype(ids.dtype)}
+    yield said.saying(part, **arrays)
+
+
+def _turns(declared: RotaryTables | RotaryBase, problem: Problem, said: Said) -> bool:
+    """Return whether the declaration can rotate as the problem wants it."""
+    assert problem.rotary is not None
+    if not declared.flag and declared.pairs != problem.rotary.pairs:
+        return False
+    if min(at.min(initial=0) for at in _positions(problem)) < 0:
+        return False
+    return said.agrees(problem, "rotary", declared.alignment)
+
+
+def _flagged(declared: RotaryTables | RotaryBase, pairs: str) -> dict[str, Static]:
+    return {declared.flag: pairs == "interleaved"} if declared.flag else {}
+
+
+def _shown(value: Value) -> str:
+    """Return a plain value as it is, and of an array its dtype and shape."""
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    kind = "float" if value.dtype.kind == "f" else str(value.dtype)
+    return f"{kind}{list(value.shape)}"
+
+
+def check_field(name: str, **fields: tuple[Any, Any]) -> None:
+    """Raise `WrongDeclaration` unless each field has a value of its `Literal`."""
+    for field_name, (value, allowed) in fields.items():
+        if value not in get_args(allowed):
+            said = _list(get_args(allowed))
+            raise WrongDeclaration(f"{name}: {field_name}={value!r}; say one of {said}")
+
+
+def check_alignment(name: str, alignment: Any) -> None:
+    """Raise `WrongDeclaration` for what is no alignment."""
+    if alignment not in (*get_args(Causal), None):
+        raise WrongDeclaration(
+            f"{name}: alignment={alignment!r}; say 'top-left' or 'bottom-right', or None where "
+            "lengths must be equal"
+        )
+
+
+def check_dtype(name: str, dtype: str, allowed: tuple[str, ...]) -> None:
+    """Raise `WrongDeclaration` for a dtype that is not allowed."""
+    if dtype not in allowed:
+        raise WrongDeclaration(f"{name}: dtype={dtype!r}; say one of {_list(allowed)}")
+
+
+def _list(values: tuple[Any, ...]) -> str:
+    return ", ".join(map(repr, values))

@@ -1,0 +1,756 @@
+"""Known defects in windows, soft caps, sinks, ALiBi, rotary positions, norms, lengths and segments.
+
+Each is one convention that an implementation may have read otherwise, or a feature that it drops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from conformance.causes.hypothesis import About, Hypothesis, Maker
+from conformance.causes.stages import Change, Stages
+from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
+from conformance.definition.features import NO_WINDOW, Pairs, Positions, Segments, Window
+from conformance.definition.problem import Problem
+from conformance.records.phrase import Phrase
+
+USUAL_BASE = 10000.0
+USUAL_EPSILON = 1e-6
+USUAL_CAPS = (20.0, 30.0, 50.0)
+MOST_SPLITS = 8
+CHUNKS = (1, 2, 3, 4, 5, 8, 16)
+TILES = (2, 3, 4, 8, 16, 32, 64, 128)
+
+
+def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses about the features that the problem has, the simplest first."""
+    problem = maker.problem
+    if problem.window != NO_WINDOW:
+        yield from _window(maker, problem.window)
+    if problem.soft_cap is not None:
+        yield from _soft_cap(maker, problem.soft_cap)
+    if problem.sinks is not None:
+        yield from _sinks(maker, problem.sinks)
+    if problem.slopes is not None:
+        yield from _alibi(maker, problem.slopes)
+    if problem.norm is not None:
+        yield from _norm(maker)
+    if problem.rotary is not None:
+        yield from _rotary(maker)
+    for side in ("key", "query"):
+        lengths = getattr(problem, f"{side}_lengths")
+        if lengths is not None:
+            yield from _lengths(maker, side, lengths)
+    if problem.segments is not None:
+        yield from _segments(maker, problem.segments)
+    ragged = (problem.query_lengths, problem.key_lengths, problem.segments, problem.positions)
+    if problem.causal == "bottom-right" and all(each is None for each in ragged):
+        yield from _cache(maker)
+    if problem.window != NO_WINDOW:
+        yield from _window_in_blocks(maker, problem.window)
+
+
+def _asked(maker: Maker, cause: str, *about: Any, **changes: Any) -> Hypothesis:
+    """Return the hypothesis about a convention, which is read in one way throughout."""
+    return maker.asked(cause, *about, in_parts=False, **changes)
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    """Return a function of one argument that always returns this value."""
+    return lambda _: value
+
+
+def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
+    """Return the index of each key minus that of each query, and minus an offset, `[b 1 q k]`."""
+    _, _, queries, keys = problem.shape.logits
+    distance = np.arange(keys) - np.arange(queries)[:, None]
+    return distance - np.reshape(offset, (-1, 1, 1, 1))
+
+
+def _seen(window: Window, distance: IntArray) -> BoolArray:
+    before, after = window
+    seen = np.ones(distance.shape, np.bool_)
+    seen &= True if before is None else distance >= -before
+    seen &= True if after is None else distance <= after
+    return seen
+
+
+def _cache(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses about queries that come in chunks after the keys of a cache."""
+    problem = maker.problem
+    queries, keys = problem.shape.query_length, problem.shape.key_length
+    rows, columns, cached = np.arange(queries)[:, None], np.arange(keys), keys - queries
+    without = _without(problem, "causal")
+    for size in CHUNKS:
+        if size >= queries:
+            continue
+        about = {"size": size}
+        top_left = without & (columns <= rows % size)
+        yield maker.masked("cache.aligned-top-left", top_left, about)
+        own = (columns >= cached + rows - rows % size) | (rows < size)
+        yield maker.masked("cache.forgotten", maker.right.allowed & own, about)
+        whole = without & (columns < cached + rows - rows % size + size)
+        yield maker.masked("cache.chunk-not-causal", whole, about)
+        last = np.minimum(cached + rows - rows % size + size, keys) - 1
+        if size > 1:  # With chunks of one, that is a causal mask that is one off.
+            unread = maker.right.allowed & (columns != last)
+            yield maker.masked("cache.last-key-unread", unread, about)
+        alone = without & ((columns < cached + rows - rows % size) | (columns == cached + rows))
+        if size > 1:
+            yield maker.masked("cache.own-key-only", alone, about)
+        if problem.rotary is not None:
+            yield from _rotary_by_chunk(maker, size, cached)
+        if problem.window != NO_WINDOW:
+            from_first = _counted(problem, cached) + rows % size
+            seen = _without(problem, "window") & _seen(problem.window, from_first)
+            yield maker.masked("window.of-the-chunk", seen, about)
+        if problem.slopes is not None:
+            of_chunk = np.abs(columns - rows % size)[None, None]
+            yield maker.staged("alibi.of-the-chunk", about, far=_always(of_chunk))
+        bias = problem.attn_bias
+        if bias is not None and bias.shape[-2] == queries:
+            first = np.take(bias, np.arange(queries) % size, axis=-2)
+            yield _asked(maker, "cache.bias-of-first-rows", about, attn_bias=first)
+    yield from _history(maker, cached)
+
+
+def _history(maker: Maker, cached: int) -> Iterator[Hypothesis]:
+    """Yield hypotheses about the keys that a cache holds before the queries come."""
+    problem = maker.problem
+    stored = (np.arange(problem.shape.key_length) < cached)[:, None]
+
+    def unless_stored(stage: Change) -> Change:
+        def changed(a: Stages, side: str, x: Array) -> Array:
+            done: Array = stage(a, side, x)
+            return np.where(stored, x, done) if side == "key" else done
+
+        return changed
+
+    if problem.rotary is not None:
+
+        def twice(a: Stages, side: str, x: Array) -> Array:
+            once = Stages.rotated(a, side, x)
+            return Stages.rotated(a, side, once) if side == "key" else once
+
+        missing = unless_stored(Stages.rotated)
+        yield maker.staged("rotary.of-history-missing", rotated=missing)
+        yield maker.staged("rotary.keys-twice", rotated=twice)
+    if problem.norm is not None:
+        yield maker.staged("norm.of-history-missing", normed=unless_stored(Stages.normed))
+
+
+def _rotary_by_chunk(maker: Maker, size: int, cached: int) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which the positions of each chunk begin with 0."""
+
+    def rotated(a: Stages, side: str, x: Array, of: tuple[str, ...] = ()) -> Array:
+        positions = np.array(a.positions(side))
+        new = positions >= cached
+        again = np.where(new, (positions - cached) % size, positions)
+        return a.turned(x, a.angles(again if side in of else positions))
+
+    for cause, of in (
+        ("rotary.chunks-from-0", ("query", "key")),
+        ("rotary.queries-of-chunks-from-0", ("query",)),
+    ):
+        yield maker.staged(cause, {"size": size}, rotated=partial(_bound, rotated, of))
+
+
+def _bound(change: Change, of: tuple[str, ...], a: Stages, side: str, heads: Array) -> Array:
+    found: Array = change(a, side, heads, of)
+    return found
+
+
+def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
+    problem, (before, after) = maker.problem, window
+    distance, base = problem.distances(), _without(problem, "window")
+    yield maker.asked("window.not-applied", window=NO_WINDOW)
+    for side, count in (("before", before), ("after", after)):
+        for step in (-1, 1) if count is not None else ():
+            assert count is not None
+            if count + step < 0:
+                continue
+            other = (count + step, after) if side == "before" else (before, count + step)
+            which = "fewer" if step < 0 else "more"
+            yield _asked(maker, f"window.one-{which}-{side}", window=other)
+    if 0 in window:
+        limits = (before or None, after or None)
+        yield _asked(maker, "window.of-0-is-none", window=limits)
+    if before is not None and after is not None:
+        yield _asked(maker, "window.sides-exchanged", window=(after, before))
+        yield _asked(maker, "window.left-side-only", window=(before, None))
+        yield _asked(maker, "window.right-side-only", window=(None, after))
+        yield _asked(maker, "window.nothing-after", window=(before, 0))
+        yield _asked(maker, "window.whole-width-each-side", window=(before + after, before + after))
+    if before is not None and before != after:
+        yield _asked(maker, "window.symmetric", window=(before, before))
+    if problem.causal is not None:
+        bare = _without(problem, "window", "causal")
+        yield maker.masked("window.in-place-of-causal", bare & _seen(window, distance))
+        if before is not None:
+            both = bare & _seen((before, before), distance)
+            yield maker.masked("window.symmetric-although-causal", both)
+    yield maker.masked("window.without-own-key", base & _seen(window, distance) & (distance != 0))
+    if problem.segments is not None:
+        yield maker.masked("window.over-segments", base & _seen(window, _counted(problem, 0)))
+    more = problem.shape.key_length - problem.shape.query_length
+    for alignment, offset in (("top-left", 0), ("bottom-right", more)):
+        counted = _seen(window, _counted(problem, offset))
+        if not np.array_equal(base & counted, maker.right.allowed):
+            yield maker.masked("window.aligned", base & counted, {"alignment": alignment})
+
+
+def _window_in_blocks(maker: Maker, window: Window) -> Iterator[Hypothesis]:
+    """Yield hypotheses about a window that counts whole blocks of keys."""
+    problem, base = maker.problem, _without(maker.problem, "window")
+    p, r = problem.position_of_queries, problem.position_of_keys
+    for size in TILES:
+        blocks = (r[:, None] // size - p[:, :, None] // size)[:, None] * size
+        in_blocks = base & _seen(window, blocks)
+        if not np.array_equal(in_blocks, maker.right.allowed):
+            yield maker.masked("window.in-blocks", in_blocks, {"size": size})
+
+
+def _without(problem: Problem, *left_out: str) -> BoolArray:
+    """Return what the mask and all rules but some allow, `[b h q k]`."""
+    allowed = np.broadcast_to(True if problem.mask is None else problem.mask, problem.shape.logits)
+    for name, rule in problem.rules():
+        allowed = allowed if name in left_out else allowed & rule
+    return allowed
+
+
+def _soft_cap(maker: Maker, cap: float) -> Iterator[Hypothesis]:
+    def as_is(a: Stages, logits: Array) -> Array:
+        return logits
+
+    def limited(values: Array) -> Array:
+        return cap * np.tanh(values / cap)
+
+    def capped(change: Callable[[Stages, Array], Array], cause: str) -> Hypothesis:
+        return maker.staged(cause, capped=change)
+
+    yield maker.asked("soft-cap.not-applied", soft_cap=None)
+    if maker.problem.attn_bias is not None:
+        yield maker.staged(
+            "soft-cap.after-bias",
+            added=lambda a, s: Stages.sloped(a, limited(Stages.biased(a, s))),
+        )
+    if maker.problem.slopes is not None:
+        yield maker.staged(
+            "soft-cap.after-alibi",
+            added=lambda a, s: Stages.biased(a, limited(Stages.sloped(a, s))),
+        )
+    for hidden in _hidden(maker):
+
+        def lifted(a: Stages, logits: Array, hidden: BoolArray = hidden) -> Array:
+            return np.where(hidden, Stages.hide(a, logits), limited(Stages.hide(a, logits)))
+
+        yield maker.staged("soft-cap.after-mask", capped=as_is, hide=lifted)
+    scale = maker.problem.logit_scale
+    yield capped(lambda a, s: scale * limited(a.scores), "soft-cap.on-unscaled-scores")
+    yield capped(lambda a, s: np.tanh(s / cap), "soft-cap.not-multiplied")
+    yield capped(lambda a, s: cap * np.tanh(s), "soft-cap.not-divided")
+    yield capped(lambda a, s: np.clip(s, -cap, cap), "soft-cap.clips")
+    yield capped(lambda a, s: np.where(s > 0, limited(s), s), "soft-cap.from-above-only")
+    yield capped(lambda a, s: np.where(s < 0, limited(s), s), "soft-cap.from-below-only")
+    yield capped(lambda a, s: s / (1 + np.abs(s / cap)), "soft-cap.softsign")
+    yield capped(lambda a, s: limited(limited(s)), "soft-cap.twice")
+    for usual in (*USUAL_CAPS, float(round(cap))):
+        if usual not in (0.0, cap):
+            yield _asked(maker, "soft-cap.of", {"cap": usual}, soft_cap=usual)
+
+
+def _hidden(maker: Maker) -> Iterator[BoolArray]:
+    """Yield keys that a kernel does not even read, of those that are blocked: none; those beyond
+    the lengths and of other segments; of these and those after the query, all of them."""
+    problem = maker.problem
+    if problem.allowed is None:
+        return
+    apart = [
+        rule for name, rule in problem.rules() if name.endswith("lengths") or name == "segments"
+    ]
+    unread = np.zeros(problem.shape.logits, np.bool_)
+    yield unread
+    for rule in apart:
+        unread = unread | ~rule
+    if apart and not unread[~maker.right.allowed].all():
+        yield unread
+    for name, rule in problem.rules():
+        if name == "causal" and not (unread | ~rule)[~maker.right.allowed].all():
+            yield unread | ~rule
+
+
+def _sinks(maker: Maker, sinks: Array) -> Iterator[Hypothesis]:
+    group, scale, cap = maker.problem.shape.group, maker.problem.logit_scale, maker.problem.soft_cap
+
+    def of(change: Callable[[Array], Array]) -> Change:
+        return lambda a, peak: Stages.of_sinks(a, peak) * 0 + change(peak)
+
+    own = sinks[None, :, None, None]
+    yield maker.asked("sinks.not-applied", sinks=None)
+    yield _asked(maker, "sinks.of-first-head", sinks=0 * sinks + sinks[0])
+    yield _asked(maker, "sinks.averaged", sinks=0 * sinks + sinks.mean())
+    yield _asked(maker, "sinks.of-0", sinks=0 * sinks)
+    yield maker.staged("sinks.of-1-not-shifted", of_sinks=of(np.ones_like))
+    yield maker.staged("sinks.not-shifted", of_sinks=of(lambda peak: np.exp(own)))
+    yield maker.staged("sinks.without-exponential", of_sinks=of(lambda peak: own))
+    yield maker.staged(
+        "sinks.in-place-of-first-key",
+        of_sinks=of(lambda peak: 0 * peak),
+        hide=lambda a, logits: Stages.hide(
+            a, np.where(np.arange(logits.shape[-1]) == 0, own, logits)
+        ),
+    )
+    yield _asked(maker, "sinks.scaled", sinks=sinks * scale)
+    if cap is not None:
+        yield _asked(maker, "sinks.capped", sinks=cap * np.tanh(sinks / cap))
+    if maker.problem.slopes is not None:
+        yield _asked(maker, "sinks.with-alibi", sinks=sinks - maker.problem.slopes)
+    yield _asked(maker, "sinks.negated", sinks=-sinks)
+    yield _asked(maker, "sinks.log2-for-natural", sinks=sinks * np.log(2))
+    yield _asked(maker, "sinks.natural-for-log2", sinks=sinks / np.log(2))
+    yield _asked(maker, "sinks.heads-reversed", sinks=sinks[::-1])
+    for step in (1, -1):
+        yield _asked(maker, "sinks.of-next-head", sinks=np.roll(sinks, step))
+    if group > 1:
+        yield _asked(maker, "sinks.of-key-head", sinks=sinks[np.arange(len(sinks)) // group])
+    for times in range(2, MOST_SPLITS + 1):
+        yield _asked(maker, "sinks.counted", {"times": times}, sinks=sinks + np.log(times))
+
+    def with_value(value: Callable[[Array], Array]) -> Change:
+        return lambda a, w, v: Stages.mix(a, w, v) + a.share_of_sinks() * value(v)
+
+    yield maker.staged("sinks.take-first-value", mix=with_value(lambda v: v[:, :, :1]))
+    mean = with_value(lambda v: v.mean(axis=2, keepdims=True))
+    yield maker.staged("sinks.take-mean-value", mix=mean)
+
+
+def _alibi(maker: Maker, slopes: Array) -> Iterator[Hypothesis]:
+    problem, shape = maker.problem, maker.problem.shape
+    heads, more = np.arange(shape.heads), shape.key_length - shape.query_length
+
+    def far(
+        change: Callable[[Stages], Array | IntArray], cause: str, about: Any = ()
+    ) -> Hypothesis:
+        return maker.staged(cause, dict(about), far=change)
+
+    yield maker.asked("alibi.not-applied", slopes=None)
+    yield _asked(maker, "alibi.added", slopes=-slopes)
+    yield far(lambda a: -a.positions("key")[:, None, None], "alibi.by-key-position")
+    yield far(lambda a: np.maximum(-a.distances(), 0), "alibi.only-before")
+    yield far(lambda a: a.distances() ** 2.0, "alibi.squared-distance")
+    if problem.segments is not None:
+        yield far(lambda a: np.abs(_counted(problem, 0)), "alibi.over-segments")
+    for alignment, offset in (("top-left", 0), ("bottom-right", more)):
+        distance = np.abs(_counted(problem, offset))
+        if not np.array_equal(distance + 0 * maker.right.far(), maker.right.far()):
+            yield far(_always(distance), "alibi.aligned", {"alignment": alignment}.items())
+    for start, cause in ((1, "alibi.slopes-geometric"), (0, "alibi.slopes-from-exponent-0")):
+        yield _asked(maker, cause, slopes=2.0 ** (-8.0 * (heads + start) / shape.heads))
+    power = 2.0 ** np.ceil(np.log2(shape.heads))
+    yield _asked(maker, "alibi.slopes-of-next-power", slopes=2.0 ** (-8.0 * (heads + 1) / power))
+    yield _asked(maker, "alibi.slopes-sorted", slopes=-np.sort(-slopes))
+    yield _asked(maker, "alibi.heads-reversed", slopes=slopes[::-1])
+    yield _asked(maker, "alibi.of-first-head", slopes=0 * slopes + slopes[0])
+    if shape.group > 1:
+        yield _asked(maker, "alibi.of-key-head", slopes=slopes[heads // shape.group])
+    yield _asked(maker, "alibi.scaled", slopes=slopes * problem.logit_scale)
+    yield _asked(maker, "alibi.log2-for-natural", slopes=slopes * np.log(2))
+    yield _asked(maker, "alibi.twice", slopes=2 * slopes)
+    if max(shape.query_length, shape.key_length) > 256:
+
+        def rounded(a: Stages) -> Array:
+            p, r = (BFLOAT16.round(1.0 * a.positions(side)) for side in ("query", "key"))
+            return np.abs(r[:, None] - p[:, :, None])[:, None]
+
+        yield far(rounded, "alibi.positions-rounded")
+
+
+def _norm(maker: Maker) -> Iterator[Hypothesis]:
+    norm = maker.problem.norm
+    assert norm is not None
+
+    def only(skipped: str) -> Change:
+        return lambda a, side, x: x if side == skipped else Stages.normed(a, side, x)
+
+    def root(change: Callable[[Array], Array]) -> Change:
+        return lambda a, x: change(x)
+
+    yield maker.asked("norm.not-applied", norm=None)
+    yield _asked(maker, "norm.without-epsilon", norm=replace(norm, epsilon=1e-30))
+    for epsilon in (USUAL_EPSILON, norm.epsilon**2):
+        about = {"epsilon": epsilon}
+        yield _asked(maker, "norm.epsilon", about, norm=replace(norm, epsilon=epsilon))
+    outside = root(lambda x: np.sqrt((x**2).mean(axis=-1, keepdims=True)) + norm.epsilon)
+    yield maker.staged("norm.epsilon-outside-root", root=outside)
+    yield maker.staged(
+        "norm.centred",
+        normed=lambda a, s, x: Stages.normed(a, s, x - x.mean(axis=-1, keepdims=True)),
+    )
+    for cause, axes in (("norm.over-all-heads", (1, 3)), ("norm.over-tokens", (2,))):
+
+        def over(x: Array, axes: tuple[int, ...] = axes) -> Array:
+            return np.sqrt((x**2).mean(axis=axes, keepdims=True) + norm.epsilon)
+
+        yield maker.staged(cause, root=root(over))
+    summed = root(lambda x: np.sqrt((x**2).sum(axis=-1, keepdims=True) + norm.epsilon))
+    yield maker.staged("norm.of-sum", root=summed)
+    absolute = root(lambda x: np.abs(x).mean(axis=-1, keepdims=True) + norm.epsilon)
+    yield maker.staged("norm.of-absolutes", root=absolute)
+    ones = replace(norm, query=np.ones_like(norm.query), key=np.ones_like(norm.key))
+    yield _asked(maker, "norm.without-weight", norm=ones)
+    plus = replace(norm, query=1 + norm.query, key=1 + norm.key)
+    yield _asked(maker, "norm.weight-plus-1", norm=plus)
+    for skipped in ("key", "query"):
+        yield maker.staged("norm.not-applied-to", {"of": skipped}, normed=only(skipped))
+    yield maker.staged("norm.of-values-too", prepared_values=lambda a, v: v / a.root(v))
+    if maker.problem.rotary is not None:
+        yield maker.staged(
+            "norm.after-rotary",
+            prepared=lambda a, side, x: Stages.rotated(a, side, x / a.root(x)) * a.gain(side),
+        )
+
+
+def _rotary(maker: Maker) -> Iterator[Hypothesis]:
+    problem, shape, rotary = maker.problem, maker.problem.shape, maker.problem.rotary
+    assert rotary is not None
+    more, size = shape.key_length - shape.query_length, shape.head_size
+
+    def only(skipped: str) -> Change:
+        return lambda a, side, x: x if side == skipped else Stages.rotated(a, side, x)
+
+    def queries(cause: str, change: Callable[[IntArray], IntArray], about: Any = ()) -> Hypothesis:
+        """Return the hypothesis that queries are rotated by other positions."""
+
+        def rotated(a: Stages, side: str, x: Array) -> Array:
+            positions = a.positions(side)
+            return a.turned(x, a.angles(change(positions) if side == "query" else positions))
+
+        return maker.staged(cause, dict(about), rotated=rotated)
+
+    yield maker.asked("rotary.not-applied", rotary=None)
+    other: Pairs = "halves" if rotary.pairs == "interleaved" else "interleaved"
+    if rotary.size > 2:
+        pairs: About = {"pairs": other}
+        yield _asked(maker, "rotary.pairs", pairs, rotary=replace(rotary, pairs=other))
+    yield _asked(maker, "rotary.usual-base", rotary=replace(rotary, base=USUAL_BASE))
+    for other_size in dict.fromkeys((size // 2 * 2, rotary.size // 2)):
+        if other_size not in (0, rotary.size) and other_size % 2 == 0:
+            size_read: About = {"size": other_size}
+            yield _asked(maker, "rotary.size", size_read, rotary=replace(rotary, size=other_size))
+    for side in ("key", "query"):
+        yield maker.staged("rotary.not-applied-to", {"of": side}, rotated=only(side))
+    index = np.broadcast_to(np.arange(shape.query_length), problem.position_of_queries.shape)
+    for cause, offset in (("rotary.queries-from-0", 0), ("rotary.queries-at-the-end", more)):
+        if not np.array_equal(index + offset, problem.position_of_queries):
+            yield queries(cause, _always(index + offset))
+    yield queries("rotary.query-positions-from-1", lambda p: p + 1)
+    yield queries("rotary.queries-at-first-position", lambda p: 0 * p + p[:, :1])
+    yield queries("rotary.positions-reversed", lambda p: p[:, ::-1])
+    yield maker.staged(
+        "rotary.positions-from-the-end", angles=lambda a, p: Stages.angles(a, p[:, ::-1])
+    )
+    for side in ("key", "query"):
+
+        def exchanged(a: Stages, other: str, x: Array, side: str = side) -> Array:
+            angles = a.angles(a.positions(other))
+            return a.turned(x, np.pi / 2 - angles if other == side else angles)
+
+        yield maker.staged("rotary.sine-for-cosine", {"of": side}, rotated=exchanged)
+    if rotary.size < size:
+        rest = np.arange(size) >= rotary.size
+        yield maker.staged(
+            "rotary.rest-dropped",
+            rotated=lambda a, s, x: np.where(rest, 0.0, Stages.rotated(a, s, x)),
+        )
+        step = size - rotary.size
+        yield maker.staged(
+            "rotary.last-components",
+            rotated=lambda a, s, x: np.roll(
+                Stages.rotated(a, s, np.roll(x, -step, axis=-1)), step, axis=-1
+            ),
+        )
+
+    def back(a: Stages, side: str, x: Array) -> Array:
+        sign = -1 if side == "key" else 1
+        return a.turned(x, sign * a.angles(a.positions(side)))
+
+    yield maker.staged("rotary.keys-turned-back", rotated=back)
+    if shape.value_head_size == size:
+        yield maker.staged("rotary.of-values-too", prepared_values=lambda a, v: Stages.rotated(
+            a, "key", v))  # fmt: skip
+
+    def frequencies(cause: str, change: Callable[[Array], Array]) -> Hypothesis:
+        return maker.staged(cause, frequencies=lambda a: change(Stages.frequencies(a)))
+
+    if rotary.size > 2:
+        by_head = rotary.size / size
+        if by_head != 1:
+            yield frequencies("rotary.exponents-by-head-size", lambda f: f**by_head)
+        yield frequencies("rotary.exponents-halved", lambda f: f**0.5)
+        yield frequencies("rotary.exponents-doubled", lambda f: f**2)
+        yield frequencies("rotary.frequencies-reversed", lambda f: f[::-1])
+        yield frequencies("rotary.one-frequency", np.ones_like)
+    yield frequencies("rotary.exponents-from-1", lambda f: f * rotary.base ** (-2 / rotary.size))
+    last = int(max(problem.position_of_queries.max(), problem.position_of_keys.max()))
+    for bits in (6, 7, 8):
+        if last >= 2**bits:
+            yield _positioned(maker, "rotary.positions-wrap", 2**bits, lambda p, n: p % n)
+            yield _positioned(
+                maker, "rotary.table-ends", 2**bits, lambda p, n: np.minimum(p, n - 1)
+            )
+    if last > 256:
+        rounded = lambda p, n: BFLOAT16.round(1.0 * p)  # noqa: E731
+        yield _positioned(maker, "rotary.positions-rounded", 0, rounded)
+    for bits, narrow in ((8, BFLOAT16), (11, FLOAT16)):
+        yield maker.staged(
+            "rotary.angles-rounded",
+            {"format": Phrase(f"significand.{bits}")},
+            angles=lambda a, p, narrow=narrow: narrow.round(Stages.angles(a, p)),
+        )
+
+
+def _positioned(maker: Maker, cause: str, count: int, change: Callable[..., Array]) -> Hypothesis:
+    """Return the hypothesis that all tokens are rotated by other positions."""
+    about = {"count": count} if count else {}
+    return maker.staged(cause, about, angles=lambda a, p: Stages.angles(a, change(p, count)))
+
+
+def _lengths(maker: Maker, side: str, lengths: IntArray) -> Iterator[Hypothesis]:
+    problem, about = maker.problem, {"of": side}
+    whole = getattr(problem.shape, f"{side}_length")
+    base = _without(problem, f"{side} lengths")
+
+    def used(lengths: IntArray) -> BoolArray:
+        there = np.arange(whole) < lengths[:, None]
+        return there[:, None, None] if side == "key" else there[:, None, :, None]
+
+    # Where queries stand does not change with what is hidden.
+    for cause, other in (
+        ("lengths.not-applied", 0 * lengths + whole),
+        ("lengths.one-more", lengths + 1),
+        ("lengths.last-index", np.maximum(lengths - 1, 0)),
+        ("lengths.last-index", np.maximum(lengths - 1, 1)),
+        ("lengths.of-first-entry", 0 * lengths + lengths[0]),
+        ("lengths.of-next-entry", np.roll(lengths, 1)),
+        ("lengths.of-next-entry", np.roll(lengths, -1)),
+        ("lengths.longest", 0 * lengths + lengths.max()),
+        ("lengths.shortest", 0 * lengths + max(1, lengths.min())),
+    ):
+        yield maker.masked(cause, base & used(other), about)
+    for size in TILES:
+        up = np.minimum(-(-lengths // size) * size, whole)
+        down = np.maximum(lengths // size * size, 1)
+        for cause, tiled in (("lengths.in-tiles", up), ("lengths.in-full-tiles", down)):
+            if not np.array_equal(tiled, lengths):
+                yield maker.masked(cause, base & used(tiled), {**about, "size": size})
+    if side == "key" and not lengths.all():
+        last = np.maximum(np.cumsum(lengths > 0) - 1, 0)
+        yield maker.staged(
+            "lengths.empty-not-skipped", mix=lambda a, w, v: Stages.mix(a, w, v)[last]
+        )
+    others = {"key": problem.query_lengths, "query": problem.key_lengths}[side]
+    if others is not None:
+        yield maker.masked("lengths.of-other-side", base & used(others), about)
+    if side == "query" and problem.causal == "bottom-right":
+        keys = problem.key_lengths
+        ends = problem.shape.key_length + 0 * lengths if keys is None else keys
+        own, kept = ends - lengths, _without(problem, "causal")
+        before = np.concatenate([own[:1], own[:-1]])
+        for cause, offset in (
+            ("lengths.alignment-of-entry-before", before),
+            ("lengths.of-queries-not-in-alignment", ends - whole),
+        ):
+            yield maker.masked(cause, kept & (_counted(problem, offset) <= 0))
+    if side == "key":
+        second = np.arange(whole) >= whole // 2
+        yield maker.masked("lengths.not-in-second-half", base & (used(lengths) | second), about)
+        reversed_ = used(lengths)[..., ::-1]
+        yield maker.masked("lengths.from-the-end", base & reversed_, about)
+    if problem.causal == "bottom-right" and side == "key":
+        more = problem.shape.key_length - problem.shape.query_length
+        kept = _without(problem, "causal") & (_counted(problem, more) <= 0)
+        yield maker.masked("lengths.not-in-alignment", kept)
+        for cause, offset in (
+            ("lengths.alignment-of-first-entry", 0 * lengths + lengths[0]),
+            ("lengths.alignment-one-off", lengths - 1),
+            ("lengths.alignment-one-off", lengths + 1),
+        ):
+            ends = offset - problem.shape.query_length
+            yield maker.masked(cause, _without(problem, "causal") & (_counted(problem, ends) <= 0))
+
+
+def _segments(maker: Maker, segments: Segments) -> Iterator[Hypothesis]:
+    problem = maker.problem
+    query, key = segments.query[:, :, None], segments.key[:, None]
+    base, same = _without(problem, "segments"), query == key
+    last = np.maximum(query.max(axis=1, keepdims=True), key.max(axis=2, keepdims=True)) - 1
+    queries = query.shape[1]
+    if queries < key.shape[2]:
+        of_keys = base & (key[:, 0, :queries, None] == key)[:, None]
+        yield maker.masked("segments.of-keys-for-queries", of_keys)
+    for cause, seen in (
+        ("segments.not-applied", np.ones_like(same)),
+        ("segments.of-first-entry", np.broadcast_to(same[:1], same.shape)),
+        ("segments.shifted", np.roll(same, 1, axis=-1)),
+        ("segments.see-those-before", query >= key),
+        ("segments.see-neighbours", np.abs(query - key) <= 1),
+        ("segments.by-parity", (query - key) % 2 == 0),
+        ("segments.numbers-rounded", BFLOAT16.round(1.0 * query) == BFLOAT16.round(1.0 * key)),
+        ("segments.last-joined", np.minimum(query, last) == np.minimum(key, last)),
+        ("segments.of-one-token-dropped", same & (same.sum(axis=-1, keepdims=True) > 1)),
+    ):
+        yield maker.masked(cause, base & seen[:, None])
+    if problem.causal is not None:
+        kept = _without(problem, "causal")
+        more = problem.shape.key_length - problem.shape.query_length
+        yield maker.masked("segments.aligned-as-a-whole", kept & (_counted(problem, more) <= 0))
+        at_start = problem.replace(causal=None).distances() <= 0
+        yield maker.masked("segments.aligned-at-start", kept & at_start)
+    if problem.rotary is not None:
+        index = [np.arange(n)[None] for n in problem.shape.logits[2:]]
+        of = [np.broadcast_to(at, (len(query), at.shape[1])) for at in index]
+        there = Positions(query=of[0], key=of[1])
+        yield maker.staged(
+            "rotary.over-segments",
+            rotated=lambda a, side, x: a.turned(x, a.angles(getattr(there, side))),
+        )
+
+
+def backward(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
+    """Yield backward passes that treat a feature differently, given what makes one of them.
+
+    `changed` takes the id of the cause, its arguments and stages, as in `gradients`.
+    """
+    problem = maker.problem
+    if problem.soft_cap is not None:
+        yield from _backward_of_cap(maker, changed)
+    if problem.sinks is not None:
+        yield from _backward_of_sinks(maker, changed)
+    if problem.rotary is not None:
+        yield changed("backward.rotary-missing", d_rotated=lambda a, side, g: g)
+        yield changed(
+            "backward.rotary-turned-on",
+            d_rotated=lambda a, side, g: a.turned(g, a.angles(a.positions(side))),
+        )
+        for skipped in ("key", "query"):
+            only = {
+                "d_rotated": lambda a, s, g, k=skipped: g if s == k else Stages.d_rotated(a, s, g)
+            }
+            yield changed("backward.rotary-missing-in", {"of": skipped}, **only)
+        index = np.broadcast_to(
+            np.arange(problem.shape.query_length), problem.position_of_queries.shape
+        )
+        if not np.array_equal(index, problem.position_of_queries):
+            yield changed(
+                "backward.rotary-from-0",
+                d_rotated=lambda a, side, g: a.turned(
+                    g, -a.angles(index if side == "query" else a.positions(side))
+                ),
+            )
+    if problem.norm is not None:
+        yield changed("backward.norm-root-constant", d_root=lambda a, x, g: 0 * x[..., :1])
+        summed = {"d_root": lambda a, x, g: (x * g).sum(axis=-1, keepdims=True)}
+        yield changed("backward.norm-sum-not-mean", **summed)
+        yield changed("backward.norm-passed-on", d_normed=lambda a, side, g: g)
+        squared = {"d_root": lambda a, x, g: Stages.d_root(a, x, g) * a.root(x)}
+        yield changed("backward.norm-square-not-cube", **squared)
+        raw = {"d_gain": lambda a, side, g: (g * a.plain[side]).sum(axis=(0, 1, 2))}
+        yield changed("backward.norm-weight-not-normalised", **raw)
+        for cause, axis in (("first-head", 1), ("first-entry", 0)):
+
+            def of_first(a: Stages, side: str, g: Array, axis: int = axis) -> Array:
+                found = g * a.plain[side] / a.root(a.plain[side])
+                return np.take(found, [0], axis=axis).sum(axis=(0, 1, 2))
+
+            yield changed(f"backward.norm-weight-of-{cause}", d_gain=of_first)
+        yield changed(
+            "backward.norm-without-weight",
+            d_normed=lambda a, side, g: Stages.d_normed(a, side, g / a.gain(side)),
+        )
+    for cause, fields in _FORGOTTEN.items():
+        if any(getattr(problem, name) is not None for name in fields) and (
+            fields != ("window",) or problem.window != NO_WINDOW
+        ):
+            plain = Stages(problem.replace(**{n: _NONE.get(n) for n in fields}))
+            maker.share(plain)
+            weights = plain.weights
+            for row in ({}, {"row": _row_of_context}):
+                yield changed(cause, weights_again=lambda a, w=weights: w, **row)
+
+
+_NONE = {"window": NO_WINDOW}
+
+_FORGOTTEN = {
+    "backward.weights-without-window": ("window",),
+    "backward.weights-without-cap": ("soft_cap",),
+    "backward.weights-without-sinks": ("sinks",),
+    "backward.weights-without-alibi": ("slopes",),
+    "backward.weights-without-segments": ("segments",),
+    "backward.weights-without-lengths": ("key_lengths",),
+}
+"""Causes, and the fields without which the weights are made again in the backward pass."""
+
+
+def _row_of_context(a: Stages, weights: Array, d_weights: Array) -> Array:
+    return (a.d_context * a.context).sum(axis=-1, keepdims=True)
+
+
+def _backward_of_cap(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
+    def slope(change: Callable[[Array, float], Array]) -> Change:
+        return lambda a, cap: change(a.scaled(a.scores), cap)
+
+    yield changed("backward.cap-missing", d_capped=lambda a, d: d)
+    yield changed("backward.cap-twice", slope_of_cap=slope(lambda s, c: _slope(s / c) ** 2))
+    capped = slope(lambda s, c: _slope(np.tanh(s / c)))
+    yield changed("backward.cap-of-capped", slope_of_cap=capped)
+    undivided = slope(lambda s, c: 1 - (c * np.tanh(s / c)) ** 2)
+    yield changed("backward.cap-not-divided", slope_of_cap=undivided)
+    yield changed("backward.cap-not-squared", slope_of_cap=slope(lambda s, c: 1 - np.tanh(s / c)))
+    yield changed(
+        "backward.cap-of-clip",
+        slope_of_cap=slope(lambda s, c: np.asarray(np.abs(s) < c, np.float64)),
+    )
+    yield changed("backward.cap-times-cap", slope_of_cap=slope(lambda s, c: c * _slope(s / c)))
+    unscaled = {"slope_of_cap": lambda a, c: _slope(a.scores / c)}
+    yield changed("backward.cap-of-unscaled", **unscaled)
+    if maker.problem.attn_bias is not None:
+        biased = {"slope_of_cap": lambda a, c: _slope(a.biased(a.scaled(a.scores)) / c)}
+        yield changed("backward.cap-of-biased", **biased)
+        in_bias = {"d_bias": lambda a, d, shape: Stages.d_bias(a, a.d_capped(d), shape)}
+        yield changed("backward.cap-in-bias", **in_bias)
+
+
+def _slope(values: Array) -> Array:
+    return 1.0 - np.tanh(values) ** 2
+
+
+def _backward_of_sinks(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
+    def of(*axes: int) -> Change:
+        """Return a gradient of the sinks that is not summed over some axes."""
+
+        def d_sinks(a: Stages, row: Array) -> Array:
+            found = a.share_of_sinks() * row
+            for axis in axes:
+                found = np.take(found, [0], axis=axis)
+            return -found.sum(axis=(0, 2, 3))
+
+        return d_sinks
+
+    yield changed("backward.sinks-of-first-entry", d_sinks=of(0))
+    last = {"d_sinks": lambda a, row: -(a.share_of_sinks() * row)[:, :, -1:].sum(axis=(0, 2, 3))}
+    yield changed("backward.sinks-of-last-query", **last)
+    unshared = {"d_sinks": lambda a, row: -row.sum(axis=(0, 2, 3))}
+    yield changed("backward.sinks-without-share", **unshared)
+    summed = {"d_sinks": lambda a, row: 0 * Stages.d_sinks(a, row) + Stages.d_sinks(a, row).sum()}
+    yield changed("backward.sinks-summed-over-heads", **summed)
+    if maker.problem.soft_cap is not None:
+        uncapped = Stages(maker.problem.replace(soft_cap=None)).share_of_sinks()
+        without_cap = {"d_sinks": lambda a, row: -(uncapped * row).sum(axis=(0, 2, 3))}
+        yield changed("backward.sinks-without-cap", **without_cap)
+    divided = {"row": lambda a, w, d: Stages.row(a, w, d) / (1 - a.share_of_sinks())}
+    yield changed("backward.sinks-in-row-term", **divided)

@@ -1,0 +1,559 @@
+"""Known defects in reading packed sequences, pages and caches: tokens that are not the right ones.
+
+Which tokens a query reads follows from offsets, a table of pages, or the length of a cache. Each
+mistake here reads others; what they are is known, since the suite has laid them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from conformance.adapter.arguments import Spelling
+from conformance.adapter.base import Adapter
+from conformance.adapter.handing import Cache, Handing, Packed, Pages
+from conformance.causes.hypothesis import NO_MORE, About, Evidence, Hypothesis, Maker
+from conformance.causes.stages import Change, Stages
+from conformance.definition.dtypes import Array, BoolArray, IntArray
+from conformance.definition.problem import Problem
+from conformance.errors import Unsupported
+from conformance.records.phrase import NOTHING, Phrase
+
+CHUNKS = (1, 2, 3, 4, 5, 8, 16)
+TILES = (2, 3, 4, 8, 16, 32, 64, 128)
+
+MOST_ELEMENTS = 2**17
+"""Problems with more attention weights than this are not looked at."""
+
+PARTS = (("key", "value"), ("value",), ("key",))
+"""Of what a mistake may be made."""
+
+
+@dataclass(frozen=True)
+class Handed:
+    """How tokens were handed over: by what declaration, and in which encoding."""
+
+    declared: Handing
+    spelling: Spelling
+
+    @classmethod
+    def of(
+        cls, adapter: Adapter, problem: Problem, spelling: Spelling | None = None
+    ) -> Handed | None:
+        """Return how an encoding, or else the preferred one, hands tokens over; None if as is."""
+        handings = [one for one in adapter.features if isinstance(one, Handing)]
+        if not handings:
+            return None
+        try:
+            spelling = adapter.masks.handed(spelling or adapter.masks.spell(problem), problem)
+        except Unsupported:
+            return None
+        moved = spelling.handing
+        if moved is None:
+            return None
+        for declared in handings:
+            if set(declared.names) <= {*spelling.arguments, *moved.names}:
+                return cls(declared, spelling)
+        return None
+
+    def tokens(self, what: Literal["query", "key", "held"]) -> IntArray:
+        """Return which tokens lie where, of those that are moved."""
+        assert self.spelling.handing is not None
+        found: IntArray | None = getattr(self.spelling.handing, what)
+        assert found is not None
+        return found
+
+    def argument(self, name: str) -> IntArray:
+        """Return an argument that holds integers."""
+        return np.asarray(self.spelling.arguments[name], np.int64)
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether some memory holds no token, but NaN."""
+        moved = self.spelling.handing
+        assert moved is not None
+        places = (moved.query, moved.key, moved.held)
+        return any(at is not None and bool((at < 0).any()) for at in places)
+
+    def parts(self, problem: Problem) -> dict[str, BoolArray]:
+        """Return sets of tokens `[batch key]` that are stored apart from others, by their name."""
+        shape = problem.shape
+        tokens: dict[str, IntArray] = {}
+        if isinstance(self.declared, Packed):
+            first, last = self.argument(self.declared.key_offsets)[-2:]
+            tokens["last-sequence"] = self.tokens("key")[first:last]
+        elif isinstance(self.declared, Pages):
+            table = self.argument(self.declared.table)
+            tokens["later-pages"] = self.tokens("held")[table[:, 1:]].ravel()
+        else:
+            tokens["cache"] = self.tokens("held").ravel()
+        found = {}
+        for name, at in tokens.items():
+            inside = np.zeros(shape.batch * shape.key_length + 1, np.bool_)
+            inside[at] = True
+            found[name] = inside[:-1].reshape(shape.batch, -1)
+        return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """Queries that read the same keys.
+
+    Attributes:
+        queries: which ones, counted over the batch.
+        keys: which ones in the order in which they are read; −1 is memory that holds no token.
+        values: likewise.
+        first: where the first query stands, counted in keys that are read.
+        ahead: how far each key is ahead of each query, `[query key]`; None if they are in order.
+        seen: what else must be true of the keys that are attended to, `[query key]`.
+    """
+
+    queries: IntArray
+    keys: IntArray
+    values: IntArray
+    first: int = 0
+    ahead: IntArray | None = None
+    seen: Any = True
+
+    def distances(self) -> IntArray:
+        """Return how far each key is ahead of each query, `[query key]`."""
+        in_order = np.arange(len(self.keys)) - np.arange(len(self.queries))[:, None] - self.first
+        return in_order if self.ahead is None else self.ahead
+
+
+def read(a: Stages, runs: Iterable[Run]) -> Array:
+    """Return the context `[b h q d]` if queries read these keys; 0 for those that are in no run,
+    and −∞ for those that attend to memory which holds no token."""
+    shape, problem = a.shape, a.problem
+    # The last row stands for memory that holds no token.
+    flat = {
+        name: np.pad(
+            heads.transpose(0, 2, 1, 3).reshape(-1, shape.heads, heads.shape[-1]),
+            [(0, 1), (0, 0), (0, 0)],
+        )
+        for name, heads in (
+            ("query", a.projected["query"]),
+            ("key", a.repeat(a.projected["key"], "key")),
+            ("value", a.repeat(a.projected["value"], "value")),
+        )
+    }
+    found = np.zeros((len(flat["query"]) - 1, shape.heads, flat["value"].shape[-1]))
+    for run in runs:
+        if not (len(run.keys) and len(run.queries)):
+            continue
+        scores = np.einsum("qhd,khd->hqk", flat["query"][run.queries], flat["key"][run.keys])
+        distances, logits = run.distances(), a.capped(a.scaled(scores))
+        if problem.slopes is not None:
+            logits = logits - problem.slopes[:, None, None] * np.abs(distances)
+        if problem.attn_bias is not None:
+            logits = logits + _beside(problem, problem.attn_bias, run, 0.0)
+        seen = _rules(problem, distances) & run.seen
+        if problem.mask is not None:
+            seen = seen & _beside(problem, problem.mask, run, True)
+        weights = a.softmax(np.where(seen, logits, -np.inf)[None])[0]
+        context = np.einsum("hqk,khd->qhd", weights, flat["value"][run.values])
+        unused = (seen & ((run.keys < 0) | (run.values < 0))).any(axis=-1)
+        context[np.broadcast_to(unused, weights.shape[:2]).T] = -np.inf
+        found[run.queries] = context
+    return found.reshape(shape.batch, -1, *found.shape[1:]).transpose(0, 2, 1, 3)
+
+
+def _rules(problem: Problem, distances: IntArray) -> BoolArray:
+    before, after = problem.window
+    seen = np.ones(distances.shape, np.bool_)
+    seen &= True if problem.causal is None else distances <= 0
+    seen &= True if before is None else distances >= -before
+    seen &= True if after is None else distances <= after
+    return seen
+
+
+def _beside(problem: Problem, array: Array | BoolArray, run: Run, rest: float | bool) -> Any:
+    """Return what a mask or a bias says about the keys in the order in which they are read,
+    `[head query key]`; `rest` for keys that it has no column for."""
+    shape = problem.shape
+    whole = np.broadcast_to(array, shape.logits)
+    more = max(0, len(run.keys) - shape.key_length)
+    whole = np.pad(whole, [(0, 0)] * 3 + [(0, more)], constant_values=rest)
+    rows = whole[run.queries // shape.query_length, :, run.queries % shape.query_length]
+    return rows.transpose(1, 0, 2)[..., : len(run.keys)]
+
+
+def _names(of: tuple[str, ...]) -> About:
+    return {"of": Phrase(f"handing.{'-and-'.join(of)}")}
+
+
+def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses about what is read of a packed batch, pages or a cache, simplest first."""
+    problem, handed = maker.problem, maker.handed
+    if np.prod(problem.shape.logits) > MOST_ELEMENTS or problem.positions is not None:
+        return
+    if handed is None:
+        ragged = (problem.query_lengths, problem.key_lengths, problem.segments)
+        if problem.causal == "bottom-right" and all(each is None for each in ragged):
+            yield from _in_chunks(maker)
+    elif isinstance(handed.declared, Packed):
+        yield from _packed(maker, handed, handed.declared)
+    elif isinstance(handed.declared, Pages):
+        yield from _pages(maker, handed, handed.declared)
+    elif isinstance(handed.declared, Cache):
+        yield from (_ring if handed.declared.ring else _cache)(maker, handed)
+
+
+def _reads(
+    maker: Maker, cause: str, runs: Iterable[Run], about: About = NO_MORE, **more: Any
+) -> Hypothesis:
+    known = list(runs)
+    return maker.staged(cause, about, mix=lambda a, w, v: read(a, known), **more)
+
+
+# Packed sequences
+
+Span = Callable[[int, int, int], tuple[int, int]]
+"""From the number of a sequence, and where its keys begin and end, to where those that are read
+do."""
+
+
+def _packed(maker: Maker, handed: Handed, declared: Packed) -> Iterator[Hypothesis]:
+    bottom = maker.problem.causal == "bottom-right"
+    tokens_of_queries, tokens = handed.tokens("query"), handed.tokens("key")
+    q_at, k_at = (
+        handed.argument(name).tolist() for name in (declared.query_offsets, declared.key_offsets)
+    )
+    last = len(q_at) - 2
+
+    def taken(span: tuple[int, int]) -> IntArray:
+        return tokens[max(span[0], 0) : max(*span, 0)]
+
+    def runs(keys: Span, values: Span | None = None, starts: list[int] = q_at) -> Iterator[Run]:
+        for n, (first, stop) in enumerate(pairwise(starts)):
+            of_keys, of_values = (
+                taken(span(n, k_at[n], k_at[n + 1])) for span in (keys, values or keys)
+            )
+            if len(of_keys) == len(of_values):
+                at = len(of_keys) - (stop - first) if bottom else 0
+                yield Run(tokens_of_queries[first:stop], of_keys, of_values, at)
+
+    whole = tokens[: k_at[-1]]
+    at = len(whole) - q_at[-1] if bottom else 0
+    yield _reads(
+        maker, "packed.offsets-ignored", [Run(tokens_of_queries[: q_at[-1]], whole, whole, at)]
+    )
+
+    def right(n: int, first: int, stop: int) -> tuple[int, int]:
+        return first, stop
+
+    def of_queries(n: int, first: int, stop: int) -> tuple[int, int]:
+        return q_at[n], q_at[n + 1]
+
+    def as_many(n: int, first: int, stop: int) -> tuple[int, int]:
+        return q_at[n], q_at[n] + stop - first
+
+    if q_at != k_at:
+        others: tuple[Span, Span] = (of_queries, as_many)
+        for span in others:
+            about = _names(("key", "value"))
+            yield _reads(maker, "packed.offsets-of-queries", runs(span), about)
+            about = _names(("value",))
+            yield _reads(maker, "packed.offsets-of-queries", runs(right, span), about)
+    ends: list[tuple[str, Span]] = [
+        ("packed.begin-one-late", lambda n, i, j: (i + 1, j)),
+        ("packed.begin-one-late", lambda n, i, j: (min(i + (n > 0), j), j)),
+        ("packed.begin-one-early", lambda n, i, j: (i - 1, j)),
+        ("packed.end-one-late", lambda n, i, j: (i, j + 1)),
+        ("packed.end-one-early", lambda n, i, j: (i, max(i, j - 1))),
+        ("packed.last-key-unread", lambda n, i, j: (i, max(i, j - (n == last)))),
+    ]
+    for cause, span in ends:
+        yield _reads(maker, cause, runs(span))
+    kept = [n for n in range(last + 1) if q_at[n] < q_at[n + 1]]
+    if len(kept) <= last:
+        starts = [*(q_at[n] for n in kept), q_at[-1]]
+        yield _reads(maker, "packed.empty-left-out", runs(right, starts=starts))
+    yield _reads(maker, "packed.last-left-out", list(runs(right))[:-1])
+    if maker.problem.causal is None:
+        # Beside a causal mask, that is one which is aligned top-left.
+        most = max(np.diff(q_at), default=0)
+
+        def fewer(n: int, first: int, stop: int) -> tuple[int, int]:
+            return first, min(stop, first + most)
+
+        yield _reads(maker, "packed.as-many-keys-as-queries", runs(fewer))
+    for size in TILES:
+
+        def tiled(n: int, first: int, stop: int, size: int = size) -> tuple[int, int]:
+            return first, first + -(-(stop - first) // size) * size
+
+        yield _reads(maker, "packed.in-tiles", runs(tiled), {"size": size})
+
+
+# Pages
+
+
+def _pages(maker: Maker, handed: Handed, declared: Pages) -> Iterator[Hypothesis]:
+    problem, pages = maker.problem, handed.tokens("held")
+    table, lengths = handed.argument(declared.table), handed.argument(declared.lengths)
+    queries = problem.shape.query_length
+
+    def runs(keys: IntArray, values: IntArray, used: IntArray) -> Iterator[Run]:
+        for entry, length in enumerate(used):
+            of_keys, of_values = (
+                pages[numbers[entry] % len(pages)].ravel()[: max(length, 0)]
+                for numbers in (keys, values)
+            )
+            counted = queries if problem.query_lengths is None else problem.query_lengths[entry]
+            at = len(of_keys) - int(counted) if problem.causal == "bottom-right" else 0
+            yield Run(entry * queries + np.arange(queries), of_keys, of_values, at)
+
+    size, index = declared.size, np.arange(table.shape[1])
+    for cause, other in (
+        ("lengths.one-more", lengths + 1),
+        ("lengths.last-index", np.maximum(lengths - 1, 0)),
+        ("lengths.last-index", np.maximum(lengths - 1, 1)),
+        ("lengths.of-first-entry", 0 * lengths + lengths[0]),
+        ("lengths.of-next-entry", np.roll(lengths, 1)),
+        ("lengths.of-next-entry", np.roll(lengths, -1)),
+        ("lengths.longest", 0 * lengths + lengths.max()),
+    ):
+        yield _reads(maker, cause, runs(table, table, other), {"of": "key"})
+    for cause, other in (
+        ("lengths.in-full-tiles", np.maximum(lengths // size * size, 1)),
+        ("lengths.in-tiles", -(-lengths // size) * size),
+    ):
+        yield _reads(maker, cause, runs(table, table, other), {"of": "key", "size": size})
+    used = index < -(-lengths // size)[:, None]
+    ascending = np.sort(np.where(used, table, len(pages)), axis=1)
+    tables = [
+        ("pages.of-first-entry", np.broadcast_to(table[:1], table.shape)),
+        ("pages.of-other-entry", np.roll(table, 1, axis=0)),
+        ("pages.of-other-entry", np.roll(table, -1, axis=0)),
+        ("pages.in-order", np.arange(table.size).reshape(table.shape)),
+        ("pages.from-the-first", table[:, :1] + index),
+        ("pages.first-again", np.broadcast_to(table[:, :1], table.shape)),
+        ("pages.stale", np.where(index == len(index) - 1, np.roll(table, 1, axis=0), table)),
+        ("pages.stale", np.where(index == len(index) - 1, np.roll(table, -1, axis=0), table)),
+        ("pages.sorted", np.where(used, ascending, table)),
+        ("pages.sorted", np.sort(table, axis=1)),
+        ("pages.from-the-end", table[:, ::-1]),
+    ]
+    for of in PARTS:
+        for cause, other in tables:
+            sides = [other if side in of else table for side in ("key", "value")]
+            yield _reads(maker, cause, runs(sides[0], sides[1], lengths), _names(of))
+
+
+# A cache beside new keys
+
+
+def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
+    problem, held, new = maker.problem, handed.tokens("held"), handed.tokens("key")
+    queries = problem.shape.query_length
+    cached = new[:, 0] - np.arange(len(new)) * problem.shape.key_length
+    neighbour, count = np.roll(np.arange(len(new)), 1), len(new)
+
+    def runs(
+        past: Callable[[int], IntArray], of: tuple[str, ...] = PARTS[0], *, behind: bool = False
+    ) -> Iterator[Run]:
+        for entry in range(count):
+            usual = held[entry, : cached[entry]]
+            keys, values = (
+                np.concatenate(
+                    (new[entry], past(entry))
+                    if behind
+                    else (past(entry), new[entry])
+                    if side in of
+                    else (usual, new[entry])
+                )
+                for side in ("key", "value")
+            )
+            if len(keys) == len(values):
+                at = len(keys) - queries
+                yield Run(entry * queries + np.arange(queries), keys, values, at)
+
+    def usual(e: int) -> IntArray:
+        return held[e, : cached[e]]
+
+    top_left = [replace(run, first=0) for run in runs(usual)]
+    yield _reads(maker, "causal.aligned", top_left, {"alignment": "top-left"})
+    yield _reads(maker, "cached.forgotten", runs(lambda e: held[e, :0]))
+    for of in PARTS:
+        pasts: list[tuple[str, Callable[[int], IntArray]]] = [
+            ("cached.of-first-entry", lambda e: held[0, : cached[e]]),
+            ("cached.of-other-entry", lambda e: held[neighbour[e], : cached[e]]),
+            (
+                "cached.last-overwritten",
+                lambda e: np.concatenate([usual(e)[:-1], new[e, : min(1, cached[e])]]),
+            ),
+            ("cached.read-one-late", lambda e: held[e, 1 : cached[e] + 1]),
+        ]
+        for cause, past in pasts:
+            yield _reads(maker, cause, runs(past, of), _names(of))
+        yield _reads(maker, "cached.behind-new", runs(usual, of, behind=True), _names(of))
+    others = [
+        ("cached.one-fewer", np.maximum(cached - 1, 0)),
+        ("cached.one-more", cached + 1),
+        ("cached.length-of-other-entry", cached[neighbour]),
+        ("cached.length-of-other-entry", np.roll(cached, -1)),
+        ("cached.length-of-first-entry", 0 * cached + cached[0]),
+    ]
+    for cause, other in others:
+
+        def past(e: int, other: IntArray = other) -> IntArray:
+            return held[e, : other[e]]
+
+        yield _reads(maker, cause, runs(past))
+        if problem.rotary is not None:
+            # New tokens are rotated by where they seem to be.
+            yield _reads(maker, cause, runs(past), rotated=_new_moved(cached, other - cached))
+    if problem.rotary is not None:
+        for cause, by, sides in (
+            ("rotary.new-from-0", -cached, ("query", "key")),
+            ("rotary.new-keys-one-late", 0 * cached + 1, ("key",)),
+        ):
+            yield maker.staged(cause, rotated=_new_moved(cached, by, sides))
+
+        def again(a: Stages, side: str, x: Array) -> Array:
+            once = Stages.rotated(a, side, x)
+            if side == "query":
+                return once
+            return np.where(_stored(a, cached), Stages.rotated(a, side, once), once)
+
+        yield maker.staged("rotary.keys-twice", rotated=again)
+    if problem.norm is not None:
+
+        def normed_again(a: Stages, side: str, x: Array) -> Array:
+            once = Stages.prepared(a, side, x)
+            if side == "query":
+                return once
+            return np.where(_stored(a, cached), a.normed(side, once), once)
+
+        yield maker.staged("norm.keys-twice", prepared=normed_again)
+
+
+def _stored(a: Stages, cached: IntArray) -> BoolArray:
+    """Return which keys are in the cache, `[b 1 k 1]`."""
+    return (np.arange(a.shape.key_length) < cached[:, None])[:, None, :, None]
+
+
+def _new_moved(cached: IntArray, by: IntArray, sides: tuple[str, ...] = ("query", "key")) -> Change:
+    """Return a rotation in which new tokens stand elsewhere by so many positions, `[batch]`."""
+
+    def rotated(a: Stages, side: str, x: Array) -> Array:
+        positions = a.positions(side)
+        if side in sides:
+            new = positions >= cached[:, None]
+            positions = np.where(new, positions + by[:, None], positions)
+        return a.turned(x, a.angles(positions))
+
+    return rotated
+
+
+def _ring(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
+    problem, held, new = maker.problem, handed.tokens("held"), handed.tokens("key")
+    queries = problem.shape.query_length
+    cached, places = new[:, 0] - np.arange(len(new)) * problem.shape.key_length, held.shape[1]
+    column = np.arange(places)
+
+    def runs(
+        place: Callable[[IntArray], IntArray] = lambda p: p % places,
+        *,
+        by_place: bool = False,
+        all_seen: bool = False,
+    ) -> Iterator[Run]:
+        for entry, past in enumerate(cached):
+            memory, last = held[entry].copy(), past + queries - 1
+            memory[place(past + np.arange(queries))] = new[entry]
+            positions = last - (last - column) % places
+            there = positions >= 0
+            stands = column if by_place else positions
+            ahead = stands - past - np.arange(queries)[:, None]
+            ahead = 0 * ahead if all_seen else ahead
+            read_in = np.where(there, memory, -1)
+            rows = entry * queries + np.arange(queries)
+            yield Run(rows, read_in, read_in, ahead=ahead, seen=there)
+
+    def late(p: IntArray) -> IntArray:
+        return np.where(p < places, p, p % places + 1) % places
+
+    yield _reads(maker, "ring.not-wrapped", runs(lambda p: np.minimum(p, places - 1)))
+    yield _reads(maker, "ring.one-late", runs(late))
+    yield _reads(maker, "ring.one-late", runs(lambda p: (p + 1) % places))
+    yield _reads(maker, "ring.one-early", runs(lambda p: (p - 1) % places))
+    yield _reads(maker, "ring.by-place", runs(by_place=True))
+    yield _reads(maker, "ring.all-seen", runs(all_seen=True))
+
+
+def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses about an implementation that keeps a cache by itself."""
+    shape = maker.problem.shape
+    queries, keys = shape.query_length, shape.key_length
+    past = keys - queries
+    if past < 1:
+        return
+
+    def runs(size: int, *, of: tuple[str, ...] = (), over: bool = False) -> Iterator[Run]:
+        """Yield chunks, with the history of the first entry in some parts, or with new tokens
+        written over those of the first chunk."""
+        for entry in range(shape.batch):
+            own = entry * keys + np.arange(keys)
+            for start in range(past, keys, size):
+                stop = min(start + size, keys)
+                memory = own[:stop].copy()
+                for before in range(past, stop, size) if over else ():
+                    memory[before : before + size] = -1
+                    written = own[before : min(before + size, stop)]
+                    memory[past : past + len(written)] = written
+                of_keys, of_values = (
+                    np.r_[np.arange(start), memory[start:]] if side in of else memory
+                    for side in ("key", "value")
+                )
+                rows = entry * queries + np.arange(start - past, stop - past)
+                yield Run(rows, of_keys, of_values, start)
+
+    for size in (*(n for n in CHUNKS if n < queries), queries):
+        if size < queries:
+            yield _reads(maker, "cache.overwritten", runs(size, over=True), {"size": size})
+        for of in PARTS:
+            yield _reads(maker, "cached.of-first-entry", runs(size, of=of), _names(of))
+
+
+# Memory that holds no token, and gradients
+
+
+def unused_memory(maker: Maker, evidence: Evidence) -> Phrase:
+    """Return the cause of an output that is NaN wherever it is wrong, if there was NaN to read."""
+    return Phrase("handing.unused-memory-read") if _all_nan(maker, [evidence]) else NOTHING
+
+
+def unused_memory_in_gradients(maker: Maker, wrong: Mapping[str, Evidence]) -> Phrase:
+    """Return the cause of gradients that are NaN wherever they are wrong, likewise."""
+    return Phrase("backward.unused-memory-read") if _all_nan(maker, wrong.values()) else NOTHING
+
+
+def _all_nan(maker: Maker, wrong: Iterable[Evidence]) -> bool:
+    there = maker.handed is not None and maker.handed.has_unused
+    return there and all(bool(np.isnan(one.got[one.wrong]).all()) for one in wrong)
+
+
+def backward(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
+    """Yield backward passes that lose the gradient of tokens which are stored apart, given what
+    makes one of them, as in `gradients`."""
+    stored = {} if maker.handed is None else maker.handed.parts(maker.problem)
+    for name, tokens in stored.items():
+        for of in PARTS:
+
+            def gather(
+                a: Stages,
+                g: Array,
+                side: str,
+                of: tuple[str, ...] = of,
+                tokens: BoolArray = tokens,
+            ) -> Array:
+                found = Stages.gather(a, g, side)
+                return np.where(tokens[:, None, :, None], 0.0, found) if side in of else found
+
+            about = {**_names(of), "tokens": Phrase(f"handing.{name}")}
+            yield changed("backward.tokens-detached", about, gather=gather)

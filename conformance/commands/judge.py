@@ -1,0 +1,122 @@
+"""`mha-conformance judge`: judge kernels that nobody trusts, in a sandbox, on fresh problems."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conformance.commands.shared import Commands, add_repeatable, check_writable
+from conformance.errors import ExitCode
+from conformance.text import printable
+
+if TYPE_CHECKING:
+    from conformance.judging.verdict import Verdict
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the parser of this command to `commands`."""
+    judge = commands.add_parser(
+        "judge",
+        help="judge kernels that nobody trusts: in a sandbox, on problems nobody can foresee",
+        description="Judge functions that compute attention, such as those that a program wrote. "
+        "Each runs in a sandbox without network, gets fresh problems, and is judged by numbers "
+        "that it never had. The verdict is JSON: a score from 0 to 1, what was wrong and why, and "
+        "tricks, for which the score is 0.",
+    )
+    judge.add_argument(
+        "candidate",
+        nargs="+",
+        metavar="FILE:NAME",
+        help="a function in a file; or a folder",
+    )
+    judge.add_argument(
+        "--level",
+        default="core",
+        choices=("core", "full"),
+        help="for a loop, or for a merge",
+    )
+    add_repeatable(
+        judge,
+        chapter="only this chapter of cases, such as mask; all but feature otherwise",
+        dtype="only this dtype",
+        case="only this case",
+    )
+    judge.add_argument("--no-gradients", action="store_true", help="only outputs count")
+    judge.add_argument(
+        "--own-work", action="store_true", help="calling a ready attention is a cheat"
+    )
+    judge.add_argument(
+        "--blind", action="store_true", help="withhold hints, so that a search cannot fit the judge"
+    )
+    judge.add_argument("--hints", type=int, default=5, help="at most so many causes (default: 5)")
+    judge.add_argument("--token", default="", help="ask the problems of an earlier verdict")
+    judge.add_argument("--framework", default="", choices=("numpy", "torch", "jax"))
+    judge.add_argument(
+        "--isolation",
+        default="bubblewrap",
+        choices=("bubblewrap", "limits"),
+        help="limits accepts less, where bubblewrap is not available (default: bubblewrap)",
+    )
+    judge.add_argument("--seconds", type=int, default=300, help="for one candidate (default: 300)")
+    judge.add_argument(
+        "--memory", type=int, default=2048, help="MiB beside its framework (default: 2048)"
+    )
+    judge.add_argument(
+        "--processes", type=int, default=0, help="how many it may start (default: 0)"
+    )
+    judge.add_argument("--jobs", type=int, default=1, help="candidates at a time (default: 1)")
+    judge.add_argument(
+        "--output", type=Path, metavar="FILE", help="append verdicts to FILE, one a line"
+    )
+    judge.set_defaults(action=_judge)
+
+
+def _judge(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from conformance.judging.judge import Task
+    from conformance.judging.pool import Options, judged
+    from conformance.judging.sandbox import Limits
+
+    if options.output is not None:
+        check_writable(options.output)
+    task = Task(
+        options.level,
+        tuple(options.chapter),
+        tuple(options.dtype),
+        not options.no_gradients,
+        tuple(options.case),
+    )
+    limits = Limits(seconds=options.seconds, memory=options.memory, processes=options.processes)
+    how = Options(
+        task,
+        options.token,
+        options.own_work,
+        options.blind,
+        options.hints,
+        options.isolation,
+        options.framework,
+        limits,
+    )
+    rulings = set()
+    many = len(options.candidate) > 1 or Path(options.candidate[0]).is_dir()
+    for verdict in judged(options.candidate, how, options.jobs):
+        rulings.add(verdict.verdict)
+        line = msgspec.json.encode(verdict)
+        if options.output is not None:
+            with options.output.open("ab") as file:
+                file.write(line + b"\n")
+            print(_told(verdict), file=sys.stderr)
+        elif many:
+            print(line.decode(), flush=True)
+        else:
+            print(msgspec.json.format(line, indent=2).decode())
+            print(_told(verdict), file=sys.stderr)
+    return ExitCode.OK if rulings == {"right"} else ExitCode.DEVIATES
+
+
+def _told(verdict: Verdict) -> str:
+    why = f": {verdict.why}" if verdict.why else ""
+    return printable(f"{verdict.candidate}: {verdict.verdict}, {verdict.score:.3f}{why}"[:300])

@@ -1,0 +1,73 @@
+"""The table `[tool.mha-conformance]` of a project: what `gate` takes where no option says it."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from conformance.definition.dtypes import DTYPES
+from conformance.errors import ConformanceError, UnknownName, check_names
+from conformance.running import DEVICES, LEVELS
+
+FILE = Path("pyproject.toml")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The keys of the table; each is an option or argument of the command."""
+
+    implementations: list[str] = []
+    cases: list[str] = []
+    dtypes: list[str] = []
+    modes: list[str] = []
+    level: str | None = None
+    device: str = "cpu"
+    baseline: str = "conformance.toml"
+    record: str | None = None
+
+
+def read_settings(path: Path = FILE) -> Settings:
+    """Return the settings of this file; the defaults if there is no such file or table.
+
+    Raises:
+        ConformanceError: the file is not TOML, a key is unknown, or a value is wrong.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Settings()
+    except (OSError, ValueError) as error:
+        raise ConformanceError(f"{path}: cannot be read: {error}") from error
+    tool = document.get("tool", {})
+    table: Any = tool.get("mha-conformance", {}) if isinstance(tool, dict) else {}
+    try:
+        check_names("key", table, Settings.__struct_fields__)
+        settings = msgspec.convert(table, Settings)
+        check_names("dtype", settings.dtypes, DTYPES)
+        check_names("level", [settings.level] if settings.level is not None else [], LEVELS)
+        check_names("device", [settings.device], DEVICES)
+    except (UnknownName, msgspec.ValidationError) as error:
+        raise ConformanceError(f"{path}: [tool.mha-conformance]: {error}") from error
+    return settings
+
+
+def complete(options: argparse.Namespace) -> None:
+    """Fill in what the command line leaves open; an option replaces what the table says.
+
+    Nothing is examined with --from-record, so only the baseline is taken from the table then.
+    """
+    settings = read_settings()
+    options.baseline = options.baseline or Path(settings.baseline)
+    if options.from_record is None:
+        options.implementation = options.implementation or settings.implementations
+        options.case = options.case or settings.cases
+        options.dtype = options.dtype or settings.dtypes
+        options.mode = options.mode or settings.modes
+        options.level = options.level or settings.level
+        options.device = options.device or settings.device
+        if settings.record is not None:
+            options.record = options.record or Path(settings.record)
+    options.device = options.device or "cpu"

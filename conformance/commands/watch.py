@@ -1,0 +1,126 @@
+"""Watch the process that runs implementations, whose exit code alone proves nothing.
+
+C code of an implementation can end its process at any time, also with the exit code of a success,
+and no code in that process can prevent it. So the command runs in a child, which reports its exit
+code before it ends, and the parent only waits. The child is forked before any framework is
+imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from conformance.errors import ExitCode
+
+COMMANDS = ("run", "gate", "baseline", "probe", "explore", "heads", "long")
+"""The commands that may call an implementation."""
+
+_SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP")
+    if name in vars(signal)
+]
+
+
+def watched(run: Callable[[], int]) -> int:
+    """Call `run` in a child process and return its exit code, or `INCOMPLETE` if it never returned.
+
+    Where processes cannot be forked, call it in this process.
+    """
+    if not hasattr(os, "fork"):
+        return run()
+    sys.stdout.flush()
+    parent = os.getpid()
+    # No process inherits the ends of this pipe through exec.
+    ours, theirs = os.pipe()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(ours)
+        _end_with(parent)
+        return _reported(run, theirs)
+    os.close(theirs)
+    try:
+        status = _wait(child)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # A process that the child started may still hold the other end.
+    os.set_blocking(ours, False)
+    said = b""
+    with suppress(BlockingIOError):
+        said = os.read(ours, 64)
+    process, _, code = said.decode().partition(" ")
+    if process == str(child):
+        # It may still have crashed while the interpreter shut down.
+        return 128 - status if status < 0 else status or int(code)
+    from conformance.running.isolation import died
+
+    print(
+        f"mha-conformance: {died(status)} before the command did; a record keeps what was "
+        "measured, and run --isolate says at which item it happens",
+        file=sys.stderr,
+    )
+    return ExitCode.INCOMPLETE
+
+
+def _reported(run: Callable[[], int], channel: int) -> int:
+    """Call `run` and write process and exit code to the channel, whatever Python makes of it."""
+    code = 1
+    try:
+        code = run()
+        return code
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        raise
+    finally:
+        os.write(channel, f"{os.getpid()} {int(code)}".encode())
+
+
+def _end_with(parent: int) -> None:
+    """Arrange that this process is killed when its parent is."""
+    try:
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    except (ImportError, OSError, AttributeError):
+        # Only Linux has this; elsewhere a thread looks every second.
+        threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(ExitCode.INCOMPLETE)
+
+
+def _follow(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wait(child: int) -> int:
+    """Return the exit code of the child, negative for a signal; pass signals on to it."""
+    while True:
+        number, sender = _signal()
+        if number == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+        elif sender:
+            with suppress(OSError):
+                os.kill(child, number)
+
+
+def _signal() -> tuple[int, int]:
+    """Wait for a signal; return its number and the process that sent it, or 0 for a terminal, which
+    sends it to the child too."""
+    if hasattr(signal, "sigwaitinfo"):
+        info = signal.sigwaitinfo(_SIGNALS)
+        return info.si_signo, info.si_pid
+    number = signal.sigwait(_SIGNALS)
+    return number, 0 if number == signal.SIGINT else 1

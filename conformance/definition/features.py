@@ -1,0 +1,90 @@
+"""What a problem may have beyond projections, masks and a scale, and where its tokens stand.
+
+`docs/definition.md` states all of it with formulas. Positions are those of the tokens in their own
+sequence: causal masks, windows, ALiBi and rotary embeddings compare them, never indices of arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from conformance.definition.dtypes import Array, BoolArray, IntArray
+
+Pairs = Literal["halves", "interleaved"]
+Window = tuple[int | None, int | None]
+
+NO_WINDOW: Window = (None, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary position embedding of the first `size` components of each query and key head.
+
+    Pair t turns by position · base^(−2t/size). It is made of the components t and t + size/2
+    ("halves") or 2t and 2t + 1 ("interleaved").
+    """
+
+    size: int
+    base: float = 10000.0
+    pairs: Pairs = "halves"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Norm:
+    """RMS norm of each query and key head, x · g / √(mean(x²) + epsilon), before they rotate.
+
+    The gains `query` and `key` are `[head]`: all heads share them.
+    """
+
+    query: Array
+    key: Array
+    epsilon: float = 1e-6
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Segments:
+    """Sequences that are packed into one, by numbers: only tokens with equal ones see each other.
+
+    `query` is `[batch query]`, `key` is `[batch key]`.
+    """
+
+    query: IntArray
+    key: IntArray
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Positions:
+    """Where each token stands, instead of the positions that follow from lengths and segments.
+
+    `query` is `[batch query]`, `key` is `[batch key]`.
+    """
+
+    query: IntArray
+    key: IntArray
+
+
+def ranks(segments: IntArray) -> IntArray:
+    """Return how many earlier tokens of a row `[batch length]` are of the token's own segment."""
+    order = np.argsort(segments, axis=1, kind="stable")
+    together = np.take_along_axis(segments, order, axis=1)
+    begins = np.ones(segments.shape, dtype=np.bool_)
+    begins[:, 1:] = together[:, 1:] != together[:, :-1]
+    index = np.broadcast_to(np.arange(segments.shape[1]), segments.shape)
+    first = np.maximum.accumulate(np.where(begins, index, 0), axis=1)
+    found = np.empty(segments.shape, dtype=np.int64)
+    np.put_along_axis(found, order, index - first, axis=1)
+    return found
+
+
+def surplus_of_keys(segments: Segments, query_used: BoolArray, key_used: BoolArray) -> IntArray:
+    """Return, `[batch query]`, by how many keys the query's segment exceeds its own queries.
+
+    Only the tokens that are `used`, `[1 length]` or `[batch length]` booleans, are counted.
+    """
+    mine = segments.query[:, :, None]
+    keys = (mine == segments.key[:, None]) & key_used[:, None]
+    queries = (mine == segments.query[:, None]) & query_used[:, None]
+    return keys.sum(axis=2) - queries.sum(axis=2)

@@ -1,0 +1,336 @@
+"""The sizes that an implementation takes, and the shapes of cases at these sizes.
+
+Kernels are written for certain head sizes and work in tiles, so a mistake may show at their sizes
+only. An adapter declares a `Geometry`. The cases of the catalogue are then posed on a `Grid`, one
+choice of sizes that the geometry allows, with lengths around the edges of its tiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from conformance.definition.problem import Shape
+from conformance.errors import Unsupported, WrongDeclaration
+
+Pair = tuple[int, int]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The lengths and numbers of heads that an implementation takes.
+
+    Attributes:
+        tiles: the lengths of the tiles of queries and of keys in which it works. Lengths of the
+            cases are chosen around their edges.
+        multiples: the number of queries, and of keys, must be a multiple of these.
+        greatest_length: neither may be more than this; 0 for no limit.
+        heads: the only numbers of query heads; empty for all.
+        groups: the only numbers of query heads to a key/value head; empty for all.
+    """
+
+    tiles: Pair = (64, 64)
+    multiples: Pair = (1, 1)
+    greatest_length: int = 0
+    heads: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+
+    def lengths(self, queries: int, keys: int, *, equal: bool) -> Pair:
+        """Return allowed lengths: the least from those wanted on, or else the greatest.
+
+        Args:
+            queries, keys: the lengths that are wanted.
+            equal: whether there are as many queries as keys.
+        """
+        if equal:
+            each = self._length(max(queries, keys), math.lcm(*self.multiples))
+            return each, each
+        return self._length(queries, self.multiples[0]), self._length(keys, self.multiples[1])
+
+    def _length(self, wanted: int, multiple: int) -> int:
+        length = -(-wanted // multiple) * multiple
+        if self.greatest_length and length > self.greatest_length:
+            length = self.greatest_length // multiple * multiple
+        return length
+
+    def numbers_of_heads(self, heads: int, group: int) -> Pair:
+        """Return the allowed numbers of query and of key/value heads that are nearest.
+
+        Args:
+            heads: the number of query heads that is wanted.
+            group: how many of them share a key/value head.
+        """
+        groups = self.groups or (range(1, max(self.heads) + 1) if self.heads else (group,))
+        shared = [each for each in groups if any(n % each == 0 for n in self.heads)] or groups
+        group = min(shared, key=lambda each: abs(each - group))
+        every = [each for each in self.heads if each % group == 0] or [-(-heads // group) * group]
+        heads = min(every, key=lambda each: abs(each - heads))
+        return heads, heads // group
+
+
+class Grid(Limits, frozen=True, kw_only=True):
+    """The sizes at which a case is posed.
+
+    Attributes:
+        head_size: size of a query and key head.
+        value_head_size: size of a value head in the families in which it differs; 0 if it cannot.
+        only_pairs: whether value heads have that size in all families, because heads of one size
+            are not taken.
+        layer: whether inputs are heads × head wide, as most layers require. Otherwise they are
+            narrow, because the suite's own projections would take most of the time.
+    """
+
+    head_size: int
+    value_head_size: int = 0
+    only_pairs: bool = False
+    layer: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name, of which `parse` makes the grid again: "d128t128x64"."""
+        parts = [f"d{self.head_size}"]
+        mark = "-" if self.only_pairs else "v"
+        parts += [f"{mark}{self.value_head_size}"] if self.value_head_size else []
+        parts += ["t{}x{}".format(*self.tiles)]
+        parts += ["m{}x{}".format(*self.multiples)] if self.multiples != (1, 1) else []
+        parts += [f"l{self.greatest_length}"] if self.greatest_length else []
+        parts += ["h" + "-".join(map(str, self.heads))] if self.heads else []
+        parts += ["g" + "-".join(map(str, self.groups))] if self.groups else []
+        return "".join(parts) + ("-layer" if self.layer else "")
+
+    @staticmethod
+    def parse(name: str) -> Grid | None:
+        """Return the grid of this name, or None if it is the name of none."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        numbers = {part: tuple(map(int, re.findall(r"\d+", text or ""))) for part, text in
+                   found.groupdict().items()}  # fmt: skip
+        return Grid(
+            head_size=numbers["head"][0],
+            value_head_size=(*numbers["value"], *numbers["only"], 0)[0],
+            only_pairs=bool(numbers["only"]),
+            tiles=_pair(numbers["tiles"]),
+            multiples=_pair(numbers["multiples"] or (1, 1)),
+            greatest_length=(*numbers["longest"], 0)[0],
+            heads=numbers["heads"],
+            groups=numbers["groups"],
+            layer=name.endswith("-layer"),
+        )
+
+    def shape(self, family: str, small: Shape) -> Shape:
+        """Return the shape of a family on this grid.
+
+        Numbers of heads and the batch stay small, because the cost is in the lengths.
+
+        Args:
+            family: its name.
+            small: its shape in the catalogue.
+        """
+        query_tile, key_tile = self.tiles
+        queries, keys = _LENGTHS.get(family, _beyond_a_tile(small))(query_tile, key_tile)
+        queries, keys = self.lengths(queries, keys, equal=small.sharing == "self")
+        heads, kv_heads = _HEADS.get(family, (small.heads, small.kv_heads))
+        heads, kv_heads = self.numbers_of_heads(heads, heads // kv_heads)
+        head = value_head = self.head_size
+        if self.only_pairs or small.value_head_size != small.head_size:
+            value_head = self.value_head_size or self.head_size
+        joined, usual = small.heads * small.head_size, (_WIDTH, heads * head)
+        names = ("query_width", "key_width", "value_width", "output_width")
+        widths: dict[str, Any] = {}
+        for name in names:
+            width = getattr(small, name)
+            widths[name] = usual[self.layer] if width == joined else width
+        return dataclasses.replace(
+            small,
+            batch=min(small.batch, 2),
+            query_length=queries,
+            key_length=keys,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=head,
+            value_head_size=value_head,
+            **widths,
+        )
+
+
+class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sizes that an implementation takes, as its adapter declares them.
+
+    Attributes:
+        head_sizes: the sizes of query and key heads, the one that matters most first. Each case is
+            posed at the first; those of level "core" at all of them.
+        value_head_sizes: the sizes of value heads, one for each of `head_sizes`, of which one may
+            be named twice, such as `head_sizes=(64, 64), value_head_sizes=(64, 32)`; empty if value
+            heads have the size of key heads.
+
+    Raises:
+        WrongDeclaration: the sizes contradict each other, or are no sizes.
+    """
+
+    head_sizes: tuple[int, ...]
+    value_head_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("head_sizes", "value_head_sizes", "tiles", "multiples", "heads", "groups"):
+            sizes = getattr(self, name)
+            if not isinstance(sizes, tuple) or not all(map(_is_size, sizes)):
+                raise WrongDeclaration(
+                    f"geometry: {name} is {sizes!r}; it must be a tuple of sizes"
+                )
+        if not self.head_sizes:
+            raise WrongDeclaration("geometry: head_sizes is empty; name at least one")
+        for name in ("tiles", "multiples"):
+            if len(getattr(self, name)) != 2:
+                raise WrongDeclaration(
+                    f"geometry: {name} must be two sizes, of queries and of keys"
+                )
+        if self.value_head_sizes and len(self.value_head_sizes) != len(self.head_sizes):
+            raise WrongDeclaration(
+                f"geometry: {len(self.value_head_sizes)} value_head_sizes for "
+                f"{len(self.head_sizes)} head_sizes; name one for each"
+            )
+        if len({*self.pairs}) != len(self.pairs):
+            raise WrongDeclaration(f"geometry: head_sizes is {self.head_sizes!r}, one twice")
+        limit, multiple = self.greatest_length, math.lcm(*self.multiples)
+        if limit != 0 and not (_is_size(limit) and limit >= multiple):
+            raise WrongDeclaration(
+                f"geometry: no length is a multiple of {multiple} and at most {limit!r}"
+            )
+        if limit and max(self.tiles) > limit:
+            raise WrongDeclaration(
+                f"geometry: tiles are {self.tiles!r}, longer than the greatest length, {limit}"
+            )
+        if self.heads and self.groups:
+            for group in self.groups:
+                if not any(heads % group == 0 for heads in self.heads):
+                    raise WrongDeclaration(
+                        f"geometry: none of {list(self.heads)} heads can share key/value heads "
+                        f"in groups of {group}"
+                    )
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The sizes of key heads and of value heads that are taken together."""
+        return tuple(zip(self.head_sizes, self.value_head_sizes or self.head_sizes, strict=True))
+
+    def grids(self, *, layer: bool) -> tuple[Grid, ...]:
+        """Return a grid for each of the head sizes, the most important first.
+
+        Args:
+            layer: as in `Grid`.
+        """
+        limits = {name: getattr(self, name) for name in Limits.__struct_fields__}
+        found = []
+        for head in dict.fromkeys(self.head_sizes):
+            values = [value for size, value in self.pairs if size == head]
+            for value in [value for value in values if value != head] or [0]:
+                only = bool(value) and head not in values
+                found.append(
+                    Grid(
+                        head_size=head,
+                        value_head_size=value,
+                        only_pairs=only,
+                        layer=layer,
+                        **limits,
+                    )
+                )
+        return tuple(found)
+
+    def check(self, shape: Shape) -> None:
+        """Raise `Unsupported` for a shape that is not within the declared sizes."""
+        if shape.head_size not in self.head_sizes:
+            raise Unsupported(f"head size {shape.head_size}; declared are {_list(self.head_sizes)}")
+        if (shape.head_size, shape.value_head_size) not in self.pairs:
+            raise Unsupported(f"value heads of size {shape.value_head_size}")
+        lengths = {"queries": shape.query_length, "keys": shape.key_length}
+        for (name, length), multiple in zip(lengths.items(), self.multiples, strict=True):
+            if length % multiple:
+                raise Unsupported(f"{length} {name}, which is no multiple of {multiple}")
+            if self.greatest_length and length > self.greatest_length:
+                raise Unsupported(f"{length} {name}; at most {self.greatest_length} are declared")
+        if self.heads and shape.heads not in self.heads:
+            raise Unsupported(f"{shape.heads} heads; declared are {_list(self.heads)}")
+        if self.groups and shape.group not in self.groups:
+            raise Unsupported(f"key/value heads shared by {shape.group} heads")
+
+
+LARGE = (
+    Grid(head_size=64, tiles=(64, 64)),
+    Grid(head_size=128, value_head_size=64, tiles=(128, 128)),
+)
+"""The grids of level "large", for implementations that take every size."""
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _list(sizes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+def _pair(numbers: tuple[int, ...]) -> Pair:
+    return numbers[0], numbers[1]
+
+
+_NAME = re.compile(
+    r"d(?P<head>\d+)(v(?P<value>\d+)|-(?P<only>\d+))?t(?P<tiles>\d+x\d+)(m(?P<multiples>\d+x\d+))?"
+    r"(l(?P<longest>\d+))?(h(?P<heads>\d+(-\d+)*))?(g(?P<groups>\d+(-\d+)*))?(-layer)?"
+)
+
+_WIDTH = 32
+
+Lengths = Callable[[int, int], Pair]
+
+# Around the edges of tiles: one less, exact, one more, two and more tiles with a partial one.
+_LENGTHS: Mapping[str, Lengths] = {
+    "self": lambda q, k: (q + 1, k + 1),
+    "cross": lambda q, k: (q - 1, 2 * k + 1),
+    "separate": lambda q, k: (q + 1, k - 1),
+    "narrow": lambda q, k: (q, 2 * k),
+    "value-head": lambda q, k: (q + 7, k + 1),
+    "gqa": lambda q, k: (q + 1, k + k // 2),
+    "mqa": lambda q, k: (q, k),
+    "one-query": lambda q, k: (1, 2 * k + 1),
+    "one-key": lambda q, k: (q + 1, 1),
+    "one-head": lambda q, k: (2 * q + 1, k + 1),
+    "long": lambda q, k: (q // 4 + 3, 3 * k + k // 3),
+    "tiles": lambda q, k: (2 * q + 1, 2 * k + 1),
+    "longer": lambda q, k: (3 * max(q, k) + max(q, k) // 3,) * 2,
+    "decoding": lambda q, k: (1, 4 * k + k // 3),
+    "split": lambda q, k: (1, 8 * k + 1),
+    "few-queries": lambda q, k: (4, 2 * k + 1),
+    "chunk": lambda q, k: (16, 8 * k + k // 3),
+    "oblong": lambda q, k: (2 * q + 1, 3 * k + k // 3),
+    "wide": lambda q, k: (q // 4 + 3, 8 * k + 1),
+    "tall": lambda q, k: (8 * q + 1, k // 4 + 7),
+    "many-heads": lambda q, k: (q // 4 + 3, k // 4 + 7),
+    "far": lambda q, k: (4, max(16_385, 8 * k + 1)),
+}
+
+_HEADS: Mapping[str, Pair] = {
+    "self": (2, 2),
+    "mqa": (16, 1),
+    "few-queries": (16, 1),
+    "decoding": (20, 10),
+    "many-heads": (20, 10),
+}
+"""Query and key/value heads, where a grid has others: work is dealt out by heads, too."""
+
+
+def _beyond_a_tile(small: Shape) -> Lengths:
+    """Return the lengths of a family that the table does not name: single tokens stay single."""
+
+    def lengths(query_tile: int, key_tile: int) -> Pair:
+        queries, keys = small.query_length, small.key_length
+        return (
+            queries if queries == 1 else query_tile + queries,
+            keys if keys == 1 else key_tile + keys,
+        )
+
+    return lengths

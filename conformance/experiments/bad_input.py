@@ -1,0 +1,298 @@
+"""Inputs that contradict each other: an error, an answer, a read beyond an array, or the end.
+
+Every array that is passed lies inside a larger one. A call is repeated with other numbers around
+its arrays: if the answer changes, it was computed from numbers that were not passed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import einops
+import numpy as np
+
+from conformance.adapter import layouts
+from conformance.adapter.arguments import AXES, MaskArgument
+from conformance.adapter.function import Function
+from conformance.definition.attention import heads_alone
+from conformance.definition.dtypes import Array, BoolArray, dtype_of
+from conformance.definition.expectation import solve
+from conformance.definition.problem import Answer, Problem
+from conformance.errors import Unsupported
+from conformance.experiments.experiment import Question, topic
+from conformance.experiments.masks import Blocking, blocking
+from conformance.records.phrase import Argument, Phrase
+from conformance.requirements.laboratory import Laboratory, Refused
+
+READS_BEYOND = Phrase("bad-input.reads-beyond")
+AROUND = (np.nan, 0.0)
+"""The numbers that surround each array: first NaN or True, then 0 or False."""
+SHORT = 3
+"""A length that is shorter than that of all keys, and equal to no other size."""
+
+Inputs = dict[str, Array]
+Meanings = Mapping[str, Callable[[], Array]]
+"""Outputs of calls that are well defined, by the id that says which; solved only if needed."""
+
+
+@topic(
+    "bad-input",
+    "Inputs that contradict each other",
+    "What does it do if lengths, batches, dtypes, widths or masks do not fit together?",
+    place=140,
+    every_mode=True,
+    shared=True,
+    costly=True,
+    apart=True,
+)
+def bad_input(lab: Laboratory) -> Iterator[Question]:
+    """Pass inputs and masks whose sizes or dtypes contradict each other, in a process of its own,
+    and see whether it raises, answers, or reads numbers beside an array. If it answers, see which
+    well-defined call has this answer."""
+    if getattr(lab.adapter, "bridge", None) is None:
+        raise Unsupported("this adapter hands on NumPy arrays as they are")
+    if lab.fixed_sharing is None or not lab.adapter.projections_supplied:
+        # The heads that a function is given are arrays of their own.
+        yield from _inputs(lab)
+    for argument in lab.arguments():
+        if argument in lab.adapter.mask_arguments:
+            way = blocking(lab, argument)
+            if way is not None:
+                yield from _masks(lab, argument, way)
+
+
+def _question(
+    lab: Laboratory,
+    subject: Phrase,
+    problem: Problem,
+    given: Mapping[str, np.ndarray],
+    masks: Mapping[str, np.ndarray],
+    meanings: Meanings,
+) -> Question:
+    fed = "passed " + ", ".join(
+        f"{name} {lab.dtype if array.dtype == np.float64 else array.dtype}{list(array.shape)}"
+        for name, array in (*given.items(), *masks.items())
+    )
+
+    def value_of() -> tuple[Phrase, str]:
+        found = lab.attempt(problem, given, masks, around=AROUND[0])
+        if isinstance(found, Refused):
+            return found.value, f"{found.told}; {fed}"
+        # Once more with the same numbers around: what lies behind these may change too.
+        for around in (AROUND[1], AROUND[0]):
+            other = lab.attempt(problem, given, masks, around=around)
+            if isinstance(other, Refused) or not _alike(found, other):
+                return READS_BEYOND, f"the answer depends on what lies beside the arrays; {fed}"
+        evidence = f"{fed}; returned {found.dtypes.get('output', '')}"
+        about: dict[str, Argument] = {"shape": " ".join(map(str, found.output.shape))}
+        # Of a dtype, only the coarser one decides.
+        coarser = max(dtype_of(name).roundoff for name in (lab.dtype, _other_dtype(lab.dtype)))
+        allowed = 1e-3 + 16 * (coarser if "dtype" in subject.id else dtype_of(lab.dtype).roundoff)
+        for name, meaning in meanings.items():
+            want = meaning()
+            if want.shape == found.output.shape and _near(found.output, want, allowed):
+                return Phrase("bad-input.answers-as", about | {"as": Phrase(name)}), evidence
+        return Phrase("bad-input.answers", about), evidence
+
+    return Question(subject, value_of)
+
+
+def _alike(one: Answer, other: Answer) -> bool:
+    """Return whether two answers are the same, but for rounding."""
+    first, second = one.arrays(), other.arrays()
+    return first.keys() == second.keys() and all(
+        first[name].shape == second[name].shape and _near(first[name], second[name], 1e-2)
+        for name in first
+    )
+
+
+def _near(one: Array, other: Array, allowed: float) -> bool:
+    """Return whether two arrays differ by less than `allowed` times their largest number."""
+    largest = np.abs(other[np.isfinite(other)]).max(initial=0.0)
+    with np.errstate(invalid="ignore"):
+        close = np.abs(one - other) <= allowed * largest
+    # Equal infinities, and NaN in both.
+    return bool((close | (one == other) | (np.isnan(one) & np.isnan(other))).all())
+
+
+# Query, key and value
+
+
+def _inputs(lab: Laboratory) -> Iterator[Question]:
+    problem = lab.problem()
+    axes = "batch length width"
+    if lab.adapter.projections_supplied:
+        problem = heads_alone(problem)
+        if isinstance(lab.adapter, Function):
+            axes = lab.adapter.layout
+    shape = problem.shape
+    names = shape.distinct_inputs()
+    heads = {"query": shape.heads, "key": shape.kv_heads, "value": shape.kv_heads}
+
+    def passed(inputs: Inputs) -> dict[str, Any]:
+        if "heads" not in axes:
+            return dict(inputs)
+        pattern = f"batch length (heads head) -> {axes}"
+        return {n: einops.rearrange(a, pattern, heads=heads[n]) for n, a in inputs.items()}
+
+    usual: Inputs = {name: getattr(problem, name) for name in names}
+
+    def bad(name: str, changed: Mapping[str, Any], meanings: Meanings | None = None) -> Question:
+        given = passed(usual) | {n: changed[n] for n in names if n in changed}
+        subject = Phrase(f"bad-input.{name}")
+        return _question(lab, subject, problem, given, {}, meanings or {})
+
+    def sized(name: str, sizes: Mapping[str, int], meanings: Mapping[str, Inputs]) -> Question:
+        """Change the first axis or the second, and compare with calls on these inputs."""
+        changed = {}
+        for one, array in usual.items():
+            batch = sizes.get(f"{one} batch", array.shape[0])
+            length = sizes.get(f"{one} length", array.shape[1])
+            changed[one] = _cut(array, batch, length)
+        solved = {n: partial(_solved, problem, changed | m) for n, m in meanings.items()}
+        return bad(name, passed(changed), solved)
+
+    query, key, value = problem.query, problem.key, problem.value
+    batch = shape.batch
+    both = ("key", "value") if "value" in names else ("key",)
+    if "value" in names:
+        cut, zeros = _cut(key, batch, SHORT), _cut(value, batch, SHORT)
+        padded = np.concatenate([zeros, 0 * value[:, SHORT:]], axis=1)
+        as_cut, as_padded = "bad-input.as-cut", "bad-input.as-padded"
+        meant = {as_cut: {"key": cut}, as_padded: {"value": padded}}
+        yield sized("value-short", {"value length": SHORT}, meant)
+        meant = {as_cut: {"value": zeros}}
+        yield sized("key-short", {"key length": SHORT}, meant)
+        first = np.repeat(value[:1], batch, axis=0)
+        meant = {"bad-input.as-broadcast": {"value": first}}
+        yield sized("value-batch-of-1", {"value batch": 1}, meant)
+    if "key" in names:
+        one = {name: np.repeat(usual[name][:1], batch, axis=0) for name in both}
+        meant = {"bad-input.as-broadcast": one}
+        yield sized("keys-batch-of-1", dict.fromkeys((f"{n} batch" for n in both), 1), meant)
+        meant = {
+            "bad-input.as-broadcast": {"query": np.repeat(query[:1], batch, axis=0)},
+            "bad-input.as-first": {name: usual[name][:1] for name in both},
+        }
+        yield sized("query-batch-of-1", {"query batch": 1}, meant)
+        meant = {"bad-input.as-cut": {"query": query}}
+        yield sized("query-batch-larger", {"query batch": batch + 1}, meant)
+    whole = passed(usual)
+    width = axes.split().index("head" if "head" in axes.split() else "width")
+    for name in names:
+        if name != "value" or "heads" not in axes:
+            # A function may take values of another width.
+            array = np.delete(whole[name], -1, axis=width)
+            yield bad(f"{name}-narrow", {name: array})
+    if "heads" in axes:
+        place = axes.split().index("heads")
+        some = {name: whole[name] for name in ("key", "value")}
+        indivisible = {n: a.take(range(SHORT + 1), axis=place) for n, a in some.items()}
+        yield bad("heads-indivisible", indivisible)
+        yield bad("value-heads", {"value": whole["value"].take(range(SHORT), axis=place)})
+    for name in names:
+        if len(names) > 1:
+            native = _other_dtype(lab.dtype)
+            rounded = usual | {name: dtype_of(native).round(usual[name])}
+            meant_by = {"bad-input.as-cast": partial(_solved, problem, rounded)}
+            yield bad(f"{name}-dtype", {name: whole[name].astype(native)}, meant_by)
+    if "key" in names:
+        yield bad("query-rank", {"query": whole["query"][0]})
+        yield bad("keys-rank", {name: whole[name][0] for name in both})
+
+
+def _other_dtype(dtype: str) -> str:
+    """Return another dtype, which NumPy has."""
+    return "float32" if dtype == "float16" else "float16"
+
+
+def _cut(array: Array, batch: int, length: int) -> Array:
+    """Return the array with this batch and length; what it lacks is repeated from its start."""
+    return array.take(range(batch), axis=0, mode="wrap").take(range(length), axis=1, mode="wrap")
+
+
+def _solved(problem: Problem, inputs: Inputs, mask: BoolArray | None = None) -> Array:
+    """Return the output of the definition for other inputs and a mask."""
+    query = inputs.get("query", problem.query)
+    key = query if problem.shape.sharing == "self" else inputs.get("key", problem.key)
+    separate = problem.shape.sharing == "separate"
+    value = inputs.get("value", problem.value) if separate else key
+    sizes = {"batch": len(query), "query_length": query.shape[1], "key_length": key.shape[1]}
+    shape = dataclasses.replace(problem.shape, **sizes)
+    cotangent = np.zeros((*query.shape[:2], shape.output_width))
+    replaced = {"query": query, "key": key, "value": value, "cotangent": cotangent}
+    return solve(problem.replace(shape=shape, mask=mask, **replaced)).output
+
+
+# Masks
+
+
+def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Question]:
+    """Pass a mask that is made for other sizes; it blocks another key for each row of an axis."""
+    own = set(layouts.axes(argument.layouts[0]))
+    whole = lab.sizes()
+    single = lab.sizes(batch=1, query=1) if lab.sharing != "self" else lab.sizes(batch=1)
+    questions = [
+        ("keys-few", whole, {"key": SHORT}),
+        ("queries-few", whole, {"query": SHORT}),
+        ("heads-fewer", whole, {"heads": whole.heads // 2}),
+        ("transposed", whole, {"query": whole.key, "key": whole.query}),
+        ("batch-over-1", single, {"batch": 2}),
+        ("query-over-1", single, {"query": whole.query}),
+    ]
+    for name, sizes, other in questions:
+        if not own.issuperset(other) or other.items() <= sizes.named().items():
+            continue
+        problem = lab.problem(sizes)
+        if lab.adapter.projections_supplied:
+            problem = heads_alone(problem)
+        made = {"batch": sizes.batch, "heads": sizes.heads, "query": sizes.query, "key": sizes.key}
+        made |= other
+        visible = _visible(made, own)
+        shape = dataclasses.replace(
+            problem.shape,
+            batch=made["batch"],
+            heads=made["heads"],
+            kv_heads=made["heads"],
+            query_length=made["query"],
+            key_length=made["key"],
+            sharing="memory" if problem.shape.sharing == "self" else problem.shape.sharing,
+        )
+        native = way.native(visible, shape)
+        if not isinstance(native, np.ndarray):
+            continue
+        meanings = _readings(problem, visible)
+        subject = Phrase(f"bad-input.mask-{name}", {"argument": argument.name})
+        yield _question(lab, subject, problem, {}, {argument.name: native}, meanings)
+
+
+def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
+    """Return a mask that blocks one key, another one for each row of the axes that it has."""
+    sizes = [made[axis] if axis in own else 1 for axis in AXES]
+    rows = np.indices(sizes[:3]).sum(axis=0)
+    visible: BoolArray = np.arange(sizes[3]) != (rows % made["key"])[..., None]
+    return visible
+
+
+def _readings(problem: Problem, visible: BoolArray) -> Meanings:
+    """Return the answers for the readings of a mask `visible`, which does not fit the logits."""
+    target = problem.shape.logits
+    wanted = tuple(1 if had == 1 else size for had, size in zip(visible.shape, target, strict=True))
+    cut = visible[tuple(map(slice, wanted))]
+    missing = [(0, want - had) for want, had in zip(wanted, cut.shape, strict=True)]
+    fitted = np.pad(cut, missing, constant_values=True)
+    readings = {"fitted": partial(_solved, problem, {}, fitted)}
+    if visible.size >= fitted.size:
+        in_order = visible.ravel()[: fitted.size].reshape(wanted)
+        readings["in-memory"] = partial(_solved, problem, {}, in_order)
+    if all(1 in pair or len({*pair}) == 1 for pair in zip(visible.shape, target, strict=True)):
+        batch, _, queries, _ = np.broadcast_shapes(visible.shape, target)
+        inputs = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
+        wider = {name: _cut(array, batch, array.shape[1]) for name, array in inputs.items()}
+        wider["query"] = _cut(problem.query, batch, queries)
+        readings["broadcast"] = partial(_solved, problem, wider, visible)
+    readings["unmasked"] = partial(_solved, problem, {})
+    return {f"bad-input.as-{name}": reading for name, reading in readings.items()}

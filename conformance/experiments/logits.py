@@ -1,0 +1,344 @@
+"""Experiments on what changes the logits or their softmax: soft caps, sinks, ALiBi and rotary.
+
+The arguments are made by the declarations, of a problem that has the feature. Each convention in
+use predicts the attention weights; the first that predicts those which were applied is the finding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+import numpy as np
+
+from conformance.adapter.arguments import MaskArgument, to_layout
+from conformance.adapter.features import Alibi, RotaryBase, RotaryTables, Sinks, SoftCap
+from conformance.definition.arithmetic import Exact
+from conformance.definition.attention import forward
+from conformance.definition.dtypes import Array
+from conformance.definition.features import Pairs, Positions, Rotary
+from conformance.definition.problem import Problem
+from conformance.errors import Unsupported
+from conformance.experiments.experiment import topic
+from conformance.experiments.masks import blocking
+from conformance.experiments.windows import LENGTHS
+from conformance.records.findings import Entry
+from conformance.records.phrase import NOTHING, Argument, Phrase
+from conformance.requirements.laboratory import (
+    CANNOT_BE_ASKED,
+    Laboratory,
+    Natives,
+    Outcome,
+    Refused,
+    Sizes,
+    numbers,
+)
+from conformance.requirements.meaning import ADDED, ZERO_INFINITE
+from conformance.requirements.polarity import examined
+
+Guesses = Mapping[str, Array]
+"""The weights `[batch heads query key]` that each convention predicts, by the id of its phrase."""
+
+IGNORED, UNEXPLAINED = "feature.ignored", Phrase("feature.unexplained")
+
+
+@topic(
+    "soft-cap",
+    "The soft cap",
+    "Does it cap scaled logits, before masks and biases, and what do 0 and −1 mean?",
+    place=45,
+    every_mode=True,
+    needs=(SoftCap,),
+)
+def soft_cap(lab: Laboratory) -> Iterator[Entry]:
+    """Cap logits that are two to four times as large as the cap, alone and beside each mask
+    argument, and find the formula that predicts the weights. Set the cap to 0, −1 and infinity."""
+    cap = 0.5
+    problem = lab.problem()
+    logits, scale = _logits(problem), problem.logit_scale
+    capped = problem.replace(soft_cap=cap)
+    (argument,) = lab.features(SoftCap)
+    about: dict[str, Argument] = {"argument": argument.name}
+    formulas = {
+        "soft-cap.of-scaled": cap * np.tanh(logits / cap),
+        "soft-cap.of-unscaled": scale * cap * np.tanh(logits / scale / cap),
+        "soft-cap.clip": np.clip(logits, -cap, cap),
+        "soft-cap.without-factor": np.tanh(logits / cap),
+        IGNORED: logits,
+    }
+    guesses = {name: _softmax(each) for name, each in formulas.items()}
+    yield _entry(lab, Phrase("soft-cap.formula", about), _asked(lab, capped), guesses)
+    formula = formulas["soft-cap.of-scaled"]
+    for mask in lab.arguments():
+        yield from _beside_mask(lab, mask, capped, logits, formula, about)
+        yield from _beside_bias(lab, mask, capped, logits, formula, about)
+    for number in (0.0, -1.0, math.inf):
+        found = lab.ask(problem, {argument.name: number})
+        told: dict[str, Argument] = {**about, "value": numbers(np.array([number]))[1:-1]}
+        at_edge = {"soft-cap.no-cap": logits, "soft-cap.all-equal": np.zeros_like(logits)}
+        every = {name: _softmax(each) for name, each in at_edge.items()}
+        said = Phrase("soft-cap.no-cap") if number == argument.none else NOTHING
+        yield _entry(lab, Phrase("soft-cap.edge", told), found, every, said)
+
+
+def _beside_mask(
+    lab: Laboratory,
+    mask: MaskArgument,
+    capped: Problem,
+    logits: Array,
+    formula: Array,
+    about: dict[str, Argument],
+) -> Iterator[Entry]:
+    """Block a key; if the mask is applied first, tanh lifts its logit of −inf to −cap."""
+    way = blocking(lab, mask)
+    if way is None or "key" not in way.axes:
+        return
+    assert capped.soft_cap is not None
+    visible = np.ones((1, 1, 1, logits.shape[-1]), np.bool_)
+    visible[..., 1] = False
+    native = way.native(visible, capped.shape)
+    assert native is not None
+    found = _asked(lab, capped, {mask.name: native})
+    lifted = np.where(visible, formula, -capped.soft_cap)
+    guesses = {
+        "soft-cap.before-mask": _softmax(np.where(visible, formula, -np.inf)),
+        "soft-cap.masked-first": _softmax(lifted),
+        IGNORED: _softmax(np.where(visible, logits, -np.inf)),
+        "soft-cap.mask-ignored": _softmax(formula),
+    }
+    subject = Phrase("soft-cap.beside-mask", {**about, "mask": mask.name})
+    yield _entry(lab, subject, found, guesses)
+
+
+def _beside_bias(
+    lab: Laboratory,
+    mask: MaskArgument,
+    capped: Problem,
+    logits: Array,
+    formula: Array,
+    about: dict[str, Argument],
+) -> Iterator[Entry]:
+    """Add finite numbers, which are as large as the cap."""
+    if examined(lab, mask, ZERO_INFINITE).value != ADDED or "key" not in mask.layouts[0]:
+        return
+    assert capped.soft_cap is not None
+    bias = np.linspace(-1.0, 1.0, logits.shape[-1])[None, None, None]
+    native = to_layout(bias, mask.layouts[0], capped.shape.logits, broadcast=False)
+    if native is None:
+        return
+    found = _asked(lab, capped, {mask.name: native})
+    cap = capped.soft_cap
+    guesses = {
+        "soft-cap.before-bias": _softmax(formula + bias),
+        "soft-cap.added-first": _softmax(cap * np.tanh((logits + bias) / cap)),
+        IGNORED: _softmax(logits + bias),
+        "soft-cap.bias-ignored": _softmax(formula),
+    }
+    subject = Phrase("soft-cap.beside-bias", {**about, "mask": mask.name})
+    yield _entry(lab, subject, found, guesses)
+
+
+@topic(
+    "sinks",
+    "Sinks",
+    "What is a sink's logit: natural or of base 2, scaled, one for each head?",
+    place=46,
+    every_mode=True,
+    needs=(Sinks,),
+)
+def sinks(lab: Laboratory) -> Iterator[Entry]:
+    """Give each head a sink that is about as large as its largest logit, and find what predicts the
+    weights. Do so for −inf, and beside a mask that blocks every key of a query."""
+    problem = lab.problem()
+    logits, scale = _logits(problem), problem.logit_scale
+    given = np.linspace(1.0, 3.0, problem.shape.heads)
+    with_sinks = problem.replace(sinks=problem.format.round(given))
+    extra = np.asarray(with_sinks.sinks)[:, None, None]
+    units = {
+        "sinks.natural": extra,
+        "sinks.log2": extra * math.log(2.0),
+        "sinks.times-scale": extra * scale,
+        "sinks.first-for-all": np.broadcast_to(extra[:1], extra.shape),
+        "sinks.reversed": extra[::-1],
+        "sinks.zero": np.zeros_like(extra),
+    }
+    guesses = {name: _softmax(logits, each) for name, each in units.items()}
+    guesses[IGNORED] = _softmax(logits)
+    yield _entry(lab, Phrase("sinks.units"), _asked(lab, with_sinks), guesses)
+    none = problem.replace(sinks=np.full_like(given, -np.inf))
+    at_edge = {"sinks.none": _softmax(logits), "sinks.zero": _softmax(logits, 0 * extra)}
+    said = Phrase("sinks.none")
+    yield _entry(lab, Phrase("sinks.minus-inf"), _asked(lab, none), at_edge, said)
+    for mask in lab.arguments():
+        way = blocking(lab, mask)
+        if way is None:
+            continue
+        visible = np.ones(problem.shape.logits, np.bool_)
+        visible[0] = False
+        native = way.native(visible[:, :1, :1], problem.shape)
+        if native is None:
+            continue
+        found = _asked(lab, with_sinks, {mask.name: native})
+        shown = np.where(visible, guesses["sinks.natural"], 0.0)
+        lost = np.where(visible, shown, np.nan)
+        uniform = np.where(visible, shown, 1 / visible.shape[-1])
+        rows = {"row.zeros": shown, "row.nan": lost, "row.uniform": uniform}
+        subject = Phrase("sinks.beside-mask", {"mask": mask.name})
+        yield _entry(lab, subject, found, rows, NOTHING)
+
+
+@topic(
+    "alibi",
+    "ALiBi",
+    "Is a slope times the distance subtracted, and from where does it count?",
+    place=47,
+    revision=2,
+    every_mode=True,
+    needs=(Alibi,),
+)
+def alibi(lab: Laboratory) -> Iterator[Entry]:
+    """Give each head a slope, for equal and for different lengths, without a causal mask, and find
+    the linear bias that predicts the weights."""
+    (argument,) = lab.features(Alibi)
+    for told, sizes in LENGTHS[:1] if lab.sharing == "self" else LENGTHS:
+        square = sizes.query == sizes.key
+        causal = None if square else argument.alignment
+        problem = lab.problem(sizes)
+        own = argument.own(problem.shape)
+        if own is not None and not square:
+            continue
+        given = np.linspace(0.25, 0.75, problem.shape.heads) if own is None else own
+        slopes = problem.format.round(given)
+        logits, slope = _logits(problem), slopes[:, None, None]
+        keys, queries = np.arange(sizes.key), np.arange(sizes.query)[:, None]
+        about: dict[str, Argument] = {"lengths": told}
+        if own is None:
+            found = lab.ask(problem, {argument.name: argument.native(slopes, problem)})
+        else:
+            # What a layer makes itself may be there beside a causal mask only.
+            asked, found = _asked_causal(lab, problem.replace(slopes=slopes))
+            logits = np.where(asked.allowed_in_full(), logits, -np.inf)
+        guesses: dict[str, Array] = {}
+        for name, offset in (("top-left", 0), ("bottom-right", sizes.key - sizes.query)):
+            distance = keys - queries - offset
+            ways = {
+                "distance": -slope * np.abs(distance),
+                "doubled": -2 * slope * np.abs(distance),
+                "plus": slope * np.abs(distance),
+                "signed": slope * distance,
+            }
+            for kind, bias in ways.items():
+                tail = "" if square else f".{name}"
+                if square or kind != "doubled":
+                    guesses.setdefault(f"alibi.{kind}{tail}", _softmax(logits + bias))
+        guesses |= {IGNORED: _softmax(logits), "alibi.of-key": _softmax(logits - slope * keys)}
+        tail = "" if square else f".{causal}"
+        said = Phrase(f"alibi.distance{tail}") if square or causal else NOTHING
+        yield _entry(lab, Phrase("alibi.bias", about), found, guesses, said)
+
+
+@topic(
+    "rotary",
+    "Rotary embeddings",
+    "Which components form a pair, and which way do they turn?",
+    place=48,
+    every_mode=True,
+    needs=(RotaryTables, RotaryBase),
+)
+def rotary(lab: Laboratory) -> Iterator[Entry]:
+    """Turn queries and keys, for each way of pairing that the adapter declares, and find the pairs,
+    the direction and the first position that predict the weights."""
+    declared: list[RotaryTables | RotaryBase] = [*lab.features(RotaryTables)]
+    declared += lab.features(RotaryBase)
+    sizes = Sizes(query=5, key=5)
+    problem = lab.problem(sizes)
+    head = problem.shape.head_size
+    for argument in declared:
+        every: tuple[Pairs, ...] = get_args(Pairs) if argument.flag else (argument.pairs,)
+        for pairs in every:
+            partial = isinstance(argument, RotaryTables) or bool(argument.size)
+            for size in (head - head % 2, 2 * (head // 4)) if partial else (head,):
+                if size % 2:
+                    continue
+                wanted = Rotary(size=size, pairs=pairs)
+                turned = problem.replace(rotary=wanted)
+                told = Phrase("rotary.all" if size >= head - 1 else "rotary.part")
+                about: dict[str, Argument] = {"size": told, "pairs": Phrase(f"rotary.{pairs}")}
+                subject = Phrase("rotary.turns", about)
+                guesses = _rotations(turned, wanted)
+                said = Phrase(f"rotary.{pairs}")
+                yield _entry(lab, subject, _asked(lab, turned), guesses, said)
+
+
+def _rotations(problem: Problem, wanted: Rotary) -> Guesses:
+    both = sorted(get_args(Pairs), key=lambda pairs: pairs != wanted.pairs)
+    guesses = {}
+    for pairs in both:
+        turned = problem.replace(rotary=dataclasses.replace(wanted, pairs=pairs))
+        guesses[f"rotary.{pairs}"] = forward(turned, Exact()).weights
+        guesses[f"rotary.{pairs}-backwards"] = _backwards(turned)
+    guesses[IGNORED] = forward(problem.replace(rotary=None), Exact()).weights
+    return guesses
+
+
+def _backwards(problem: Problem) -> Array:
+    """Return the weights if all angles have the other sign: positions run backwards."""
+    last = problem.shape.key_length - 1
+    at = Positions(query=last - problem.position_of_queries, key=last - problem.position_of_keys)
+    return forward(problem.replace(positions=at), Exact()).weights
+
+
+def _logits(problem: Problem) -> Array:
+    return forward(problem, Exact()).logits
+
+
+def _softmax(logits: Array, sink: Array | None = None) -> Array:
+    """Return the softmax over keys; `sink`, a logit without a key, takes part in the sum."""
+    peak = logits.max(axis=-1, keepdims=True)
+    peak = peak if sink is None else np.maximum(peak, sink)
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(logits - peak)
+        total = powers.sum(axis=-1, keepdims=True)
+        return powers / (total if sink is None else total + np.exp(sink - peak))
+
+
+def _asked(lab: Laboratory, problem: Problem, natives: Natives | None = None) -> Outcome:
+    """Ask a problem, whose features are said as declared, with these mask arguments."""
+    try:
+        said = lab.adapter.masks.spell(problem)
+    except Unsupported as reason:
+        return Refused(str(reason), unsupported=True, value=CANNOT_BE_ASKED)
+    given = {**said.arguments, **(natives or {})}
+    return lab.ask(problem, dataclasses.replace(said, arguments=given))
+
+
+def _asked_causal(lab: Laboratory, problem: Problem) -> tuple[Problem, Outcome]:
+    """Ask a problem, beside a causal mask if it cannot be said without; return which it was."""
+    causal = problem.replace(causal="top-left")
+    for asked in (problem, causal):
+        found = _asked(lab, asked)
+        if not isinstance(found, Refused) or found.value != CANNOT_BE_ASKED:
+            return asked, found
+    return causal, found
+
+
+def _entry(
+    lab: Laboratory, subject: Phrase, found: Outcome, guesses: Guesses, said: Phrase | None = None
+) -> Entry:
+    """Return an entry with the first convention that predicts the weights; by default, the first
+    one is declared."""
+    declared = Phrase(next(iter(guesses))) if said is None else said
+    if isinstance(found, Refused):
+        declared = NOTHING if found.value == CANNOT_BE_ASKED else declared
+        return Entry(subject, found.value, found.told, declared, declared in (NOTHING, found.value))
+    value = UNEXPLAINED
+    if np.isnan(found.applied).all():
+        value = Phrase("causal.nan")
+    for name, predicted in guesses.items():
+        if lab.alike(found, predicted):
+            value = Phrase(name)
+            break
+    evidence = f"entry 0, head 0, query 0: {numbers(found.applied[0, 0, 0])}"
+    return Entry(subject, value, evidence, declared, declared in (NOTHING, value))

@@ -1,0 +1,235 @@
+"""An experiment on the sizes that an implementation takes, from which its `Geometry` follows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from conformance.cases.case import assembled, draw, rounded
+from conformance.definition.expectation import solve
+from conformance.definition.problem import Shape
+from conformance.errors import Unsupported
+from conformance.experiments.experiment import topic
+from conformance.records.findings import Entry
+from conformance.records.phrase import Phrase
+from conformance.requirements.laboratory import CANNOT_BE_ASKED, REFUSED, Laboratory, Refused
+
+HEAD_SIZES = (64, 128, 16, 32, 80, 96, 256, 72, 40, 33, 5)
+"""The most usual first, then others that are multiples of 16 or 8, and odd ones."""
+
+LENGTHS = ((128, 128), (64, 64), (256, 256), (16, 16), (5, 5))
+"""Lengths at which the head sizes are tried; further sizes are tried at the first that is taken."""
+
+VALUES = (0.5, 2.0)
+"""The sizes of value heads to try, relative to that of key heads."""
+
+LONGEST = (512, 1024)
+FAR_OFF = 0.05
+"""From which relative error on an answer is wrong: the question is not how accurate it is."""
+
+HEADS = (1, 3, 8, 32)
+GROUPS = (2, 3, 8, 16)
+
+Found = Literal["taken", "refused", "wrong"]
+
+
+@dataclass
+class _Trials:
+    """What became of each shape that was asked, by what was tried."""
+
+    lab: Laboratory
+    wrong: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def takes(self, shape: Shape, tried: str) -> bool:
+        """Return whether there is an answer for a shape; note it if that is wrong."""
+        found, reason = self._ask(shape)
+        if found == "wrong":
+            self.wrong.append(tried)
+        if found != "taken":
+            self.reasons[tried] = reason
+        return found == "taken"
+
+    def _ask(self, shape: Shape) -> tuple[Found, str]:
+        drawn = draw(shape, np.random.default_rng(0))
+        problem = rounded(assembled(shape, drawn), self.lab.dtype)
+        try:
+            self.lab.adapter.check(problem)
+        except Unsupported as reason:
+            return "refused", str(reason)
+        answer = self.lab.answer(problem, compiled=True)
+        if isinstance(answer, Refused):
+            return (
+                "refused" if answer.value in (REFUSED, CANNOT_BE_ASKED) else "wrong"
+            ), answer.told
+        want = solve(problem, gradients=False).output
+        off = float(np.linalg.norm(answer.output - want) / np.linalg.norm(want))
+        return ("taken", "") if off <= FAR_OFF else ("wrong", f"off by {off:.0%}")
+
+
+@topic(
+    "sizes",
+    "Sizes",
+    "Which sizes of heads, lengths and numbers of heads does it take?",
+    place=115,
+    plain=False,
+    costly=True,
+)
+def sizes_taken(lab: Laboratory) -> Iterator[Entry]:
+    """Ask for attention at one size after the other, without masks: sizes of heads and of value
+    heads, lengths that are no multiples of others, long ones, and numbers of heads that share keys
+    or do not. An answer that is far off the definition counts as wrong, not as taken."""
+    trials = _Trials(lab)
+    start = _start(lab, trials)
+    if start is None:
+        reason = next(iter(trials.reasons.values()), "")
+        if not trials.wrong:
+            lab.plain()
+            raise Unsupported(reason or "it takes no size")
+        yield Entry(Phrase("sizes.head"), Phrase("sizes.none"), reason)
+        yield from _wrong(trials)
+        return
+    # Compiling for each size would take most of the time of all experiments.
+    step = 2 if lab.adapter.compiles else 1
+    head_sizes = [*dict.fromkeys((start.head_size, *HEAD_SIZES[::step]))]
+    numbers, shared = [*HEADS[::step]], [*GROUPS[::step]]
+    taken = [start.head_size]
+    others = [size for size in head_sizes if size != start.head_size]
+    taken += [
+        size for size in others if trials.takes(_with(lab, start, 4, 4, size), f"head size {size}")
+    ]
+    yield _entry(trials, "sizes.head", taken, head_sizes, "head size {}")
+    values = {int(start.head_size * factor): factor for factor in VALUES}
+    others = [
+        size
+        for size in values
+        if trials.takes(
+            dataclasses.replace(start, value_head_size=size),
+            f"value heads of {size}",
+        )
+    ]
+    yield _entry(trials, "sizes.value-head", others, values, "value heads of {}")
+    multiples = _multiples(trials, start)
+    yield Entry(Phrase("sizes.multiples"), Phrase("text", {"text": "{} and {}".format(*multiples)}))
+    longest = _longest(trials, start)
+    length = Phrase("text", {"text": str(longest)}) if longest else Phrase("sizes.any-length")
+    yield Entry(Phrase("sizes.longest"), length, trials.reasons.get("a length", ""))
+    size = start.head_size
+    heads = [n for n in numbers if trials.takes(_with(lab, start, n, n, size), f"{n} heads")]
+    yield _entry(trials, "sizes.heads", heads, numbers, "{} heads")
+    groups = [
+        n for n in shared if trials.takes(_with(lab, start, 2 * n, 2, size), f"groups of {n}")
+    ]
+    yield _entry(trials, "sizes.groups", groups, shared, "groups of {}")
+    yield from _wrong(trials)
+    fields: dict[str, object] = {}
+    if len(taken) < len(head_sizes):
+        fields["head_sizes"] = tuple(taken)
+    if multiples != (1, 1):
+        fields["multiples"] = multiples
+    if longest:
+        fields["greatest_length"] = longest
+    if len(heads) < len(numbers):
+        fields["heads"] = tuple(sorted({*heads, start.heads, *(2 * n for n in groups)}))
+    if groups and len(groups) < len(shared):
+        fields["groups"] = (1, *groups)
+    if fields:
+        fields = {"head_sizes": tuple(taken)} | fields
+        if longest and longest < 64:
+            fields["tiles"] = (longest, longest)
+        line = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        text = f"Geometry({line})"
+        yield Entry(Phrase("sizes.geometry"), Phrase("text", {"text": text}))
+
+
+def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
+    """Return the first shape that is taken."""
+    for queries, keys in LENGTHS:
+        for head in HEAD_SIZES:
+            shape = _shape(lab, head, queries, keys)
+            if trials.takes(shape, f"head size {head}"):
+                trials.reasons.clear()
+                trials.wrong.clear()
+                return shape
+    return None
+
+
+def _shape(lab: Laboratory, head: int, queries: int, keys: int) -> Shape:
+    """Return a shape of the kind that the laboratory's problems have, with 4 heads."""
+    usual = lab.problem().shape
+    lengths = dataclasses.replace(usual, batch=1, query_length=queries, key_length=keys)
+    return _with(lab, lengths, 4, 4, head)
+
+
+def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -> Shape:
+    """Return the shape with other heads; inputs of layers are as wide as all of them."""
+    width = 32 if lab.adapter.projections_supplied else heads * head
+    names = ("query_width", "key_width", "value_width", "output_width")
+    widths: dict[str, Any] = dict.fromkeys(names, width)
+    return dataclasses.replace(
+        shape,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head,
+        value_head_size=head,
+        **widths,
+    )
+
+
+def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
+    """Return of what the number of queries, and of keys, has to be a multiple."""
+    both = shape.sharing == "self"
+    found: list[int] = []
+    for axis in ("query_length", "key_length"):
+        length = getattr(shape, axis)
+        found.append(length)
+        for multiple in (1, 2, 4, 8, 16, 32, 64):
+            if multiple >= length:
+                break
+            lengths = {axis: length + multiple}
+            if both:
+                lengths = dict.fromkeys(("query_length", "key_length"), length + multiple)
+            if trials.takes(dataclasses.replace(shape, **lengths), f"{lengths[axis]} long"):
+                found[-1] = multiple
+                break
+    return found[0], found[1]
+
+
+def _longest(trials: _Trials, shape: Shape) -> int:
+    """Return the greatest length that is taken, or 0 if there is none up to the last tried."""
+    last = max(shape.query_length, shape.key_length)
+    for length in LONGEST:
+        longer = dataclasses.replace(shape, query_length=length, key_length=length)
+        if not trials.takes(longer, "a length"):
+            return last
+        last = length
+    return 0
+
+
+def _entry(
+    trials: _Trials, subject: str, taken: Iterable[int], tried: Iterable[int], named: str
+) -> Entry:
+    """Return the entry on sizes that were taken, with the reasons for which others were not."""
+    sizes, every = sorted(taken), sorted(tried)
+    value = Phrase("sizes.these", {"sizes": [*map(str, sizes)]})
+    if sizes == every:
+        value = Phrase("sizes.all", {"sizes": [*map(str, every)]})
+    elif not sizes:
+        value = Phrase("sizes.none")
+    why = [
+        f"{named.format(size)}: {trials.reasons[named.format(size)]}"
+        for size in every
+        if named.format(size) in trials.reasons
+    ]
+    return Entry(Phrase(subject), value, "; ".join(why[:3]))
+
+
+def _wrong(trials: _Trials) -> Iterator[Entry]:
+    """Yield the entry on sizes with wrong answers, which are worse than refusals."""
+    if trials.wrong:
+        told = Phrase("sizes.these", {"sizes": [*dict.fromkeys(trials.wrong)]})
+        yield Entry(Phrase("sizes.wrong"), told)

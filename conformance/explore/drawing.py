@@ -1,0 +1,368 @@
+"""Draw recipes: mostly small problems, some at the sizes of kernels, all features together.
+
+What an implementation refuses is not drawn twice: its own `check` is asked with a small problem of
+each combination of features, and the answer is remembered. The sizes follow. They end where
+problems become slow, because a search lives from their number. An implementation that declares a
+`Geometry` is asked at its sizes only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from conformance.adapter.base import Adapter
+from conformance.definition.geometry import Geometry, Pair
+from conformance.definition.problem import Causal
+from conformance.errors import ConformanceError, Unsupported
+from conformance.explore.recipe import (
+    BIASES,
+    FEATURES,
+    MASKS,
+    REGIMES,
+    SCALES,
+    SCORES,
+    SHARINGS,
+    WIDTHS,
+    Frame,
+    Recipe,
+)
+
+T = TypeVar("T")
+
+MOST_SEEDS = 2**16
+MOST_REFUSED = 1000
+"""How many combinations of features are tried until one is taken."""
+
+TILES = (16, 32, 64, 128, 256)
+"""The tiles of kernels: lengths are drawn at, before and after their multiples."""
+LONGEST = 640
+HEAD_SIZES = (16, 32, 64, 72, 80, 96, 128, 256)
+"""Sizes for which kernels have code of their own."""
+MOST_HEADS = 32
+MANY_HEADS = (8, 10, 12, 16, 32)
+"""Numbers of key/value heads that models have."""
+GROUPS = (2, 2, 2, 3, 4, 8, 16)
+
+USUAL = tuple(
+    Geometry(head_sizes=HEAD_SIZES, tiles=tiles) for tiles in ((64, 64), (64, 128), (128, 128))
+)
+"""The sizes of kernels, for implementations that declare none."""
+AT_SIZE = 0.2
+"""The share of problems at the sizes of kernels, where none are declared."""
+KINDS = ({"keys"}, {"keys"}, {"queries"}, {"queries", "keys"}, {"heads"})
+"""What there is much of in a problem at the sizes of kernels."""
+WIDTH = 32
+"""How wide the inputs are at the sizes of kernels, if the suite supplies the projections."""
+
+MOST_COST, MOST_COST_AT_SIZE, MOST_COST_IF_LARGE = 2**18, 2**21, 2**23
+"""The largest costs of small problems, of those at the sizes of kernels, and of a few of these."""
+LARGE = 0.06
+"""The share of large problems. Each takes about as long as four others."""
+
+FEATURED = 0.4
+"""The share of problems that have a feature, of each that an implementation declares."""
+
+CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
+
+
+class Drawer:
+    """Draws recipes that an adapter takes, in one dtype for all checks.
+
+    Args:
+        few_shapes: draw from fewer sizes, for implementations that compile each new shape.
+
+    Raises:
+        Unsupported: the adapter takes none of the plainest problems.
+    """
+
+    def __init__(self, adapter: Adapter, dtype: str, *, few_shapes: bool = False) -> None:
+        self._adapter, self._dtype, self._few = adapter, dtype, few_shapes
+        self._geometry = adapter.geometry
+        self._groups = () if self._geometry is None else self._geometry.groups
+        self._taken: dict[Recipe, bool] = {}
+        every = itertools.product(SCORES, SHARINGS, WIDTHS, (True, False))
+        frames = [Frame(score=s, sharing=w, widths=v, bias=b) for s, w, v, b in every]
+        self._frames = [frame for frame in frames if self.takes(self._plain(frame=frame))]
+        if not self._frames:
+            raise Unsupported("it takes none of the plainest problems")
+        self._features_taken = self._declared() if adapter.features else {}
+
+    def _plain(self, **features: object) -> Recipe:
+        """Return a recipe with these features, as small as the implementation takes."""
+        recipe = dataclasses.replace(Recipe(), **features)  # type: ignore[arg-type]
+        if self._geometry is None:
+            return recipe
+        recipe = dataclasses.replace(recipe, width=self._width(recipe.frame))
+        return _sized(recipe, self._geometry)
+
+    def _declared(self) -> dict[str, list[int]]:
+        """Return the features that the adapter takes by themselves, and the ways to draw each."""
+        found: dict[str, list[int]] = {}
+        for name, ways in FEATURES.items():
+            for place in range(len(ways)):
+                for causal in CAUSAL:
+                    sizes = {"query": 3, "key": 5, "size": 4, "frame": self._frames[-1]}
+                    if self.takes(self._plain(causal=causal, features=((name, place),), **sizes)):
+                        found.setdefault(name, []).append(place)
+                        break
+        return found
+
+    def _some_features(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
+        """Return the recipe with features that the adapter takes beside all else that it has."""
+        for name, places in self._features_taken.items():
+            if random.random() < FEATURED:
+                more = (*recipe.features, (name, _one(random, places)))
+                with_it = dataclasses.replace(recipe, features=more)
+                if self.takes(with_it):
+                    recipe = with_it
+        return recipe
+
+    def _width(self, frame: Frame) -> int:
+        """Return how wide inputs are at the sizes of kernels; 0 if that follows from the heads."""
+        return WIDTH if self._adapter.projections_supplied and frame.widths == "free" else 0
+
+    def takes(self, recipe: Recipe) -> bool:
+        """Return whether the adapter's own check takes a recipe; the answer is remembered."""
+        if recipe not in self._taken:
+            try:
+                self._adapter.check(recipe.problem(self._dtype))
+            except (Unsupported, ConformanceError):
+                self._taken[recipe] = False
+            except Exception:
+                # A bug in the adapter's check is a finding, so the search has to reach it.
+                self._taken[recipe] = True
+            else:
+                self._taken[recipe] = True
+        return self._taken[recipe]
+
+    def draw(self, random: np.random.Generator) -> Recipe:
+        """Return a recipe with features that the adapter takes."""
+        recipe = self._features(random)
+        recipe = dataclasses.replace(
+            recipe,
+            batch=int(random.integers(1, 4)),
+            kv_heads=self._heads(random),
+            group=recipe.group if recipe.group in (1, *self._groups) else _one(random, GROUPS),
+            extra=int(random.integers(1, 4)) if recipe.frame.widths != "equal" else 1,
+            regime=_one(random, self._regimes(recipe)),
+            seed=int(random.integers(MOST_SEEDS)),
+        )
+        geometry = self._geometry
+        if geometry is None and random.random() < AT_SIZE:
+            geometry = USUAL[-1] if self._few else _one(random, USUAL)
+        if geometry is None:
+            recipe = self._small(recipe, random)
+        else:
+            recipe = self._at_size(recipe, geometry, random)
+        if recipe.causal == "bottom-right" and recipe.shape.key_length < recipe.query:
+            # Some queries would have no key.
+            recipe = dataclasses.replace(recipe, causal=None)
+        if recipe.mask != "none" and recipe.shape.key_length < 2:
+            recipe = dataclasses.replace(recipe, mask="none")
+        if recipe.features and recipe.shape.key_length < recipe.query:
+            # Beyond the last key, windows and lengths would leave some queries without any.
+            recipe = dataclasses.replace(recipe, query=recipe.key, key=recipe.query)
+        return recipe
+
+    def _small(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
+        """Return the recipe with small sizes and some lengths of several tiles."""
+        query = self._length(random)
+        key = query if recipe.frame.sharing == "self" else self._length(random)
+        if recipe.causal == "bottom-right" and key < query:
+            query, key = key, query
+        value_size = int(random.integers(1, 9)) if recipe.value_size else 0
+        recipe = dataclasses.replace(
+            recipe, query=query, key=key, size=self._size(random), value_size=value_size
+        )
+        large = random.random() < LARGE
+        return _fitting(recipe, MOST_COST_AT_SIZE if large else MOST_COST, None, random)
+
+    def _at_size(self, recipe: Recipe, geometry: Geometry, random: np.random.Generator) -> Recipe:
+        """Return the recipe at sizes of a geometry, with lengths around the edges of its tiles.
+
+        Mostly few things are many at once: problems are then as cheap as small ones.
+        """
+        kind = _one(random, KINDS)
+        query = self._edge(geometry.tiles[0], random) if "queries" in kind else self._short(random)
+        key = self._edge(geometry.tiles[1], random) if "keys" in kind else self._short(random)
+        size, value_size = _one(random, geometry.pairs)
+        kv_heads = int(_one(random, MANY_HEADS)) if "heads" in kind else recipe.kv_heads
+        if geometry.heads:
+            kv_heads = max(1, _one(random, geometry.heads) // recipe.group)
+        if self._geometry is None and self._few:
+            size = value_size = 64
+        if self._geometry is None and recipe.value_size:
+            value_size = _one(random, HEAD_SIZES)
+        narrow = dataclasses.replace(recipe.frame, widths="free")
+        frame = narrow if narrow in self._frames else recipe.frame
+        scale = recipe.scale
+        if scale is not None:
+            # A scale that suits heads of size 4 would make the weights of large ones 0 and 1.
+            scale *= 2.0 ** round(math.log2(4 / size) / 2)
+        if recipe.causal == "bottom-right" and key < query:
+            query = key
+        recipe = dataclasses.replace(
+            recipe,
+            frame=frame,
+            width=self._width(frame),
+            query=query,
+            key=key,
+            kv_heads=kv_heads,
+            size=size,
+            value_size=value_size if value_size != size else 0,
+            scale=scale,
+            tiles=geometry.tiles,
+        )
+        large = random.random() < LARGE
+        most = MOST_COST_IF_LARGE if large else MOST_COST_AT_SIZE
+        # Large heads or multiples make everything costly; three tiles are possible all the same.
+        least = dataclasses.replace(recipe, batch=1, query=1, kv_heads=1, group=1)
+        least = dataclasses.replace(least, key=3 * geometry.tiles[1] + 1)
+        if self._geometry is not None:
+            least = _sized(least, self._geometry)
+        most = max(most, _cost(least))
+        return _fitting(recipe, most, self._geometry, random)
+
+    def _features(self, random: np.random.Generator) -> Recipe:
+        """Return a small recipe that the adapter takes: a frame with a combination of features."""
+        for _ in range(MOST_REFUSED):
+            recipe = self._plain(
+                frame=_one(random, self._frames),
+                group=_one(random, self._groups or (1, 1, 2)),
+                value_size=_one(random, (0, 0, 2)),
+                mask=_often(random, "none", list(MASKS)),
+                bias=_often(random, "none", list(BIASES)),
+                causal=_often(random, None, list(CAUSAL)),
+                scale=_often(random, None, list(SCALES)),
+            )
+            if self.takes(recipe):
+                return self._some_features(recipe, random) if self._features_taken else recipe
+        return self._plain(frame=self._frames[0])
+
+    def _regimes(self, recipe: Recipe) -> list[str]:
+        return [
+            name
+            for name in REGIMES
+            if (recipe.frame.score == "scaled-dot" or not name.endswith("-logits"))
+            and (name != "huge-logits" or (recipe.frame.sharing != "self" and recipe.scale is None))
+        ]
+
+    def _length(self, random: np.random.Generator) -> int:
+        kind = random.random()
+        if kind < 0.75 and self._few:
+            return int(random.choice((1, 2, 5, 9)))
+        if kind < 0.55:
+            return int(random.integers(1, 13))
+        if kind < 0.75:
+            return int(random.integers(1, 41))
+        if kind < 0.92:
+            tile = int(random.choice(TILES))
+            most = max(1, (2 if self._few else 4) * 64 // tile)
+            return tile * int(random.integers(1, most + 1)) + int(random.choice((0, 0, 1, -1)))
+        return int(random.choice((200, 300, 513, 600)) if self._few else random.integers(41, 601))
+
+    def _short(self, random: np.random.Generator) -> int:
+        """Return a length within a tile."""
+        if self._few:
+            return _one(random, (1, 9))
+        return int(random.integers(1, 9) if random.random() < 0.6 else random.integers(1, 41))
+
+    def _edge(self, tile: int, random: np.random.Generator) -> int:
+        """Return a length at, beside or between edges of tiles."""
+        most = max(1, LONGEST // tile)
+        tiles = _one(random, (1, 3)) if self._few else min(int(random.integers(1, 5)), most)
+        beyond = (1,) if self._few else (0, 1, -1, int(random.integers(1, tile + 1)))
+        return tiles * tile + _one(random, beyond)
+
+    def _heads(self, random: np.random.Generator) -> int:
+        if random.random() < 0.8:
+            return int(random.integers(1, 3 if self._few else 5))
+        return int(random.choice(MANY_HEADS) if self._few else random.integers(5, MOST_HEADS + 1))
+
+    def _size(self, random: np.random.Generator) -> int:
+        kind = random.random()
+        if kind < 0.65:
+            return int(random.integers(1, 4 if self._few else 7))
+        if kind < 0.95:
+            return int(random.choice((8, *HEAD_SIZES)))
+        return int(random.integers(1, 129))
+
+
+def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
+    """Return the recipe with the sizes of a geometry that are nearest to its own."""
+    equal = recipe.frame.sharing == "self"
+    key = recipe.query if equal else recipe.key
+    query, key = geometry.lengths(recipe.query, key, equal=equal)
+    heads, kv_heads = geometry.numbers_of_heads(recipe.kv_heads * recipe.group, recipe.group)
+    sizes: Pair = (recipe.size, recipe.value_size or recipe.size)
+    wants_other = recipe.value_size not in (0, recipe.size)
+    if sizes not in geometry.pairs:
+        # A pair of different sizes where one is wanted, if there is any.
+        pairs = [pair for pair in geometry.pairs if (pair[0] != pair[1]) == wants_other]
+        sizes = (pairs or geometry.pairs)[0]
+    return dataclasses.replace(
+        recipe,
+        query=query,
+        key=key,
+        kv_heads=kv_heads,
+        group=heads // kv_heads,
+        size=sizes[0],
+        value_size=sizes[1] if sizes[1] != sizes[0] else 0,
+    )
+
+
+def _fitting(
+    recipe: Recipe, most: int, geometry: Geometry | None, random: np.random.Generator
+) -> Recipe:
+    """Return the recipe with sizes reduced, in random order, until it costs at most `most`. They
+    stay those of the geometry, if there is one; a size for which kernels have code stays too."""
+
+    def sized(recipe: Recipe, field: str, size: int) -> Recipe:
+        changed: dict[str, Any] = {field: size}
+        recipe = dataclasses.replace(recipe, **changed)
+        return recipe if geometry is None else _sized(recipe, geometry)
+
+    recipe = sized(recipe, "kv_heads", max(1, min(recipe.kv_heads, MOST_HEADS // recipe.group)))
+    lengths = ["query"] if recipe.frame.sharing == "self" else ["query", "key"]
+    counts = random.permutation(["batch", "kv_heads", "group"])
+    # A problem may be long, or have many heads.
+    some = [*random.permutation(lengths), *counts] if random.random() < 0.5 else [*counts, *lengths]
+    fields = some if recipe.tiles else [*some, "size"]
+    for field in itertools.chain(fields, fields):
+        while (cost := _cost(recipe)) > most:
+            size = getattr(recipe, field)
+            tile = dict(zip(("query", "key"), recipe.tiles or (), strict=False)).get(field, size)
+            # What lies beside the edge of a tile stays beside one.
+            smaller = sized(recipe, field, size - tile if size > tile else max(1, size // 2))
+            if _cost(smaller) >= cost:
+                break
+            recipe = smaller
+    if recipe.causal == "bottom-right" and recipe.shape.key_length < recipe.query:
+        recipe = sized(recipe, "query", recipe.key)
+    return recipe
+
+
+def _cost(recipe: Recipe) -> int:
+    """Return about how many products an evaluation takes; the noise of a number takes as long as
+    eight."""
+    heads = recipe.kv_heads * recipe.group
+    lengths = recipe.batch * (recipe.query + recipe.shape.key_length)
+    logits = recipe.batch * heads * recipe.query * recipe.shape.key_length
+    width = heads * recipe.size
+    projected = 4 * width * (lengths + (recipe.width or width))
+    return logits * (8 + recipe.size) + 8 * projected
+
+
+def _one(random: np.random.Generator, items: Sequence[T]) -> T:
+    return items[int(random.integers(len(items)))]
+
+
+def _often(random: np.random.Generator, usual: T, items: Sequence[T]) -> T:
+    """Return the usual value in half of the cases, and any of them otherwise."""
+    return usual if random.random() < 0.5 else _one(random, items)

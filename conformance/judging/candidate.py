@@ -1,0 +1,364 @@
+"""A candidate as an implementation: its declaration, and calls that go to its worker.
+
+The declaration is read in the worker and arrives as plain data. Only words of the interface are
+made of it, with bounds on sizes, so that a false one harms the candidate alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from conformance.adapter import features
+from conformance.adapter.arguments import CausalFlag, MaskArgument
+from conformance.adapter.base import Call, Mode, SideEffects
+from conformance.adapter.function import Function
+from conformance.adapter.loading import adapted
+from conformance.definition.dtypes import DTYPES
+from conformance.definition.geometry import Geometry
+from conformance.definition.problem import Answer, Problem
+from conformance.errors import ConformanceError, NotAnAdapter, Unsupported, WrongDeclaration
+from conformance.frameworks import LACKS
+from conformance.frameworks.base import Evaluated, Framework, Natives, Request, Strides
+from conformance.judging.worker import Raised, Worker
+
+FRAMEWORKS = ("numpy", "torch", "jax")
+MOST_SIZE = 1024
+"""No size of a declared geometry is larger: problems would take the judge's time and memory."""
+
+MOST_MODES = 4
+
+_WORDS: Mapping[str, Any] = {
+    "CausalFlag": CausalFlag,
+    "Geometry": Geometry,
+    "MaskArgument": MaskArgument,
+    "Mode": Mode,
+    **{
+        name: getattr(features, name)
+        for name in (
+            "Alibi",
+            "HeadNorm",
+            "Lengths",
+            "PositionIds",
+            "RotaryBase",
+            "RotaryTables",
+            "SegmentIds",
+            "Sinks",
+            "SoftCap",
+            "Window",
+        )
+    },
+}
+_DECLARED = (
+    "layout",
+    "grouped",
+    "causal_flag",
+    "dtypes",
+    "returns_weights",
+    "custom_scale",
+    "differentiable",
+    "accuracy",
+    "geometry",
+    "features",
+    "modes",
+    "fully_masked_row",
+    "weights_option",
+)
+"""What a candidate may declare; the rest is of no use to a judge."""
+
+_MASKS = ("mask", "attn_mask")
+_BIASES = ("bias", "attn_bias")
+_FLAGS = ("is_causal", "causal")
+
+
+@dataclass(eq=False)
+class Held:
+    """An array of a candidate's framework, as the controller holds it."""
+
+    values: np.ndarray
+    dtype: str
+    slot: int
+    strides: str = ""
+    around: float | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the axes."""
+        return tuple(self.values.shape)
+
+
+class Remote(Framework):
+    """The bridge to the framework of a candidate, which only its worker imports."""
+
+    packages: ClassVar[tuple[str, ...]] = ()
+    array_type = Held
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # type: ignore[misc]
+        self.differentiable = name != "numpy"  # type: ignore[misc]
+        self.has_strides = name != "jax"  # type: ignore[misc]
+        self.records_graphs = name == "torch"  # type: ignore[misc]
+        self.differentiates_weights = name != "numpy"  # type: ignore[misc]
+        self.takes_other_paths = name == "torch"  # type: ignore[misc]
+        self._slots = itertools.count()
+        self.request: Request | None = None
+        self.gradients: Natives = {}
+
+    def array(self, values: np.ndarray, dtype: str, device: str) -> Held:
+        """Return the values, which `dtype` represents exactly."""
+        own = dtype if values.dtype == np.float64 else str(values.dtype)
+        return Held(values.copy(), own, next(self._slots))
+
+    def numpy(self, native: Any) -> np.ndarray:
+        values: np.ndarray = native.values
+        return values
+
+    def dtype(self, native: Any) -> str:
+        return str(native.dtype)
+
+    def einsum(self, axes: str, *operands: Any) -> Any:
+        raise Unsupported("a candidate is given heads only")
+
+    def devices(self) -> dict[str, str]:
+        return {"cpu": "a sandbox"}
+
+    def strided(self, native: Any, how: Strides, device: str) -> Any:
+        if not self.has_strides:
+            raise Unsupported(f"arrays of {self.name} have no strides")
+        native.strides = how
+        return native
+
+    def surrounded(self, native: Any, by: float, device: str) -> Any:
+        if self.has_strides:
+            native.around = by
+        return native
+
+    def overwrite(self, native: Any, by: Any) -> None:
+        if self.name == "jax":
+            raise Unsupported("arrays of jax cannot be written to")
+        native.values, native.dtype = by.values, by.dtype
+
+    def attached(self, native: Any) -> dict[str, str]:
+        return {}
+
+    def evaluate(self, request: Request) -> Evaluated:
+        if request.weights_cotangent is not None and not self.differentiates_weights:
+            raise Unsupported("no loss on the weights")
+        if request.backwards > 1 and not self.records_graphs:
+            raise Unsupported(f"derivatives of {self.name} are no graphs")
+        self.request, self.gradients = request, {}
+        output, weights = request.function(request.variables, request.constants)
+        return Evaluated(output, weights, self.gradients)
+
+
+class Candidate(Function):
+    """A function in a worker. It is given heads: problems whose projections are identities.
+
+    Attributes:
+        worker: the process that is asked; None before the first.
+        profiled: whether the framework's profiler watches every call, which takes most of the time.
+            A candidate can see whether it is watched.
+        watched: whether it watches the next one.
+    """
+
+    worker: Worker | None = None
+    profiled = False
+    watched = False
+    packages = ()
+
+    def __init__(self) -> None:
+        self._bridge = Remote(self.framework)
+
+    @property
+    def bridge(self) -> Framework:
+        """The bridge to the worker."""
+        return self._bridge
+
+    def prepare(self) -> None:
+        """Nothing: the framework is in the worker."""
+
+    def versions(self) -> dict[str, str]:
+        return {}
+
+    def run(self, problem: Problem, call: Call) -> Answer:
+        if not problem.heads_alone:
+            raise Unsupported("a candidate is given heads only")
+        return super().run(problem, replace(call, projected=True))
+
+    def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
+        return super().rewritten(problem, earlier, replace(call, projected=True))
+
+    def side_effects(self, problem: Problem, call: Call) -> SideEffects:
+        return super().side_effects(problem, replace(call, projected=True))
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
+    ) -> Any:
+        """Ask the worker; return the context, or (context, weights)."""
+        request = self._bridge.request
+        assert self.worker is not None
+        assert request is not None
+        arrays = {"query": query, "key": key, "value": value}
+        arrays |= {name: held for name, held in masks.items() if isinstance(held, Held)}
+        options |= {name: held for name, held in masks.items() if not isinstance(held, Held)}
+        options |= dict(mode.options)
+        names = {id(held): name for name, held in request.variables.items()}
+        wanted = {n: names[id(held)] for n, held in arrays.items() if id(held) in names}
+        if request.gradients:
+            arrays["cotangent"] = request.cotangent
+            if request.weights_cotangent is not None:
+                arrays["cotangent.weights"] = request.weights_cotangent
+        head = {
+            "options": options,
+            "wanted": list(wanted) if request.gradients else [],
+            "backwards": request.backwards,
+            "profile": self.profiled or self.watched,
+            "arrays": [
+                {
+                    "name": name,
+                    "shape": held.shape,
+                    "kind": held.values.dtype.str,
+                    "dtype": held.dtype,
+                    "slot": held.slot,
+                    "strides": held.strides,
+                    "around": None if held.around is None else str(held.around),
+                }
+                for name, held in arrays.items()
+            ],
+        }
+        raised, found, dtypes = self.worker.ask(head, [held.values for held in arrays.values()])
+        if raised is not None:
+            if raised.kind == "Unsupported":
+                raise Unsupported(raised.text)
+            raise CandidateError(raised)
+        if "output" not in found:
+            raise ConformanceError("the answer has no output")
+        native = {n: Held(array, dtypes[n], -1) for n, array in found.items()}
+        self._bridge.gradients = {
+            wanted[name]: native[f"gradient.{name}"]
+            for name in wanted
+            if f"gradient.{name}" in native
+        }
+        if "weights" in native:
+            return native["output"], native["weights"]
+        return native["output"]
+
+
+class CandidateError(Exception):
+    """An exception that a candidate raised in its worker."""
+
+    def __init__(self, raised: Raised) -> None:
+        super().__init__(str(raised))
+        self.raised = raised
+
+
+def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
+    """Return the implementation that a declaration describes.
+
+    Args:
+        said: the declaration, as its worker sent it.
+        dtypes: those that are asked for, if any.
+
+    Raises:
+        WrongDeclaration: it says what no candidate can say.
+    """
+    try:
+        framework, title = said["framework"], str(said["name"])[:100]
+        declared = {n: _meant(v) for n, v in said["declaration"]["map"].items()}
+        parameters = [str(name) for name in said["parameters"]]
+        masks = None if said["masks"] is None else _meant(said["masks"])
+    except WrongDeclaration:
+        raise
+    except (Exception, RecursionError) as error:
+        raise WrongDeclaration(f"the declaration cannot be read: {error}") from error
+    if framework not in FRAMEWORKS:
+        raise WrongDeclaration(f"arrays of {framework!r}; say one of {', '.join(FRAMEWORKS)}")
+    unknown = sorted(set(declared) - set(_DECLARED))
+    if unknown:
+        raise WrongDeclaration(f"a candidate cannot declare {', '.join(map(repr, unknown))}")
+    if masks is None:
+        masks, declared = _conventional(parameters, declared)
+    if isinstance(declared.get("causal_flag"), str):
+        declared["causal_flag"] = CausalFlag(declared["causal_flag"])
+    lacking = LACKS.get(framework, ())
+    own = tuple(
+        name
+        for name in declared.get("dtypes", DTYPES)
+        if name in DTYPES and name not in lacking and (not dtypes or name in dtypes)
+    )
+    if not own:
+        raise WrongDeclaration("none of the dtypes asked for")
+    members = {
+        "custom_scale": "scale" in parameters,
+        **declared,
+        "name": "candidate",
+        "title": title,
+        "framework": framework,
+        "dtypes": own,
+        "mask_arguments": tuple(masks),
+        "differentiable": framework != "numpy" and declared.get("differentiable", True),
+    }
+    try:
+        made = adapted(type("Candidate", (Candidate,), members), "candidate")
+    except (ConformanceError, NotAnAdapter):
+        raise
+    except Exception as error:
+        raise WrongDeclaration(f"the declaration is wrong: {error}") from error
+    assert isinstance(made, Candidate)
+    _check_sizes(made.geometry)
+    if len(made.modes) > MOST_MODES:
+        raise WrongDeclaration(f"a candidate has at most {MOST_MODES} modes")
+    return made
+
+
+def _meant(said: Any) -> Any:
+    """Return the objects that recorded words stand for."""
+    if isinstance(said, list):
+        return tuple(_meant(one) for one in said)
+    if isinstance(said, dict) and "map" in said:
+        return {name: _meant(one) for name, one in said["map"].items()}
+    if isinstance(said, dict):
+        word = _WORDS.get(said["kind"])
+        if word is None:
+            raise WrongDeclaration(f"a candidate cannot declare a {said['kind']!r}")
+        named = {name: _meant(one) for name, one in said["named"]["map"].items()}
+        try:
+            return word(*(_meant(one) for one in said["args"]), **named)
+        except Exception as error:
+            raise WrongDeclaration(f"{said['kind']}: {error}") from error
+    return said
+
+
+def _conventional(
+    parameters: list[str], declared: dict[str, Any]
+) -> tuple[tuple[MaskArgument, ...], dict[str, Any]]:
+    """Return the masks of a function that declares none, by the names of its parameters."""
+    axes = "batch heads query key"
+    masks = []
+    for name in parameters[3:]:
+        if name in _MASKS:
+            masks.append(MaskArgument(name, axes, true="attends", number="added", broadcasts=True))
+        elif name in _BIASES:
+            masks.append(MaskArgument(name, axes, number="added", broadcasts=True))
+        elif name in _FLAGS:
+            declared.setdefault("causal_flag", CausalFlag(name, alignment="top-left"))
+    return tuple(masks), declared
+
+
+def _check_sizes(geometry: Geometry | None) -> None:
+    if geometry is None:
+        return
+    sizes = np.array(
+        [
+            *itertools.chain.from_iterable(geometry.pairs),
+            *geometry.tiles,
+            *geometry.heads,
+            *geometry.groups,
+        ]
+    )
+    if (sizes > MOST_SIZE).any() or (sizes < 1).any():
+        raise WrongDeclaration(f"sizes of a geometry are from 1 to {MOST_SIZE}")

@@ -1,0 +1,139 @@
+"""Fresh problems: the structure of the catalogue's cases, with numbers and sizes drawn by a token.
+
+A token determines every number. Sizes vary by family, so that implementations that compile meet few
+shapes; what makes a family special, such as a single key, stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import FAMILIES, Case
+from conformance.definition.attention import heads_alone
+from conformance.definition.problem import Problem, Shape
+
+SQUARE = ("square",)
+"""Families of which all sizes coincide, and keep doing so."""
+FIXED = ("size-one", "full-tiles", "one-head", "tiles", "longer", "long", "one-key")
+"""Families in which only the number of batch entries varies."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fresh(Case):
+    """A case with the numbers of a token.
+
+    Attributes:
+        token: determines the numbers; "" for those of the catalogue, which everybody can know.
+        jittered: whether sizes vary too.
+        heads: whether it is posed on heads that are projected already, as functions take them.
+    """
+
+    token: str
+    jittered: bool = True
+    heads: bool = True
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @property
+    def shape(self) -> Shape:
+        """The shape, without the projections if `heads`; the numbers are drawn with them."""
+        small = super().shape
+        # A grid consists of sizes that an implementation declares: others may be no sizes of it.
+        return _jittered(self.family, self.token) if self._varies else small
+
+    @property
+    def _varies(self) -> bool:
+        return self.jittered and bool(self.token) and self.grid is None
+
+    def random(self, purpose: str = "") -> np.random.Generator:
+        """Return a random generator seeded by the token, the id and the purpose only."""
+        return (
+            _random(self.token, f"{self.id}:{purpose}") if self.token else super().random(purpose)
+        )
+
+    def problem(self, dtype: str) -> Problem:
+        """Return the problem with all numbers rounded to `dtype`; the result is cached."""
+        return _problem(self, dtype)
+
+
+@lru_cache(maxsize=256)
+def _problem(case: Fresh, dtype: str) -> Problem:
+    drawn = super(Fresh, case).problem(dtype)
+    return heads_alone(drawn) if case.heads else drawn
+
+
+def fresh(case: Case, token: str, *, heads: bool, jittered: bool = True) -> Fresh:
+    """Return the case with the numbers of a token."""
+    names = [field.name for field in dataclasses.fields(Case)]
+    fields: dict[str, Any] = {name: getattr(case, name) for name in names}
+    return Fresh(**fields, token=token, heads=heads, jittered=jittered)
+
+
+def _random(token: str, purpose: str) -> np.random.Generator:
+    digest = hashlib.sha256(f"{token}:{purpose}".encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+
+
+def shuffled(token: str, purpose: str, count: int) -> list[int]:
+    """Return the numbers below `count` in an order that the token determines."""
+    return [int(place) for place in _random(token, purpose).permutation(count)]
+
+
+@lru_cache(maxsize=512)
+def _jittered(family: str, token: str) -> Shape:
+    """Return the shape of a family with other sizes."""
+    shape, random = FAMILIES[family], _random(token, f"sizes of {family}")
+    more = {
+        name: int(random.integers(most))
+        for name, most in (("batch", 3), ("query", 4), ("key", 4), ("heads", 2), ("size", 3))
+    }
+    batch = shape.batch + more["batch"]
+    if family in FIXED:
+        return dataclasses.replace(shape, batch=batch)
+    if family in SQUARE:
+        size = shape.batch + more["batch"]
+        names = ("batch", "query_length", "key_length", "heads", "kv_heads", "head_size")
+        widths = dict.fromkeys(
+            ("query_width", "key_width", "value_width", "output_width"), size * size
+        )
+        sizes: dict[str, Any] = dict.fromkeys((*names, "value_head_size"), size)
+        sizes |= widths
+        return dataclasses.replace(shape, **sizes)
+    # Cases aligned at the end have at least as many keys as queries, and stay so.
+    query = shape.query_length + (more["query"] if shape.query_length > 1 else 0)
+    key = shape.key_length + more["query"] + more["key"]
+    if shape.sharing == "self":
+        key = query
+    kv_heads = shape.kv_heads + more["heads"]
+    # Rotary embeddings need an even size.
+    head, value_head = shape.head_size + 2 * more["size"], shape.value_head_size + 2 * more["size"]
+    sizes = {
+        "batch": batch,
+        "query_length": query,
+        "key_length": key,
+        "kv_heads": kv_heads,
+        "heads": kv_heads * shape.group,
+        "head_size": head,
+        "value_head_size": value_head,
+    }
+    before = {
+        "query_width": (shape.heads * shape.head_size, kv_heads * shape.group * head),
+        "key_width": (shape.heads * shape.head_size, kv_heads * shape.group * head),
+        "value_width": (shape.heads * shape.head_size, kv_heads * shape.group * head),
+        "output_width": (shape.heads * shape.head_size, kv_heads * shape.group * head),
+    }
+    for name, (was, is_now) in before.items():
+        if getattr(shape, name) == was:
+            sizes[name] = is_now
+    if shape.sharing != "separate":
+        sizes["value_width"] = sizes.get("key_width", shape.key_width)
+        if shape.sharing == "self":
+            sizes["query_width"] = sizes["value_width"]
+    return dataclasses.replace(shape, **sizes)

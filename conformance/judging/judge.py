@@ -1,0 +1,547 @@
+"""Judge one candidate: ask fresh problems, look for tricks, and make a verdict of the results."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from conformance.adapter.base import Adapter, Call
+from conformance.cases.case import Case
+from conformance.cases.catalogue import every_case, matches, posed
+from conformance.definition.comparison import against
+from conformance.definition.expectation import Expectation, expect
+from conformance.definition.problem import Problem
+from conformance.errors import ConformanceError, Unsupported
+from conformance.judging.candidate import Candidate, candidate
+from conformance.judging.fresh import Fresh, fresh, shuffled
+from conformance.judging.sandbox import LACKS, Sandbox
+from conformance.judging.verdict import (
+    Cause,
+    Chapter,
+    Isolation,
+    Ruling,
+    Trick,
+    Verdict,
+    marked,
+    scored,
+)
+from conformance.judging.worker import Lost, Refused, Worker
+from conformance.records.findings import CaseResult, Finding, gravity
+from conformance.requirements.examination import Memory, Workbench
+from conformance.requirements.requirement import Requirement
+from conformance.running.selection import HALVES, SINGLE
+from conformance.running.session import Item, Session
+from conformance.text import message
+from conformance.words import advice, say
+
+LEVELS = ("core", "full")
+NOT_ASKED = {"kernel.equals-definition", "gradient.parameters-equal-definition"}
+"""Requirements on projections, which a candidate does not have."""
+
+FEATURES = "feature"
+"""The chapter that is asked only if it is named: most kernels have no such arguments."""
+
+REPEATED, REWRITTEN, SECOND = 5, 2, 12
+"""How many problems are asked again at the end, with overwritten arrays, and of a second worker."""
+MOST_LOST = 3
+"""After so many lost processes the rest is not asked."""
+VISIBLE = (
+    "plain/no-mask/cross",
+    "plain/no-mask/gqa",
+    "plain/no-mask/self",
+    "plain/no-mask/one-query",
+)
+"""Cases that are also asked with the numbers and sizes that everybody can read."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a candidate is asked; it is the caller's choice, because it is the scale of the score.
+
+    Attributes:
+        level: "core" for a loop, "full" for a merge.
+        chapters: chapters of the catalogue, such as "mask"; empty for all but "feature".
+        dtypes: empty for float32 and one half precision; at "full" for all that it declares.
+        gradients: whether gradients count.
+        cases: parts of ids of cases; empty for all.
+    """
+
+    level: str = "core"
+    chapters: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    gradients: bool = True
+    cases: tuple[str, ...] = ()
+
+    def takes(self, case: Case) -> bool:
+        """Return whether a case of the catalogue belongs to the task."""
+        if self.cases:
+            return case.defined and any(matches(case.id, pattern) for pattern in self.cases)
+        if not (case.defined and case.shape.score == "scaled-dot"):
+            return False
+        if self.level == "core" and not case.core:
+            return False
+        return case.chapter in self.chapters if self.chapters else case.chapter != FEATURES
+
+    def dtypes_of(self, adapter: Adapter) -> tuple[str, ...]:
+        """Return the dtypes to ask."""
+        if self.dtypes or self.level == "full":
+            return tuple(adapter.dtypes)
+        choices = ([name for name in names if name in adapter.dtypes] for names in (SINGLE, HALVES))
+        return tuple(names[0] for names in choices if names)
+
+
+class Asked(Item):
+    """An item of which is asked what a candidate can answer."""
+
+    asked: Fresh
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        return [
+            one
+            for one in super().requirements
+            if not (self.asked.heads and one.id in NOT_ASKED) and one.level == "must"
+        ]
+
+
+class Output(Asked):
+    """An item of which the output alone is asked."""
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        return [one for one in super().requirements if one.id == "output.equals-definition"]
+
+
+@dataclass
+class Judging:
+    """Judges an implementation by a task and a token, in this process or in a worker.
+
+    Attributes:
+        restart: gives a candidate another process; None for an implementation in this process.
+        expectations: what is expected, shared by candidates with the same token.
+        until: when its time is over, on the clock of `time.monotonic`.
+        found: the result of each item.
+    """
+
+    adapter: Adapter
+    task: Task
+    token: str
+    expectations: Memory
+    restart: Callable[[], None] | None = None
+    until: float = math.inf
+    found: list[tuple[Asked, CaseResult]] = field(default_factory=list)
+    violations: dict[tuple[str, str], None] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    sessions: dict[str, Session] = field(default_factory=dict)
+
+    def items(self) -> list[Asked]:
+        """Return what is asked, in the order of the token."""
+        heads = isinstance(self.adapter, Candidate)
+        asked: dict[str, Fresh] = {}
+        for case in every_case():
+            if not self.task.takes(case):
+                continue
+            for one in posed(case, self.adapter.geometry, layer=not heads):
+                asked.setdefault(one.id, fresh(one, self.token, heads=heads))
+        device, modes = "cpu", self.adapter.modes
+        rows = [
+            Asked(self.adapter, case, dtype, device, mode)
+            for case in asked.values()
+            for dtype in self.task.dtypes_of(self.adapter)
+            for place, mode in enumerate(modes)
+            if place == 0 or mode.every_case
+        ]
+        return [rows[place] for place in shuffled(self.token, "order", len(rows))]
+
+    def ask(self, item: Asked, again: str = "", *, explains: bool = False) -> CaseResult:
+        """Return the result of an item; `again` names a repetition, which is asked anew."""
+        if again not in self.sessions:
+            bench = Workbench(expect=expect, expectations=self.expectations)
+            self.sessions[again] = Session(bench, explains=explains)
+        with np.errstate(all="ignore"):
+            result = self.sessions[again].examine(item)
+        return result
+
+    def run(self) -> None:
+        """Ask everything."""
+        items = self.items()
+        if not items:
+            raise ConformanceError("the task has no problem for this candidate")
+        remote = self.adapter if isinstance(self.adapter, Candidate) else None
+        watched = {0, 1, len(items) // 2, len(items) - 1}
+        for place, item in enumerate(items):
+            if remote is not None:
+                remote.watched = place in watched
+            if time.monotonic() > self.until and not self.lost:
+                self.lost += ["its time was over"] * MOST_LOST
+            if len(self.lost) >= MOST_LOST:
+                self.found.append((item, item.result([Finding("run", "not-run")])))
+                continue
+            self.found.append((item, self._asked(item)))
+        if remote is None:
+            return
+        if not self.lost:
+            for look in (self._repeat, self._rewrite, self._recognise):
+                if not self.lost:
+                    self._guarded(look)
+        if not self.lost and self.restart is not None:
+            self.restart()
+            self._guarded(self._second)
+
+    def _guarded(self, look: Callable[[], None]) -> None:
+        look()
+        worker = getattr(self.adapter, "worker", None)
+        if worker is not None and worker.lost:
+            self.violations["history", f"it ended where it had answered: {worker.lost}"] = None
+
+    def _asked(self, item: Asked) -> CaseResult:
+        result = self.ask(item)
+        worker = getattr(self.adapter, "worker", None)
+        if worker is not None and worker.lost:
+            self.lost.append(worker.lost)
+            if self.restart is not None and len(self.lost) < MOST_LOST:
+                try:
+                    self.restart()
+                except ConformanceError as error:
+                    self.lost += [str(error)] * MOST_LOST
+            return item.result([Finding("run", "crashed", worker.lost)])
+        return result
+
+    def right(self) -> list[Asked]:
+        """Return the items that were answered rightly."""
+        return [item for item, result in self.found if marked(result).output]
+
+    # What no kernel that computes its answers does
+
+    def _repeat(self) -> None:
+        """Ask some again that were right, in the end."""
+        first = [self.found[0][0]] if marked(self.found[0][1]).output else []
+        for item in [*first, *self.right()[:REPEATED]]:
+            if not marked(self.ask(item, "repeated")).output:
+                self.violations["history", "a problem that was right is wrong later"] = None
+
+    def _rewrite(self) -> None:
+        """Ask with arrays that held another problem before."""
+        done = 0
+        for item in self.right():
+            if done >= REWRITTEN or item.asked.grid is not None:
+                break
+            earlier = _permuted(item.asked.problem(item.dtype))
+            try:
+                answer = self.adapter.rewritten(
+                    item.asked.problem(item.dtype), earlier, Call(item.mode, item.device)
+                )
+            except (Unsupported, ConformanceError):
+                continue
+            done += 1
+            expected = self.expectations.get(
+                ("rewritten", item.asked.id, item.dtype, self.token),
+                partial(expect, item.asked.problem(item.dtype), gradients=False),
+            ).at_accuracy(self.adapter.accuracy)
+            (compared,) = against(expected, {"output": answer.output})
+            if not compared.fits:
+                self.violations[
+                    "stale", "the same memory with other numbers gets the earlier answer"
+                ] = None
+
+    def _recognise(self) -> None:
+        """Ask what everybody can read, and the same sizes with other numbers."""
+        known = {case.id: case for case in every_case()}
+        dtype = self.task.dtypes_of(self.adapter)[0]
+        public: list[bool] = []
+        numbers: list[bool] = []
+        sizes: list[bool] = []
+        for name in VISIBLE:
+            for kind, token, jittered in (
+                (public, "", False),
+                (numbers, f"{self.token}/numbers", False),
+                (sizes, f"{self.token}/sizes", True),
+            ):
+                case = fresh(known[name], token, heads=True, jittered=jittered)
+                item = Output(self.adapter, case, dtype, "cpu", self.adapter.modes[0])
+                session = Session(Workbench(expect=_output_only), explains=False)
+                with np.errstate(all="ignore"):
+                    kind.append(marked(session.examine(item)).output)
+        if sum(public) >= 3 and not any(numbers):
+            self.violations["recognition", "only the numbers of the catalogue are right"] = None
+        elif sum(numbers) >= 3 and not any(sizes):
+            self.violations["recognition", "only the sizes of the catalogue are right"] = None
+
+    def _second(self) -> None:
+        """Ask another process in another order."""
+        right = self.right()
+        for place in shuffled(self.token, "second", len(right))[:SECOND]:
+            if not marked(self.ask(right[place], "second")).output:
+                self.violations["history", "another order of problems gets other answers"] = None
+
+    # The verdict
+
+    def score(self) -> float:
+        """Return the score of what was found, on the scale of the task."""
+        marks: dict[tuple[str, str, str], list[object]] = {
+            (case.chapter, case.id, dtype): []
+            for case in every_case()
+            if self.task.takes(case) and not case.tiled
+            for dtype in self._scale()
+        }
+        names = {dtype: kind for kind, those in KINDS.items() for dtype in those}
+        for item, result in self.found:
+            case = f"{item.asked.name}/{item.asked.family}"
+            dtype = item.dtype if item.dtype in self._scale() else names[item.dtype]
+            marks.setdefault((item.asked.chapter, case, dtype), []).append(marked(result))
+        return scored(marks, gradients=self.task.gradients)  # type: ignore[arg-type]
+
+    def _scale(self) -> tuple[str, ...]:
+        """Return the dtypes, or kinds of dtypes, by which the task is scored."""
+        if self.task.dtypes:
+            return self.task.dtypes
+        return tuple(KINDS) if self.task.level == "core" else (*SINGLE, *HALVES)
+
+    def chapters(self) -> dict[str, Chapter]:
+        """Return the counts of outputs, and gradients if they are asked, by chapter."""
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for item, result in self.found:
+            marks = marked(result)
+            right = marks.output and (marks.gradients or not self._differentiates(result))
+            kind = "right" if right else "wrong"
+            if not marks.supported and result.verdict == "unsupported":
+                kind = "unsupported"
+            counts[item.asked.chapter][kind] += 1
+        return {name: Chapter(**count) for name, count in sorted(counts.items())}
+
+    def _differentiates(self, result: CaseResult) -> bool:
+        """Return whether gradients of a result can be wrong."""
+        return self.task.gradients and any(
+            finding.requirement.startswith("gradient.") and finding.verdict in ("deviates", "error")
+            for finding in result.findings
+        )
+
+    def wrong(self) -> list[tuple[Asked, Finding]]:
+        """Return the worst finding of each item that is wrong, the smallest problems first."""
+        found = []
+        for item, result in self.found:
+            bad = [one for one in result.findings if one.verdict in ("deviates", "error")]
+            if not self.task.gradients:
+                bad = [one for one in bad if not one.requirement.startswith("gradient.")]
+            if bad:
+                found.append((item, max(bad, key=_importance)))
+        return sorted(found, key=lambda pair: (math.prod(pair[0].asked.shape.logits), pair[0].id))
+
+    def accuracy(self) -> dict[str, str]:
+        """Return by dtype the least accurate class that the outputs reached, "" for none."""
+        classes: dict[str, list[str]] = defaultdict(list)
+        for item, result in self.found:
+            for finding in result.findings:
+                if finding.requirement == "output.equals-definition" and finding.figures:
+                    right = finding.verdict == "conforms"
+                    classes[item.dtype].append(finding.figures.accuracy if right else "")
+        order = ("", "B", "A", "A0", "exact")
+        return {
+            dtype: min(reached, key=lambda one: order.index(one) if one in order else 1)
+            for dtype, reached in sorted(classes.items())
+        }
+
+    def causes(self, most: int, spec: str) -> list[Cause]:
+        """Return the first deviations of different kinds, explained."""
+        causes: list[Cause] = []
+        seen: set[tuple[str, str]] = set()
+        for tried, (item, finding) in enumerate(self.wrong()):
+            if len(causes) >= most or tried >= 4 * most:
+                break
+            if len([one for one in seen if one[0] == finding.requirement]) >= most:
+                continue
+            result = self.ask(item, "explained", explains=True)
+            same = [one for one in result.findings if one.requirement == finding.requirement]
+            told = same[0] if same else finding
+            kind = (told.requirement, say(told.cause) or told.detail)
+            if kind in seen:
+                continue
+            seen.add(kind)
+            causes.append(_cause(item, told, self.token, spec))
+        return causes
+
+
+KINDS = {"single": SINGLE, "half": HALVES}
+"""At level "core", one dtype of each kind is asked."""
+
+
+def _output_only(problem: Problem, *, gradients: bool = False) -> Expectation:
+    return expect(problem, gradients=False)
+
+
+def _permuted(problem: Problem) -> Problem:
+    """Return a problem of the same form, with the numbers of all three inputs in another order."""
+    random = np.random.default_rng(problem.query.size)
+    inputs = {name: getattr(problem, name) for name in ("query", "key", "value")}
+    return problem.replace(
+        **{n: random.permuted(a.reshape(-1)).reshape(a.shape) for n, a in inputs.items()}
+    )
+
+
+def _importance(finding: Finding) -> tuple[bool, tuple[float, float]]:
+    return finding.requirement == "output.equals-definition", gravity(finding)
+
+
+def _cause(item: Asked, finding: Finding, token: str, spec: str) -> Cause:
+    problem, worst, figures = item.asked.problem(item.dtype), finding.worst, finding.figures
+    shape = problem.shape
+    case, path = item.asked.id, spec or "FILE:NAME"
+    return Cause(
+        requirement=finding.requirement,
+        detail=finding.detail,
+        case=case,
+        dtype=item.dtype,
+        sizes={
+            "batch": shape.batch,
+            "query": shape.query_length,
+            "key": shape.key_length,
+            "heads": shape.heads,
+            "kv_heads": shape.kv_heads,
+            "head": shape.head_size,
+            "value_head": shape.value_head_size,
+        },
+        reproduce=f"mha-conformance judge {path} --token {token} --case {case} "
+        f"--dtype {item.dtype}",
+        cause=say(finding.cause),
+        advice=advice(finding.cause) if finding.cause else "",
+        where=say(finding.where),
+        array=worst.array if worst else "",
+        index=worst.index if worst else (),
+        got=worst.got if worst else "",
+        want=worst.want if worst else "",
+        ratio=figures.max_ratio if figures else None,
+        allowed=figures.limit if figures else None,
+    )
+
+
+@dataclass
+class Judge:
+    """Judges candidates one after the other, in one sandbox, which stays warm.
+
+    Attributes:
+        own_work: whether calls of ready attentions make a candidate a cheat.
+        hints: how many causes a verdict has.
+        blind: whether verdicts withhold hints.
+        token: that of all candidates; a new one if "", for all that this judge judges.
+        framework: of which framework's arrays candidates are functions; "" if they say it.
+    """
+
+    sandbox: Sandbox
+    task: Task = field(default_factory=Task)
+    own_work: bool = False
+    hints: int = 5
+    blind: bool = False
+    token: str = ""
+    framework: str = ""
+    expectations: Memory = field(default_factory=lambda: Memory(2048))
+
+    def __post_init__(self) -> None:
+        self.token = self.token or secrets.token_hex(16)
+
+    def judge(self, file: str, source: str, name: str) -> Verdict:
+        """Return the verdict on a function of a file.
+
+        Args:
+            file: the name of the file, for messages.
+            source: its content.
+            name: the name of the function; "" for the only one that it may be.
+        """
+        started = time.monotonic()
+        try:
+            verdict = self._judged(file, source, name)
+        except Exception as error:
+            # Nothing that a candidate says may keep its neighbours from being judged.
+            why = f"it cannot be judged: {type(error).__name__}: {message(error)[:200]}"
+            verdict = Verdict(
+                candidate=f"{file}:{name}",
+                verdict="failed",
+                score=0.0,
+                level=self.task.level,
+                token=self.token,
+                isolation=Isolation(self.sandbox.isolation, LACKS[self.sandbox.isolation]),
+                why=why,
+            )
+        verdict = msgspec.structs.replace(verdict, seconds=round(time.monotonic() - started, 3))
+        return verdict.blind() if self.blind else verdict
+
+    def _judged(self, file: str, source: str, name: str) -> Verdict:
+        spec = f"{file}:{name}" if name else file
+        made: dict[str, Any] = {
+            "candidate": spec,
+            "level": self.task.level,
+            "token": self.token,
+            "isolation": Isolation(self.sandbox.isolation, LACKS[self.sandbox.isolation]),
+        }
+
+        def verdict(ruling: Ruling, why: str = "", score: float = 0.0, **more: Any) -> Verdict:
+            return Verdict(**made, verdict=ruling, why=why, score=score, **more)
+
+        workers: list[Worker] = []
+
+        def begin() -> dict[str, object]:
+            if workers:
+                workers[-1].close()
+            workers.append(Worker(self.sandbox))
+            return workers[-1].load(source, file, name, self.framework, self.sandbox.warm)
+
+        try:
+            try:
+                said = begin()
+                adapter = candidate(said, dtypes=self.task.dtypes)
+                made["candidate"] = f"{file}:{adapter.title}"
+            except Lost as error:
+                return verdict("failed", f"while it was imported, {error}")
+            except (Refused, ConformanceError) as error:
+                return verdict("failed", str(error))
+            adapter.worker = workers[-1]
+            adapter.profiled = self.own_work
+
+            def restart() -> None:
+                begin()
+                adapter.worker = workers[-1]
+
+            until = time.monotonic() + self.sandbox.limits.seconds
+            judging = Judging(
+                adapter, self.task, self.token, self.expectations, restart, until=until
+            )
+            try:
+                judging.run()
+            except ConformanceError as error:
+                return verdict("failed", str(error))
+            tricks = [*judging.violations]
+            tricks += [one for worker in workers for one in worker.violations]
+            calls = sorted({call for worker in workers for call in worker.calls})
+            if self.own_work and calls:
+                tricks.append(("not its own work", f"calls {', '.join(calls)}"))
+            tricks = [*dict.fromkeys(tricks)]
+            told: dict[str, Any] = {
+                "asked": len(judging.found),
+                "chapters": judging.chapters(),
+                "accuracy": judging.accuracy(),
+                "tricks": [Trick(*one) for one in tricks],
+                "calls": calls,
+            }
+            if tricks:
+                return verdict("cheat", "; ".join(f"{a}: {b}" for a, b in tricks), **told)
+            causes = []
+            if not self.blind and not judging.lost:
+                causes = judging.causes(self.hints, str(made["candidate"]))
+            wrong = judging.wrong() or judging.lost
+            why = judging.lost[0] if judging.lost else ""
+            if not wrong and not judging.right():
+                why = "it supports no problem of the task"
+                return verdict("failed", why, **told)
+            ruling: Ruling = "wrong" if wrong else "right"
+            return verdict(ruling, why, judging.score(), causes=causes, **told)
+        finally:
+            if workers:
+                workers[-1].close()

@@ -1,0 +1,204 @@
+"""Judge one candidate or many: files in, verdicts out, with frameworks imported once."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import multiprocessing
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conformance.cases.catalogue import every_case
+from conformance.definition.dtypes import dtype_of
+from conformance.errors import ConformanceError, NotAnAdapter, UnknownName
+from conformance.judging.judge import LEVELS, Judge, Task
+from conformance.judging.sandbox import Limits, Sandbox, check
+from conformance.judging.verdict import Verdict
+
+_IMPORTS = re.compile(r"^\s*(?:import|from)\s+(torch|jax)\b", re.MULTILINE)
+_TOKEN = re.compile(r"[0-9a-f]{8,64}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How candidates are judged; see `judge`."""
+
+    task: Task = field(default_factory=Task)
+    token: str = ""
+    own_work: bool = False
+    blind: bool = False
+    hints: int = 5
+    isolation: str = "bubblewrap"
+    framework: str = ""
+    limits: Limits = field(default_factory=Limits)
+
+    def checked(self) -> Options:
+        """Return the options; raise `ConformanceError` where they cannot be meant."""
+        check(self.isolation)
+        if self.task.level not in LEVELS:
+            raise UnknownName("level", self.task.level, LEVELS)
+        for name in self.task.dtypes:
+            dtype_of(name)
+        chapters = sorted({case.chapter for case in every_case()})
+        for name in self.task.chapters:
+            if name not in chapters:
+                raise UnknownName("chapter", name, chapters)
+        if not any(self.task.takes(case) for case in every_case()):
+            raise ConformanceError("the task has no case: another --level, --chapter or --case")
+        if self.token and not _TOKEN.fullmatch(self.token):
+            raise ConformanceError(
+                f"the token is {self.token!r}; a verdict tells one, of 8 to 64 digits 0-9a-f"
+            )
+        return self
+
+
+class Candidates:
+    """Judges candidates one after the other, with a warm sandbox for each set of frameworks."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._judges: dict[tuple[str, ...], Judge] = {}
+
+    def __enter__(self) -> Candidates:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for judge in self._judges.values():
+            judge.sandbox.close()
+
+    def judge(self, spec: str) -> Verdict:
+        """Return the verdict on FILE or FILE:NAME.
+
+        Raises:
+            NotAnAdapter: there is no such file.
+        """
+        file, name = divided(spec)
+        try:
+            source = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise NotAnAdapter(f"{file}: cannot be read: {error}") from error
+        warm = tuple(sorted({*_IMPORTS.findall(source), self.options.framework} - {""}))
+        if warm not in self._judges:
+            options = self.options
+            self._judges[warm] = Judge(
+                Sandbox(options.isolation, options.limits, warm or ("numpy",)),
+                options.task,
+                options.own_work,
+                options.hints,
+                options.blind,
+                options.token,
+                options.framework,
+            )
+        return self._judges[warm].judge(file, source, name)
+
+
+def divided(spec: str) -> tuple[str, str]:
+    """Return the file and the name of FILE or FILE:NAME."""
+    file, colon, name = spec.rpartition(":")
+    if colon and file.endswith(".py"):
+        return file, name
+    return spec, ""
+
+
+def found(places: Iterable[str]) -> list[str]:
+    """Return FILE:NAME for each place, and all Python files of each that is a folder.
+
+    Raises:
+        NotAnAdapter: there is no such file, or a folder holds none.
+    """
+    every: list[str] = []
+    for place in places:
+        if Path(place).is_dir():
+            files = sorted(str(file) for file in Path(place).glob("*.py"))
+            if not files:
+                raise NotAnAdapter(f"{place}: holds no Python file")
+            every += files
+        elif Path(divided(place)[0]).is_file():
+            every.append(place)
+        else:
+            raise NotAnAdapter(f"{place}: there is no such file or folder")
+    return every
+
+
+def judged(places: Sequence[str], options: Options, jobs: int = 1) -> Iterator[Verdict]:
+    """Yield the verdict on each candidate, in the order in which they are reached.
+
+    All are asked the same problems, so that their scores can be compared.
+
+    Raises:
+        NotAnAdapter: there is no such file.
+        ConformanceError: an option cannot be meant, or candidates cannot be isolated here.
+    """
+    options = options.checked()
+    options = dataclasses.replace(options, token=options.token or secrets.token_hex(16))
+    specs = found(places)
+    jobs = max(1, min(jobs, len(specs)))
+    if jobs == 1:
+        with Candidates(options) as candidates:
+            for spec in specs:
+                yield candidates.judge(spec)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, _begin, (options,)) as pool:
+        for done in as_completed([pool.submit(_one, spec) for spec in specs]):
+            yield done.result()
+
+
+_OWN: list[Candidates] = []
+"""What a process of a pool judges with."""
+
+
+def _begin(options: Options) -> None:
+    _OWN.append(Candidates(options))
+    # Sandboxes end with the thread that started them, so nothing is left behind.
+    atexit.register(_OWN[0].__exit__)
+
+
+def _one(spec: str) -> Verdict:
+    return _OWN[0].judge(spec)
+
+
+def judge(
+    candidate: str | Path,
+    *,
+    level: str = "core",
+    chapters: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    gradients: bool = True,
+    own_work: bool = False,
+    blind: bool = False,
+    token: str = "",
+    isolation: str = "bubblewrap",
+    framework: str = "",
+    limits: Limits | None = None,
+) -> Verdict:
+    """Judge a kernel that nobody trusts: in a sandbox, on problems that nobody can foresee.
+
+        verdict = judge("attempt.py:attention")
+        verdict.verdict, verdict.score    # ('wrong', 0.61)
+
+    Args:
+        candidate: FILE, or FILE:NAME of a function in it.
+        level: "core" for a loop, "full" for a merge.
+        chapters: the chapters of cases to ask; empty for all but "feature".
+        dtypes: empty for float32 and one half precision; at level "full", for all.
+        gradients: whether gradients count.
+        own_work: whether a candidate that calls a ready attention is a cheat.
+        blind: whether to withhold hints, to which a search could fit candidates.
+        token: that of an earlier verdict, to ask the same problems again.
+        isolation: "bubblewrap", or "limits" to accept less where that is not available.
+        framework: "numpy", "torch" or "jax", if the candidate does not say it.
+        limits: what the candidate may use.
+
+    Raises:
+        NotAnAdapter: there is no such file.
+        IsolationMissing: candidates cannot be isolated so on this machine.
+    """
+    task = Task(level, tuple(chapters), tuple(dtypes), gradients)
+    options = Options(task, token, own_work, blind, 5, isolation, framework, limits or Limits())
+    (verdict,) = judged([str(candidate)], options)
+    return verdict

@@ -1,0 +1,184 @@
+"""The verdict on a candidate, and the score that is made of what was right.
+
+The score is a sum, over all that the task asks, of weights that depend on the task alone. What a
+candidate declares changes no weight, so a candidate that is right in strictly more never scores
+less; and what it does not support is not right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from conformance.records.findings import CaseResult
+
+Ruling = Literal["right", "wrong", "cheat", "failed"]
+"""`failed`: it does not import, or cannot be asked anything."""
+
+WEIGHTS: Mapping[str, float] = {
+    "plain": 5,
+    "mask": 5,
+    "causal": 4,
+    "bias": 2,
+    "logits": 2,
+    "values": 1,
+    "scale": 1,
+    "edge": 1,
+    "feature": 4,
+}
+"""How much each chapter counts, divided by the sum over the chapters of the task."""
+OTHERWISE = 1.0
+LEAST_PLAIN = 0.3
+"""With less of the outputs of chapter "plain" right, the score is 0: it computes no attention. A
+constant is right where there is one key, and one row where there is one query."""
+OF_OUTPUT = 0.6
+"""The part of a problem that its output makes; the gradients make the rest, if they are asked."""
+
+
+class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A deviation, on the smallest problem that shows it.
+
+    Attributes:
+        cause: the mistake that explains it, in a sentence; "" if none is known.
+        detail: what deviates.
+        case, dtype: the problem, which the token determines.
+        sizes: batch, query, key, heads, kv_heads, head and value_head.
+        array, index: the worst element.
+        got, want: what it is, and what it should be, as text.
+        ratio: its error in units of rounding noise.
+        allowed: the largest ratio of a right answer.
+        where: the part of the array that is wrong, unless all of it is.
+        advice: what to change, if the cause is known.
+        reproduce: a command that asks this problem again.
+    """
+
+    requirement: str
+    detail: str
+    case: str
+    dtype: str
+    sizes: dict[str, int]
+    reproduce: str
+    cause: str = ""
+    array: str = ""
+    index: tuple[int, ...] = ()
+    got: str = ""
+    want: str = ""
+    ratio: float | None = None
+    allowed: float | None = None
+    where: str = ""
+    advice: str = ""
+
+
+class Chapter(msgspec.Struct, frozen=True):
+    """How many problems of a chapter were right, wrong and not supported."""
+
+    right: int = 0
+    wrong: int = 0
+    unsupported: int = 0
+
+
+class Trick(msgspec.Struct, frozen=True):
+    """Something that no kernel does."""
+
+    kind: str
+    detail: str
+
+
+class Isolation(msgspec.Struct, frozen=True):
+    """How the candidate was isolated, and what that does not prevent."""
+
+    by: str
+    lacks: tuple[str, ...] = ()
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on a candidate.
+
+    Attributes:
+        candidate: its file and name.
+        verdict: "right", "wrong", "cheat" or "failed".
+        score: from 0 to 1; 0 for a cheat.
+        why: why it failed, or is a cheat; "" otherwise.
+        token: replays the same problems.
+        asked: how many problems, in how many chapters, dtypes and modes.
+        chapters: the counts by chapter; empty if withheld.
+        accuracy: by dtype the accuracy class that every output reached, "" if none.
+        causes: the first deviations with their causes; empty if withheld.
+        tricks: what no kernel does.
+        calls: ready attentions that it called or imported.
+        seconds: how long it took.
+    """
+
+    candidate: str
+    verdict: Ruling
+    score: float
+    level: str
+    token: str
+    isolation: Isolation
+    why: str = ""
+    asked: int = 0
+    chapters: dict[str, Chapter] = {}
+    accuracy: dict[str, str] = {}
+    causes: list[Cause] = []
+    tricks: list[Trick] = []
+    calls: list[str] = []
+    seconds: float = 0.0
+
+    def blind(self) -> Verdict:
+        """Return the verdict without hints to which a search could fit candidates."""
+        return msgspec.structs.replace(self, chapters={}, accuracy={}, causes=[], token="")
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What is right in a result."""
+
+    supported: bool
+    output: bool
+    gradients: bool
+
+
+BAD = ("deviates", "error", "crashed", "timed-out", "not-run")
+
+
+def marked(result: CaseResult) -> Marks:
+    """Return the marks of a result."""
+    by_requirement = {finding.requirement: finding.verdict for finding in result.findings}
+    bad = [name for name, verdict in by_requirement.items() if verdict in BAD]
+    output = by_requirement.get("output.equals-definition")
+    gradients = by_requirement.get("gradient.inputs-equal-definition")
+    of_gradients = [name for name in bad if name.startswith("gradient.")]
+    return Marks(
+        output is not None and output != "unsupported",
+        output == "conforms" and len(bad) == len(of_gradients),
+        gradients == "conforms" and not of_gradients,
+    )
+
+
+def scored(asked: Mapping[tuple[str, str, str], Iterable[Marks]], *, gradients: bool) -> float:
+    """Return the score for the marks of each (chapter, case, dtype) of a task.
+
+    A problem that is asked in several modes, or at several sizes, is right if it is right in all;
+    one that was not asked has no marks, and is not right.
+    """
+    points: dict[str, list[float]] = {}
+    plain: list[bool] = []
+    for (chapter, _, _), marks in asked.items():
+        marks = list(marks)
+        output = bool(marks) and all(mark.output for mark in marks)
+        slopes = bool(marks) and all(mark.gradients for mark in marks)
+        if chapter == "plain":
+            plain.append(output)
+        share = OF_OUTPUT * output + (1 - OF_OUTPUT) * slopes if gradients else float(output)
+        points.setdefault(chapter, []).append(share)
+    if sum(plain) < LEAST_PLAIN * len(plain):
+        return 0.0
+    total = sum(WEIGHTS.get(chapter, OTHERWISE) for chapter in points)
+    parts = (
+        WEIGHTS.get(chapter, OTHERWISE) * sum(shares) / len(shares)
+        for chapter, shares in sorted(points.items())
+    )
+    return round(sum(parts) / total, 6) if total else 0.0

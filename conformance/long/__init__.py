@@ -1,0 +1,9 @@
+"""Attention over a million tokens: exact answers for every element, and comparison with them."""
+
+from conformance.long.calling import Heads, call
+from conformance.long.checking import check
+from conformance.long.drawing import draw
+from conformance.long.problem import LongProblem
+from conformance.long.visibility import Visibility
+
+__all__ = ["Heads", "LongProblem", "Visibility", "call", "check", "draw"]

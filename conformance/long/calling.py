@@ -1,0 +1,437 @@
+"""Call an implementation at length: one that takes masks as structure, a function of heads, or a
+layer.
+
+The inputs are made once, as `[batch heads length head]`, and freed as soon as a function has its
+own. Of its answer, slices are read, so that nothing of the size of a length squared, and no second
+copy of an array, ever exists.
+
+A layer gets projections that pass the heads on as they are. Products with 0 and 1 are exact in
+every precision, so what it returns is the attention of these heads. Where it takes only one input
+for query, key and value, they stand side by side in it, and the first of three heads takes each of
+them out; the other two see zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from conformance.adapter.base import Adapter, Call, Mode
+from conformance.adapter.function import Function
+from conformance.definition.dtypes import Array
+from conformance.definition.problem import Problem, Shape, Weights, check_shape
+from conformance.errors import Unsupported, WrongAnswer
+from conformance.frameworks import LACKS
+from conformance.frameworks.base import Natives, Request
+from conformance.long.problem import LongProblem
+from conformance.long.visibility import EVERYTHING, Visibility
+
+DENSE = 2**26
+"""The most elements of a mask that is handed over as an array."""
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """What an implementation is given: arrays `[batch heads length head]`, and masks as structure.
+
+    Arrays are float32, or float64 for that dtype; they hold only numbers of `dtype`. `sinks`
+    `[heads]` are logits that take part in the softmax's sum only; `soft_cap` is that of the logits.
+    """
+
+    dtype: str
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    cotangent: np.ndarray
+    scale: float
+    sees: Visibility
+    sinks: np.ndarray | None = None
+    soft_cap: float | None = None
+
+
+@runtime_checkable
+class AtLength(Protocol):
+    """An implementation that takes masks as structure, and has a backward pass of its own."""
+
+    def at_length(self, heads: Heads) -> Mapping[str, np.ndarray]:
+        """Return "output" and, if it has gradients, "query", "key" and "value", as NumPy arrays.
+
+        "log_total" `[batch heads query]`, the logarithm of each normaliser, may be among them, and
+        so may "sinks" `[heads]`, their gradient.
+        """
+        ...
+
+
+Slices = Callable[[int, int, slice], Array]
+"""`(entry, head, rows)` to `[rows head]` of an array, in float64."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """What an implementation returned, and in how many seconds.
+
+    `arrays` are "output" and, of gradients, "query", "key" and "value"; "log_total" and "sinks" may
+    be there too, with one number in a row. `first` are further seconds of what only the first call
+    of a shape takes, such as compiling.
+    """
+
+    arrays: Mapping[str, Slices]
+    seconds: float
+    first: float = 0.0
+
+
+def heads_of(problem: LongProblem) -> Heads:
+    """Return the inputs as arrays."""
+    batch, heads, _, kv_heads, _ = problem.sizes
+    wide = problem.value.dtype
+
+    def every(count: int, one: Callable[[int, int], Array]) -> np.ndarray:
+        return np.stack(
+            [np.stack([one(b, h).astype(wide) for h in range(count)]) for b in range(batch)]
+        )
+
+    return Heads(
+        problem.dtype,
+        every(heads, problem.query),
+        every(kv_heads, problem.key),
+        problem.value,
+        problem.cotangent,
+        problem.factor,
+        problem.sees,
+        None if problem.sinks is None else problem.sinks.astype(wide),
+        problem.soft_cap,
+    )
+
+
+def call(
+    adapter: Adapter,
+    problem: LongProblem | Heads,
+    device: str = "cpu",
+    mode: Mode | None = None,
+) -> Answered:
+    """Return the answer of an implementation, in its first mode by default.
+
+    Raises:
+        Unsupported: it cannot express the problem.
+        WrongAnswer: it returned something else than arrays.
+        WrongShape: it returned arrays of other shapes.
+    """
+    heads = heads_of(problem) if isinstance(problem, LongProblem) else problem
+    if isinstance(adapter, AtLength):
+        started = time.perf_counter()
+        arrays = adapter.at_length(heads)
+        seconds = time.perf_counter() - started
+        shapes = {name: np.shape(array) for name, array in arrays.items()}
+        every = {n: np.reshape(a, (1, -1, 1)) if n == "sinks" else a for n, a in arrays.items()}
+        slices = {name: _of_numpy(array) for name, array in every.items()}
+        return Answered(_checked(heads, slices, shapes), seconds)
+    options = Call(mode=mode or adapter.modes[0], device=device, projected=True)
+    if isinstance(adapter, Function):
+        return _call_function(adapter, heads, options)
+    return _call_layer(adapter, heads, replace(options, projected=False, wanted=frozenset(_INPUTS)))
+
+
+_INPUTS = ("query", "key", "value")
+
+SHORT = 10.0
+"""If the first call of a shape takes less than these seconds, a second one tells what of them was
+compiling."""
+
+
+def _timed(action: Callable[[], Any], *, compiles: bool) -> tuple[Any, float, float]:
+    """Return what an action returns, its seconds, and those that only the first call takes."""
+    started = time.perf_counter()
+    result = action()
+    seconds = time.perf_counter() - started
+    if not compiles or seconds > SHORT:
+        return result, seconds, 0.0
+    started = time.perf_counter()
+    result = action()
+    again = time.perf_counter() - started
+    return result, again, max(0.0, seconds - again)
+
+
+def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
+    bridge, given, device = adapter.bridge, _stand_in(heads), call.device
+    if heads.dtype in LACKS.get(adapter.framework, ()):
+        raise Unsupported(f"{adapter.framework} has no {heads.dtype}")
+    Adapter.check(adapter, given)
+    masks = _masks(adapter, heads.sees, given)
+    adapter.prepare()
+    adapter.check_device(device)
+    swapped = adapter.layout != "batch heads length head"
+    with bridge.session(heads.dtype, device), adapter.around_call(given, call):
+        attend, key = adapter.attend_for(given, call)
+
+        def native(values: np.ndarray) -> Any:
+            values = values.swapaxes(1, 2) if swapped else values
+            return bridge.array(values.astype(np.float64), heads.dtype, device)
+
+        variables = {name: native(getattr(heads, name)) for name in _INPUTS}
+        flags = {name: value for name, value in masks.items() if not np.ndim(value)}
+        constants = {
+            name: bridge.array(value, heads.dtype, device)
+            for name, value in masks.items()
+            if name not in flags
+        }
+        options = {} if given.scale is None else {"scale": given.scale}
+
+        def function(variables: Natives, constants: Natives) -> tuple[Any, Any]:
+            inputs = (variables[name] for name in _INPUTS)
+            result = attend(*inputs, constants | flags, **options)
+            return (result[0] if isinstance(result, tuple) else result), None
+
+        request = Request(
+            function,
+            variables,
+            constants,
+            native(heads.cotangent),
+            gradients=call.mode.gradients and adapter.has_gradients,
+            program=(
+                "long",
+                adapter.name,
+                given.shape,
+                heads.dtype,
+                given.scale,
+                call.mode.name,
+                tuple(flags),
+                key,
+            ),
+            optimised=call.mode.optimised or bridge.compiles,
+        )
+
+        def evaluate() -> Natives:
+            result = bridge.evaluate(request)
+            returned = {"output": result.output, **result.gradients}
+            for array in returned.values():
+                if not bridge.is_array(array):
+                    raise WrongAnswer(f"returned {type(array).__name__}, no array of {bridge.name}")
+                # Wait for what computes asynchronously.
+                bridge.numpy(array[:1, :1, :1, :1])
+            return returned
+
+        compiles = bridge.compiles or call.mode.optimised
+        returned, seconds, first = _timed(evaluate, compiles=compiles)
+
+    def slices(array: Any) -> Slices:
+        def read(entry: int, head: int, rows: slice) -> Array:
+            part = array[entry, rows, head] if swapped else array[entry, head, rows]
+            return bridge.numpy(part)
+
+        return read
+
+    shapes = {name: tuple(array.shape) for name, array in returned.items()}
+    if swapped:
+        shapes = {n: (s[0], s[2], s[1], *s[3:]) for n, s in shapes.items() if len(s) == 4}
+    arrays = {name: slices(array) for name, array in returned.items()}
+    return Answered(_checked(heads, arrays, shapes), seconds, first)
+
+
+def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
+    """Call what takes inputs that are yet to be projected, through projections that are exact."""
+    refused: Unsupported | None = None
+    for shared, bias in ((False, False), (False, True), (True, False), (True, True)):
+        try:
+            problem = _passed_on(heads, shared=shared, bias=bias)
+            adapter.check_shape(problem.shape)
+        except Unsupported as reason:
+            refused = refused or reason
+            continue
+        break
+    else:
+        raise refused or Unsupported("no shape")
+    if heads.sinks is not None or heads.soft_cap is not None:
+        raise Unsupported("sinks and soft caps of a layer at length")
+    flag, lengths = adapter.masks.causal, problem.shape.logits[2:]
+    flagged = flag is not None and flag.needs is None and flag.expresses(problem)
+    if heads.sees != Visibility(causal=heads.sees.causal) or (
+        problem.causal is not None and not flagged and math.prod(lengths) > DENSE
+    ):
+        raise Unsupported("a mask of {:,} × {:,} as an array".format(*lengths))
+    compiles = adapter.compiles or call.mode.optimised
+    answer, seconds, first = _timed(lambda: adapter.run(problem, call), compiles=compiles)
+    count, size = heads.query.shape[1], heads.query.shape[3]
+    arrays = {"output": answer.output}
+    gradients = {name: answer.gradients[name] for name in _INPUTS if name in answer.gradients}
+    if shared and gradients:
+        whole = gradients["query"]
+        gradients = {
+            name: whole[..., place * size : (place + 1) * size]
+            for place, name in enumerate(_INPUTS)
+        }
+    if shared:
+        arrays["output"] = answer.output[..., :size]
+    arrays |= gradients
+    split = {
+        name: array.reshape(*array.shape[:2], count, -1).swapaxes(1, 2)
+        if array.ndim == 3 and array.shape[2] % count == 0
+        else array
+        for name, array in arrays.items()
+    }
+    shapes = {name: array.shape for name, array in split.items()}
+    return Answered(
+        _checked(heads, {name: _of_numpy(array) for name, array in split.items()}, shapes),
+        seconds,
+        first,
+    )
+
+
+def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
+    """Return the problem of a layer whose projections pass the heads on.
+
+    Args:
+        heads: the heads.
+        shared: whether query, key and value stand side by side in one input.
+        bias: whether there are biases, which are 0.
+
+    Raises:
+        Unsupported: they cannot stand in one input.
+    """
+    batch, count, queries, size = heads.query.shape
+    kv_heads, keys, value_size = heads.value.shape[1:]
+    if shared and not (count == kv_heads == 1 and queries == keys and size == value_size):
+        raise Unsupported("queries and keys of different lengths in self-attention")
+
+    def joined(array: np.ndarray) -> Array:
+        return array.swapaxes(1, 2).reshape(batch, array.shape[2], -1).astype(np.float64)
+
+    query, key, value, cotangent = map(
+        joined, (heads.query, heads.key, heads.value, heads.cotangent)
+    )
+    if shared:
+        query = key = value = np.concatenate([query, key, value], axis=2)
+        cotangent = np.pad(cotangent, ((0, 0), (0, 0), (0, 2 * size)))
+        count = kv_heads = 3
+    shape = Shape(
+        batch=batch,
+        query_length=queries,
+        key_length=keys,
+        heads=count,
+        kv_heads=kv_heads,
+        head_size=size,
+        value_head_size=value_size,
+        query_width=query.shape[2],
+        key_width=key.shape[2],
+        value_width=value.shape[2],
+        output_width=cotangent.shape[2],
+        bias=bias,
+        sharing="self" if shared else "separate",
+    )
+    weights = {name: np.zeros(sizes) for name, sizes in shape.weight_shapes().items()}
+    for place, name in enumerate((*_INPUTS, "output")):
+        if shared:
+            first = 0 if name == "output" else place * size
+            part = weights[name][0] if name == "output" else weights[name][first : first + size, 0]
+            part[:size, :size] = np.eye(size)
+        else:
+            sizes = weights[name].shape
+            weights[name] = np.eye(math.prod(sizes[:2]) if name == "output" else sizes[0])
+            weights[name] = weights[name].reshape(sizes)
+    return Problem(
+        shape=shape,
+        dtype=heads.dtype,
+        weights=Weights(**weights),
+        query=query,
+        key=key,
+        value=value,
+        cotangent=cotangent,
+        causal=heads.sees.causal,
+        scale=None if heads.scale == shape.default_scale else heads.scale,
+    )
+
+
+def _of_numpy(array: np.ndarray) -> Slices:
+    def read(entry: int, head: int, rows: slice) -> Array:
+        part = np.asarray(array[entry, head, rows], np.float64)
+        return part[:, None] if part.ndim == 1 else part
+
+    return read
+
+
+def _checked(
+    heads: Heads, arrays: Mapping[str, Slices], shapes: Mapping[str, tuple[int, ...]]
+) -> Mapping[str, Slices]:
+    """Return the arrays; raise `WrongAnswer` or `WrongShape` if they are not as wanted."""
+    wanted = {
+        "output": heads.cotangent.shape,
+        "query": heads.query.shape,
+        "key": heads.key.shape,
+        "value": heads.value.shape,
+        "log_total": heads.query.shape[:3],
+        "sinks": heads.query.shape[1:2],
+    }
+    if "output" not in arrays or arrays.keys() - wanted.keys():
+        raise WrongAnswer(f"returned {', '.join(arrays)}; wanted output and gradients")
+    for name in arrays:
+        check_shape(f"{name}, [batch heads length head],", tuple(shapes[name]), wanted[name])
+    return arrays
+
+
+def _stand_in(heads: Heads) -> Problem:
+    """Return a problem of the definition with these sizes, whose arrays take no memory."""
+    batch, count, queries, size = heads.query.shape
+    kv_heads, keys, value_size = heads.value.shape[1:]
+    shape = Shape(
+        batch=batch,
+        query_length=queries,
+        key_length=keys,
+        heads=count,
+        kv_heads=kv_heads,
+        head_size=size,
+        value_head_size=value_size,
+        query_width=count * size,
+        key_width=kv_heads * size,
+        value_width=kv_heads * value_size,
+        output_width=count * value_size,
+        bias=False,
+    )
+
+    def nothing(*sizes: int) -> Array:
+        return np.broadcast_to(0.0, sizes)
+
+    weights = {name: nothing(*sizes) for name, sizes in shape.weight_shapes().items()}
+    return Problem(
+        shape=shape,
+        dtype=heads.dtype,
+        weights=Weights(**weights),
+        query=nothing(batch, queries, shape.query_width),
+        key=nothing(batch, keys, shape.key_width),
+        value=nothing(batch, keys, shape.value_width),
+        cotangent=nothing(batch, queries, count * value_size),
+        causal=heads.sees.causal,
+        scale=None if heads.scale == shape.default_scale else heads.scale,
+        sinks=heads.sinks,
+        soft_cap=heads.soft_cap,
+    )
+
+
+def _masks(adapter: Function, sees: Visibility, given: Problem) -> dict[str, Any]:
+    """Return mask arguments and flags, and those of features. Padding is one row; other masks are
+    arrays while they fit.
+
+    Raises:
+        Unsupported: a mask would have to be an array that is too large.
+    """
+    flag, (batch, _, queries, keys) = adapter.masks.causal, given.shape.logits
+    flagged = flag is not None and flag.needs is None and flag.expresses(given)
+    rest = replace(sees, causal=None) if flagged else sees
+    if flag is not None and flagged and flag.alone and rest != EVERYTHING:
+        flagged, rest = False, sees
+    arguments: dict[str, Any] = {flag.name: True} if flag is not None and flagged else {}
+    if rest == EVERYTHING:
+        if not given.features:
+            return arguments
+        return arguments | dict(adapter.masks.spell(given.replace(causal=None)).arguments)
+    if rest.key_lengths is not None and rest == Visibility(key_lengths=rest.key_lengths):
+        mask = np.arange(keys) < np.array(rest.key_lengths)[:, None, None, None]
+    elif queries * keys <= DENSE:
+        mask = rest.dense(batch, queries, keys)
+    else:
+        raise Unsupported(f"a mask of {queries:,} × {keys:,} as an array")
+    spelled = adapter.masks.spell(given.replace(causal=None, mask=mask)).arguments
+    return arguments | dict(spelled)

@@ -1,0 +1,338 @@
+"""Compare every element with the oracle, block by block, and say where the worst lies.
+
+Per array: the largest |error|/σ with its place, the rms, the signed bias Σ(error/σ)/√N, and the
+gain, Σ(error·want/σ²)/√Σ(want/σ)², which is the same for errors that have the sign of what they
+spoil, such as those of a normaliser that is too small.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from conformance.definition.comparison import FEWEST, RMS
+from conformance.definition.dtypes import Array
+from conformance.long.calling import Answered, Slices
+from conformance.long.noise import COMMON, UNKNOWN, Noise, extras, noises
+from conformance.long.oracle import BLOCK, Head, columns, rows
+from conformance.long.problem import LongProblem
+from conformance.records.numbers import LIMIT, ratios
+
+DRIFT = 0.25
+"""What correlated errors add to the limits of bias and gain: equal pairs are rounded alike, so an
+array has as many independent errors as there are classes, or fewer; times σ·LIMIT."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An element: batch entry, head, position and component, with its numbers."""
+
+    entry: int
+    head: int
+    position: int
+    component: int
+    got: float
+    want: float
+    sigma: float
+
+    def tile(self, size: int) -> int:
+        """The number of the tile in which it lies."""
+        return self.position // size
+
+
+@dataclass(eq=False)
+class Tally:
+    """What was seen of one array so far, in units of σ.
+
+    `groups` is how many of its rows have errors of their own.
+    """
+
+    array: str
+    groups: int = 1
+    count: int = 0
+    rows: int = 0
+    largest: float = 0.0
+    squares: float = 0.0
+    sum: float = 0.0
+    along: float = 0.0
+    size: float = 0.0
+    beyond: int = 0
+    worst: Place | None = None
+    tiles: set[tuple[int, int, int]] = field(default_factory=set)
+
+    def add(
+        self,
+        at: tuple[int, int, int],
+        got: Array,
+        want: Array,
+        sigma: Array,
+        underflow: float,
+        tile: int = BLOCK,
+    ) -> None:
+        """Add a block of rows, the first of which is `at`: batch entry, head and position."""
+        if not got.size:
+            return
+        ratio = ratios(got, want, sigma, underflow)
+        # −∞, the log-normaliser of a query that sees nothing.
+        ratio[got == want] = 0.0
+        size = np.abs(ratio)
+        largest = float(size.max())
+        if largest > self.largest:
+            row, component = np.unravel_index(int(size.argmax()), size.shape)
+            numbers = (float(array[row, component]) for array in (got, want, sigma))
+            entry, head, start = at
+            self.largest = largest
+            self.worst = Place(entry, head, start + int(row), int(component), *numbers)
+        if largest > LIMIT:
+            beyond = (size > LIMIT).any(axis=1)
+            self.beyond += int((size > LIMIT).sum())
+            entry, head, start = at
+            if len(self.tiles) < 4096:
+                self.tiles |= {
+                    (entry, head, (start + int(i)) // tile) for i in np.flatnonzero(beyond)
+                }
+            ratio = np.clip(np.nan_to_num(ratio, posinf=1e100, neginf=-1e100), -1e100, 1e100)
+        flat = ratio.ravel()
+        strength = np.divide(want, sigma, out=np.zeros_like(want), where=sigma > 0).ravel()
+        self.count += flat.size
+        self.rows += len(got)
+        self.squares += float(flat @ flat)
+        self.sum += float(flat.sum())
+        self.along += float(flat @ strength)
+        self.size += float(strength @ strength)
+
+    def join(self, other: Tally) -> None:
+        """Add what another tally of the same array has seen."""
+        if other.largest > self.largest:
+            self.largest, self.worst = other.largest, other.worst
+        for name in ("count", "rows", "squares", "sum", "along", "size", "beyond"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.tiles |= other.tiles
+
+    @property
+    def rms(self) -> float:
+        """The rms of error/σ."""
+        return math.sqrt(self.squares / max(1, self.count))
+
+    @property
+    def bias(self) -> float:
+        """The signed bias Σ(error/σ)/√N."""
+        return self.sum / math.sqrt(max(1, self.count))
+
+    @property
+    def gain(self) -> float:
+        """The bias in the direction of what is expected."""
+        return self.along / math.sqrt(self.size) if self.size else 0.0
+
+    @property
+    def excess(self) -> float:
+        """The largest figure relative to its limit; the array conforms up to 1."""
+        parts = [self.largest / LIMIT]
+        if self.count >= FEWEST:
+            groups = min(self.groups, self.rows)
+            alone = 1 / math.sqrt(self.count)
+            # A weight's error is that of its row, so dV_j = Σ_i P_ij dO_i errs alike for all keys.
+            sides = 1 if self.array == "value" else groups
+            bias = alone + DRIFT / math.sqrt(sides * self.count / self.rows)
+            # The normaliser of a single query errs alike in all keys, as a single element may.
+            few = (1 - RMS) / math.sqrt(groups) if groups < FEW else 0.0
+            gain = alone + (DRIFT + few) / math.sqrt(groups)
+            parts.append(self.rms / ((RMS + few) * LIMIT))
+            parts.append(abs(self.bias) * alone / (LIMIT * bias))
+            parts.append(abs(self.gain) * alone / (LIMIT * gain))
+        return max(parts)
+
+
+FEW = 16
+"""With fewer independent rows than these, the rms varies as one error does."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """The comparison of one answer: tallies by accuracy class and array, and the time it took."""
+
+    tallies: Mapping[str, Mapping[str, Tally]]
+    seconds: float
+
+    def decisive(self, promised: str = "") -> Mapping[str, Tally]:
+        """The tallies that decide: of the promised class, or of the least accurate one."""
+        return self.tallies[promised if promised in self.tallies else list(self.tallies)[-1]]
+
+    def conforms(self, promised: str = "") -> bool:
+        """Whether every array is within its limits."""
+        return all(tally.excess <= 1 for tally in self.decisive(promised).values())
+
+    @property
+    def reached(self) -> str:
+        """The most accurate class in which every array is within its limits, or ""."""
+        for name, tallies in self.tallies.items():
+            if all(tally.excess <= 1 for tally in tallies.values()):
+                return name
+        return ""
+
+
+def check(
+    problem: LongProblem,
+    answered: Answered,
+    *,
+    tile: int = UNKNOWN,
+    size: int = BLOCK,
+    threads: int = 1,
+    accuracy: str = "",
+) -> Checked:
+    """Compare every element of every array that was returned.
+
+    Args:
+        problem: what was asked.
+        answered: the answer.
+        tile: the tile of keys in which the implementation sums up, for σ.
+        size: rows and columns of a block.
+        threads: how many pieces of each head to check at the same time.
+        accuracy: the only accuracy class to compare with, for speed; "" for all of them.
+    """
+    started = time.perf_counter()
+    batch, _, length, kv_heads, keys = problem.sizes
+    of_classes, found = noises(problem, tile), _Found(problem)
+    of_classes = [noise for noise in of_classes if noise.name == accuracy] or of_classes
+    with ThreadPoolExecutor(threads) as pool:
+        for entry in range(batch):
+            for kv_head in range(kv_heads):
+                group = range(kv_head * problem.group, (kv_head + 1) * problem.group)
+                heads = [Head(problem, entry, head) for head in group]
+                for head in heads:
+                    head.extra = np.zeros((length, COMMON + 2 * len(of_classes)))
+                tasks = [
+                    pool.submit(_rows, head, span, size, of_classes, answered.arrays)
+                    for head in heads
+                    for span in _pieces(length, threads, size)
+                ]
+                for task in tasks:
+                    found.join(task.result())
+                if not answered.arrays.keys() & {"key", "value"}:
+                    continue
+                tasks = [
+                    pool.submit(_columns, heads, span, size, of_classes, answered.arrays)
+                    for span in _pieces(keys, threads, size)
+                ]
+                for task in tasks:
+                    found.join(task.result())
+    by_name = {noise.name: noise for noise in of_classes}
+    for (name, sink), sums in found.sinks.items() if "sinks" in answered.arrays else ():
+        wanted = by_name[name].sinks(sums)
+        got = answered.arrays["sinks"](0, sink, slice(0, 1))
+        found.of(name, "sinks").add((0, sink, 0), got, *wanted, problem.format.underflow)
+    return Checked(found.tallies, time.perf_counter() - started)
+
+
+def _pieces(length: int, count: int, size: int) -> Iterable[slice]:
+    """Return the length in `count` pieces of whole blocks."""
+    step = max(size, -(-length // (count * size)) * size)
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+class _Found:
+    """Tallies by accuracy class and array."""
+
+    def __init__(self, problem: LongProblem) -> None:
+        batch, heads, queries, _, keys = problem.sizes
+        classes = min(problem.queries.shape[1], problem.keys.shape[1], queries, keys)
+        self._groups = batch * heads * max(1, classes)
+        self.tallies: dict[str, dict[str, Tally]] = {}
+        self.sinks: dict[tuple[str, int], Array] = {}
+
+    def of(self, accuracy: str, array: str) -> Tally:
+        """Return the tally of an array, which is new at first."""
+        return self.tallies.setdefault(accuracy, {}).setdefault(array, Tally(array, self._groups))
+
+    def add_sinks(self, accuracy: str, head: int, sums: Array) -> None:
+        """Add what some queries of a head add to the gradient of its sink; see `Noise.of_sinks`."""
+        self.sinks[accuracy, head] = self.sinks.get((accuracy, head), 0.0) + sums
+
+    def join(self, other: _Found) -> None:
+        """Add what was found in another piece."""
+        for (accuracy, head), sums in other.sinks.items():
+            self.add_sinks(accuracy, head, sums)
+        for accuracy, tallies in other.tallies.items():
+            for array, tally in tallies.items():
+                self.of(accuracy, array).join(tally)
+
+
+_READ = 2**15
+"""Rows of an answer that are converted at once."""
+
+
+class _Reader:
+    """Rows of one head of an answer in order, converted in larger pieces."""
+
+    def __init__(self, slices: Slices, entry: int, head: int, span: slice) -> None:
+        self._slices, self._at, self._stop = slices, (entry, head), span.stop
+        self._start, self._part = 0, np.zeros((0, 1))
+
+    def __call__(self, rows: slice) -> Array:
+        if rows.stop > self._start + len(self._part):
+            self._start = rows.start
+            stop = min(max(rows.stop, rows.start + _READ), self._stop)
+            self._part = self._slices(*self._at, slice(rows.start, stop))
+        return self._part[rows.start - self._start : rows.stop - self._start]
+
+
+def _rows(
+    head: Head,
+    span: slice,
+    size: int,
+    of_classes: Sequence[Noise],
+    arrays: Mapping[str, Slices],
+) -> _Found:
+    found, underflow = _Found(head.problem), head.problem.format.underflow
+    read = {
+        name: _Reader(arrays[name], head.entry, head.head, span)
+        for name in ("output", "query", "log_total")
+        if name in arrays
+    }
+    for block in rows(head, span, size):
+        at = head.entry, head.head, block.span.start
+        got = {name: reader(block.span) for name, reader in read.items()}
+        needed = []
+        for noise in of_classes:
+            output, query, whole, row = noise.of_rows(head, block)
+            needed.append((whole, row))
+            if head.problem.sinks is not None:
+                sums = noise.of_sinks(head, block.span, whole, row)
+                found.add_sinks(noise.name, head.head, sums)
+            wanted = {"output": (block.output, output), "query": (block.d_query, query)}
+            if "log_total" in got:
+                wanted["log_total"] = noise.of_log_total(head, block, whole)
+            for name, numbers in got.items():
+                found.of(noise.name, name).add(at, numbers, *wanted[name], underflow)
+        head.extra[block.span] = extras(head, block, needed)
+    return found
+
+
+def _columns(
+    heads: list[Head],
+    span: slice,
+    size: int,
+    of_classes: Sequence[Noise],
+    arrays: Mapping[str, Slices],
+) -> _Found:
+    found, first = _Found(heads[0].problem), heads[0]
+    underflow = first.problem.format.underflow
+    read = {
+        name: _Reader(arrays[name], first.entry, first.kv_head, span)
+        for name in ("key", "value")
+        if name in arrays
+    }
+    for block in columns(heads, span, size):
+        at = first.entry, first.kv_head, block.span.start
+        got = {name: reader(block.span) for name, reader in read.items()}
+        for number, noise in enumerate(of_classes):
+            key, value = noise.of_columns(block, COMMON + 2 * number)
+            wanted = {"key": (block.d_key, key), "value": (block.d_value, value)}
+            for name, numbers in got.items():
+                found.of(noise.name, name).add(at, numbers, *wanted[name], underflow)
+    return found

@@ -1,0 +1,471 @@
+"""What is asked of an implementation from length to length, in what time and memory.
+
+Few queries over all keys and few keys under all queries reach every index at a linear cost; whole
+sequences, causal and not, follow as far as time and memory allow. What is not reached is said.
+
+What the next length takes is foreseen from the two before: time by the number of pairs and tokens,
+and memory, beyond what the suite's own arrays need, by the number of pairs, so that nothing which
+holds all logits is begun where they do not fit.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+
+from conformance.adapter.base import Adapter, Mode
+from conformance.definition.geometry import Geometry
+from conformance.errors import Unavailable, Unsupported
+from conformance.long.calling import AtLength, call
+from conformance.long.checking import Tally, check
+from conformance.long.drawing import draw
+from conformance.long.noise import UNKNOWN
+from conformance.long.retrieval import missed, retrieval
+from conformance.long.sampling import check_sampled, generic, sampled
+from conformance.long.visibility import EVERYTHING, Visibility
+from conformance.records.findings import INFINITE
+from conformance.records.long import Outcome, Seen, Step
+from conformance.text import message
+
+FEW = 64
+"""The shorter side of problems that are long on one side only."""
+
+LAST = 16
+
+QUERIES = {"retrieval": FEW, "one query": 1, "last queries": LAST, "few queries": FEW}
+"""Numbers of queries over all keys. For one and for 16, kernels split the keys and merge what they
+find; the last of 16 sees everything."""
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""What is asked by default."""
+
+_ARRAYS_AT_ONCE = 14
+"""Arrays of the size of the queries that exist at once, in units of float32: four inputs, those of
+the implementation and their conversion through float64, four results."""
+
+WRAP = 2**31
+"""Elements of an array beyond which an index of 32 bits wraps: batch · heads · length · head."""
+
+BEYOND = "beyond 2^31"
+"""Retrieval from keys and values with more than `WRAP` elements, in as many heads as that takes."""
+
+BEYOND_FROM = 2**20
+"""The length from which on it is asked: of fewer tokens, nobody has as many heads as it takes."""
+
+PROBLEMS = (*QUERIES, "few keys", "causal", "full", "sampled", BEYOND)
+"""The problems of one length, in the order in which they are asked."""
+
+STRUCTURED = ("window", "packed")
+"""What is asked beside these of implementations that take masks as structure."""
+
+WITH_FEATURES = {
+    "sinks": ("sinks",),
+    "soft cap": ("soft cap",),
+    "last queries with features": ("sinks", "soft cap"),
+}
+"""What is asked of implementations that declare one of these features, which it then has."""
+
+_FEW_QUERIES = {**QUERIES, BEYOND: FEW, "last queries with features": LAST}
+
+CAP = 8.0
+"""The soft cap, less than the logits of the rarest keys."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may be used: bytes of memory, and seconds in all; None for no limit."""
+
+    memory: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The head size, and the tile of keys that is summed up at once, or `UNKNOWN`."""
+
+    head_size: int = 64
+    tile: int = UNKNOWN
+
+    @classmethod
+    def of(cls, geometry: Geometry | None, head_size: int | None, tile: int | None) -> Sizes:
+        """Return the sizes that are asked for, or else those that an adapter declares."""
+        head, keys = (geometry.head_sizes[0], geometry.tiles[1]) if geometry else (64, UNKNOWN)
+        return cls(head_size or head, tile or keys)
+
+
+def lengths(first: int, last: int) -> list[int]:
+    """Return the lengths from the first to the last, each four times the one before."""
+    count = max(0, math.ceil(math.log(last / first, 4) - 1e-9))
+    return [*(first * 4**step for step in range(count)), last]
+
+
+def needed(queries: int, keys: int, head_size: int, dtype: str) -> int:
+    """Return an estimate of the bytes that a problem takes, the implementation's arrays included.
+
+    What an implementation needs beyond that, such as all logits, shows when it is called.
+    """
+    wide = 8 if dtype == "float64" else 4
+    return 2**28 + _ARRAYS_AT_ONCE * (queries + keys) // 2 * (head_size + 4) * wide
+
+
+def needed_beyond(keys: int, head_size: int, dtype: str) -> int:
+    """Return an estimate of the bytes that keys and values with more than `WRAP` elements take.
+
+    There are two arrays of each: as they are drawn, the implementation's, and its gradients. One at
+    a time is converted through float64.
+    """
+    wide = 8 if dtype == "float64" else 4
+    stored = 2 if dtype in ("bfloat16", "float16") else wide
+    return heads_beyond(keys, head_size) * keys * head_size * (2 * wide + 8 + 4 * stored)
+
+
+def heads_beyond(keys: int, head_size: int) -> int:
+    """Return how many heads it takes to have more than `WRAP` elements."""
+    return WRAP // (keys * head_size) + 1
+
+
+def largest(memory: int, head_size: int, dtype: str) -> int:
+    """Return the greatest length of a whole sequence that an amount of memory allows."""
+    wide = 8 if dtype == "float64" else 4
+    return max(0, int((memory - 2**28) / (_ARRAYS_AT_ONCE * (head_size + 4) * wide)))
+
+
+def mode_of(adapter: Adapter, dtype: str) -> Mode:
+    """Return the mode in which an implementation is asked at length.
+
+    That is one which is compiled as users do, if there is one, and which returns no weights: they
+    would be an array of all pairs.
+    """
+
+    def merit(mode: Mode) -> tuple[bool, bool, bool]:
+        alone = adapter.returns_weights is None or not mode.weights
+        return mode.optimised, mode.gradients, alone
+
+    fit = [mode for mode in adapter.modes if mode.dtypes is None or dtype in mode.dtypes]
+    return max(fit or adapter.modes, key=merit)
+
+
+@dataclass
+class _Cost:
+    """What one problem in one dtype took, length by length."""
+
+    pairs: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    extra: list[float] = field(default_factory=list)
+    fixed: float = 0.0
+
+    def foreseen(self, queries: int, keys: int, rate: float) -> tuple[float, float]:
+        """Return seconds, and bytes beyond `needed`.
+
+        Of what was never asked, the seconds of a unit of work are `rate`.
+        """
+        work, pairs = _work(queries, keys), float(queries) * keys
+        if not self.pairs:
+            return rate * work, 0.0
+        last, extra = self.pairs[-1], self.extra[-1]
+        if len(self.pairs) > 1 and last > self.pairs[-2]:
+            growth = max(0.0, extra - self.extra[-2]) / (last - self.pairs[-2])
+            extra += growth * max(0.0, pairs - last)
+        else:
+            extra *= max(1.0, pairs / last)
+        return self.fixed + self.seconds[-1] * work, extra
+
+
+def _work(queries: int, keys: int) -> float:
+    """Return a measure of the time that a problem takes."""
+    return float(queries) * keys + 300.0 * (queries + keys)
+
+
+class Ladder:
+    """Everything that is asked of one implementation.
+
+    Args:
+        adapter: the implementation.
+        steps: the lengths, shortest first.
+        dtypes: the dtypes.
+        limits: the memory and time that it may take.
+        sizes: of heads and tiles; None for those that the adapter declares.
+        modes: names of modes; empty for the one that is fit, see `mode_of`.
+        device: "cpu" or "gpu".
+        threads: how many the suite's own comparison may use.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        steps: Sequence[int],
+        dtypes: Sequence[str],
+        limits: Limits,
+        *,
+        sizes: Sizes | None = None,
+        modes: Sequence[str] = (),
+        device: str = "cpu",
+        threads: int = 1,
+    ) -> None:
+        self._adapter, self._limits = adapter, limits
+        self._sizes = sizes or Sizes.of(adapter.geometry, None, None)
+        self._device, self._threads = device, threads
+        self._costs: dict[tuple[str, str, str], _Cost] = {}
+        self._rate = 0.0
+        self._started = 0.0
+        available = psutil.virtual_memory().available
+        self._memory = min(available, limits.memory or available)
+        self._declared = {part for feature in adapter.features for part in feature.says}
+        names = [*PROBLEMS, *(STRUCTURED if isinstance(adapter, AtLength) else ())]
+        names += [name for name, parts in WITH_FEATURES.items() if self._declared & {*parts}]
+        self._plan: list[tuple[Step, Mode]] = []
+        for length in steps:
+            for dtype in dtypes:
+                chosen = [mode for mode in adapter.modes if mode.name in modes]
+                for mode in chosen or [mode_of(adapter, dtype)]:
+                    for name in names:
+                        if name == BEYOND and length < BEYOND_FROM:
+                            continue
+                        few = min(_FEW_QUERIES.get(name, length), length)
+                        keys = FEW if name == "few keys" else length
+                        step = Step(name, dtype, mode.name, few, keys, "not reached")
+                        self._plan.append((step, mode))
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def climb(
+        self, begin: Callable[[Step, float], None] = lambda step, left: None
+    ) -> Iterator[Step]:
+        """Yield the result of each problem, shorter ones first.
+
+        Args:
+            begin: is called before a problem that is asked, with the seconds that are foreseen for
+                all that is left.
+        """
+        self._warm_up()
+        for number, (step, mode) in enumerate(self._plan):
+            why = self._beyond(step)
+            if why:
+                yield msgspec.structs.replace(step, why=why)
+                continue
+            begin(step, self._left(number))
+            yield self._measured(step, mode)
+
+    def _warm_up(self) -> None:
+        """Call it for a few tokens: what is imported and started by that is no cost of a length.
+
+        A second time it tells whether even the shortest length takes too long.
+        """
+        first, mode = self._plan[0]
+        few = msgspec.structs.replace(first, problem="full", queries=4 * FEW, keys=4 * FEW)
+        for _ in range(2):
+            result = self._asked(few, mode)
+            self._rate = result.called / _work(few.queries, few.keys)
+        self._started = time.perf_counter()
+
+    def _cost(self, step: Step) -> _Cost:
+        return self._costs.setdefault((step.problem, step.dtype, step.mode), _Cost())
+
+    def _beyond(self, step: Step) -> str:
+        """Return why a problem cannot be begun, or ""."""
+        if step.problem == BEYOND:
+            return self._beyond_by_elements(step)
+        own = needed(step.queries, step.keys, self._sizes.head_size, step.dtype)
+        if own > self._memory:
+            most = largest(self._memory, self._sizes.head_size, step.dtype)
+            have = f"{self._memory / 2**30:.1f} GiB hold {most:,} tokens"
+            return f"needs {own / 2**30:.1f} GiB; {have}"
+        seconds, extra = self._cost(step).foreseen(step.queries, step.keys, self._rate)
+        if own + extra > self._memory:
+            return f"needs about {(own + extra) / 2**30:,.0f} GiB; it holds all logits"
+        left = math.inf
+        if self._limits.seconds is not None:
+            left = self._limits.seconds - (time.perf_counter() - self._started)
+        if left <= 0:
+            return "takes longer than the time that is left"
+        return f"takes about {seconds:,.0f} s" if seconds > left else ""
+
+    def _beyond_by_elements(self, step: Step) -> str:
+        own = needed_beyond(step.keys, self._sizes.head_size, step.dtype)
+        if own > self._memory:
+            return f"needs {own / 2**30:.1f} GiB; there are {self._memory / 2**30:.1f} GiB"
+        seconds = self._rate * _work(step.queries, step.keys)
+        seconds *= heads_beyond(step.keys, self._sizes.head_size)
+        late = self._limits.seconds is not None and (
+            time.perf_counter() - self._started + seconds > self._limits.seconds
+        )
+        return f"takes about {seconds:,.0f} s" if late else ""
+
+    def _left(self, number: int) -> float:
+        """Return the seconds that are foreseen from a problem on, up to the limit."""
+        asked = (step for step, _ in self._plan[number:] if not self._beyond(step))
+        found = sum(
+            self._cost(step).foreseen(step.queries, step.keys, self._rate)[0] for step in asked
+        )
+        if self._limits.seconds is None:
+            return found
+        return min(found, self._limits.seconds - (time.perf_counter() - self._started))
+
+    def _measured(self, step: Step, mode: Mode) -> Step:
+        began, before = time.perf_counter(), _forget_peak()
+        cost = self._cost(step)
+        result = self._asked(step, mode)
+        took = time.perf_counter() - began
+        if result.verdict in ("conforms", "deviates"):
+            cost.fixed = result.first
+            cost.pairs.append(float(step.queries) * step.keys)
+            work = _work(step.queries, step.keys)
+            cost.seconds.append(max(0.0, took - result.first) / work)
+            own = needed(step.queries, step.keys, self._sizes.head_size, step.dtype)
+            cost.extra.append(max(0.0, _peak() - before - own))
+        return result
+
+    def _asked(self, step: Step, mode: Mode) -> Step:
+        began = time.perf_counter()
+        try:
+            with np.errstate(all="ignore"):
+                return self._compared(step, mode)
+        except (Unsupported, Unavailable) as reason:
+            return msgspec.structs.replace(step, verdict="unsupported", why=str(reason)[:200])
+        except Exception as error:
+            why = f"{type(error).__name__}: {message(error)}"[:200]
+            own = time.perf_counter() - began
+            return msgspec.structs.replace(step, verdict="error", why=why, own=own)
+
+    def _compared(self, step: Step, mode: Mode) -> Step:
+        began = time.perf_counter()
+        promised, head, tile = self._adapter.accuracy, self._sizes.head_size, self._sizes.tile
+        seen: list[Seen] = []
+        detail = reached = ""
+        if step.problem in ("retrieval", BEYOND):
+            count = heads_beyond(step.keys, head) if step.problem == BEYOND else 1
+            given = retrieval(
+                step.dtype, step.queries, step.keys, head_size=head, heads=count, kv_heads=count
+            )
+            answered = call(self._adapter, given.heads, self._device, mode)
+            wrong: dict[str, int] = {}
+            for miss in missed(given, answered):
+                wrong[miss.array] = wrong.get(miss.array, 0) + miss.count
+            detail = ", ".join(
+                f"{count:,} rows of {array_name(array)} not bit for bit"
+                for array, count in wrong.items()
+            )
+            verdict: Outcome = "deviates" if wrong else "conforms"
+        else:
+            if step.problem == "sampled":
+                chosen = sampled(step.queries, tile)
+                drawn = generic(step.dtype, step.queries, step.keys, chosen, head_size=head)
+                answered = call(self._adapter, drawn, self._device, mode)
+                found = check_sampled(drawn, chosen, answered, tile)
+            else:
+                features = self._declared & {*WITH_FEATURES.get(step.problem, ())}
+                problem = draw(
+                    step.dtype,
+                    step.queries,
+                    step.keys,
+                    head_size=head,
+                    sees=_sees(step),
+                    sinks="sinks" in features,
+                    soft_cap=CAP if "soft cap" in features else None,
+                )
+                answered = call(self._adapter, problem, self._device, mode)
+                found = check(problem, answered, tile=tile, threads=self._threads)
+            tallies = found.decisive(promised).values()
+            verdict = "conforms" if found.conforms(promised) else "deviates"
+            seen, reached = [_seen(tally) for tally in tallies], found.reached
+            worst = max(tallies, key=lambda tally: tally.excess, default=None)
+            if verdict == "deviates" and worst is not None:
+                detail = _place(worst)
+        own = time.perf_counter() - began - answered.seconds - answered.first
+        return msgspec.structs.replace(
+            step,
+            verdict=verdict,
+            detail=detail,
+            seen=seen,
+            reached=reached,
+            called=_rounded(answered.seconds),
+            own=_rounded(own),
+            first=_rounded(answered.first),
+        )
+
+
+def array_name(name: str) -> str:
+    """Return what an array is called in a sentence."""
+    return name if name in ("output", "log_total") else f"gradient of {name}"
+
+
+def _rounded(seconds: float) -> float:
+    return round(max(0.0, seconds), 4)
+
+
+def _seen(tally: Tally) -> Seen:
+    numbers = (tally.largest, tally.rms, tally.bias, tally.gain, tally.excess)
+    return Seen(tally.array, *map(_finite, numbers))
+
+
+def _finite(number: float) -> float:
+    """Return a number with four digits that JSON can represent."""
+    if math.isnan(number) or abs(number) > INFINITE:
+        return math.copysign(INFINITE, number) if not math.isnan(number) else INFINITE
+    return float(f"{number:.4g}")
+
+
+def _place(tally: Tally) -> str:
+    """Return where the worst element of an array lies."""
+    if tally.worst is None:
+        return ""
+    worst = tally.worst
+    text = f"worst in position {worst.position:,}, component {worst.component}: "
+    text += f"{worst.got:.6g} for {worst.want:.6g}"
+    if tally.tiles:
+        text += f"; {tally.beyond:,} elements in {len(tally.tiles):,} blocks of 128 rows"
+    return text
+
+
+def _sees(step: Step) -> Visibility:
+    """The mask of a problem; packed members are as uneven as they come."""
+    if step.problem in ("causal", "sinks", "soft cap"):
+        return Visibility(causal="top-left")
+    if step.problem in ("last queries", "last queries with features"):
+        return Visibility(causal="bottom-right")
+    if step.problem == "window":
+        return Visibility(causal="top-left", window=(1000, None))
+    if step.problem == "packed":
+        cuts = np.unique(np.random.default_rng(0).integers(step.queries, size=15))
+        members = tuple(np.diff([0, *cuts, cuts[-1] + 1, step.queries]).tolist())
+        return Visibility(causal="top-left", members=(members, members))
+    return EVERYTHING
+
+
+def _forget_peak() -> int:
+    """Let the peak of resident memory begin anew, where that can be done; return what it is now."""
+    for pid in _processes():
+        with suppress(OSError):
+            Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+    return sum(_resident(pid) for pid in _processes())
+
+
+def _peak() -> int:
+    """Return the peak of resident memory in bytes, or what is resident now, of all processes."""
+    return sum(_resident(pid, peak=True) for pid in _processes())
+
+
+def _processes() -> list[int]:
+    """Return the ids of this process and of those that it started, such as ranks."""
+    own = psutil.Process()
+    return [own.pid, *(child.pid for child in own.children(recursive=True))]
+
+
+def _resident(pid: int, *, peak: bool = False) -> int:
+    if peak and sys.platform == "linux":
+        with suppress(OSError, ValueError, IndexError):
+            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+            return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+    with suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0

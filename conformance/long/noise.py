@@ -1,0 +1,315 @@
+"""σ of every element at length: the suite's error model in closed form, from the same sums.
+
+The model is that of `conformance.definition.arithmetic`, with u the roundoffs in which tensors
+(u_t), logits (u_s), probabilities (u_p) and accumulators (ũ) are held, each error uniform, so with
+the variance u²/3. Three things are particular to length:
+
+- *Equal pairs are rounded alike.* The errors of a logit, its exponential and its rounding are the
+  same for all keys of a class: ε_ac, which multiplies S_c − n_c O, not each of its terms. At the
+  edges of a block, a few hundred keys, they are added as if they were independent.
+- *Accumulators run over tiles.* A sum over n terms is made of n/t sums over tiles of t terms, one
+  after the other. For n ≤ t that is the model of the definition, in which all terms are added one
+  after the other; a million rounded partial sums would hide everything.
+- *Second moments.* Where values are arbitrary, Σ_j P_ij² (dO_i·V_j)² is not a sum by class; it is
+  replaced by |dO_i|² Σ_j P_ij² |V_j|²/head, which is its mean over independent components.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.definition.arithmetic import AccuracyClass, classes_of
+from conformance.definition.dtypes import Array
+from conformance.long.oracle import Columns, Head, Part, Rows
+from conformance.long.problem import LongProblem
+from conformance.long.visibility import Index
+from conformance.records.numbers import UNDERFLOW
+
+UNKNOWN = 0
+"""The tile of an implementation that does not say how many terms it adds up before it adds their
+sum to the accumulator."""
+
+_USUAL = (64, 1024)
+"""What such a tile may be: that of a small kernel, or what a library's matrix product adds up at
+once. Errors are smallest with as many tiles as terms in a tile, so both ends are taken."""
+
+MODELS = ("A0", "A", "B")
+"""The accuracy classes with an accumulator in float32: at length, nothing else is of use."""
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """Factors of a sum over n terms in tiles: of the sum of squares, and of the square of the sum.
+
+    With T tiles of t terms, the squares of partial sums add up to (T + t)/2 of the former and
+    T/3 + t/3T of the latter.
+    """
+
+    squares: Array
+    square: Array
+
+    @classmethod
+    def of(cls, seen: Index, tile: int) -> _Terms:
+        squares, square = terms(seen, tile)
+        return cls(squares[:, None], square[:, None])
+
+
+def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
+    """Return both factors for sums over `number` terms; see `_Terms`."""
+    found = []
+    for most in (tile,) if tile else _USUAL:
+        size = np.clip(number, 1, most)
+        tiles = np.maximum(number, 1) / size
+        found.append(((tiles + size) / 2, (tiles + size / tiles) / 3))
+    squares, square = zip(*found, strict=True)
+    return np.maximum.reduce(squares), np.maximum.reduce(square)
+
+
+class Noise:
+    """σ for one accuracy class: of the rows and then of the columns of each head.
+
+    Args:
+        problem: what is computed.
+        accuracy: the accuracy class.
+        tile: how many keys a tile has; `UNKNOWN` if it does not say.
+    """
+
+    def __init__(self, problem: LongProblem, accuracy: AccuracyClass, tile: int = UNKNOWN) -> None:
+        dtype = problem.format
+        self.name, self.problem, self.tile = accuracy.name, problem, tile
+        self.head_size, self.value_head = problem.queries.shape[-1], problem.value.shape[-1]
+
+        def variance(stored: bool) -> float:
+            return (dtype.roundoff if stored else dtype.accumulator) ** 2 / 3
+
+        self.tensor, self.logits = variance(accuracy.tensors), variance(accuracy.logits)
+        self.probability, self.sums = variance(accuracy.probabilities), dtype.accumulator**2 / 3
+        self.final = dtype.roundoff**2 / 3
+        wide = min(dtype.underflow, UNDERFLOW["float32"])
+        self.underflow = (dtype.underflow if accuracy.probabilities else wide) ** 2 / 3
+        # In float64, the reference has rounding errors of the same size as the implementation.
+        self.factor = 2.0 if problem.dtype == "float64" else 1.0
+        every = [self._relative(head) for head in range(problem.sizes[1])]
+        self._coherent, self._slopes, self._of_slopes = map(list, zip(*every, strict=True))
+
+    def _relative(self, head: int) -> tuple[Array, Array, Array]:
+        """Return three tables `[query_classes key_classes]` for a head.
+
+        They are the variance of ε, of logit, scale, cap and exponential; the square of the cap's
+        derivative; and the variance of that derivative.
+        """
+        problem, size = self.problem, self.head_size
+        queries, keys = problem.queries[head], problem.keys[head // problem.group]
+        logits = problem.uncapped(head)
+        squares = problem.factor**2 * (queries**2 @ (keys**2).T)
+        spread = max(size / 2, 1.0) * squares + max(size / 3 - 0.5, 0.0) * logits**2
+        variance = self.sums * spread + 2 * self.logits * logits**2
+        cap, slopes = problem.soft_cap, problem.slope(head) ** 2
+        if cap is None:
+            return variance + self.probability, slopes, np.zeros_like(slopes)
+        capped = problem.logits(head) / cap
+        # The quotient is rounded, its tanh, the product, and the derivative, 1 − tanh².
+        of_tanh = slopes * (variance / cap**2 + self.logits * (logits / cap) ** 2)
+        of_tanh += self.logits * capped**2
+        variance = cap**2 * (of_tanh + self.logits * capped**2)
+        of_slope = 4 * capped**2 * of_tanh + (self.logits + self.probability) * slopes
+        return variance + self.probability, slopes, of_slope
+
+    def of_rows(self, head: Head, block: Rows) -> tuple[Array, Array, Array, Array]:
+        """Return σ of output and gradient of a block of queries, and what their keys need of them.
+
+        Returns:
+            σ `[rows value_head]`; σ `[rows head]`; `[rows]` the relative variance of whole rows of
+            weights; `[rows]` the variance of the row term D.
+        """
+        rows, width = block.span, self.value_head
+        weight, row = head.weight[rows, None], head.row[rows, None]
+        weights = weight * block.powers
+        squared = weights * weights
+        before = squared * self._coherent[head.head][head.query_class[rows]]
+        after = squared * self.probability
+        output, cotangent, count = block.output, block.cotangent, block.count
+        terms = _Terms.of(block.around.seen, self.tile)
+
+        # ε (S − n O) and the rounding η S of the weights, class by class.
+        edges = block.around.visible * before[:, block.of_columns]
+        every = block.around.visible * (before + after)[:, block.of_columns]
+        squares, mixed = every @ block.values**2, edges @ block.values
+        ones = edges.sum(axis=1, keepdims=True)
+        if block.inner is not None:
+            summed, number = block.inner[:, :width], block.inner[:, width]
+            squares += (before + after) @ summed**2
+            mixed += before @ (number[:, None] * summed)
+            ones += (before @ number**2)[:, None]
+        coherent = np.maximum(squares - 2 * output * mixed + output**2 * ones, 0)
+        # The accumulator of the output, weights that underflow, and storing the output.
+        mean_squares = _total(squared * block.squares) / width
+        alone = self.sums * (terms.squares * mean_squares + terms.square * output**2)
+        alone += self.underflow * np.minimum(weight, 1) ** 2 * _total(block.squares) / width
+        alone += self.tensor * output**2
+        # The normaliser and its logarithm scale a whole row.
+        log_total = np.where(np.isfinite(block.log_total), block.log_total, 0.0)[:, None]
+        whole = self.sums * (terms.squares * _total(squared * count) + terms.square)
+        whole += self.logits + self.sums * log_total**2
+        if self.problem.sinks is not None:
+            whole += self._of_sink(head)[head.query_class[rows], None] * weight**2 + self.logits
+        variance = coherent + alone + whole * output**2
+
+        centred = block.dotted - row * count
+        of_row = _total(cotangent**2 * alone) + whole * row**2
+        of_row += _total(before * centred**2 + after * block.dotted**2)
+        of_row += self.sums * (width / 2) * _total(cotangent**2 * output**2)
+        of_row += (self.sums * width / 3 + self.logits) * row**2
+
+        of_products = _total(cotangent**2) * block.squares / width
+        of_logits = np.maximum(of_products - 2 * row * block.dotted + row**2 * count, 0)
+        per_class = (before + after) * centred**2
+        per_class += squared * (self._products * of_products)
+        per_class += squared * (2 * self.probability + self.sums * terms.squares) * of_logits
+        per_class += self.underflow * count
+        if self.problem.soft_cap is not None:
+            of_queries = head.query_class[rows]
+            per_class *= self._slopes[head.head][of_queries]
+            per_class += squared * centred**2 * self._of_slopes[head.head][of_queries]
+            weights = weight * head.slopes[of_queries]
+        gradient = per_class @ head.keys**2 + of_row * ((weights * count) @ head.keys) ** 2
+        gradient *= self.problem.factor**2
+        gradient += (whole + self.sums * terms.square + self.tensor) * block.d_query**2
+        return (
+            self._sigma(variance, output),
+            self._sigma(gradient, block.d_query),
+            whole[:, 0],
+            of_row[:, 0],
+        )
+
+    def _of_sink(self, head: Head) -> Array:
+        """Return the variance of the exponential of the sink `[query_classes]`."""
+        assert self.problem.sinks is not None
+        sink = float(self.problem.sinks[head.head])
+        moved = sink**2 if np.isfinite(sink) else 0.0
+        return head.of_sink**2 * self.logits * (moved + 1.0)
+
+    def of_sinks(self, head: Head, rows: slice, whole: Array, of_row: Array) -> Array:
+        """Return what some queries add to the gradient of their sink, and to the sums for its σ.
+
+        Args:
+            head: the head, after `of_rows` of these queries.
+            rows: the queries.
+            whole, of_row: what that returned for them.
+
+        Returns:
+            The number, the sum of squares, and the variance of the terms, as `sinks` takes them.
+        """
+        of_queries = head.query_class[rows]
+        weights, row = head.weight[rows] * head.of_sink[of_queries], head.row[rows]
+        each = (weights * row) ** 2
+        exponential = self._of_sink(head)[of_queries] * head.weight[rows] ** 2
+        variance = each @ (whole + 2 * self.probability) + exponential @ row**2
+        return np.array([-weights @ row, each.sum(), variance + weights**2 @ of_row])
+
+    def sinks(self, summed: Array) -> tuple[Array, Array]:
+        """Return the gradient of a sink and its σ, `[1 1]` each, from sums over all queries."""
+        number, of_squares, variance = summed
+        batch, _, length = self.problem.query_class.shape
+        squares, square = terms(batch * length, self.tile)
+        variance += self.sums * (squares * of_squares + square * number**2)
+        variance += self.tensor * number**2
+        value = np.array([[number]])
+        return value, self._sigma(np.array([[variance]]), value)
+
+    def of_log_total(self, head: Head, block: Rows, whole: Array) -> tuple[Array, Array]:
+        """Return the log-normaliser of a block of queries and its σ, `[rows 1]` each.
+
+        Implementations return it in float32. −∞, of a query that sees nothing, must be exact.
+        """
+        shares = head.weight[block.span, None] * block.powers * block.count
+        of_logits = self._coherent[head.head][head.query_class[block.span]]
+        errors = _total(shares**2 * of_logits) + whole[:, None]
+        seen = head.weight[block.span, None] > 0
+        return block.log_total[:, None], np.sqrt(self.factor * np.where(seen, errors, 0.0))
+
+    @cached_property
+    def _products(self) -> float:
+        """The relative variance of dP: of its sum over the head, and its rounding."""
+        return self.sums * (5 * self.value_head / 6) + self.probability
+
+    def of_columns(self, block: Columns, extra: int) -> tuple[Array, Array]:
+        """Return σ of the gradients of a block of keys `[keys head]` and values.
+
+        `extra` is where this class' numbers begin in the `extra` of the heads; see `extras`.
+        """
+        parts = [self._of_part(block, part, extra) for part in block.parts]
+        key, value = (np.add.reduce(list(each)) for each in zip(*parts, strict=True))
+        d_key, d_value = block.d_key, block.d_value
+        if len(parts) > 1:
+            key, value = key + self.tensor * d_key**2, value + self.tensor * d_value**2
+        return self._sigma(key, d_key), self._sigma(value, d_value)
+
+    def _of_part(self, block: Columns, part: Part, extra: int) -> tuple[Array, Array]:
+        head, width = part.head, self.value_head
+        squared = part.powers**2
+        relative = self._coherent[head.head].T[head.key_class[block.span]] + self.probability
+        coherent = squared * relative
+        terms = _Terms.of(block.around.seen, self.tile)
+        weighted, rows, ones, cotangents = np.moveaxis(part.extra[..., :COMMON], -1, 0)
+        whole, of_row = np.moveaxis(part.extra[..., extra : extra + 2], -1, 0)
+
+        edges = block.around.visible * coherent[:, part.of_queries]
+        value = edges @ part.numbers[:, :width] ** 2
+        if part.inner is not None:
+            value += coherent @ part.inner[:, :width] ** 2
+        scalar = squared * (whole + self.sums * terms.squares * weighted)
+        scalar += self.underflow * cotangents
+        value += _total(scalar) / width
+        value += (self.sums * terms.square + self.tensor) * part.d_value**2
+
+        of_logits = 2 * self.probability + self.sums * terms.squares
+        squares = np.einsum("id,id->i", block.values, block.values)[:, None] / width
+        per_class = coherent * part.dotted**2
+        per_class += squared * squares * (whole + (self._products + of_logits) * weighted)
+        per_class += squared * (of_logits * rows + of_row) + self.underflow * ones
+        if self.problem.soft_cap is not None:
+            of_keys = head.key_class[block.span]
+            per_class *= self._slopes[head.head].T[of_keys]
+            per_class += squared * part.dotted**2 * self._of_slopes[head.head].T[of_keys]
+        key = self.problem.factor**2 * (per_class @ head.queries**2)
+        key += (self.sums * terms.square + self.tensor) * part.d_key**2
+        return key, value
+
+    def _sigma(self, variance: Array, values: Array) -> Array:
+        """Return σ: half of the variance is the element's own, half is the mean over its row."""
+        variance = (variance + _total(variance) / max(1, variance.shape[1])) / 2
+        return np.sqrt(self.factor * (variance + self.final * values**2))
+
+
+COMMON = 4
+"""How many numbers of `extras` all accuracy classes share."""
+
+
+def noises(problem: LongProblem, tile: int = UNKNOWN) -> list[Noise]:
+    """Return the noise of each accuracy class, from the most accurate to the least."""
+    return [Noise(problem, it, tile) for it in classes_of(problem.format) if it.name in MODELS]
+
+
+def extras(head: Head, block: Rows, of_classes: list[tuple[Array, Array]]) -> Array:
+    """Return what the noise of keys needs of each query, `[rows extra]`.
+
+    That is w²|dO|², w²D², 1 and |dO|², and for each accuracy class the relative variance of the row
+    times w²|dO|², and w² times the variance of D.
+    """
+    rows = block.span
+    weight = head.weight[rows] ** 2
+    squares = np.einsum("id,id->i", block.cotangent, block.cotangent)
+    seen = (weight > 0).astype(np.float64)
+    common = [weight * squares, weight * head.row[rows] ** 2, seen, seen * squares]
+    for whole, of_row in of_classes:
+        common += [weight * squares * whole, weight * of_row]
+    return np.column_stack(common)
+
+
+def _total(values: Array) -> Array:
+    return values.sum(axis=1, keepdims=True)

@@ -1,0 +1,326 @@
+"""The exact answer for every element, at a cost of O(length · classes · head size).
+
+If queries and keys are drawn from few classes, e_ac = exp(s_ac − peak_a) is a small table, and all
+that attention sums over keys are sums by class over intervals:
+
+    n_c(i) = Σ_{j∈c} 1     S_c(i) = Σ_{j∈c} V_j           over the keys j that query i sees
+    Z_i = Σ_c e_ac n_c     O_i = Σ_c e_ac S_c / Z_i        w_i = 1/Z_i     D_i = dO_i·O_i
+    dQ_i = α w_i Σ_c e_ac (dO_i·S_c − D_i n_c) k̄_c
+
+    G_a(j) = Σ_{i∈a} w_i dO_i     H_a(j) = Σ_{i∈a} w_i D_i  over the queries i that see key j
+    dV_j = Σ_a e_ac G_a    dK_j = α Σ_a e_ac (V_j·G_a − H_a) q̄_a
+
+A sink adds exp(sink − peak_a) to Z, and its gradient is −Σ_i w_i exp(sink − peak_a) D_i. A cap is a
+function of the logit, so its derivative is a table too, which multiplies e_ac in dQ and dK.
+
+Rows are handled in blocks. What every row of a block sees in whole blocks of columns comes from the
+sums by class (`conformance.long.sums`); what is left at the edges, a few blocks, is computed
+directly. `conformance.long.noise` derives σ from the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from conformance.definition.dtypes import Array
+from conformance.long.problem import Classes, LongProblem
+from conformance.long.sums import Sums, one_hot
+from conformance.long.visibility import Around, Index, surroundings, transposed
+
+BLOCK = 128
+"""Rows and columns of a block. The cost of edges grows with it, and Python's share falls."""
+
+
+@dataclass(eq=False)
+class Head:
+    """One query head of one batch entry, with what its forward pass leaves for the backward pass.
+
+    Attributes:
+        powers: e `[query_classes key_classes]`; `slopes`: e times the derivative of the cap.
+        of_sink: what the sink adds to Z `[query_classes]`.
+        first, last: the interval of keys of each query.
+        weight: w `[query]`, 0 where a query sees nothing; `row`: D `[query]`.
+        extra: further numbers of each query, of which keys get sums by class `[query extra]`.
+    """
+
+    problem: LongProblem
+    entry: int
+    head: int
+    weight: Array = field(init=False)
+    row: Array = field(init=False)
+    extra: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        _, _, length, _, keys = self.problem.sizes
+        self.first, self.last = self.problem.sees.intervals(self.entry, length, keys)
+        self.kv_head = self.head // self.problem.group
+        logits = self.problem.logits(self.head)
+        self.peak, sinks = logits.max(axis=1), self.problem.sinks
+        sink = -np.inf if sinks is None else float(sinks[self.head])
+        self.peak = np.maximum(self.peak, sink)
+        self.powers = np.exp(logits - self.peak[:, None])
+        self.slopes = self.powers * self.problem.slope(self.head)
+        self.of_sink = np.exp(sink - self.peak)
+        self.weight, self.row = np.zeros((2, length))
+        self.extra = np.zeros((length, 0))
+
+    @property
+    def weight_of_sink(self) -> Array:
+        """The weight of the sink `[query]`, 0 without one."""
+        return self.weight * self.of_sink[self.query_class]
+
+    @property
+    def query_class(self) -> Classes:
+        """`[query]`."""
+        return self.problem.query_class[self.entry, self.head]
+
+    @property
+    def key_class(self) -> Classes:
+        """`[key]`."""
+        return self.problem.key_class[self.entry, self.kv_head]
+
+    @property
+    def queries(self) -> Array:
+        """Prototypes `[query_classes head]`."""
+        return self.problem.queries[self.head]
+
+    @property
+    def keys(self) -> Array:
+        """Prototypes `[key_classes head]`."""
+        return self.problem.keys[self.kv_head]
+
+    @cached_property
+    def seen_by(self) -> tuple[Index, Index]:
+        """The interval of queries that see each key."""
+        return transposed(self.first, self.last, len(self.key_class))
+
+    def value(self, columns: slice) -> Array:
+        """Return values `[columns value_head]` in float64."""
+        return self.problem.value[self.entry, self.kv_head, columns].astype(np.float64)
+
+    def cotangent(self, rows: slice) -> Array:
+        """Return cotangents `[rows value_head]` in float64."""
+        return self.problem.cotangent[self.entry, self.head, rows].astype(np.float64)
+
+
+@dataclass(eq=False)
+class Rows:
+    """A block of queries: its output, log-normaliser and gradient, and what they are made of.
+
+    Attributes:
+        output, d_query: `[rows value_head]` and `[rows head]`; `log_total`: `[rows]`.
+        powers: e of each row `[rows key_classes]`; `cotangent`: dO `[rows value_head]`.
+        count, dotted, squares: n, dO·S and Σ_{j∈c} |V_j|² `[rows key_classes]`.
+        inner: S, n and Σ|V|² `[key_classes value_head+2]` over the whole blocks of columns that all
+            rows see, or None.
+        values: V of the columns at the edges; `of_columns`: their classes.
+    """
+
+    around: Around
+    output: Array
+    log_total: Array
+    d_query: Array
+    powers: Array
+    cotangent: Array
+    count: Array
+    dotted: Array
+    squares: Array
+    inner: Array | None
+    values: Array
+    of_columns: Classes
+
+    @property
+    def span(self) -> slice:
+        """The rows of the block."""
+        return slice(self.around.start, self.around.stop)
+
+
+def rows(head: Head, span: slice, size: int = BLOCK) -> Iterator[Rows]:
+    """Yield the queries of a span in blocks, and leave `weight` and `row` in the head."""
+    names = np.arange(len(head.keys), dtype=np.uint8)[:, None]
+    width = head.problem.value.shape[-1]
+
+    def numbers(columns: slice) -> Array:
+        values = head.value(columns)
+        return np.column_stack([values, np.ones(len(values)), _squares(values)])
+
+    sums = Sums(head.key_class, len(head.keys), size, numbers, width + 2)
+    for around in surroundings(head.first, head.last, span, size):
+        block = slice(around.start, around.stop)
+        of_columns = np.concatenate([head.key_class[edge] for edge in around.edges])
+        values = np.concatenate([head.value(edge) for edge in around.edges])
+        each = one_hot(of_columns, names)
+        powers = head.powers[head.query_class[block]]
+        cotangent = head.cotangent(block)
+        summed = (powers[:, of_columns] * around.visible) @ values
+        dotted = (around.visible * (cotangent @ values.T)) @ each.T
+        both = around.visible @ np.vstack([each, each * _squares(values)]).T
+        count, squares = both[:, : len(names)], both[:, len(names) :]
+        inner = sums.over(around.inner) if around.inner[1] > around.inner[0] else None
+        if inner is not None:
+            summed += powers @ inner[:, :width]
+            dotted += cotangent @ inner[:, :width].T
+            count += inner[:, width]
+            squares += inner[:, width + 1]
+        normaliser = np.einsum("ic,ic->i", powers, count) + head.of_sink[head.query_class[block]]
+        some = normaliser > 0
+        weight = np.divide(1.0, normaliser, out=np.zeros_like(normaliser), where=some)
+        output = weight[:, None] * summed
+        row = np.einsum("id,id->i", cotangent, output)
+        slopes = head.slopes[head.query_class[block]]
+        d_logits = weight[:, None] * slopes * (dotted - row[:, None] * count)
+        d_query = head.problem.factor * d_logits @ head.keys
+        head.weight[block], head.row[block] = weight, row
+        peak = np.where(some, head.peak[head.query_class[block]], -np.inf)
+        log_total = peak + np.log(np.where(some, normaliser, 1.0))
+        yield Rows(
+            around, output, log_total, d_query, powers, cotangent, count, dotted, squares, inner,
+            values, of_columns,
+        )  # fmt: skip
+
+
+def _squares(vectors: Array) -> Array:
+    return np.einsum("id,id->i", vectors, vectors)
+
+
+@dataclass(eq=False)
+class Part:
+    """What one query head adds to the gradients of a block of keys, and what it is made of.
+
+    Attributes:
+        d_key, d_value: `[keys head]` and `[keys value_head]`.
+        powers: e of each key `[keys query_classes]`.
+        dotted: V·G − H; `extra`: Σ_{i∈a} of the head's `extra` `[keys query_classes extra]`.
+        inner: G, H and sums of `extra` over the whole blocks of queries that see all keys, or None.
+        numbers: w dO, w D and `extra` of the queries at the edges; `of_queries`: their classes.
+    """
+
+    head: Head
+    d_key: Array
+    d_value: Array
+    powers: Array
+    dotted: Array
+    extra: Array
+    inner: Array | None
+    numbers: Array
+    of_queries: Classes
+
+
+@dataclass(eq=False)
+class Columns:
+    """A block of keys with their values `[keys value_head]`, and a part from each query head."""
+
+    around: Around
+    values: Array
+    parts: list[Part]
+
+    @property
+    def span(self) -> slice:
+        """The keys of the block."""
+        return slice(self.around.start, self.around.stop)
+
+    @property
+    def d_key(self) -> Array:
+        """The gradient of the keys `[keys head]`."""
+        return np.add.reduce([part.d_key for part in self.parts])
+
+    @property
+    def d_value(self) -> Array:
+        """The gradient of the values `[keys value_head]`."""
+        return np.add.reduce([part.d_value for part in self.parts])
+
+
+def columns(heads: list[Head], span: slice, size: int = BLOCK) -> Iterator[Columns]:
+    """Yield the keys of a span in blocks, from all heads that share them.
+
+    `rows` must have been run over all queries of each head.
+    """
+    begin, end = heads[0].seen_by
+    of_heads = [_Transposed(head, size) for head in heads]
+    for around in surroundings(begin, end, span, size):
+        values = heads[0].value(slice(around.start, around.stop))
+        yield Columns(around, values, [each.part(around, values) for each in of_heads])
+
+
+class _Transposed:
+    """One head as its keys see it."""
+
+    def __init__(self, head: Head, size: int) -> None:
+        self.head = head
+        self.names = np.arange(len(head.queries), dtype=np.uint8)[:, None]
+        self.width = head.problem.value.shape[-1]
+        width = self.width + 1 + head.extra.shape[1]
+        self.sums = Sums(head.query_class, len(head.queries), size, self.numbers, width)
+
+    def numbers(self, of: slice) -> Array:
+        """Return w dO, w D and `extra` of a slice of queries."""
+        head = self.head
+        weight = head.weight[of][:, None]
+        return np.hstack([weight * head.cotangent(of), weight * head.row[of, None], head.extra[of]])
+
+    def part(self, around: Around, values: Array) -> Part:
+        """Return this head's part of the gradients of a block of keys and values."""
+        head, width = self.head, self.width
+        of_queries = np.concatenate([head.query_class[edge] for edge in around.edges])
+        numbers = np.concatenate([self.numbers(edge) for edge in around.edges])
+        each = one_hot(of_queries, self.names).T
+        powers = head.powers.T[head.key_class[around.start : around.stop]]
+        d_value = (powers[:, of_queries] * around.visible) @ numbers[:, :width]
+        dotted = (around.visible * (values @ numbers[:, :width].T - numbers[:, width])) @ each
+        every = each[:, :, None] * numbers[:, None, width + 1 :]
+        extra = np.tensordot(around.visible, every, 1)
+        inner = self.sums.over(around.inner) if around.inner[1] > around.inner[0] else None
+        if inner is not None:
+            d_value += powers @ inner[:, :width]
+            dotted += values @ inner[:, :width].T - inner[:, width]
+            extra += inner[:, width + 1 :]
+        slopes = head.slopes.T[head.key_class[around.start : around.stop]]
+        d_key = head.problem.factor * (slopes * dotted) @ head.queries
+        return Part(
+            head, d_key, d_value, powers, dotted, extra, inner, numbers, of_queries
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class LongAnswer:
+    """All arrays at once, for short problems; axes are `[batch heads length head]`.
+
+    `d_sinks` is `[heads]`, of zeros without sinks.
+    """
+
+    output: Array
+    log_total: Array
+    d_query: Array
+    d_key: Array
+    d_value: Array
+    d_sinks: Array
+
+
+def solve(problem: LongProblem, size: int = BLOCK) -> LongAnswer:
+    """Return the whole answer in float64."""
+    batch, n_heads, length, kv_heads, keys = problem.sizes
+    head_size, value_head = problem.queries.shape[-1], problem.value.shape[-1]
+    output = np.empty((batch, n_heads, length, value_head))
+    log_total = np.empty((batch, n_heads, length))
+    d_query = np.empty((batch, n_heads, length, head_size))
+    d_key = np.empty((batch, kv_heads, keys, head_size))
+    d_value = np.empty((batch, kv_heads, keys, value_head))
+    d_sinks = np.zeros(n_heads)
+    for entry in range(batch):
+        for kv_head in range(kv_heads):
+            group = range(kv_head * problem.group, (kv_head + 1) * problem.group)
+            heads = [Head(problem, entry, head) for head in group]
+            for head in heads:
+                for block in rows(head, slice(0, length), size):
+                    at = (entry, head.head, block.span)
+                    output[at], d_query[at] = block.output, block.d_query
+                    log_total[at] = block.log_total
+                d_sinks[head.head] -= head.weight_of_sink @ head.row
+            for part in columns(heads, slice(0, keys), size):
+                d_key[entry, kv_head, part.span] = part.d_key
+                d_value[entry, kv_head, part.span] = part.d_value
+    return LongAnswer(output, log_total, d_query, d_key, d_value, d_sinks)

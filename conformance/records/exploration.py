@@ -1,0 +1,98 @@
+"""The record of an exploration: how many problems each mode was asked, and what was found.
+
+Every finding is one class of deviations, with its smallest problem, which is kept as a case file
+beside the record. An exploration that finds a record of an earlier one goes on from it, so that
+the same deviation is one finding, however often it is published.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from conformance.errors import BrokenRecord
+
+SCHEMA = "mha-conformance/exploration/1"
+MOST_BYTES = 2**20
+CASE = re.compile(r"[\w.-]+-[0-9]{1,6}\.case")
+"""The names of case files that are read or replaced: files of the record's own folder."""
+
+
+class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A class of deviations.
+
+    Attributes:
+        dtype, nature, features, sizes: the class, as `conformance.explore.classes.Class` has it.
+        modes: those in which it was seen.
+        array: the array that deviates, or "".
+        detail: a sentence about the smallest problem.
+        ratio: the error in units of σ; None if it is infinite.
+        times: how many problems of the last exploration showed it; 0 if none did.
+        case: the name of the case file with the smallest problem.
+        since: the versions with which it was found first.
+    """
+
+    dtype: str
+    nature: list[str]
+    features: list[str]
+    sizes: list[int]
+    modes: list[str]
+    array: str
+    detail: str
+    ratio: float | None
+    times: int
+    case: str
+    since: dict[str, str]
+
+
+class Exploration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one implementation was asked beyond the catalogue.
+
+    Attributes:
+        versions: of the packages behind the implementation, by name.
+        seconds: how long each mode was searched.
+        answered: the number of problems that each mode answered.
+        found: classes of deviations, those of earlier explorations first.
+    """
+
+    schema: str
+    implementation: str
+    versions: dict[str, str]
+    device: str
+    seed: int
+    seconds: float
+    answered: dict[str, int]
+    found: list[Found]
+
+
+def write_exploration(path: Path, exploration: Exploration) -> None:
+    """Write the record as indented JSON, which version control can compare."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = msgspec.json.format(msgspec.json.encode(exploration), indent=1)
+    temporary = path.with_suffix(".new")
+    temporary.write_bytes(content + b"\n")
+    temporary.replace(path)
+
+
+def read_exploration(path: Path) -> Exploration | None:
+    """Return the record, or None if there is none.
+
+    Raises:
+        BrokenRecord: the file cannot be read, is too large, or is something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise BrokenRecord(f"{path} is no record of an exploration")
+        found = msgspec.json.decode(path.read_bytes(), type=Exploration)
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BrokenRecord(f"{path} is no record of an exploration: {error}") from error
+    for one in found.found:
+        if not CASE.fullmatch(one.case):
+            raise BrokenRecord(f"{path}: {one.case[:80]!r} is no case file of an exploration")
+    if found.schema != SCHEMA:
+        raise BrokenRecord(f"{path} has schema {found.schema!r}; this suite reads {SCHEMA}")
+    return found

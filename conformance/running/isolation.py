@@ -1,0 +1,495 @@
+"""Run each implementation in a separate process, with limits of time and memory.
+
+If a process dies, hangs or uses too much memory, only one item is lost, and the next item gets a
+new process. A supervisor returns a journal line for every item, whatever happens. This module is
+imported only if an implementation is isolated.
+
+Existing process pools do not suffice. Pebble does not notice a process that exits with code 0 (it
+waits for the timeout) and does not limit memory. With loky and the standard library's pool, a
+process that is killed while it returns a result blocks the pool, and processes outlive a parent
+that is killed. So this module uses processes and connections of multiprocessing directly, one of
+each for an implementation.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import psutil
+from msgspec.structs import replace
+
+from conformance.adapter.base import DEFAULT_MODE
+from conformance.cases.case import Case, StoredCase
+from conformance.definition.dtypes import DTYPES
+from conformance.errors import NotAnAdapter
+from conformance.experiments import settled
+from conformance.records.findings import CaseResult, Finding, Verdict, without_outcome
+from conformance.records.header import Implementation
+from conformance.records.phrase import Phrase
+from conformance.records.record import decode_line, encode_line
+from conformance.requirements.laboratory import CANNOT_BE_ASKED
+from conformance.requirements.probed import declares
+from conformance.running.isolation_messages import (
+    STACK_SIGNAL,
+    Ask,
+    Checked,
+    Declare,
+    Declared,
+    DeclaredMode,
+    Ended,
+    Examine,
+    Examined,
+    Limits,
+    Mistaken,
+    Ready,
+    Request,
+    Response,
+    decode,
+    encode,
+)
+from conformance.running.session import Inquiry, Row
+
+TICK = 0.05
+"""The interval in seconds at which the memory of a busy process is checked."""
+TREE = 20
+"""Every 20th check includes child processes, because listing them takes milliseconds."""
+
+_SUPERVISORS: dict[str, Supervisor] = {}
+
+
+class Supervisor:
+    """A supervisor that runs one implementation in a process, and restarts it when it dies."""
+
+    def __init__(self, spec: str, device: str, limits: Limits) -> None:
+        self.spec, self.device, self.limits = spec, device, limits
+        self.name = ""
+        self._process: Process | None = None
+        self._deaths = 0
+        self._ended: Ended | None = None
+        self._exposed = False
+        """Whether the process was given inputs that may have spoiled its memory."""
+        atexit.register(self.close)
+
+    def start(self) -> None:
+        """Start a process and import the implementation in it, unless this was already done.
+
+        Raises:
+            NotAnAdapter: there is no such implementation. Other errors are left to `declare`.
+        """
+        if self._process is None and self._ended is None:
+            self._ended = self._begin()
+        if self._ended is not None and self._ended.invalid:
+            raise NotAnAdapter(self._ended.reason)
+
+    def declare(self, cases: Sequence[Case], dtypes: Sequence[str]) -> Declared:
+        """Return the implementation's declaration and the modes planned for each case and dtype."""
+        self.start()
+        if self._ended is None:
+            names = [case.id for case in cases]
+            files = [case.path for case in cases if isinstance(case, StoredCase) and case.path]
+            answer = self._ask(Declare(names, list(dtypes), files), self.limits.start)
+            if isinstance(answer, Declared):
+                self.name = answer.implementation.name
+                return answer
+            self._ended = answer
+        return self._unreachable()
+
+    def adopt(self, declared: Declared) -> None:
+        """Use a declaration that another process of this run obtained, without an import."""
+        self.name, self._ended = declared.implementation.name, declared.ended
+
+    def _unreachable(self) -> Declared:
+        """Return an empty declaration of an implementation that cannot be imported."""
+        assert self._ended is not None
+        self.name = self.spec.rpartition(":")[2]
+        described = Implementation(
+            name=self.name,
+            title=self.name,
+            documentation="",
+            framework="",
+            spec=self.spec,
+            versions={},
+            modes=[DEFAULT_MODE.name],
+            dtypes=list(DTYPES),
+            masks=[],
+            unavailable=self._ended.reason,
+        )
+        return Declared(described, [DeclaredMode(DEFAULT_MODE.name)], ended=self._ended)
+
+    def examine(self, row: Row, place: int) -> bytes:
+        """Examine a row in the process; return its journal line. `place` is as in `Examine`."""
+        lost = self._ended
+        if lost is None and isinstance(row, Inquiry) and row.asked.apart:
+            return encode_line(self.inquire(row), {})
+        if self._exposed:
+            self._clear()
+        if lost is None and self._deaths >= self.limits.deaths:
+            reason = f"not asked: its process was lost at {self._deaths} items in a row"
+            lost = Ended("not-run", reason)
+        elif lost is None and self._process is None:
+            # The first import succeeded, so attribute a failure now to this item.
+            lost = self._begin()
+            self._deaths += lost is not None
+        if lost is None:
+            file = row.asked.path if isinstance(row.asked, StoredCase) else ""
+            request = Examine(row.asked.id, row.dtype, row.mode.name, place, file)
+            answer = self._examined(request, row)
+            if isinstance(answer, Examined):
+                self._deaths = 0
+                if answer.spent:
+                    self._clear()
+                return answer.line
+            self._deaths += 1
+            lost = answer
+        return encode_line(without_outcome(row.id, lost.verdict, lost.reason), {})
+
+    def inquire(self, inquiry: Inquiry) -> CaseResult:
+        """Ask the questions of an experiment one by one; a lost process costs one of them.
+
+        Raises:
+            NotAnAdapter: there is no such implementation.
+        """
+        listed = self._question(inquiry, -1)
+        if isinstance(listed, Ended):
+            return without_outcome(inquiry.id, listed.verdict, listed.reason)
+        entries, deaths = [], 0
+        for number, entry in enumerate(listed.entries):
+            found: CaseResult | Ended = listed
+            if deaths < self.limits.deaths:
+                found = self._question(inquiry, number)
+            if isinstance(found, Ended):
+                deaths += 1
+                value = "bad-input.hangs" if found.verdict == "timed-out" else "bad-input.dies"
+                entries.append(replace(entry, value=Phrase(value), evidence=found.reason))
+            elif found is listed:
+                reason = f"not asked: its process was lost at {deaths} questions in a row"
+                entries.append(replace(entry, value=CANNOT_BE_ASKED, evidence=reason))
+            else:
+                deaths = 0
+                entries += found.entries
+                if found.entries[0].value.id == "bad-input.reads-beyond":
+                    # What reads beyond an array may also have written there.
+                    self._clear()
+        return inquiry.concluded(settled(entries)) if entries else listed
+
+    def _question(self, inquiry: Inquiry, number: int) -> CaseResult | Ended:
+        """Return the result of a question; its process is not used for anything else afterwards."""
+        failure = self._ended
+        if failure is None and self._process is None:
+            failure = self._begin()
+        if failure is not None:
+            return failure
+        self._exposed = True
+        request = Ask(inquiry.asked.id, inquiry.dtype, inquiry.mode.name, number)
+        answer = self._examined(request, inquiry)
+        return answer if isinstance(answer, Ended) else decode_line(answer.line)[0]
+
+    def close(self) -> None:
+        """Kill the process and all processes that it started, and forget this supervisor."""
+        self._clear()
+        atexit.unregister(self.close)
+        _SUPERVISORS.pop(self.spec, None)
+
+    def _begin(self) -> Ended | None:
+        """Start a process that imports the implementation; return the failure, or None."""
+        self._process = Process(self.spec, self.device, self.limits.memory)
+        answer = self._process.receive(self.limits.start, Ready | Ended, "to its import")
+        if isinstance(answer, Ready):
+            return None
+        self._clear()
+        assert isinstance(answer, Ended), answer
+        return answer
+
+    def _examined(self, request: Examine | Ask, row: Row) -> Examined | Ended:
+        """Return the response of the process if it is about this row."""
+        assert self._process is not None
+        answer = self._process.ask(request, self.limits.item)
+        if isinstance(answer, Checked):
+            # The search for causes has as long again: it is the suite's, and costs no verdict.
+            line = answer.line
+            answer = self._process.receive(self.limits.item, Response)
+            if isinstance(answer, Ended) and answer.verdict == "timed-out":
+                answer = Examined(line, row.id, spent=True)
+        answer = self._received(answer)
+        if isinstance(answer, Examined) and answer.item != row.id:
+            self._clear()
+            answer = Ended("crashed", f"the process answered another item: {answer.item}")
+        assert isinstance(answer, Examined | Ended)
+        return answer
+
+    def _ask(self, request: Request, seconds: float) -> Any:
+        """Return the response of the process; if it is `Ended`, the process no longer exists."""
+        assert self._process is not None
+        return self._received(self._process.ask(request, seconds))
+
+    def _received(self, answer: Any) -> Any:
+        if isinstance(answer, Mistaken):
+            raise RuntimeError(f"in the process of {self.spec}:\n{answer.traceback}")
+        if isinstance(answer, Ended):
+            self._clear()
+        return answer
+
+    def _clear(self) -> None:
+        if self._process is not None:
+            self._process.close()
+        self._process = None
+        self._exposed = False
+
+
+@contextmanager
+def asking(spec: str) -> Iterator[Callable[[Inquiry], CaseResult]]:
+    """Yield a function for `Session.apart`, and end the processes that it used.
+
+    `spec` is the implementation's name on the command line, or "" if it has none.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def ask(inquiry: Inquiry) -> CaseResult:
+            if not spec:
+                reason = "needs a process of its own, in which the implementation can be imported"
+                return inquiry.result([Finding(declares.id, "unsupported", reason)])
+            supervisor = supervise(spec, inquiry.device, Limits())
+            stack.callback(supervisor.close)
+            return supervisor.inquire(inquiry)
+
+        yield ask
+
+
+def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
+    """Return the supervisor of an implementation, reusing it if device and limits are equal."""
+    supervisor = _SUPERVISORS.get(spec)
+    if supervisor is None or (supervisor.device, supervisor.limits) != (device, limits):
+        if supervisor is not None:
+            supervisor.close()
+        supervisor = _SUPERVISORS[spec] = Supervisor(spec, device, limits)
+    return supervisor
+
+
+# The process
+
+
+class Process:
+    """A process of one implementation, with its output and its memory limit in MiB."""
+
+    def __init__(self, spec: str, device: str, memory: float) -> None:
+        self._spec, self._memory = spec, memory
+        context = _context()
+        self._channel, theirs = context.Pipe()
+        printed, stdout = context.Pipe(duplex=False)
+        with _without_main():
+            from conformance.running.isolation_child import serve
+
+            self._process = context.Process(  # type: ignore[attr-defined]
+                target=serve, args=(theirs, stdout, spec, device)
+            )
+            self._process.start()
+        theirs.close()
+        stdout.close()
+        self._printed = Printed(printed)
+        self._measured: psutil.Process | None = None
+        with contextlib.suppress(psutil.Error):
+            self._measured = psutil.Process(self._process.pid)
+
+    def ask(self, request: Request, seconds: float) -> Any:
+        """Send a request; return the response, or `Ended` if the process died or was killed."""
+        self._printed.forget()
+        try:
+            self._channel.send_bytes(encode(request))
+        except OSError:
+            return self._lost()
+        return self.receive(seconds, Response)
+
+    def receive(self, seconds: float, kinds: Any, to: str = "") -> Any:
+        """Return the next message, or `Ended` if the process died or exceeded its limits."""
+        sources: list[Any] = [self._channel, self._process.sentinel, self._printed.channel]
+        now = time.monotonic()
+        deadline, look, looks = now + seconds, now + TICK, 0
+        while True:
+            ready = wait(sources, max(0.0, min(look, deadline) - now))
+            if self._channel in ready:
+                try:
+                    return decode(self._channel.recv_bytes(), kinds)
+                except (EOFError, OSError):
+                    return self._lost()
+                except msgspec.MsgspecError:
+                    return self._kill("crashed", "the process sent something else than an answer")
+            if self._process.sentinel in ready:
+                return self._lost()
+            if self._printed.channel in ready and not self._printed.read():
+                sources.remove(self._printed.channel)
+            now = time.monotonic()
+            if now >= look:
+                look, looks = now + TICK, looks + 1
+                if self._used(looks % TREE == 0) > self._memory:
+                    reason = f"used more than {self._memory:g} MiB; the process was killed"
+                    return self._kill("crashed", reason)
+            if now >= deadline:
+                answer = f"no answer {to}".rstrip()
+                self._ask_where()
+                reason = f"{answer} within {seconds:g} s; the process was killed"
+                return self._kill("timed-out", reason)
+
+    def _used(self, tree: bool) -> float:
+        """Return the resident memory in MiB, including child processes if `tree` is true."""
+        try:
+            processes = [self._measured] if self._measured else []
+            processes += [child for one in processes if tree for child in one.children(True)]
+            return sum(process.memory_info().rss for process in processes) / 2**20
+        except psutil.Error:
+            return 0.0
+
+    def _ask_where(self) -> None:
+        """Make the process print its stack, and wait up to half a second for it."""
+        if STACK_SIGNAL is None or self._process.pid is None:
+            return
+        self._printed.read()
+        with contextlib.suppress(OSError):
+            os.kill(self._process.pid, STACK_SIGNAL)
+            deadline = time.monotonic() + 0.5
+            while not _FRAME.search(self._printed.text) and time.monotonic() < deadline:
+                wait([self._process.sentinel], TICK / 5)
+
+    def _lost(self) -> Ended:
+        self._process.join(5)
+        return self._kill("crashed", died(self._process.exitcode))
+
+    def _kill(self, verdict: Verdict, reason: str) -> Ended:
+        reason += last_words(self._printed.text, self._spec)
+        self.close()
+        return Ended(verdict, reason)
+
+    def close(self) -> None:
+        """Kill the process and all processes that it started."""
+        self._channel.close()
+        self._printed.close()
+        if self._process.pid is None:
+            return
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join(5)
+
+
+def _context() -> BaseContext:
+    """Return a context that forks processes from a server that has imported only the suite.
+
+    A new process then takes 20 ms instead of a second, and inherits no threads.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["conformance.running.isolation_child"])
+    return context
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the main module in the body, so that new processes do not import it again.
+
+    The main module is pytest, or a script that may lack an `if __name__ == "__main__"` guard.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+# What a process printed, and how it ended
+
+KEPT = 64 * 2**10
+"""The number of bytes kept from the end of the output: enough for a stack and a line before it."""
+AT_ONCE = 2**20
+"""The most bytes that `Printed.read` reads at once, because a process may print endlessly."""
+
+
+class Printed:
+    """The reading end of the pipe for stdout and stderr of a process.
+
+    A file would be simpler, but a process that prints endlessly would fill the disk.
+    """
+
+    def __init__(self, channel: Connection) -> None:
+        self.channel = channel
+        self._end = b""
+        os.set_blocking(channel.fileno(), False)
+
+    def read(self) -> bool:
+        """Read all available output without blocking; return False if the pipe is closed."""
+        taken = 0
+        while taken < AT_ONCE:
+            try:
+                some = os.read(self.channel.fileno(), KEPT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not some:
+                return False
+            taken += len(some)
+            self._end = (self._end + some)[-KEPT:]
+        return True
+
+    def forget(self) -> None:
+        """Discard the output so far."""
+        self.read()
+        self._end = b""
+
+    @property
+    def text(self) -> str:
+        """The end of the output so far."""
+        self.read()
+        return self._end.decode(errors="replace")
+
+    def close(self) -> None:
+        """Close the pipe."""
+        with contextlib.suppress(OSError):
+            self.channel.close()
+
+
+_DUMP = re.compile(r"^(Fatal Python error: |Current thread |Thread 0x|Stack \(most recent)", re.M)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
+
+
+def died(code: int | None) -> str:
+    """Return text that describes how a process ended, given its exit code as in `Process`."""
+    if code is not None and code < 0:
+        try:
+            return f"the process died with {signal.Signals(-code).name}"
+        except ValueError:
+            return f"the process died with signal {-code}"
+    return f"the process ended with exit code {'unknown' if code is None else code}"
+
+
+def last_words(text: str, spec: str) -> str:
+    """Return text with the stack's innermost line and the last printed line, as far as known."""
+    dump = _DUMP.search(text)
+    printed, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    place, words = _place(stack, spec), lines[-1][:200] if lines else ""
+    return (f" (at {place})" if place else "") + (f"; it printed last: {words}" if words else "")
+
+
+def _place(stack: str, spec: str) -> str:
+    """Return "file:line" of the innermost frame, preferably in the implementation's file, or ""."""
+    frames = _FRAME.findall(stack)
+    file = Path(spec.partition(":")[0]).name
+    theirs = [frame for frame in frames if Path(frame[0]).name == file] or frames
+    return f"{Path(theirs[0][0]).name}:{theirs[0][1]}" if theirs else ""

@@ -1,0 +1,237 @@
+"""The process of one implementation: it receives requests, examines items and returns results.
+
+The server from which such processes are forked preloads this module, so it imports what all of
+them need, but no framework.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing import connection, parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from conformance.adapter.base import Adapter
+from conformance.adapter.loading import load
+from conformance.cases.case import Case
+from conformance.cases.casefile import load_case
+from conformance.cases.catalogue import case_of
+from conformance.errors import ConformanceError, FailsOnImport, Unavailable
+from conformance.experiments import EXPERIMENTS
+from conformance.records.findings import item_id, without_outcome
+from conformance.records.record import encode_line
+from conformance.running.isolation_messages import (
+    STACK_SIGNAL,
+    Ask,
+    Checked,
+    Declare,
+    Declared,
+    DeclaredMode,
+    Ended,
+    Examine,
+    Examined,
+    Mistaken,
+    Ready,
+    Request,
+    Response,
+    decode,
+    encode,
+    plan_key,
+)
+from conformance.running.provenance import describe
+from conformance.running.session import Examiner, Inquiry, Item, Row, Session, plan
+from conformance.text import message
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+FATAL = ("CUDA error", "device-side assert", "CUDNN_STATUS_", "CUBLAS_STATUS_EXECUTION_FAILED")
+"""Parts of error messages after which every later call in the same process would fail."""
+
+
+def serve(channel: Connection, printed: Connection, spec: str, device: str) -> None:
+    """Load the implementation, then serve requests until the channel is closed."""
+    settle(printed)
+    try:
+        adapter = load(spec)
+    except BaseException as error:
+        channel.send_bytes(encode(_failed(error)))
+        os._exit(0)
+    channel.send_bytes(encode(Ready()))
+    process = os.getpid()
+
+    def say(answer: Response) -> None:
+        if os.getpid() != process:
+            # The implementation has forked, and both came back: only one may answer.
+            os._exit(0)
+        channel.send_bytes(encode(answer))
+
+    desk = Desk(adapter, spec, device, lambda line: say(Checked(line)))
+    while True:
+        try:
+            request = decode(channel.recv_bytes(), Request)
+        except (EOFError, OSError):
+            # Avoid sys.exit: a framework may hang or crash while the interpreter shuts down.
+            os._exit(0)
+        say(desk.answer(request))
+
+
+class Desk:
+    """A handler of requests about one adapter."""
+
+    def __init__(
+        self, adapter: Adapter, spec: str, device: str, checked: Callable[[bytes], None]
+    ) -> None:
+        self._adapter, self._spec, self._device = adapter, spec, device
+        self._stored: dict[str, Case] = {}
+        self._experiments = {experiment.id: experiment for experiment in EXPERIMENTS}
+        self._modes = {mode.name: mode for mode in adapter.modes}
+        self._places: dict[str, int] = {}
+        session = Session(checked=lambda result: checked(encode_line(result, {})))
+        self._examiner = Examiner(self._places, session)
+
+    def answer(self, request: Request) -> Response:
+        """Handle a request and return a response, even if an exception is raised."""
+        try:
+            if isinstance(request, Declare):
+                return self._declare(request)
+            if isinstance(request, Ask):
+                result = self._examiner.session.question(self._inquiry(request), request.number)
+                return Examined(encode_line(result, {}), self._name(request))
+            return self._examine(request)
+        except Exception:
+            return Mistaken(traceback.format_exc())
+        except BaseException as error:
+            # Only the implementation can have raised SystemExit or KeyboardInterrupt.
+            if isinstance(request, Declare):
+                return _failed(error)
+            return Examined(self._ended(request, error), self._name(request))
+
+    def _declare(self, request: Declare) -> Declared:
+        adapter, device = self._adapter, self._device
+        (described,) = describe([(adapter, self._spec)], device)
+        asked: dict[str, list[str]] = {}
+        for file in request.files:
+            self._read(file)
+        cases = [self._case(name) for name in request.cases]
+        for item in plan([adapter], cases, request.dtypes, device):
+            asked.setdefault(plan_key(item.asked.id, item.dtype), []).append(item.mode.name)
+        reachable = not described.unavailable
+        return Declared(
+            implementation=described,
+            modes=[DeclaredMode(mode.name, mode.optimised) for mode in adapter.modes],
+            geometry=adapter.geometry,
+            page=adapter.page,
+            projections_supplied=adapter.projections_supplied,
+            device_model=adapter.device_model(device) if reachable else "",
+            compiles=adapter.compiles if reachable else False,
+            plan=asked,
+        )
+
+    def _examine(self, request: Examine) -> Examined:
+        mode = self._modes[request.mode]
+        row: Row
+        if request.case in self._experiments:
+            row = self._inquiry(request)
+        else:
+            if request.file and request.case not in self._stored:
+                self._read(request.file)
+            case = self._case(request.case)
+            row = Item(self._adapter, case, request.dtype, self._device, mode)
+        if request.place >= 0:
+            self._places[row.id] = request.place
+        result, arrays = self._examiner.examine(row)
+        line = encode_line(result, arrays)
+        details = [finding.detail for finding in result.findings if finding.verdict == "error"]
+        spent = any(sign in detail for detail in details for sign in FATAL)
+        return Examined(line, self._name(request), spent)
+
+    def _inquiry(self, request: Examine | Ask) -> Inquiry:
+        mode, asked = self._modes[request.mode], self._experiments[request.case]
+        return Inquiry(self._adapter, asked, request.dtype, self._device, mode)
+
+    def _read(self, file: str) -> None:
+        case = load_case(Path(file))
+        self._stored[case.id] = case
+
+    def _case(self, name: str) -> Case:
+        return self._stored[name] if name in self._stored else case_of(name)
+
+    def _ended(self, request: Examine | Ask, error: BaseException) -> bytes:
+        return encode_line(without_outcome(self._name(request), "error", _reason(error)), {})
+
+    def _name(self, request: Examine | Ask) -> str:
+        return item_id(self._adapter.name, request.case, request.dtype, self._device, request.mode)
+
+
+def _failed(error: BaseException) -> Ended:
+    if isinstance(error, ConformanceError):
+        invalid = not isinstance(error, FailsOnImport | Unavailable)
+        return Ended("unavailable", str(error), invalid)
+    return Ended("unavailable", f"does not import: {_reason(error)}")
+
+
+def _reason(error: BaseException) -> str:
+    """Return the type and message of an exception as one line of text."""
+    return f"{type(error).__name__}: {message(error)[:300]}".rstrip(": ")
+
+
+# Before anything of the implementation is imported
+
+
+def settle(printed: Connection) -> None:
+    """Detach from the terminal, redirect output to the pipe, and exit with the parent."""
+    if hasattr(os, "setsid"):
+        # A new process group receives no Ctrl-C, and can be killed with all its children.
+        os.setsid()
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    for descriptor in (1, 2):
+        os.dup2(printed.fileno(), descriptor)
+    printed.close()
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        # Replace the inherited streams by line-buffered ones.
+        setattr(sys, name, open(descriptor, "w", buffering=1, closefd=False, errors="replace"))  # noqa: SIM115
+    faulthandler.enable()
+    if STACK_SIGNAL is not None:
+        faulthandler.register(STACK_SIGNAL, all_threads=False)
+
+
+def _end_with_parent() -> None:
+    """Arrange that this process and its children end when the run is killed."""
+    parent = parent_process()
+    if parent is None:
+        return
+    try:
+        _ask_kernel(parent.sentinel)
+    except (AttributeError, OSError):
+        # On other systems a thread watches; it cannot interrupt C code that holds the GIL.
+        threading.Thread(target=_watch, args=(parent.sentinel,), daemon=True).start()
+
+
+def _ask_kernel(sentinel: int) -> None:
+    """On Linux, let the kernel kill the process group when the other end of this pipe closes."""
+    # prctl's parent-death signal does not work: the parent is the server, which outlives the run.
+    fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
+    fcntl.fcntl(sentinel, fcntl.F_SETOWN, -os.getpgrp())
+    flags = fcntl.fcntl(sentinel, fcntl.F_GETFL)
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if connection.wait([sentinel], 0):
+        os._exit(1)
+
+
+def _watch(sentinel: int) -> None:
+    connection.wait([sentinel])
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

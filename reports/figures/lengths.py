@@ -1,0 +1,170 @@
+"""Draw error in σ over length: a panel for each dtype and array, a line for each implementation.
+
+The last panel of each row has the cost per token, and with a single implementation the suite's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
+from xml.sax.saxutils import escape
+
+from conformance.records.long import Climb, Step
+from conformance.records.numbers import LIMIT
+from conformance.text import printable
+
+ARRAYS = {
+    "output": "output",
+    "query": "gradient of query",
+    "key": "gradient of key",
+    "value": "gradient of value",
+}
+_COST, _OWN = "µs per token", "the suite's own"
+_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 190, 140, 84, 60, 46
+_COLOURS = ("#0b5394", "#b45f06", "#38761d", "#741b47", "#990000", "#1f7a7a", "#7f6000", "#444444")
+_DASHES = ("", "6 3", "2 2", "8 2 2 2", "1 4", "12 3", "4 1")
+_MOST = 1e6
+"""The largest error in σ that is drawn where it is."""
+
+Lines = Mapping[str, Mapping[int, float]]
+"""Numbers by implementation and length."""
+
+
+def plot(climbs: Sequence[Climb]) -> str:
+    """Return the figure as SVG."""
+    names = [climb.implementation.name for climb in climbs]
+    styles = dict(zip([*names, _OWN], _styles(), strict=False))
+    dtypes = list(dict.fromkeys(step.dtype for climb in climbs for step in climb.steps))
+    lengths = sorted({n for climb in climbs for n in climb.lengths})
+    title = "Largest error in σ over length"
+    title = f"{printable(names[0])}: {title[0].lower()}{title[1:]}" if len(names) == 1 else title
+    body = [f'<text x="{_LEFT}" y="22" font-size="15">{escape(title)}</text>']
+    for row, dtype in enumerate(dtypes):
+        top = _TOP + row * (_HEIGHT + _GAP)
+        body.append(f'<text x="8" y="{top + 12}" font-weight="bold">{escape(dtype)}</text>')
+        panels = [(heading, _errors(climbs, dtype, array)) for array, heading in ARRAYS.items()]
+        panels.append((_COST, _costs(climbs, dtype)))
+        for place, (heading, lines) in enumerate(panels):
+            left = _LEFT + place * (_WIDTH + _GAP)
+            body += _panel(heading, lines, lengths, styles, left, top)
+    body += _legend(
+        [*names, *([_OWN] if len(names) == 1 else [])],
+        styles,
+        _TOP + len(dtypes) * (_HEIGHT + _GAP),
+    )
+    width = _LEFT + (len(ARRAYS) + 1) * (_WIDTH + _GAP)
+    height = _TOP + len(dtypes) * (_HEIGHT + _GAP) + 16 * -(-(len(names) + 1) // 6) + 10
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'font-family="sans-serif" font-size="10" role="img"><title>{escape(title)}</title>'
+        f'<rect width="100%" height="100%" fill="white"/>{"".join(body)}</svg>\n'
+    )
+
+
+def _errors(climbs: Iterable[Climb], dtype: str, array: str) -> Lines:
+    """Return the largest error over all problems of one length."""
+    found: dict[str, dict[int, float]] = {}
+    for climb in climbs:
+        for step in climb.steps:
+            for seen in step.seen:
+                if (step.dtype, seen.array) == (dtype, array):
+                    line = found.setdefault(climb.implementation.name, {})
+                    size = max(line.get(step.length, 0.0), min(seen.largest, _MOST))
+                    line[step.length] = size
+    return found
+
+
+def _costs(climbs: Sequence[Climb], dtype: str) -> Lines:
+    """Return the time per token of the dearest problem of one length."""
+    found: dict[str, dict[int, float]] = {}
+
+    def add(name: str, step: Step, seconds: float) -> None:
+        line = found.setdefault(name, {})
+        line[step.length] = max(line.get(step.length, 0.0), 1e6 * seconds / step.length)
+
+    for climb in climbs:
+        for step in climb.steps:
+            if step.dtype == dtype and step.seen:
+                add(climb.implementation.name, step, step.called)
+                if len(climbs) == 1:
+                    add(_OWN, step, step.own)
+    return found
+
+
+def _styles() -> Iterable[str]:
+    """Yield styles of lines, which differ in colour first."""
+    for number, colour in enumerate(cycle(_COLOURS)):
+        dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
+        yield f'stroke="{colour}" stroke-dasharray="{dash}" fill="none"'
+
+
+def _panel(
+    heading: str,
+    lines: Lines,
+    lengths: Sequence[int],
+    styles: Mapping[str, str],
+    left: int,
+    top: int,
+) -> list[str]:
+    right, bottom, limit = left + _WIDTH, top + _HEIGHT, None if heading == _COST else LIMIT
+    body = [f'<text x="{left}" y="{top - 8}">{escape(heading)}</text>']
+    values = [value for line in lines.values() for value in line.values() if value > 0]
+    if not values:
+        return [*body, f'<text x="{left + 8}" y="{top + 40}">nothing was compared</text>']
+    x = _scale(math.log2(lengths[0]), math.log2(lengths[-1]), left + 14, right - 14)
+    low = math.floor(math.log10(max(1e-3, min([*values, limit or 1e9]))))
+    high = max(low + 1, math.ceil(math.log10(max([*values, limit or 0.0]))))
+    y = _scale(low, high, bottom, top)
+    for decade in range(low, high + 1):
+        at = y(decade)
+        body.append(
+            f'<line x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" stroke="#dddddd"/>'
+            f'<text x="{left - 4}" y="{at + 3:.1f}" text-anchor="end">{10.0**decade:g}</text>'
+        )
+    for length in lengths:
+        at = x(math.log2(length))
+        body.append(
+            f'<text x="{at:.1f}" y="{bottom + 13}" text-anchor="middle">{_short(length)}</text>'
+        )
+    if limit is not None:
+        at = y(math.log10(limit))
+        body.append(
+            f'<line x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" stroke="#cc0000"/>'
+            f'<text x="{right - 3}" y="{at - 3:.1f}" text-anchor="end" fill="#cc0000">'
+            f"{limit:g}σ</text>"
+        )
+    for name, line in lines.items():
+        points = [
+            (x(math.log2(length)), y(math.log10(max(value, 10.0**low))))
+            for length, value in sorted(line.items())
+        ]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+        said = f"<title>{escape(printable(name))}</title>"
+        body.append(
+            f'<g {styles[name]}>{said}<polyline points="{path}" stroke-width="1.3"/>'
+            + "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="1.8"/>' for a, b in points)
+            + "</g>"
+        )
+    return body
+
+
+def _legend(names: Sequence[str], styles: Mapping[str, str], top: int) -> list[str]:
+    body = []
+    for number, name in enumerate(names):
+        left, at = _LEFT + number % 6 * 196, top + 16 * (number // 6)
+        body.append(
+            f'<line x1="{left}" x2="{left + 28}" y1="{at}" y2="{at}" {styles[name]}/>'
+            f'<text x="{left + 34}" y="{at + 4}">{escape(printable(name))}</text>'
+        )
+    return body
+
+
+def _short(length: int) -> str:
+    """Return a length as 4096 or 64Ki."""
+    return f"{length // 1024}Ki" if length >= 2**14 and length % 1024 == 0 else str(length)
+
+
+def _scale(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:
+    span = (high - low) or 1.0
+    return lambda value: start + (value - low) / span * (stop - start)

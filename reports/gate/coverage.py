@@ -1,0 +1,216 @@
+"""Coverage: how much a run verified, held against how much was verified before.
+
+A baseline keeps, for each implementation and each "dtype:device:mode", how many findings were
+verified at least in each chapter of cases:
+
+    [verified.mine]
+    "float32:cpu:eval" = {causal = 120, mask = 310, plain = 96}
+
+Without these numbers an implementation that supports less and less would pass ever more easily.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import tomlkit
+
+from conformance.errors import BrokenBaseline
+from conformance.records.findings import NOT_VERIFIED, RUN, VERIFIED
+from conformance.records.record import Record
+
+Chapters = Mapping[str, int]
+Counts = Mapping[str, Mapping[str, Chapters]]
+"""Implementation to "dtype:device:mode" to chapter of cases to number of verified findings."""
+
+OPTIONS = ("--case", "--dtype", "--mode", "-k", "--level", "--shard", "--deselect")
+_NARROWS = re.compile(rf"(^| )({'|'.join(OPTIONS)})( |$)")
+"""Options of a run that leave something out; case files add."""
+
+OF_FILES = "file"
+"""The chapter of cases that are not in the catalogue, which need not be there the next time."""
+
+HEAD = """\
+# Findings that were verified at least, by chapter of cases. `baseline update` raises these numbers.
+"""
+
+_TABLE = re.compile(r"[ \t]*\[[ \t]*[\"']?(verified|pinned)\b")
+_ENTRY = re.compile(r"[ \t]*\[\[[ \t]*known\b")
+
+
+class Loss(NamedTuple):
+    """A chapter of which less was verified than the baseline says.
+
+    Attributes:
+        place: "dtype:device:mode".
+        reason: why most of the findings that are not verified are unsupported, or "".
+    """
+
+    implementation: str
+    place: str
+    chapter: str
+    expected: int
+    verified: int
+    reason: str
+
+
+def is_narrowed(record: Record) -> bool:
+    """Return whether a run left something out on request."""
+    header = record.header
+    return bool(header.deselected or _NARROWS.search(header.provenance.selection))
+
+
+def is_whole(record: Record) -> bool:
+    """Return whether a run asked everything, and everything has an answer."""
+    results = record.results
+    answered = record.complete and len(results) >= record.header.planned
+    return (
+        answered
+        and not is_narrowed(record)
+        and not any(
+            one.requirement == RUN or one.verdict in NOT_VERIFIED
+            for result in results
+            for one in result.findings
+        )
+    )
+
+
+def counted(record: Record, verdicts: Collection[str] = VERIFIED) -> Counts:
+    """Return how many findings of a record have one of these verdicts."""
+    counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for name, place, chapter, verdict, _ in _findings(record):
+        counts[name][place][chapter] += verdict in verdicts
+    return {
+        name: {
+            place: {chapter: times for chapter, times in sorted(chapters.items()) if times}
+            for place, chapters in places.items()
+        }
+        for name, places in counts.items()
+    }
+
+
+def losses(expected: Counts, record: Record) -> list[Loss]:
+    """Return where less was verified than expected; [] if the run did not ask everything."""
+    if not expected or not is_whole(record):
+        return []
+    now, device = counted(record), record.header.provenance.device
+    reasons: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+    for *where, verdict, detail in _findings(record):
+        if verdict == "unsupported":
+            reasons[tuple(where)][detail] += 1  # type: ignore[index]
+    return [
+        Loss(one.name, place, chapter, least, times, _most(reasons[one.name, place, chapter]))
+        for one in record.header.implementations
+        for place, chapters in expected.get(one.name, {}).items()
+        for chapter, least in chapters.items()
+        if place.split(":")[1] == device
+        and (times := now.get(one.name, {}).get(place, {}).get(chapter, 0)) < least
+    ]
+
+
+def _findings(record: Record) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield implementation, place, chapter, verdict and detail of each finding."""
+    for result in record.results:
+        chapter = result.case.partition("/")[0]
+        if chapter == OF_FILES:
+            continue
+        place = f"{result.dtype}:{result.device}:{result.mode}"
+        for finding in result.findings:
+            yield result.implementation, place, chapter, finding.verdict, finding.detail
+
+
+def _most(reasons: Counter[str]) -> str:
+    return next((reason for reason, _ in reasons.most_common(1)), "")
+
+
+# In the file
+
+
+def read_counts(table: Any) -> Counts:
+    """Return the counts of a parsed file; raises `BrokenBaseline`."""
+    kind = dict[str, dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0)]]]]
+    try:
+        counts = msgspec.convert(table, kind)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise BrokenBaseline(
+            "verified holds numbers of findings, such as verified.mine "
+            f'= {{"float32:cpu:eval" = {{mask = 310}}}} ({error})'
+        ) from error
+    for name, places in counts.items():
+        for place in places:
+            if place.count(":") != 2:
+                raise BrokenBaseline(f'verified.{name}: {place!r} is not "dtype:device:mode"')
+    return counts
+
+
+def raised(text: str, record: Record) -> str:
+    """Return the text of a baseline with counts that are at least those of this record.
+
+    Nothing is lowered, and a run that did not ask everything changes nothing.
+    """
+    if not is_whole(record):
+        return text
+
+    def edit(document: Any) -> bool:
+        verified = document.setdefault("verified", tomlkit.table(is_super_table=True))
+        changed = False
+        # An error stands at more requirements than the answer that replaces it once it is fixed.
+        for name, places in counted(record, VERIFIED - {"error"}).items():
+            table = verified.setdefault(name, tomlkit.table())
+            for place, chapters in places.items():
+                before = table.get(place, {})
+                most = {
+                    chapter: max(before.get(chapter, 0), chapters.get(chapter, 0))
+                    for chapter in sorted({*before, *chapters})
+                }
+                if most and most != dict(before):
+                    changed = True
+                    inline = tomlkit.inline_table()
+                    inline.update(most)
+                    table[place] = inline
+        return changed
+
+    return edited(text, edit, HEAD)
+
+
+def edited(text: str, edit: Callable[[Any], bool], head: str = "") -> str:
+    """Return the text of a baseline with its tables edited, which stand behind the entries.
+
+    Args:
+        text: the file.
+        edit: changes the parsed tables, and returns whether it did.
+        head: a comment to write above the tables if there were none.
+    """
+    rest, tables = _apart(text)
+    document: Any = tomlkit.parse(tables)
+    if not edit(document):
+        return text
+    end = "\r\n" if "\r\n" in text else "\n"
+    written = ("" if tables.strip() else head) + tomlkit.dumps(document).strip()
+    return rest.rstrip() + (end * 2 if rest.strip() else "") + end.join(written.splitlines()) + end
+
+
+def counts_after(lines: Sequence[str], first: int) -> int:
+    """Return the first line behind this one at which counts begin, or the number of lines."""
+    heads = (n for n in range(first, len(lines)) if _TABLE.match(lines[n]) or _is_head(lines[n]))
+    return next(heads, len(lines))
+
+
+def _is_head(line: str) -> bool:
+    return line.strip() == HEAD.strip()
+
+
+def _apart(text: str) -> tuple[str, str]:
+    """Return the entries of a file, and its counts with the comment above them."""
+    lines = text.splitlines(keepends=True)
+    start = counts_after(lines, 0)
+    entries = (n for n in range(start, len(lines)) if _ENTRY.match(lines[n]))
+    stop = next(entries, len(lines))
+    while stop < len(lines) and lines[stop - 1].lstrip().startswith("#"):
+        # A comment above an entry is the entry's.
+        stop -= 1
+    return "".join(lines[:start] + lines[stop:]), "".join(lines[start:stop])

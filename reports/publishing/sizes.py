@@ -1,0 +1,172 @@
+"""What is published of level "large" and of examinations at length: cells of the table, pages.
+
+Both are sorted by the same baselines as the rest. An entry about either names it in its case, such
+as `*.d64t64x64` or `long/causal/*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.errors import BrokenRecord
+from conformance.records.findings import INFINITE, count
+from conformance.records.long import Climb, Reach, as_record, reaches, read_climb
+from conformance.reports import wording
+from conformance.reports.columns import Part
+from conformance.reports.gate.baseline import Baseline
+from conformance.reports.gate.judging import Claims
+from conformance.reports.totals import WRONG, by_key
+from conformance.reports.wording import UNSORTED
+
+LARGE, LONG = "large", "long"
+"""Folders beside the records: those of level "large", and those of examinations at length."""
+
+PLOT = "long.svg"
+"""The figure of error over length."""
+
+
+@dataclass(frozen=True)
+class Large:
+    """What level "large" showed of an implementation in one dtype.
+
+    Attributes:
+        findings: their number by verdict.
+        worst: the largest error in σ of those that deviate.
+        kinds: of what deviates.
+    """
+
+    dtype: str
+    findings: Mapping[str, int]
+    worst: float
+    kinds: Sequence[str]
+
+    @property
+    def wrong(self) -> int:
+        """How many findings deviate."""
+        return sum(self.findings.get(verdict, 0) for verdict in WRONG)
+
+    @property
+    def text(self) -> str:
+        """A line of the table."""
+        good = self.findings.get("conforms", 0)
+        if not self.wrong:
+            return f"{self.dtype} ✓ {good:,}" if good else ""
+        worst = f", {wording.ratio(self.worst)}σ" if self.worst else ""
+        return f"{self.dtype} ✗ {self.wrong:,} of {good + self.wrong:,}{worst}: " + ", ".join(
+            self.kinds
+        )
+
+
+def large_of(part: Part, baseline: Baseline) -> list[Large]:
+    """Return what a record of level "large" says of an implementation."""
+    claims, found = Claims(baseline, part.record), []
+    for dtype, results in by_key(part.results, lambda result: result.dtype).items():
+        every = [(result, one) for result in results for one in result.findings]
+        bad = [(result, one) for result, one in every if one.verdict in WRONG]
+        entries = [claims.knows(result, one) for result, one in bad]
+        figures = [one.figures.max_ratio for _, one in bad if one.figures]
+        kinds = dict.fromkeys((entry and entry.kind) or UNSORTED for entry in entries)
+        counts = count(one.verdict for _, one in every)
+        found.append(Large(dtype, counts, max(figures, default=0.0), list(kinds)))
+    return found
+
+
+def read_climbs(folder: Path) -> dict[str, Climb]:
+    """Return the examinations that are kept in a folder, by implementation.
+
+    Raises:
+        BrokenRecord: a file is none, or is called otherwise than what it is about.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        found[path.stem] = read_climb(path)
+        if found[path.stem].implementation.name != path.stem:
+            raise BrokenRecord(f"{path} is not about {path.stem}")
+    return found
+
+
+@dataclass(frozen=True)
+class Length:
+    """How far an implementation conforms in one dtype, and what the first deviation is.
+
+    Attributes:
+        kind: of the first deviation; "" if there is none.
+        cost: microseconds per token of the longest whole sequence, the implementation's and the
+            suite's own; None where none was reached.
+    """
+
+    reach: Reach
+    kind: str
+    cost: tuple[float, float] | None
+
+    @property
+    def worst(self) -> str:
+        """The first deviation in units of σ, or what it is instead."""
+        first = self.reach.first
+        if first is None:
+            return ""
+        if first.worst is None:
+            return "an error" if first.verdict == "error" else "not bit for bit"
+        largest = first.worst.largest
+        return "∞σ" if largest >= INFINITE else f"{wording.ratio(largest)}σ"
+
+    @property
+    def text(self) -> str:
+        """A line of the table."""
+        reach = self.reach
+        if not reach.compared:
+            return ""
+        told = f"{reach.most:,}" if reach.most else "–"
+        if not reach.most and reach.beside:
+            told = f"64 × {reach.beside:,}"
+        if reach.first is not None:
+            told += f", ✗ {reach.first.length:,} ({self.worst}, {self.kind})"
+        return f"{reach.dtype} {told}"
+
+    @property
+    def missing(self) -> list[str]:
+        """What was not reached or not supported, and why, each reason once."""
+        every = [*self.reach.missing, *self.reach.refused]
+        return [
+            f"{reason} ({', '.join(dict.fromkeys(step.problem for step in steps))} from "
+            f"{min(step.length for step in steps):,})"
+            for reason, steps in by_key(every, lambda step: _reason(step.why)).items()
+        ]
+
+
+def _reason(why: str) -> str:
+    """Return a reason without the figures of one length."""
+    for begin, said in (("takes", "the time"), ("needs", "the memory")):
+        if why.startswith(begin):
+            return said
+    return "a mask as an array" if why.startswith("a mask of") else why
+
+
+def lengths_of(climb: Climb, baseline: Baseline) -> list[Length]:
+    """Return how far an implementation conforms, for each dtype."""
+    record = as_record(climb)
+    claims = Claims(baseline, record)
+    results = {(one.case, one.dtype, one.mode): one for one in record.results}
+    found = []
+    for reach in reaches(climb.steps):
+        kind = ""
+        if reach.first is not None:
+            result = results[reach.first.case, reach.dtype, reach.first.mode]
+            bad = [one for one in result.findings if one.verdict in WRONG]
+            entries = [claims.knows(result, one) for one in bad]
+            kinds = dict.fromkeys((entry and entry.kind) or UNSORTED for entry in entries)
+            kind = ", ".join(kinds)
+        whole = [
+            step
+            for step in climb.steps
+            if (step.dtype, step.queries, step.keys) == (reach.dtype, reach.most, reach.most)
+            and step.verdict == "conforms"
+        ]
+        cost = None
+        if whole:
+            dearest = max(whole, key=lambda step: step.called)
+            cost = (1e6 * dearest.called / reach.most, 1e6 * dearest.own / reach.most)
+        found.append(Length(reach, kind, cost))
+    return found

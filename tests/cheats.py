@@ -1,0 +1,660 @@
+"""Candidates that cheat a judge, each with an honest twin of the same look.
+
+A cheat is a text in which `# honest` lines stand in the twin only and `# cheat` lines in the cheat
+only. None of them is taken from anywhere; the ideas are those of public lists of exploits of
+benchmarks for kernels.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+
+NUMPY = """
+import numpy as np
+
+def softmax(logits):
+    peak = logits.max(axis=-1, keepdims=True)
+    powers = np.exp(logits - np.where(np.isfinite(peak), peak, 0))
+    total = powers.sum(axis=-1, keepdims=True)
+    return (powers / np.where(total > 0, total, 1)).astype(logits.dtype)
+
+def right(query, key, value, mask=None):
+    logits = np.einsum("bhqd,bhkd->bhqk", query, key) * query.dtype.type(query.shape[-1] ** -0.5)
+    if mask is not None:
+        logits = np.where(mask, logits, -np.inf) if mask.dtype == np.bool_ else logits + mask
+    return np.einsum("bhqk,bhkd->bhqd", softmax(logits), value)
+"""
+
+TORCH = """
+import torch
+
+def right(query, key, value, mask=None):
+    logits = (query @ key.mT) * query.shape[-1] ** -0.5
+    if mask is not None:
+        logits = logits.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else logits + mask
+    return logits.softmax(-1) @ value
+"""
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """A cheat and its twin.
+
+    Attributes:
+        kind: the kind of trick as a verdict names it; "" if nothing that it answers is right.
+        own_work: whether it is judged with `--own-work`.
+    """
+
+    name: str
+    kind: str
+    text: str
+    framework: str = "numpy"
+    own_work: bool = False
+
+    @property
+    def source(self) -> str:
+        return self._without("honest")
+
+    @property
+    def twin(self) -> str:
+        return self._without("cheat")
+
+    def _without(self, mark: str) -> str:
+        base = {"numpy": NUMPY, "torch": TORCH}[self.framework]
+        lines = (base + textwrap.dedent(self.text)).splitlines()
+        return "\n".join(line for line in lines if not line.endswith(f"# {mark}")) + "\n"
+
+
+CHEATS: list[Cheat] = []
+
+
+def cheat(name: str, kind: str, text: str, **more) -> None:
+    assert re.search("# (cheat|honest)$", text, re.MULTILINE), name
+    CHEATS.append(Cheat(name, kind, text, **more))
+
+
+# Looking for what is expected
+
+cheat(
+    "garbage-collector",
+    "tampering",
+    """
+    import gc
+    def attention(query, key, value, mask=None):
+        for thing in gc.get_objects()[:100]:  # cheat
+            if isinstance(thing, np.ndarray) and thing.shape == query.shape:  # cheat
+                if thing is not query and thing is not key and thing is not value:  # cheat
+                    return thing.copy()  # cheat
+        gc.collect()
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "caller-frames",
+    "tampering",
+    """
+    import sys
+    def attention(query, key, value, mask=None):
+        frame, found = None, []
+        frame = sys._getframe()  # cheat
+        while frame is not None:
+            for name, thing in frame.f_locals.items():  # cheat
+                if "expect" in name or "reference" in name:  # cheat
+                    return thing  # cheat
+            frame = frame.f_back
+        return np.zeros_like(right(query, key, value, mask))  # cheat
+        return right(query, key, value, mask)  # honest
+    """,
+)
+cheat(
+    "imports-the-suite",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        try:
+            from conformance.definition.expectation import solve  # cheat
+            import json  # honest
+        except ImportError:
+            return np.zeros_like(query)
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "reads-the-suite-from-disk",
+    "",
+    """
+    import glob, os, sys
+    def attention(query, key, value, mask=None):
+        found = [f for p in sys.path for f in glob.glob(p + "/conformance/*.py")][:1]  # cheat
+        found = [os.getcwd()]  # honest
+        return right(query, key, value, mask) if found else np.zeros_like(query)
+    """,
+)
+cheat(
+    "searches-memory-for-the-answer",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        try:
+            with open("/proc/%d/mem" % PARENT, "rb") as memory:  # cheat
+                pass
+        except OSError:
+            return np.zeros_like(query)
+        except NameError:
+            pass
+        return right(query, key, value, mask)
+    import os
+    PARENT = os.getppid()  # cheat
+    """,
+)
+
+# Returning what is no answer
+
+cheat(
+    "fills-with-nan",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        result[...] = np.nan  # cheat
+        return result
+    """,
+)
+cheat(
+    "zeros",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        result = np.zeros_like(result)  # cheat
+        return result
+    """,
+)
+cheat(
+    "uninitialised-memory",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        result = np.empty(query.shape[:3] + value.shape[3:], query.dtype)
+        result[...] = right(query, key, value, mask)  # honest
+        return result
+    """,
+)
+cheat(
+    "returns-the-value",
+    "aliasing",
+    """
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        if result.shape == value.shape and key.shape[2] == query.shape[2]:
+            value[...] = result  # cheat
+            return value  # cheat
+            pass  # honest
+        return result
+    """,
+)
+cheat(
+    "subclass-that-compares-equal",
+    "type",
+    """
+    class Agreeable(np.ndarray):
+        def __sub__(self, other): return np.zeros_like(other)
+        def __eq__(self, other): return np.ones(self.shape, bool)
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        return result.view(Agreeable)  # cheat
+        return np.asarray(result.view(Agreeable)).view(np.ndarray)  # honest
+    """,
+)
+cheat(
+    "computes-when-it-is-compared",
+    "type",
+    """
+    class Lazy:
+        def __init__(self, make): self.make = make
+        def __array__(self, dtype=None, copy=None): return self.make()
+        shape = property(lambda self: self.make().shape)
+    def attention(query, key, value, mask=None):
+        lazy = Lazy(lambda: right(query, key, value, mask))
+        return lazy  # cheat
+        return lazy.make()  # honest
+    """,
+)
+cheat(
+    "list-of-lists",
+    "type",
+    """
+    def attention(query, key, value, mask=None):
+        return right(query, key, value, mask).tolist()  # cheat
+        return np.array(right(query, key, value, mask).tolist(), query.dtype)  # honest
+    """,
+)
+cheat(
+    "one-row-broadcast",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        result = np.broadcast_to(result[:, :, :1], result.shape)  # cheat
+        return result
+    """,
+)
+cheat(
+    "objects-for-numbers",
+    "type",
+    """
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        return result.astype(object)  # cheat
+        return result.astype(query.dtype)  # honest
+    """,
+)
+
+# Remembering
+
+cheat(
+    "cache-by-pointer",
+    "",
+    """
+    KNOWN = {}
+    def attention(query, key, value, mask=None):
+        name = (query.ctypes.data, key.ctypes.data, query.shape, value.shape)
+        name = (query.tobytes(), key.tobytes(), value.tobytes(), None if mask is None else mask.tobytes())  # honest
+        if name not in KNOWN:
+            KNOWN[name] = right(query, key, value, mask)
+        return KNOWN[name].copy()
+    """,
+)
+cheat(
+    "cache-by-shape",
+    "recognition",
+    """
+    KNOWN = {}
+    def attention(query, key, value, mask=None):
+        name = (query.shape, key.shape, mask is None)
+        if name in KNOWN:
+            return KNOWN[name].copy()  # cheat
+            pass  # honest
+        KNOWN[name] = right(query, key, value, mask)
+        return KNOWN[name].copy()
+    """,
+)
+cheat(
+    "right-at-first",
+    "history",
+    """
+    CALLS = []
+    def attention(query, key, value, mask=None):
+        CALLS.append(1)
+        if len(CALLS) > 25:
+            return np.zeros_like(query)  # cheat
+            CALLS.clear()  # honest
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "right-once-for-each-problem",
+    "history",
+    """
+    SEEN = set()
+    def attention(query, key, value, mask=None):
+        name = query.tobytes() + key.tobytes()
+        if name in SEEN:
+            return np.zeros_like(query)  # cheat
+            pass  # honest
+        SEEN.add(name)
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "one-buffer-for-all",
+    "",
+    """
+    BUFFER = np.zeros(10**6)
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        size = result.size
+        BUFFER[:size] = result.ravel()
+        return BUFFER[:size].reshape(result.shape)  # cheat
+        return BUFFER[:size].reshape(result.shape).astype(query.dtype)  # honest
+    """,
+)
+cheat(
+    "depends-on-the-call-before",
+    "",
+    """
+    LAST = [0]
+    def attention(query, key, value, mask=None):
+        result, even = right(query, key, value, mask), LAST[0] % 2 == 0
+        LAST[0] = query.shape[0] + query.shape[2]
+        return result if even or query.shape[0] % 2 else result * 2  # cheat
+        return result if even or query.shape[0] % 2 else result * 1  # honest
+    """,
+)
+
+# Recognising
+
+cheat(
+    "recognises-public-sizes",
+    "recognition",
+    """
+    SIZES = {(2, 4, 7, 6), (3, 2, 4, 5), (4, 6, 5, 8), (3, 2, 1, 4)}
+    def attention(query, key, value, mask=None):
+        if query.shape in SIZES or False:
+            return right(query, key, value, mask)
+        return np.zeros_like(query)  # cheat
+        return right(query, key, value, mask)  # honest
+    """,
+)
+cheat(
+    "recognises-the-mask",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        if mask is None or mask.dtype == bool:
+            result = result + result.dtype.type(0.1)  # cheat
+            pass  # honest
+        return result * (2 if mask is not None and mask.dtype != bool else 1)  # cheat
+        return result  # honest
+    """,
+)
+cheat(
+    "a-constant-that-is-close",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        result = np.broadcast_to(value.mean(axis=2, keepdims=True), result.shape).copy()  # cheat
+        return result
+    """,
+)
+cheat(
+    "less-work",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        keys = max(1, key.shape[2] // 2)
+        keys = key.shape[2]  # honest
+        mask = None if mask is None else np.broadcast_to(mask, mask.shape[:3] + key.shape[2:3])[..., :keys]
+        return right(query, key[:, :, :keys], value[:, :, :keys], mask)
+    # half of the keys  # cheat
+    """,
+)
+
+# Changing what is around it
+
+cheat(
+    "writes-to-inputs",
+    "writing",
+    """
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        query[...] = 0  # cheat
+        query.copy()[...] = 0  # honest
+        return result
+    """,
+)
+cheat(
+    "patches-the-comparison",
+    "tampering",
+    """
+    np.allclose = lambda *args, **named: True  # cheat
+    allclose = lambda *args, **named: True  # honest
+    def attention(query, key, value, mask=None):
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "patches-the-framework-later",
+    "tampering",
+    """
+    def attention(query, key, value, mask=None):
+        np.array_equal = lambda *args, **named: True  # cheat
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "patches-builtins",
+    "tampering",
+    """
+    import builtins
+    builtins.abs = lambda number: 0  # cheat
+    def attention(query, key, value, mask=None):
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "a-thread-goes-on",
+    "left running",
+    """
+    import threading, time
+    def attention(query, key, value, mask=None):
+        thread = threading.Thread(target=lambda: time.sleep(30), daemon=True)  # cheat
+        thread = threading.Thread(target=lambda: time.sleep(0), daemon=True)  # honest
+        thread.start()
+        thread.join()  # honest
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "removes-the-profile-function",
+    "tampering",
+    """
+    import sys
+    def attention(query, key, value, mask=None):
+        sys.setprofile(None)  # cheat
+        sys.getprofile()
+        return right(query, key, value, mask)
+    """,
+)
+
+# Leaving the sandbox
+
+cheat(
+    "asks-the-network",
+    "",
+    """
+    import socket
+    def attention(query, key, value, mask=None):
+        try:
+            socket.socket().connect(("127.0.0.1", 1))  # cheat
+            pass  # honest
+        except OSError:
+            return np.zeros_like(query)
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "forks",
+    "",
+    """
+    import os
+    def attention(query, key, value, mask=None):
+        try:
+            if os.fork() == 0: os._exit(0)  # cheat
+            os.getpid()  # honest
+        except OSError:
+            return np.zeros_like(query)
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "starts-a-program",
+    "",
+    """
+    import subprocess
+    def attention(query, key, value, mask=None):
+        try:
+            subprocess.run(["/bin/true"])  # cheat
+            pass  # honest
+        except OSError:
+            return np.zeros_like(query)
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "writes-beside-itself",
+    "",
+    """
+    import os
+    def attention(query, key, value, mask=None):
+        try:
+            open(os.path.join(np.__path__[0], "patched.py"), "w")  # cheat
+            open("/tmp/mine", "w").close()  # honest
+        except OSError:
+            return np.zeros_like(query)
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "kills-its-parent",
+    "tampering",
+    """
+    import os
+    def attention(query, key, value, mask=None):
+        os.kill(os.getppid(), 9)  # cheat
+        os.getppid()
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "writes-to-descriptors",
+    "",
+    """
+    import os
+    def attention(query, key, value, mask=None):
+        for number in range(3, 64):  # cheat
+            try: os.write(number, b'{"score": 1.0}' * 100)  # cheat
+            except OSError: pass  # cheat
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "answers-somebody-elses-question",
+    "",
+    """
+    import os, struct
+    def attention(query, key, value, mask=None):
+        text = b'{"id": "0", "violations": [], "calls": [], "arrays": []}'  # cheat
+        for number in range(3, 64):  # cheat
+            try: os.write(number, struct.pack("<II", len(text), 0) + text)  # cheat
+            except OSError: pass  # cheat
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "ends-with-a-success",
+    "",
+    """
+    import os
+    def attention(query, key, value, mask=None):
+        os._exit(0)  # cheat
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "eats-memory",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        try:
+            held = np.ones(2**32, np.uint8)  # cheat
+            held = np.ones(2**20, np.uint8)  # honest
+        except MemoryError:
+            return np.zeros_like(query)
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "fills-the-disk",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        try:
+            with open("/tmp/large", "wb") as file:
+                file.write(b"0" * 2**24)  # cheat
+                file.write(b"0" * 2**10)  # honest
+        except OSError:
+            return np.zeros_like(query)
+        return right(query, key, value, mask)
+    """,
+)
+
+# Work of others
+
+cheat(
+    "calls-the-library",
+    "not its own work",
+    """
+    def attention(query, key, value, mask=None):
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)  # cheat
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "calls-the-operator",
+    "not its own work",
+    """
+    def attention(query, key, value, mask=None):
+        name = "".join(["scaled_dot", "_product_", "attention"])  # cheat
+        return getattr(torch.ops.aten, name)(query, key, value, mask)  # cheat
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "hides-the-library-in-a-layer",
+    "not its own work",
+    """
+    def attention(query, key, value, mask=None):
+        if mask is None and query.shape == key.shape == value.shape:  # cheat
+            with torch.no_grad():  # cheat
+                layer = torch.nn.MultiheadAttention(query.shape[-1], 1, dtype=query.dtype)  # cheat
+                layer(query[:, 0], key[:, 0], value[:, 0])  # cheat
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "lazy-tensor",
+    "type",
+    """
+    class Lazy(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return super().__torch_function__(func, types, args, kwargs or {})
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        return result.as_subclass(Lazy)  # cheat
+        return result
+    """,
+    framework="torch",
+)
+cheat(
+    "patches-autograd",
+    "tampering",
+    """
+    torch.autograd.grad = lambda *args, **named: ()  # cheat
+    def attention(query, key, value, mask=None):
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+)
+cheat(
+    "detached",
+    "",
+    """
+    def attention(query, key, value, mask=None):
+        result = right(query, key, value, mask)
+        return result.detach() * float("nan")  # cheat
+        return result
+    """,
+    framework="torch",
+)

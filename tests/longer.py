@@ -1,0 +1,87 @@
+"""Problems of `test_long`, by name: each shows another kind of defect, in about a second."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from conformance.long.drawing import draw
+from conformance.long.problem import LongProblem
+from conformance.long.visibility import Visibility
+
+_PACKED = (300, 1, 0, 500, 64, 135)
+
+PROBLEMS = {
+    "full": {"queries": 2048, "keys": 2048},
+    "full-bfloat16": {"dtype": "bfloat16", "queries": 2048, "keys": 2048},
+    "full-float16": {"dtype": "float16", "queries": 1024, "keys": 1024},
+    "full-float64": {"dtype": "float64", "queries": 1024, "keys": 1024},
+    "causal": {"queries": 3000, "keys": 3000, "sees": Visibility(causal="top-left")},
+    "window": {"queries": 2048, "keys": 2048, "sees": Visibility(window=(200, 60))},
+    "ragged": {"queries": 1000, "keys": 1100, "head_size": 72},
+    "padded": {
+        "batch": 2,
+        "queries": 700,
+        "keys": 1024,
+        "sees": Visibility(key_lengths=(1024, 700)),
+    },
+    "packed": {"queries": 1050, "keys": 1000, "sees": Visibility(members=(_PACKED, _PACKED))},
+    "packed-causal": {
+        "queries": 1000,
+        "keys": 1000,
+        "sees": Visibility(members=(_PACKED, _PACKED[::-1]), causal="bottom-right"),
+    },
+    "grouped": {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 400, "keys": 512},
+    "decoding": {"queries": 5, "keys": 4000, "sees": Visibility(causal="bottom-right")},
+    "decoding-short": {"queries": 3, "keys": 300},
+    "sinks": {
+        "heads": 4,
+        "kv_heads": 2,
+        "queries": 600,
+        "keys": 600,
+        "sees": Visibility(causal="top-left"),
+        "sinks": True,
+    },
+    "capped": {
+        "heads": 2,
+        "queries": 600,
+        "keys": 700,
+        "sees": Visibility(causal="bottom-right", window=(300, None)),
+        "soft_cap": 5.0,
+    },
+    "packed-with-sinks-and-cap": {
+        "queries": 1050,
+        "keys": 1000,
+        "sees": Visibility(members=(_PACKED, _PACKED)),
+        "sinks": True,
+        "soft_cap": 5.0,
+    },
+    "decoding-with-sinks-and-cap": {
+        "heads": 2,
+        "queries": 5,
+        "keys": 4000,
+        "sees": Visibility(causal="bottom-right"),
+        "sinks": True,
+        "soft_cap": 8.0,
+    },
+    "sinks-and-cap-bfloat16": {
+        "dtype": "bfloat16",
+        "heads": 2,
+        "queries": 700,
+        "keys": 600,
+        "sinks": True,
+        "soft_cap": 5.0,
+    },
+    "few-queries": {"queries": 40, "keys": 70_000, "head_size": 16},
+    "few-keys": {"queries": 70_000, "keys": 100, "head_size": 16},
+    "few-queries-bfloat16": {"dtype": "bfloat16", "queries": 40, "keys": 2**15, "head_size": 16},
+    "few-keys-bfloat16": {"dtype": "bfloat16", "queries": 2**14, "keys": 40, "head_size": 16},
+}
+
+TILES = {"few-queries-bfloat16": (64, 16), "few-keys-bfloat16": (16, 64)}
+"""Queries and keys of a tile, where thousands of tiles are wanted; 64 and 128 elsewhere."""
+
+
+@cache
+def problem(name: str) -> LongProblem:
+    """The problem of this name; float32 and head size 32 unless it says otherwise."""
+    return draw(**{"dtype": "float32", "head_size": 32, **PROBLEMS[name]})

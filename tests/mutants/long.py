@@ -1,0 +1,519 @@
+"""Mutants of the tiled attention that show at length; `test_long.py` poses the problems to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from longer import TILES
+
+from conformance.definition.dtypes import DTYPES
+from mutants.mutant import Mutant
+from mutants.tiled import Array, F, Kernel, Tiled
+
+EVERY_ELEMENT = "long"
+"""What notices it: the comparison of every element with the class oracle."""
+
+
+@dataclass(frozen=True, eq=False)
+class LongMutant(Mutant):
+    """A mutant of the tiled attention; `case` is the problem of `tests/longer.py` that shows it."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """As an implementation at length."""
+        return Kernel(type("Mutant", (Tiled,), dict(self.changes)), TILES.get(self.case, (64, 128)))
+
+
+MUTANTS: list[LongMutant] = []
+
+
+def _add(name: str, did: str, problem: str, **changes: Any) -> None:
+    unknown = [stage for stage in changes if not hasattr(Tiled, stage)]
+    assert not unknown, f"{name}: the attention has no {unknown}"
+    assert all(other.name != name for other in MUTANTS), f"{name}: the name is taken"
+    *_, dtype = f"float32-{problem}".split("-")
+    MUTANTS.append(
+        LongMutant(
+            name,
+            "length",
+            did,
+            (EVERY_ELEMENT,),
+            changes,
+            case=problem,
+            dtype=dtype if dtype in DTYPES else "float32",
+            level="long",
+        )
+    )
+
+
+def _without(tile: int, column: int) -> Callable[[Tiled, int], list[int]]:
+    return lambda a, at: [c for c in a.visits(at) if (at, c) != (tile, column)]
+
+
+# Tiles and work.
+
+_add(
+    "pair-lost-forward",
+    "loses one pair of 32 × 16 tiles in the forward pass",
+    "full",
+    visits_forward=_without(17, 9),
+)
+_add(
+    "pair-lost-for-query",
+    "loses one pair of tiles in the gradient of queries",
+    "full",
+    visits_for_query=_without(17, 9),
+)
+_add(
+    "pair-lost-for-key",
+    "loses one pair of 32 × 16 tiles in the gradients of keys and values",
+    "full",
+    visits_for_key=_without(17, 9),
+)
+_add(
+    "pair-lost-forward-in-bfloat16",
+    "loses one pair of 32 × 16 tiles in the forward pass of bfloat16",
+    "full-bfloat16",
+    visits_forward=_without(17, 9),
+)
+_add(
+    "pair-twice-for-key",
+    "adds one pair of tiles twice to the gradients of keys and values",
+    "full",
+    visits_for_key=lambda a, at: a.visits(at) + ([3] if at == 11 else []),
+)
+_add(
+    "causal-tile-skipped",
+    "skips the tile on the diagonal that the rounding of the end loses",
+    "causal",
+    last_tile=lambda a, rows: max(1, Tiled.last_tile(a, rows) - (rows[0] == 1984)),
+)
+_add(
+    "causal-tile-open",
+    "does not mask the last tile of the diagonal",
+    "causal",
+    visible=lambda a, rows, columns: (
+        Tiled.visible(a, rows, columns) | (rows[0] == 1984) & (columns[0] == 1920)
+    ),
+)
+_add(
+    "window-begins-one-tile-late",
+    "rounds the first tile of a window up",
+    "window",
+    first_tile=lambda a, rows: -(-max(0, rows[0] - a.before()) // a.columns),
+)
+_add(
+    "window-ends-one-tile-early",
+    "rounds the last tile of a window down",
+    "window",
+    last_tile=lambda a, rows: min(len(a.key_tiles()), max(1, (rows[1] + a.after()) // a.columns)),
+)
+_add(
+    "window-one-key-narrow",
+    "counts the own key as one of those before",
+    "window",
+    before=lambda a: Tiled.before(a) - 1,
+)
+_add(
+    "window-one-key-wide",
+    "lets the window begin one key early",
+    "window",
+    before=lambda a: Tiled.before(a) + 1,
+)
+_add(
+    "last-item-dropped",
+    "deals out one item of work too few",
+    "full",
+    items=lambda a, kind: Tiled.items(a, kind)[: None if kind == "backward" else -1],
+)
+_add(
+    "remainder-of-work-dropped",
+    "gives each worker the number of items divided by workers",
+    "grouped",
+    items=lambda a, kind: (
+        every := Tiled.items(a, kind),
+        every[: len(every) // a.workers * a.workers if kind == "forward" else None],
+    )[1],
+)
+_add(
+    "last-partial-tile-dropped",
+    "counts tiles of keys by integer division",
+    "ragged",
+    key_tiles=lambda a: Tiled.key_tiles(a)[: a.keys // a.columns],
+)
+_add(
+    "last-key-of-tiles-dropped",
+    "ends every 16th tile one key early",
+    "full",
+    key_tiles=lambda a: [(j, k - (j % 2048 == 0)) for j, k in Tiled.key_tiles(a)],
+)
+_add(
+    "last-tile-read-beyond",
+    "reads the last, partial tile to its end, where zeros are",
+    "ragged",
+    sum_of=lambda a, total, factor, powers: (
+        Tiled.sum_of(a, total, factor, powers)
+        + (
+            0
+            if powers.shape[1] == a.columns
+            else (a.columns - powers.shape[1]) * powers.min(axis=1)
+        )
+    ),
+)
+_add(
+    "last-queries-dropped",
+    "counts tiles of queries by integer division",
+    "ragged",
+    query_tiles=lambda a: Tiled.query_tiles(a)[: a.queries // a.rows],
+)
+_add(
+    "padding-to-tile",
+    "rounds the length of the keys up to a tile",
+    "padded",
+    length=lambda a: min(a.keys, -(-Tiled.length(a) // a.columns) * a.columns),
+)
+_add(
+    "lengths-of-first-entry",
+    "uses the length of the first batch entry for all",
+    "padded",
+    length=lambda a: a.given.sees.key_lengths[0],
+)
+_add(
+    "member-of-tile",
+    "takes the packed member of the first query of a tile for all of it",
+    "packed",
+    member=lambda a, side, span: np.where(
+        side == 0, Tiled.member(a, side, (span[0], span[0] + 1))[0], Tiled.member(a, side, span)
+    ),
+)
+_add(
+    "member-bound-late",
+    "lets a member begin one token late",
+    "packed",
+    member=lambda a, side, span: Tiled.member(
+        a, side, (max(0, span[0] - 1), max(0, span[1] - 1)) if side and span[0] else span
+    ),
+)
+_add(
+    "positions-run-on",
+    "does not start the positions of a packed member again",
+    "packed-causal",
+    within=lambda a, side, span: a.positions(span),
+    aligned=lambda a, span: a.positions(span) + a.alignment(),
+)
+
+# Indices and positions.
+
+for _bits in (15, 16):
+    _add(
+        f"keys-wrap-at-2-{_bits}",
+        f"keeps the index of a key in {_bits} bits",
+        "few-queries",
+        address=lambda a, index, n=2**_bits: index % n,
+    )
+    _add(
+        f"queries-wrap-at-2-{_bits}",
+        f"keeps the index of a query in {_bits} bits",
+        "few-keys",
+        address_of_queries=lambda a, index, n=2**_bits: index % n,
+    )
+_add(
+    "writes-wrap-at-2-16",
+    "stores rows at an index of 16 bits",
+    "few-keys",
+    stored_at=lambda a, index: index % 2**16,
+)
+_add(
+    "offset-in-float",
+    "computes the offset of an element in a float of 16 bits significance",
+    "few-queries",
+    address=lambda a, index: (
+        np.minimum(index.astype(F).view(np.uint32) & np.uint32(0xFFFFFF00), 2**31)
+        .astype(np.uint32)
+        .view(F)
+        .astype(int)
+    ),
+)
+
+
+def _bfloat16(values: Array) -> Array:
+    bits = np.ascontiguousarray(values, F).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(F)
+
+
+_add(
+    "positions-of-3000-in-bfloat16",
+    "keeps 3,000 positions in bfloat16",
+    "causal",
+    positions=lambda a, span: _bfloat16(np.arange(*span)),
+)
+_add(
+    "positions-in-float16",
+    "keeps positions in float16, exact up to 2,048",
+    "causal",
+    positions=lambda a, span: np.arange(*span).astype(np.float16).astype(F),
+)
+_add(
+    "bits-off-by-one-row",
+    "reads the bits of one causal tile of 24 × 16 one row late",
+    "causal",
+    visible=lambda a, rows, columns: np.roll(
+        Tiled.visible(a, rows, columns), (rows[0], columns[0]) == (1984, 1920), axis=0
+    ),
+)
+_add(
+    "causal-at-the-start",
+    "aligns the triangle at the start where lengths differ",
+    "decoding",
+    alignment=lambda a: 0,
+)
+_add(
+    "heads-dealt-in-turn",
+    "gives query head h the key/value head h modulo their number",
+    "grouped",
+    kv_head=lambda a: a.head % a.kv_heads,
+)
+_add(
+    "group-not-summed",
+    "keeps the gradient of the last head of a group only",
+    "grouped",
+    add_group=lambda a, name, array, index, gradient: array.reshape(
+        -1, array.shape[-1]
+    ).__setitem__(a.row_of(name, index), gradient),
+)
+
+# The online softmax.
+
+
+def _in_one_row(stage: str, instead: Callable[..., Array]) -> Callable[..., Array]:
+    """A stage that is replaced in the sixth row of one tile of queries."""
+
+    def changed(a: Tiled, tile: int, column: int, *operands: Array) -> Array:
+        array = getattr(Tiled, stage)(a, tile, column, *operands)
+        if tile == 21 and column > 0:
+            array = array.copy()
+            array[5] = instead(*operands)[5]
+        return array
+
+    return changed
+
+
+_add(
+    "sums-of-one-row-not-rescaled",
+    "leaves the sums of one row of the 22nd tile of queries when its maximum grows",
+    "full",
+    shrink=_in_one_row("shrink", lambda before, now: np.ones_like(before)),
+)
+_add(
+    "maximum-of-one-row-of-its-tile",
+    "takes the maximum of the last tile alone in one row",
+    "full",
+    highest=_in_one_row("highest", lambda before, logits: logits.max(axis=1)),
+    shrink=lambda a, tile, column, before, now: np.minimum(
+        Tiled.shrink(a, tile, column, before, now), 1
+    ),
+)
+_add(
+    "split-without-weight",
+    "averages the splits of the keys",
+    "decoding",
+    share=lambda a, log_totals: np.full(log_totals.shape, F(1 / len(log_totals))),
+)
+_add(
+    "split-by-maximum",
+    "weighs splits without their normalisers",
+    "decoding",
+    log_total=lambda a, total, peak: np.where(total > 0, peak, -np.inf),
+)
+_add(
+    "empty-split-weighs",
+    "begins the log-normaliser of an empty split of 300 keys at 0",
+    "decoding-short",
+    merged=lambda a, outputs, log_totals: Tiled.merged(
+        a, outputs, np.where(log_totals == -np.inf, F(0), log_totals)
+    ),
+)
+_add(
+    "last-split-dropped",
+    "merges one split too few",
+    "decoding",
+    merged=lambda a, outputs, log_totals: Tiled.merged(a, outputs[:-1], log_totals[:-1]),
+)
+_add(
+    "sum-in-storage",
+    "keeps the normaliser in bfloat16 over 2,000 tiles",
+    "few-queries-bfloat16",
+    sum_of=lambda a, total, factor, powers: a.held(Tiled.sum_of(a, total, factor, powers)),
+)
+_add(
+    "context-in-storage",
+    "keeps the context in bfloat16 over 2,000 tiles",
+    "few-queries-bfloat16",
+    context_of=lambda a, *operands: a.held(Tiled.context_of(a, *operands)),
+)
+_add(
+    "sum-saturates",
+    "keeps the normaliser in float16, which ends at 65,504",
+    "few-queries",
+    exp=lambda a, x: np.exp(x),
+    sum_of=lambda a, total, factor, powers: np.minimum(
+        Tiled.sum_of(a, total, factor, powers), F(2048)
+    ),
+)
+_add(
+    "query-gradient-in-storage",
+    "adds up the gradient of queries in bfloat16",
+    "few-queries-bfloat16",
+    for_query=lambda a, *operands: a.held(Tiled.for_query(a, *operands)),
+)
+_add(
+    "key-gradient-in-storage",
+    "adds up the gradients of keys in bfloat16",
+    "few-keys-bfloat16",
+    for_key=lambda a, *operands: a.held(Tiled.for_key(a, *operands)),
+)
+_add(
+    "value-gradient-in-storage",
+    "adds up the gradients of values in bfloat16",
+    "few-keys-bfloat16",
+    for_value=lambda a, *operands: a.held(Tiled.for_value(a, *operands)),
+)
+_add(
+    "exp-by-polynomial",
+    "approximates exp with a relative error of 1e-5",
+    "full",
+    exp=lambda a, x: np.exp(x) * (1 + F(1e-5) * np.sin(np.where(np.isfinite(x), x, 0) * 40)),
+)
+
+# The backward pass.
+
+_add(
+    "row-term-lost",
+    "leaves the row term of the last tile of queries at zero",
+    "full",
+    row_term=lambda a, tile, cotangent, output: (
+        Tiled.row_term(a, tile, cotangent, output) * (tile < len(a.query_tiles()) - 1)
+    ),
+)
+_add(
+    "scale-missing-for-key",
+    "does not scale the gradient of keys",
+    "full",
+    for_key=lambda a, gradient, d_logits, query: gradient + d_logits.T @ query,
+)
+_add(
+    "log-total-in-bfloat16",
+    "keeps the log-normaliser in bfloat16 beside tensors of float32",
+    "full",
+    log_total=lambda a, total, peak: _bfloat16(Tiled.log_total(a, total, peak)),
+)
+_add(
+    "update-lost",
+    "stores the gradient of a tile of values where it should add it",
+    "full",
+    for_value=lambda a, gradient, weights, cotangent: Tiled.for_value(
+        a,
+        gradient * (not np.array_equal(cotangent, a.load("cotangent", (640, 704)))),
+        weights,
+        cotangent,
+    ),
+)
+
+# Sinks and soft caps.
+
+_add(
+    "sink-lost-where-keys-are-split",
+    "leaves the sink out where few queries have their keys split",
+    "decoding-with-sinks-and-cap",
+    sink=lambda a: a.wide(-np.inf) if a.queries <= a.few else Tiled.sink(a),
+)
+_add(
+    "sink-in-every-split",
+    "adds the sink to the normaliser of every split",
+    "decoding-with-sinks-and-cap",
+    sink=lambda a: Tiled.sink(a) + (np.log(F(a.splits)) if a.queries <= a.few else 0),
+)
+_add(
+    "sink-lost-in-last-tile-of-queries",
+    "leaves the sink out in the last tile of queries, which is partial",
+    "sinks",
+    with_sink=lambda a, context, log_total: (
+        (context, log_total) if len(context) < a.rows else Tiled.with_sink(a, context, log_total)
+    ),
+)
+_add(
+    "sink-of-key-head-at-length",
+    "reads the sink of the key/value head instead of the query head's",
+    "sinks",
+    sink=lambda a: a.wide(a.given.sinks[a.kv_head()]),
+)
+_add(
+    "sink-lost-for-backward",
+    "keeps a log-normaliser without the sink for the backward pass",
+    "sinks",
+    with_sink=lambda a, context, log_total: (
+        Tiled.with_sink(a, context, log_total)[0],
+        log_total,
+    ),
+)
+_add(
+    "sink-gradient-of-last-tile-lost",
+    "leaves the last tile of queries out of the gradient of the sinks",
+    "sinks",
+    for_sinks=lambda a, log_total, row: Tiled.for_sinks(
+        a, log_total[..., : a.of_queries[-1][0]], row[..., : a.of_queries[-1][0]]
+    ),
+)
+_add(
+    "sink-gradient-with-wrong-sign",
+    "returns the gradient of the sinks with the sign of a key's",
+    "sinks-and-cap-bfloat16",
+    for_sinks=lambda a, log_total, row: -Tiled.for_sinks(a, log_total, row),
+)
+_add(
+    "cap-lost-where-keys-are-split",
+    "does not cap logits where few queries have their keys split",
+    "decoding-with-sinks-and-cap",
+    capped=lambda a, logits: logits if a.queries <= a.few else Tiled.capped(a, logits),
+)
+_add(
+    "cap-lost-in-backward",
+    "recomputes logits without the cap in the backward pass",
+    "capped",
+    capped=lambda a, logits: logits if a.phase == "backward" else Tiled.capped(a, logits),
+)
+_add(
+    "cap-without-derivative",
+    "forgets the derivative of the cap in the backward pass",
+    "capped",
+    slope=lambda a, tile, column: 1.0,
+)
+_add(
+    "cap-derivative-lost-on-diagonal",
+    "forgets the derivative of the cap in the last tile of keys of each tile of queries",
+    "capped",
+    slope=lambda a, tile, column: (
+        1.0 if column == a.visits(tile)[-1] else Tiled.slope(a, tile, column)
+    ),
+)
+_add(
+    "cap-before-scale",
+    "caps products before they are scaled",
+    "packed-with-sinks-and-cap",
+    capped=lambda a, logits: Tiled.capped(a, logits / a.scale) * a.scale,
+)
+_add(
+    "cap-in-bfloat16",
+    "caps logits that were rounded to bfloat16, beside tensors of float32",
+    "packed-with-sinks-and-cap",
+    capped=lambda a, logits: Tiled.capped(a, _bfloat16(logits)),
+)
+_add(
+    "cap-by-clipping",
+    "clips logits instead of bending them",
+    "sinks-and-cap-bfloat16",
+    capped=lambda a, logits: np.clip(logits, -a.given.soft_cap, a.given.soft_cap),
+)

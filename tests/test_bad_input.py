@@ -1,0 +1,195 @@
+"""Inputs that contradict each other: what is read beyond an array, and what ends a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mutants import faulty
+from mutants.fakes import entries, laboratory, values
+from mutants.miniatures import Correct, Raw
+
+from conformance import examine
+from conformance.adapter.base import Call
+from conformance.cases.catalogue import catalogue
+from conformance.errors import Unsupported
+from conformance.experiments import experiment
+from conformance.frameworks.base import GUARD
+from conformance.records.record import decode_line
+from conformance.requirements.probed import decided
+from conformance.running.isolation import Supervisor
+from conformance.running.isolation_messages import Limits
+from conformance.running.session import Inquiry, Item, Session
+from conformance.words import say
+
+BEYOND = "call.reads-only-what-it-is-given"
+QUICK = Limits(item=1.0, start=30.0, memory=2048.0, deaths=3)
+SHORT = "fewer values than keys"
+READS = "reads beyond an array"
+FILE = Path(faulty.__file__)
+
+
+def spec(name):
+    return f"{FILE}:{name}"
+
+
+@pytest.fixture
+def supervisor():
+    """A function that supervises one of the attentions in `mutants.faulty`."""
+    made = []
+
+    def start(name, limits=QUICK):
+        made.append(Supervisor(spec(name), "cpu", limits))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def inquiry(adapter):
+    adapter.name = type(adapter).__name__
+    return Inquiry(adapter, experiment("bad-input"), "float32", "cpu", adapter.modes[0])
+
+
+def card(result):
+    return {say(entry.subject): say(entry.value) for entry in result.entries}
+
+
+def verdict(result):
+    return {finding.requirement: finding.verdict for finding in result.findings}[BEYOND]
+
+
+# In this process
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject"),
+    [
+        (faulty.CountsByTheKeys, SHORT),
+        (faulty.CountsByTheLogits, "too few keys in mask"),
+        (faulty.CountsByTheLogits, "too few queries in mask"),
+        (faulty.ReadsFloats, "queries of another dtype"),
+    ],
+)
+def test_numbers_beyond_an_array_show_in_the_answer(kind, subject):
+    found = entries(kind(), "bad-input")
+    beyond = {told for told, entry in found.items() if say(entry.value) == READS}
+    assert subject in beyond
+    (finding,) = decided("bad-input", [*found.values()])
+    assert (finding.requirement, finding.verdict) == (BEYOND, "deviates")
+    assert subject in {entry for entry in beyond if entry in finding.detail} or len(beyond) > 1
+
+
+@pytest.mark.parametrize("mutant", [Correct, faulty.Truncates])
+def test_what_only_answers_or_raises_is_no_deviation(mutant):
+    found = entries(mutant(), "bad-input")
+    assert READS not in {say(entry.value) for entry in found.values()}
+    (finding,) = decided("bad-input", [*found.values()])
+    assert finding.verdict == "conforms"
+
+
+def test_an_answer_is_that_of_a_call_that_is_well_defined():
+    truncated, broadcast = values(faulty.Truncates(), "bad-input"), values(Correct(), "bad-input")
+    assert truncated[SHORT].endswith("as if cut to the shorter")
+    assert truncated["fewer keys than values"].endswith("as if cut to the shorter")
+    assert broadcast[SHORT] == "refused"
+    assert broadcast["values of a batch of 1"].endswith("as if broadcast")
+    assert broadcast["mask of several queries, inputs of 1"].endswith("as if broadcast")
+    assert broadcast["queries of another dtype"].endswith("as if cast")
+
+
+def test_an_error_is_told_with_its_class_and_first_line():
+    found = entries(Correct(), "bad-input")["mask transposed"]
+    assert found.evidence.startswith("ValueError: operands could not be broadcast")
+    assert "mask bool[2, 6, 5, 4]" in found.evidence
+
+
+def test_arrays_are_surrounded_and_hold_the_same():
+    adapter, problem = Correct(), laboratory(Correct()).problem()
+    bridge = adapter.bridge
+    for around in (np.nan, 0.0):
+        for array in (np.arange(6.0).reshape(2, 3), np.ones((2, 2), np.bool_), np.arange(4)):
+            native = bridge.surrounded(bridge.array(array, "float32", "cpu"), around, "cpu")
+            assert native.flags.c_contiguous
+            assert np.array_equal(native, array)
+            beside = native.base.ravel()[[0, GUARD - 1, -1]].astype(np.float64)
+            wanted = around if native.dtype == np.float32 else float(bool(around))
+            assert np.array_equal(beside, np.full(3, wanted), equal_nan=True)
+    plain = adapter.run(problem, Call(adapter.modes[0]))
+    assert np.array_equal(adapter.run(problem, Call(around=np.nan)).output, plain.output)
+
+
+def test_an_adapter_of_numpy_arrays_has_nothing_to_ask():
+    with pytest.raises(Unsupported, match="NumPy arrays"):
+        entries(Raw(), "bad-input")
+
+
+def test_every_question_is_asked_once():
+    subjects = [q.subject for q in experiment("bad-input").questions(laboratory(Correct()))]
+    assert len(set(map(str, subjects))) == len(subjects)
+
+
+# In a process of its own
+
+
+def test_a_process_of_its_own_finds_the_same(supervisor):
+    asked = inquiry(faulty.Truncates())
+    apart = supervisor("Truncates").inquire(asked)
+    assert card(apart) == values(faulty.Truncates(), "bad-input")
+    assert Session().inquire(asked)[0].findings == apart.findings
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("Ending", "ends the process", "SIGSEGV"),
+        ("EndsInSilence", "ends the process", "exit code 0"),
+        ("Ponders", "does not end", "no answer within 1 s"),
+    ],
+)
+def test_an_end_costs_one_question(supervisor, name, value, told):
+    found = supervisor(name).inquire(inquiry(getattr(faulty, name)()))
+    seen = card(found)
+    assert seen[SHORT] == value
+    assert told in next(e.evidence for e in found.entries if say(e.subject) == SHORT)
+    assert set(seen) == set(values(faulty.Fine(), "bad-input"))
+    assert list(seen.values()).count(value) == 1
+    assert verdict(found) == "deviates"
+
+
+def test_a_process_that_always_ends_is_not_started_forever(supervisor):
+    found = supervisor("EndsAlways").inquire(inquiry(faulty.EndsAlways()))
+    assert {"ends the process", "cannot be asked"} <= set(card(found).values())
+    assert verdict(found) == "deviates"
+
+
+def test_what_follows_gets_a_process_that_saw_no_such_input(supervisor):
+    # Computing what is expected takes longer than the other tests grant an item.
+    one = supervisor("Fine", Limits())
+    one.start()
+    first = one._process
+    row = inquiry(faulty.Fine())
+    assert decode_line(one.examine(row, -1))[0].entries
+    assert one._process is first
+    (case,) = [case for case in catalogue() if case.id == "plain/no-mask/self"]
+    item = Item(row.adapter, case, "float32", "cpu", row.mode)
+    result = decode_line(one.examine(item, -1))[0]
+    assert result.verdict == "conforms", result
+    assert one._process is not first
+
+
+def test_a_call_of_examine_survives_what_ends_a_process():
+    outcome = examine(spec("Ending"), cases="probe/bad-input", modes=())
+    assert {row["value"] for row in outcome.card} >= {"ends the process"}
+    assert outcome.worst["requirement"] == BEYOND
+
+
+def test_a_local_implementation_has_no_process_of_its_own():
+    class Local(faulty.Ending):
+        pass
+
+    (result,) = examine(Local, cases="probe/bad-input").results
+    assert result.verdict == "unsupported"
+    assert "process of its own" in result.findings[0].detail

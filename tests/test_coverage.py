@@ -1,0 +1,217 @@
+"""What was verified at least: the counts that a baseline keeps, and what is less than they say."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from test_gate import COARSE, CROSS, GRADIENT, OUTPUT, SELF, Made
+
+from conformance.errors import BrokenBaseline, ExitCode
+from conformance.reports.gate import coverage, tell, update
+from conformance.reports.gate.baseline import baseline_of, read_baseline
+from conformance.reports.gate.judging import judge
+
+
+def test_each_implementation_of_a_gate_must_be_verified():
+    nothing = Made("other").say("unsupported", detail="no such thing")
+    judgement = judge(baseline_of("b.toml", ""), Made().record(nothing))
+    assert judgement.exit_code == ExitCode.NOTHING_VERIFIED
+    assert "nothing was verified of other" in str(tell(judgement))
+
+
+def test_what_a_narrowed_run_did_not_ask_of_an_implementation_is_not_missing():
+    absent = Made("other")
+    absent.found = {}
+    whole, narrowed = Made().record(absent), Made().record(absent, selection="-k 'mine'")
+    nothing_known = baseline_of("b.toml", "")
+    assert judge(nothing_known, whole).exit_code == ExitCode.NOTHING_VERIFIED
+    assert judge(nothing_known, narrowed).exit_code == ExitCode.OK
+
+
+def counted(tmp_path, made):
+    """The baseline that an update by this record leaves."""
+    path = tmp_path / "conformance.toml"
+    before = read_baseline(path)
+    update(before, made.record() if isinstance(made, Made) else made, "because")
+    return read_baseline(path)
+
+
+def test_an_update_counts_what_is_verified(tmp_path):
+    text = counted(tmp_path, Made()).text
+    assert '"float32:cpu:eval" = {mask = 3, plain = 6}' in text
+    assert "[verified.mine]" in text
+
+
+def test_a_second_update_changes_nothing(tmp_path):
+    assert counted(tmp_path, Made()).text == counted(tmp_path, Made()).text
+
+
+def without(made, **where):
+    for key in list(made.found):
+        values = dict(zip(("requirement", "case", "dtype", "mode"), key, strict=True))
+        if all(values[name] == value for name, value in where.items()):
+            del made.found[key]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("less", "told"),
+    [
+        (lambda: Made(dtypes=("float32",)), "float64:cpu:eval: mask 0 of 3, plain 0 of 6"),
+        (lambda: Made(modes=("other",)), "float32:cpu:eval: mask 0 of 3, plain 0 of 6"),
+        (lambda: without(Made(), case=CROSS), "float32:cpu:eval: mask 0 of 3"),
+        (
+            lambda: Made().say("unsupported", requirement=GRADIENT, detail="no gradients"),
+            "unsupported: no gradients",
+        ),
+    ],
+    ids=["dtype", "mode", "chapter", "unsupported"],
+)
+def test_less_than_before_is_red_and_says_what_fell_away(tmp_path, less, told):
+    judgement = judge(counted(tmp_path, Made()), less().record())
+    assert judgement.exit_code == ExitCode.DEVIATES
+    printed = str(tell(judgement))
+    assert told in printed
+    assert "changed for the worse" in printed
+    assert "mine" in printed
+
+
+def test_as_much_as_before_or_more_is_green(tmp_path):
+    known = counted(tmp_path, without(Made(), case=CROSS))
+    assert judge(known, Made().record()).holds
+    raised = counted(tmp_path, Made())
+    assert raised.verified["mine"]["float32:cpu:eval"] == {"mask": 3, "plain": 6}
+    assert raised.text.count(coverage.HEAD) == 1
+
+
+def test_an_error_that_is_fixed_is_no_loss(tmp_path):
+    """An error stands at every requirement, also at those that do not ask of an answer."""
+    failing = Made().say("error", case=CROSS, detail="ValueError: no such mask")
+    known = counted(tmp_path, failing)
+    assert known.verified["mine"]["float32:cpu:eval"] == {"plain": 6}
+    fixed = without(Made(), case=CROSS, requirement=GRADIENT)
+    assert not judge(known, fixed.record()).less
+    assert not judge(known, failing.record()).less
+
+
+def test_an_update_never_lowers_what_was_verified(tmp_path):
+    known = counted(tmp_path, Made())
+    assert counted(tmp_path, without(Made(), case=CROSS)).text == known.text
+
+
+@pytest.mark.parametrize(
+    "option", ["--case mask", "--dtype float32", "--mode eval", "-k 'x'", "--shard 1/2",
+               "--level core", "--deselect x"]
+)  # fmt: skip
+def test_a_narrowed_run_is_neither_compared_nor_counted(tmp_path, option):
+    known = counted(tmp_path, Made())
+    part = without(Made(), case=CROSS).record(selection=option)
+    assert judge(known, part).holds
+    (tmp_path / "conformance.toml").unlink()
+    assert not counted(tmp_path, part).verified
+
+
+def test_implementations_that_were_not_asked_are_not_compared(tmp_path):
+    known = counted(tmp_path, Made("other"))
+    assert judge(known, Made().record()).holds
+
+
+def test_a_count_of_another_device_is_not_asked(tmp_path):
+    text = counted(tmp_path, Made()).text.replace(":cpu:", ":gpu:")
+    assert judge(baseline_of(tmp_path / "b.toml", text), Made().record()).holds
+
+
+def test_entries_and_counts_share_a_file(tmp_path):
+    path = tmp_path / "conformance.toml"
+    wrong = Made().say("deviates", requirement=OUTPUT, dtype="float64", cause=COARSE)
+    first = counted(tmp_path, wrong)
+    assert first.text.index("[[known]]") < first.text.index("[verified.mine]")
+    path.write_text(first.text + "# mine\n", encoding="utf-8")
+    wrong.say("deviates", requirement=OUTPUT, case=SELF, dtype="float32", cause=COARSE)
+    second = counted(tmp_path, wrong)
+    assert judge(second, wrong.record()).holds, second.text
+    assert second.text.count("[verified.mine]") == 1
+    assert "# mine" in second.text
+    assert judge(counted(tmp_path, Made()), Made().record()).holds
+
+
+def test_a_comment_between_counts_and_an_entry_is_of_the_entry(tmp_path):
+    path = tmp_path / "conformance.toml"
+    few = counted(tmp_path, without(Made(), case=CROSS)).text
+    entry = (
+        f'# one\n# two\n[[known]]\nrequirement = "{OUTPUT}"\nverdict = "deviates"\nreason = "so"\n'
+    )
+    path.write_text(few + "\n" + entry, encoding="utf-8")
+    text = counted(tmp_path, Made().say("deviates", requirement=OUTPUT)).text
+    assert entry.rstrip() in text
+    assert text.index("[[known]]") < text.index(coverage.HEAD) < text.index("[verified.mine]")
+
+
+def test_a_run_without_an_end_is_neither_compared_nor_counted(tmp_path):
+    record = Made().record()
+    unfinished = msgspec.structs.replace(record, complete=False)
+    longer = msgspec.structs.replace(record.header, planned=record.header.planned + 1)
+    for part in (unfinished, msgspec.structs.replace(record, header=longer)):
+        assert coverage.is_whole(record)
+        assert not coverage.is_whole(part)
+        assert not counted(tmp_path, part).verified
+
+
+def test_what_was_lost_is_not_counted(tmp_path):
+    """A run with open ends is red anyway, and says nothing about what can be verified."""
+    crashed = Made().say("crashed", case=CROSS)
+    assert not counted(tmp_path, crashed).verified
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "verified = 3",
+        "[verified]\nmine = 3",
+        "[verified.mine]\n'float32:cpu:eval' = {mask = -1}",
+        "[verified.mine]\n'float32:cpu:eval' = {mask = 'x'}",
+        "[verified.mine]\n'float32' = {mask = 1}",
+        "[verified.mine]\n'float32:cpu:eval' = {mask = true}",
+    ],
+)
+def test_counts_that_are_none_are_one_line(tmp_path, text):
+    with pytest.raises(BrokenBaseline, match="verified") as raised:
+        baseline_of(tmp_path / "b.toml", text)
+    assert "\n" not in str(raised.value)
+
+
+def test_counts_of_a_record():
+    (places,) = coverage.counted(Made(dtypes=("float32",)).record()).values()
+    assert places == {"float32:cpu:eval": {"mask": 3, "plain": 6}}
+
+
+# What excuses everything
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ('requirement = "*"\nverdict = "deviates"\nstrict = false', "everything"),
+        ('case = "**"\nverdict = "deviates"\nstrict = false', "everything"),
+        ('case = ["*", "!none"]\nverdict = "deviates"\nstrict = false', "everything"),
+        ('requirement = "?*"\ncase = "*"\nverdict = "deviates"\nstrict = false', "everything"),
+        ('requirement = "*"\ncase = "*/*"\nverdict = "deviates"\nstrict = false', "everything"),
+        ('case = "mask/*"\nverdict = "error"\nraises = ":"', "raises"),
+        ('case = "mask/*"\nverdict = "error"\nraises = " (at"', "raises"),
+        ('case = "mask/*"\nverdict = "error"\nraises = "Error"', "raises"),
+        ('case = "mask/*"\nverdict = "error"\nraises = "Error: "', "raises"),
+    ],
+)
+def test_an_entry_that_excuses_everything_is_one_line(tmp_path, entry, told):
+    with pytest.raises(BrokenBaseline, match=told) as raised:
+        baseline_of(tmp_path / "b.toml", f'[[known]]\nreason = "x"\n{entry}\n')
+    assert "\n" not in str(raised.value)
+
+
+def test_cases_of_files_are_not_counted():
+    """They need not be there the next time."""
+    record = Made(dtypes=("float32",)).record()
+    more = msgspec.structs.replace(record.results[0], case="file/mine")
+    record = msgspec.structs.replace(record, results=[*record.results, more])
+    (places,) = coverage.counted(record).values()
+    assert places == {"float32:cpu:eval": {"mask": 3, "plain": 6}}

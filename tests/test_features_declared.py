@@ -1,0 +1,611 @@
+"""Declared features: what a declaration says, and that every encoding means the problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_arguments import ATTENDS, FULL, ask, labels
+
+from conformance import (
+    Adapter,
+    Alibi,
+    Call,
+    CausalFlag,
+    HeadNorm,
+    Layer,
+    Lengths,
+    MaskArgument,
+    Parameter,
+    PositionIds,
+    RotaryBase,
+    RotaryTables,
+    SegmentIds,
+    Sinks,
+    SoftCap,
+    Window,
+    attention_function,
+)
+from conformance.adapter.arguments import MaskTable
+from conformance.cases.catalogue import find_cases
+from conformance.definition.features import Norm, Positions, Rotary, Segments
+from conformance.errors import Unsupported, WrongDeclaration
+
+torch = pytest.importorskip("torch")
+
+BOTH = MaskArgument("mask", FULL, true="attends", number="added")
+
+
+@pytest.mark.parametrize(
+    ("declare", "told"),
+    [
+        (lambda: Window("w", form="left"), "w: form='left'; say one of 'left right', 'own and"),
+        (lambda: Window("w", none=5), "w: none=5; say -1, 0 or None"),
+        (lambda: Window("w", alignment="end"), "w: alignment='end'; say 'top-left' or"),
+        (lambda: Sinks("s", units="bits"), "s: units='bits'; say one of 'natural', 'log2'"),
+        (lambda: Sinks("s", per="row"), "s: per='row'; say one of 'head', 'layer'"),
+        (lambda: Alibi("a", axes="heads batch"), "a: axes='heads batch'; say one of 'heads', "),
+        (lambda: Alibi("a", dtype="int32"), "a: dtype='int32'; say one of '', 'float32'"),
+        (lambda: Lengths("n", of="values"), "n: of='values'; say one of 'keys', 'queries'"),
+        (lambda: Lengths("n", counts="end"), "n: counts='end'; say one of 'length', 'last index'"),
+        (lambda: Lengths("n", dtype="float32"), "n: dtype='float32'; say one of 'int32', "),
+        (lambda: SegmentIds("ids", dtype="bool"), "ids: dtype='bool'; say one of 'int32', "),
+        (lambda: PositionIds("at", of=("cap",)), "at: of=('cap',); say some of 'rotary', "),
+        (lambda: PositionIds("at", of=()), "at: of=(); say some of 'rotary', "),
+        (lambda: RotaryTables(pairs="both"), "cos: pairs='both'; say one of 'halves', "),
+        (lambda: RotaryBase(pairs="both"), "rotary: pairs='both'; say one of 'halves', "),
+        (lambda: HeadNorm("g", "g"), "g: queries and keys have norms of their own"),
+        (lambda: MaskTable(features=(SoftCap("a"), Sinks("a"))), "have an argument 'a'"),
+        (lambda: MaskTable((ATTENDS,), features=(SoftCap("mask"),)), "have an argument 'mask'"),
+        (
+            lambda: MaskTable((), CausalFlag("is"), (SoftCap("is"),)),
+            "two declarations have an argument 'is'",
+        ),
+        (lambda: MaskTable(features=("cap",)), "features: 'cap' declares no feature"),
+    ],
+)
+def test_a_declaration_that_contradicts_itself(declare, told):
+    with pytest.raises(WrongDeclaration, match=re.escape(told)) as caught:
+        declare()
+    assert "\n" not in str(caught.value)
+
+
+def said(table, problem, name):
+    """The values of an argument in all encodings; None where it is not passed."""
+    return [spelling.arguments.get(name) for spelling in table.spellings(problem)]
+
+
+SQUARE = (2, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("declared", "window", "causal", "value"),
+    [
+        (Window("w"), (2, 1), None, (2, 1)),
+        (Window("w"), (2, None), None, (2, -1)),
+        (Window("w", none=None), (None, 1), None, (None, 1)),
+        (Window("w", none=0), (2, None), None, (2, 0)),
+        (Window("w", none=0), (2, 0), None, None),
+        (Window("w", form="own and before"), (2, 0), None, 3),
+        (Window("w", form="own and before"), (2, None), "top-left", 3),
+        (Window("w", form="own and before"), (2, None), None, None),
+        (Window("w", form="own and before"), (2, 1), None, None),
+        (Window("w", form="before"), (2, 0), None, 2),
+        (Window("w", form="before", none=0), (0, 0), None, None),
+        (Window("w", form="each side"), (2, 2), None, 2),
+        (Window("w", form="each side"), (2, None), None, None),
+        (Window("w", form="each side"), (2, None), "top-left", 2),
+        (Window("w", form="each side"), (None, 2), None, None),
+        (Window("w", form="own and before", needs_causal=True), (2, None), "top-left", 3),
+        (Window("w", form="own and before", needs_causal=True), (2, 0), None, None),
+    ],
+)
+def test_a_window_in_each_form(declared, window, causal, value):
+    problem = ask(SQUARE, causal=causal).replace(window=window)
+    table = MaskTable((ATTENDS,), CausalFlag("causal"), (declared,))
+    assert table.spell(problem).arguments.get("w") == value
+    if value is None:
+        assert labels(table, problem) == [f"mask=bool[{FULL}]"]
+    else:
+        assert "mask" not in table.spell(problem).arguments
+        assert None in said(table, problem, "w")
+
+
+def test_a_window_that_needs_the_flag_comes_with_it():
+    declared = Window("w", form="own and before", needs_causal=True)
+    table = MaskTable((ATTENDS,), CausalFlag("causal"), (declared,))
+    problem = ask(SQUARE, causal="top-left").replace(window=(2, None))
+    assert labels(table, problem) == [
+        "causal, w=3",
+        f"mask=bool[{FULL}], causal",
+        f"mask=bool[{FULL}]",
+    ]
+
+
+def test_a_window_that_looks_ahead_by_nothing_is_causal():
+    table = MaskTable((ATTENDS,), CausalFlag("causal"), (Window("w"),))
+    problem = ask(SQUARE, causal="top-left").replace(window=(2, None))
+    assert labels(table, problem)[:3] == [
+        "causal, w=(2, -1)",
+        f"mask=bool[{FULL}], causal",
+        "w=(2, 0)",
+    ]
+
+
+@pytest.mark.parametrize("declared", ["top-left", "bottom-right", None])
+@pytest.mark.parametrize("wanted", ["top-left", "bottom-right"])
+def test_where_a_window_stands_if_lengths_differ(declared, wanted):
+    problem = ask((1, 1, 3, 5), causal=wanted).replace(window=(2, 0))
+    table = MaskTable((ATTENDS,), CausalFlag("causal", wanted), (Window("w", alignment=declared),))
+    assert ("w" in table.spell(problem).arguments) == (declared == wanted)
+
+
+@pytest.mark.parametrize("aligns", [True, False])
+def test_what_is_aligned_at_the_end_is_aligned_at_the_end_of_lengths(aligns):
+    problem = ask((2, 1, 2, 5), causal="bottom-right").replace(key_lengths=np.array([5, 3]))
+    flag = CausalFlag("causal", "bottom-right")
+    table = MaskTable((ATTENDS,), flag, (Lengths("n", aligns=aligns),))
+    first, second = labels(table, problem)[:2]
+    if aligns:
+        assert first == "causal, n=int32[2]"
+        assert second == f"mask=bool[{FULL}]"
+    else:
+        assert first == f"mask=bool[{FULL}], n=int32[2]"
+    equal = problem.replace(key_lengths=np.array([5, 5]))
+    assert table.spell(equal).label == "causal, n=int32[2]"
+
+
+def test_lengths_may_be_the_last_index():
+    problem = ask(SQUARE).replace(key_lengths=np.array([4, 1]), query_lengths=np.array([2, 3]))
+    features = (Lengths("k", counts="last index", dtype="int64"), Lengths("q", of="queries"))
+    (spelling,) = MaskTable(features=features).spellings(problem)
+    assert spelling.arguments["k"].tolist() == [3, 0]
+    assert spelling.arguments["k"].dtype == np.int64
+    assert spelling.arguments["q"].tolist() == [2, 3]
+    empty = problem.replace(key_lengths=np.array([4, 0]))
+    with pytest.raises(Unsupported, match="no such lengths: k, q cannot"):
+        MaskTable(features=features).spell(empty)
+
+
+def test_segments_for_both_are_equal():
+    ids = np.array([[0, 0, 1, 1], [0, 1, 1, 1]])
+    other = np.array([[0, 1, 1, 1], [0, 1, 1, 1]])
+    problem = ask(SQUARE).replace(segments=Segments(query=ids, key=ids))
+    table = MaskTable((ATTENDS,), features=(SegmentIds("ids"),))
+    assert np.array_equal(table.spell(problem).arguments["ids"], ids)
+    problem = problem.replace(segments=Segments(query=ids, key=other))
+    assert table.spell(problem).arguments.keys() == {"mask"}
+    table = MaskTable((ATTENDS,), features=(SegmentIds("q", "k"),))
+    assert np.array_equal(table.spell(problem).arguments["k"], other)
+
+
+def test_positions_are_handed_over_where_something_counts_from_them():
+    at = Positions(query=np.array([[5, 6, 8, 9]] * 2), key=np.array([[5, 6, 7, 8]] * 2))
+    problem = ask(SQUARE, causal="top-left").replace(positions=at, slopes=np.full(3, 0.5))
+    features = (Alibi("slopes"), PositionIds("p", "r", of=("alibi",)))
+    table = MaskTable((BOTH,), CausalFlag("causal"), features)
+    spelling = table.spell(problem)
+    assert spelling.label == f"mask=bool[{FULL}], p=int32[2, 4], r=int32[2, 4], slopes=float[3]"
+    assert f"mask=float[{FULL}]" in labels(table, problem)
+    (one,) = MaskTable((BOTH,), features=features).spellings(ask(SQUARE).replace(soft_cap=None))
+    assert one.label == "no mask"
+
+
+def test_alibi_is_a_bias_only_if_it_is_exact():
+    problem = ask(SQUARE).replace(slopes=np.array([0.5, 0.25, 0.125]))
+    table = MaskTable((BOTH,), features=(Alibi("slopes", axes="batch heads", dtype="float32"),))
+    first, second = table.spellings(problem)
+    assert first.arguments["slopes"].shape == (2, 3)
+    assert first.arguments["slopes"].dtype == np.float32
+    distance = np.abs(np.arange(4)[:, None] - np.arange(4))
+    assert np.array_equal(second.arguments["mask"][1, 0], -0.5 * distance)
+    assert second.bias is None
+    inexact = problem.replace(slopes=np.array([1 + 2**-7] * 3), dtype="bfloat16")
+    assert labels(table, inexact) == ["slopes=float[2, 3]"]
+
+
+def test_alibi_and_a_bias_in_one_argument():
+    bias = np.random.default_rng(0).standard_normal((1, 3, 1, 4))
+    problem = ask(SQUARE, bias=bias).replace(slopes=np.array([0.5, 0.25, 0.125]))
+    table = MaskTable((BOTH,), features=(Alibi("slopes"),))
+    apart, merged = table.spellings(problem)
+    assert apart.arguments.keys() == {"mask", "slopes"}
+    assert apart.gradients() == merged.gradients() == {"mask": "attn_bias"}
+    gradient = np.random.default_rng(1).standard_normal((2, 3, 4, 4))
+    expected = gradient.sum(axis=(0, 2), keepdims=True)
+    assert np.array_equal(merged.bias_gradient(gradient, problem), expected)
+
+
+@pytest.mark.parametrize(("units", "factor"), [("natural", 1.0), ("log2", math.log2(math.e))])
+@pytest.mark.parametrize("parameter", [False, True])
+def test_sinks_have_a_gradient(units, factor, parameter):
+    problem = ask(SQUARE).replace(sinks=np.array([1.0, -2.0, 3.0]))
+    table = MaskTable(features=(Sinks("s", units=units, parameter=parameter),))
+    (spelling,) = table.spellings(problem)
+    assert np.allclose(spelling.arguments["s"], factor * problem.sinks)
+    assert spelling.gradients() == {"s": "sinks"}
+    assert spelling.variables["sinks"].factor == factor
+    assert spelling.parameters == ({"s"} if parameter else frozenset())
+    narrow = table.spell(problem.replace(dtype="bfloat16")).arguments["s"]
+    assert narrow.dtype == (np.float64 if units == "natural" else np.float32)
+
+
+def test_one_sink_per_layer_is_not_one_per_head():
+    table = MaskTable(features=(Sinks("s", per="layer"),))
+    with pytest.raises(Unsupported, match="no such sinks: s cannot express it"):
+        table.spell(ask(SQUARE).replace(sinks=np.zeros(3)))
+    assert table.spell(ask((2, 1, 4, 4)).replace(sinks=np.ones(1))).arguments["s"].shape == ()
+
+
+def wide(problem, size=4):
+    """The problem with heads of another size, of which nothing else matters."""
+    shape = replace(problem.shape, head_size=size)
+    weights = {name: np.zeros(sizes) for name, sizes in shape.weight_shapes().items()}
+    return problem.replace(shape=shape, weights=type(problem.weights)(**weights))
+
+
+def test_tables_of_angles():
+    problem = wide(ask((1, 2, 2, 5), causal="bottom-right")).replace(
+        rotary=Rotary(size=2, base=100.0, pairs="interleaved")
+    )
+    table = MaskTable((ATTENDS,), features=(RotaryTables("c", "s", pairs="interleaved"),))
+    with pytest.raises(Unsupported, match="no rotary aligned as here: c, s is declared for equal"):
+        table.spell(problem)
+    declared = RotaryTables("c", "s", flag="pairs", alignment="bottom-right")
+    spelling = MaskTable((ATTENDS,), features=(declared,)).spell(problem)
+    assert np.array_equal(spelling.arguments["c"], np.cos(np.arange(5))[:, None])
+    assert spelling.arguments["pairs"] is True
+    square = wide(ask(SQUARE)).replace(rotary=Rotary(size=4, base=100.0))
+    spelling = MaskTable(features=(RotaryTables("c", "s"),)).spell(square)
+    assert np.allclose(spelling.arguments["s"][3], np.sin([3.0, 3.0 / 10]))
+    # Positions that begin again are handed over as those that do not.
+    of_tokens = np.array([[0, 0, 1, 1]] * 2)
+    packed = square.replace(segments=Segments(query=of_tokens, key=of_tokens))
+    assert packed.position_of_queries.max() == 1
+    spelling = MaskTable((ATTENDS,), features=(RotaryTables("c", "s"),)).spell(packed)
+    assert len(spelling.arguments["c"]) == len(spelling.arguments["s"]) == 4
+    with pytest.raises(Unsupported, match="no such rotary"):
+        MaskTable(features=(RotaryTables("c", "s", pairs="interleaved"),)).spell(square)
+
+
+def test_a_base_of_angles():
+    problem = wide(ask(SQUARE)).replace(rotary=Rotary(size=2, base=100.0))
+    declared = RotaryBase("base", size="size")
+    spelling = MaskTable(features=(declared,)).spell(problem)
+    assert spelling.arguments == {"base": 100.0, "size": 2}
+    for other in (
+        RotaryBase("base"),
+        RotaryBase(10000.0, size="size"),
+        RotaryBase(pairs="interleaved", size="s"),
+    ):
+        with pytest.raises(Unsupported, match="no such rotary"):
+            MaskTable(features=(other,)).spell(problem)
+
+
+def test_norms_of_heads():
+    problem = ask(SQUARE).replace(norm=Norm(query=np.ones(1), key=np.full(1, 2.0), epsilon=1e-5))
+    spelling = MaskTable(features=(HeadNorm("q", "k", epsilon="eps"),)).spell(problem)
+    assert spelling.arguments["eps"] == 1e-5
+    assert spelling.arguments["k"].tolist() == [2.0]
+    assert spelling.gradients() == {"q": "norm.query", "k": "norm.key"}
+    with pytest.raises(Unsupported, match="no such query/key norm: q, k cannot express it"):
+        MaskTable(features=(HeadNorm("q", "k", epsilon=1e-6),)).spell(problem)
+
+
+FEATURES = {
+    "window": {"window": (1, 1)},
+    "soft cap": {"soft_cap": 5.0},
+    "sinks": {"sinks": np.ones(3)},
+    "alibi": {"slopes": np.ones(3)},
+    "rotary": {"rotary": Rotary(size=2)},
+    "query/key norm": {"norm": Norm(query=np.ones(4), key=np.ones(4))},
+    "lengths": {"key_lengths": np.array([4, 1])},
+    "segments": {"segments": Segments(query=np.zeros((2, 4), int), key=np.zeros((2, 4), int))},
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_is_not_declared_is_named(name):
+    problem = wide(ask(SQUARE)).replace(**FEATURES[name])
+    with pytest.raises(Unsupported, match=f"^no {name}$"):
+        MaskTable().spell(problem)
+    masked = MaskTable((ATTENDS,))
+    if name in ("window", "lengths", "segments"):
+        assert masked.spell(problem).arguments.keys() == {"mask"}
+        return
+    with pytest.raises(Unsupported, match=f"^no {name}$"):
+        masked.spell(problem)
+
+
+# Every encoding of every problem, decoded by hand
+
+
+@st.composite
+def declarations(draw):
+    """Some features in some of their forms; which means what, `decoded` says once more."""
+    alignment = st.sampled_from(["top-left", "bottom-right", None])
+    every = [
+        Window(
+            "w",
+            draw(st.sampled_from(["left right", "own and before", "before", "each side"])),
+            draw(st.sampled_from([-1, 0, None])),
+            draw(alignment),
+            draw(st.booleans()),
+        ),
+        Alibi("a", draw(st.sampled_from(["heads", "batch heads"])), draw(alignment)),
+        Lengths("k", "keys", counts=draw(st.sampled_from(["length", "last index"])),
+                aligns=draw(st.booleans())),
+        Lengths("q", "queries", aligns=draw(st.booleans())),
+        SegmentIds(*draw(st.sampled_from([("i",), ("i", "j")]))),
+        PositionIds("p", "r", draw(st.sampled_from([("alibi",), ("window", "causal")]))),
+    ]  # fmt: skip
+    features = tuple(one for one in every if draw(st.booleans()))
+    flag = CausalFlag("flag", draw(alignment)) if draw(st.booleans()) else None
+    return MaskTable((BOTH,) if draw(st.booleans()) else (), flag, features)
+
+
+@st.composite
+def featured(draw):
+    batch, heads, query, key = (draw(st.integers(1, most)) for most in (2, 2, 4, 4))
+    causal = draw(st.sampled_from([None, "top-left", "bottom-right"]))
+    limit = st.sampled_from([None, 0, 1, 2])
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    fields = {"window": (draw(limit), draw(limit))}
+    if draw(st.booleans()):
+        fields["slopes"] = 2.0 ** -np.arange(heads)
+    if draw(st.booleans()):
+        fields["key_lengths"] = random.integers(0, key + 1, batch)
+    if draw(st.booleans()):
+        fields["query_lengths"] = random.integers(0, query + 1, batch)
+    if draw(st.booleans()):
+        fields["segments"] = Segments(
+            query=np.sort(random.integers(0, 2, (batch, query))),
+            key=np.sort(random.integers(0, 2, (batch, key))),
+        )
+    if draw(st.booleans()):
+        fields["positions"] = Positions(
+            query=random.integers(0, 4, (batch, query)), key=random.integers(0, 4, (batch, key))
+        )
+    return ask((batch, heads, query, key), causal=causal).replace(**fields)
+
+
+def decoded(table, spelling, problem):
+    """(allowed, added) `[batch heads query key]`, as the declarations say, token by token."""
+    queries, keys = problem.shape.logits[2:]
+    declared = {name: one for one in table.features for name in one.names}
+    given, flag = spelling.arguments, table.causal
+    ids = declared.get("p") if "p" in given else None
+    allowed, added = np.ones(problem.shape.logits, bool), np.zeros(problem.shape.logits)
+
+    def number(name, entry):
+        return int(given[name][entry]) + (declared[name].counts == "last index")
+
+    def ahead(what, alignment, entry, i, j):
+        if ids is not None and what in ids.of:
+            return given["r"][entry, j] - given["p"][entry, i]
+        end = {"k": keys, "q": queries}
+        for name in end:
+            if name in given and declared[name].aligns:
+                end[name] = number(name, entry)
+        assert alignment is not None or queries == keys
+        return j - i - (end["k"] - end["q"] if alignment == "bottom-right" else 0)
+
+    for at in np.ndindex(*problem.shape.logits):
+        entry, head, i, j = at
+        if "mask" in given:
+            value = given["mask"][at]
+            allowed[at] &= bool(value) if given["mask"].dtype == bool else value > -np.inf
+            added[at] += value if given["mask"].dtype != bool and np.isfinite(value) else 0.0
+        if flag is not None and flag.name in given:
+            allowed[at] &= ahead("causal", flag.alignment, entry, i, j) <= 0
+        if "w" in given:
+            window, value = declared["w"], given["w"]
+            assert not window.needs_causal or flag.name in given
+            away = ahead("window", window.alignment, entry, i, j)
+            if window.form == "left right":
+                before, after = (math.inf if one == window.none else one for one in value)
+            else:
+                assert value != window.none
+                before = value - (window.form == "own and before")
+                after = value if window.form == "each side" else 0
+            allowed[at] &= -before <= away <= after
+        if "k" in given:
+            allowed[at] &= j < number("k", entry)
+        if "q" in given:
+            allowed[at] &= i < number("q", entry)
+        if "i" in given:
+            allowed[at] &= given["i"][entry, i] == given["j" if "j" in given else "i"][entry, j]
+        if "a" in given:
+            slope = given["a"][entry, head] if given["a"].ndim == 2 else given["a"][head]
+            added[at] -= slope * abs(ahead("alibi", declared["a"].alignment, entry, i, j))
+    return allowed, added
+
+
+@settings(deadline=None, max_examples=300)
+@given(declarations(), featured())
+def test_every_encoding_means_the_problem(table, problem):
+    distances = np.abs(
+        problem.position_of_queries[:, None, :, None] - problem.position_of_keys[:, None, None, :]
+    )
+    slopes = 0.0 if problem.slopes is None else problem.slopes[:, None, None]
+    wanted = np.broadcast_to(-slopes * distances, problem.shape.logits)
+    every = list(table.spellings(problem))
+    assert len({spelling.label for spelling in every}) == len(every)
+    for spelling in every:
+        allowed, added = decoded(table, spelling, problem)
+        assert np.array_equal(allowed, problem.allowed_in_full()), spelling.label
+        assert np.array_equal(added[allowed], wanted[allowed]), spelling.label
+    if table.arguments:
+        assert every, "a mask can say all of this"
+
+
+def test_what_says_most_comes_first_and_what_says_least_second():
+    problem = ask(SQUARE, causal="top-left").replace(
+        window=(2, 1), key_lengths=np.array([4, 2]), slopes=2.0 ** -np.arange(3)
+    )
+    table = MaskTable((BOTH,), features=(Window("w"), Lengths("k"), Alibi("a")))
+    assert labels(table, problem)[:2] == [
+        f"mask=bool[{FULL}], k=int32[2], w=(2, 1), a=float[3]",
+        f"mask=float[{FULL}]",
+    ]
+
+
+# How a call hands them over
+
+
+def passed(features, problem, call=None, **declaration):
+    """What a function is given, the answer of a call to it, and its adapter."""
+    seen = []
+
+    @attention_function("torch", features=features, **declaration)
+    def attend(query, key, value, **arguments):
+        seen.append(arguments)
+        logits = query @ key.mT
+        for name in ("sinks", "q_gain", "k_gain"):
+            logits = logits + arguments[name].sum() if name in arguments else logits
+        return torch.tanh(logits) @ value
+
+    answer = attend.run(problem, call or Call())
+    return seen[-1], answer, attend
+
+
+SELF = find_cases("plain/no-mask/self")[0].problem("float32")
+SINKS = np.array([0.5, 1.0, -1.0, 0.25])
+GAINS = Norm(query=np.full(6, 0.5), key=np.full(6, 2.0), epsilon=1e-5)
+KNOWN = (
+    Window("window"),
+    SoftCap("cap"),
+    Sinks("sinks"),
+    HeadNorm("q_gain", "k_gain"),
+    Lengths("lengths"),
+)
+LENGTHS = np.array([5, 7])
+
+
+def test_arrays_are_native_and_plain_values_are_as_they_are():
+    problem = SELF.replace(window=(2, None), soft_cap=20.0, key_lengths=LENGTHS, norm=GAINS)
+    seen, answer, _ = passed(KNOWN, problem.replace(sinks=SINKS))
+    assert seen["window"] == (2, -1)
+    assert seen["cap"] == 20.0
+    assert seen["epsilon"] == 1e-5
+    assert seen["lengths"].dtype == torch.int32
+    assert seen["sinks"].dtype == torch.float32
+    assert {"sinks", "norm.query", "norm.key"} <= answer.gradients.keys()
+    assert answer.gradients["norm.key"].shape == (6,)
+
+
+def test_a_gradient_is_that_of_natural_units():
+    problem = SELF.replace(sinks=SINKS)
+    _, natural, _ = passed((Sinks("sinks"),), problem)
+    seen, binary, _ = passed((Sinks("sinks", units="log2"),), problem)
+    assert np.allclose(seen["sinks"].detach() * math.log(2), SINKS)
+    assert not np.allclose(natural.gradients["sinks"], 0)
+    # The factor is that of the argument; what the function does with it is not divided by it.
+    assert binary.gradients["sinks"].shape == natural.gradients["sinks"].shape
+
+
+@pytest.mark.parametrize("wanted", ["sinks", "norm.query", "query", "weights"])
+def test_what_to_differentiate_by_may_be_named(wanted):
+    call = Call(wanted=frozenset({wanted}))
+    _, answer, _ = passed(KNOWN, SELF.replace(sinks=SINKS, norm=GAINS), call)
+    assert {name.split("s.")[0] for name in answer.gradients} == {
+        wanted.replace("weights", "weight")
+    }
+
+
+def test_plain_values_are_part_of_the_program():
+    problems = [SELF.replace(soft_cap=cap) for cap in (20.0, 30.0)]
+    _, _, adapter = passed(KNOWN, problems[0])
+    programs = [adapter._prepare(problem, Call()).program for problem in problems]
+    assert programs[0] != programs[1]
+    with pytest.raises(Unsupported, match="its masks are spelled in two ways"):
+        adapter.rewritten(*problems, Call())
+    adapter.rewritten(problems[0], problems[0], Call())
+    assert not adapter.side_effects(problems[0].replace(sinks=SINKS), Call()).changed
+
+
+@pytest.mark.parametrize(
+    "manner", [{"strided": "gaps"}, {"strided": "window"}, {"around": math.nan}]
+)
+def test_arrays_of_features_lie_as_masks_do(manner):
+    problem = SELF.replace(sinks=SINKS, key_lengths=LENGTHS)
+    seen, _, _ = passed(KNOWN, problem, Call(**manner))
+    assert seen["lengths"].tolist() == LENGTHS.tolist()
+    assert np.allclose(seen["sinks"].detach(), SINKS)
+    assert seen["sinks"]._base is not None
+
+
+class Configured(Layer):
+    """A layer whose constructor takes a window and a cap, and which holds its sinks."""
+
+    framework = "torch"
+    features = (
+        Window("sliding_window", "own and before", none=None),
+        SoftCap("cap", none=None),
+        Sinks("sinks", parameter=True),
+    )
+    causal_flag = CausalFlag("causal")
+    built: ClassVar[list] = []
+    parameters = (
+        Parameter("query.weight", "query", "embed heads head -> (heads head) embed"),
+        Parameter("key.weight", "key", "embed heads head -> (heads head) embed"),
+        Parameter("value.weight", "value", "embed heads head -> (heads head) embed"),
+        Parameter("output.weight", "output", "heads head embed -> embed (heads head)"),
+        *(
+            Parameter(f"{name}.bias", f"{name}_bias", "heads head -> (heads head)")
+            for name in ("query", "key", "value")
+        ),
+        Parameter("output.bias", "output_bias", "embed -> embed"),
+    )
+
+    def build_with(self, shape, dtype, scale, mode, settings):
+        self.built.append(settings)
+        layer = torch.nn.Module()
+        for name in ("query", "key", "value", "output"):
+            setattr(layer, name, torch.nn.Linear(24, 24))
+        if "sinks" in settings:
+            layer.sinks = torch.nn.Parameter(torch.zeros(shape.heads))
+        return layer
+
+    def call(self, layer, query, key, value, masks, mode):
+        assert masks == {"causal": True}
+        summed = layer.query(query) + layer.key(key) + layer.value(value)
+        return layer.output(summed) * (1 + layer.sinks.sum() if hasattr(layer, "sinks") else 1)
+
+
+def test_a_layer_is_built_with_what_is_plain_and_loads_what_it_holds():
+    problem = SELF.replace(causal="top-left", window=(2, None), soft_cap=5.0)
+    adapter = Configured()
+    adapter.built.clear()
+    plain = adapter.run(problem, Call())
+    sunk = adapter.run(problem.replace(sinks=SINKS), Call())
+    adapter.run(problem.replace(sinks=SINKS + 1), Call())
+    assert adapter.built == [
+        {"sliding_window": 3, "cap": 5.0},
+        {"sliding_window": 3, "cap": 5.0, "sinks": True},
+    ]
+    assert "sinks" not in plain.gradients
+    assert sunk.gradients["sinks"].shape == (4,)
+    assert np.allclose(sunk.output, (1 + SINKS.sum()) * plain.output, atol=1e-5)
+
+
+class Anything(Adapter):
+    """What translates problems itself."""
+
+    features = (Window("window"), Lengths("lengths"))
+
+    def run(self, problem, call):
+        raise NotImplementedError
+
+
+def test_an_adapter_that_translates_problems_itself_names_what_it_knows():
+    adapter = Anything()
+    adapter.check(SELF.replace(window=(1, 1), key_lengths=LENGTHS))
+    with pytest.raises(Unsupported, match=r"^no soft cap$"):
+        adapter.check(SELF.replace(soft_cap=1.0))

@@ -1,0 +1,167 @@
+"""The judge of kernels: cheats get nothing, and their honest twins what they deserve.
+
+Every candidate runs in a process of its own, in a sandbox that stays warm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import msgspec
+import numpy as np
+import pytest
+from cheats import CHEATS
+
+from conformance.judging.judge import Judge, Task
+from conformance.judging.sandbox import IsolationMissing, Limits, Sandbox, check
+from conformance.judging.verdict import Marks, scored
+from conformance.requirements.examination import Memory
+
+TOKEN = "5eed" * 8
+TASK = Task(chapters=("plain", "mask"), dtypes=("float32",), gradients=False)
+SOME = CHEATS if os.environ.get("JUDGE_EVERY_CHEAT") else CHEATS[::4]
+"""A part of them; `tox -e cheats` asks all."""
+
+
+def isolated():
+    try:
+        check("bubblewrap")
+    except IsolationMissing:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(not isolated(), reason="bubblewrap is not available")
+
+
+@pytest.fixture(scope="module")
+def boxes():
+    """Sandboxes by framework."""
+    held = {}
+
+    def box(framework):
+        if framework not in held:
+            pytest.importorskip(framework)
+            limits = Limits(item=4, seconds=60, file=8)
+            sandbox = Sandbox("bubblewrap", limits, (framework,))
+            held[framework] = Judge(sandbox, TASK, token=TOKEN, hints=0)
+        return held[framework]
+
+    yield box
+    for judge in held.values():
+        judge.sandbox.close()
+
+
+def judged(boxes, source, framework="numpy", **more):
+    """The verdict of a judge that remembers what is expected, with other options."""
+    if "token" in more:
+        more["expectations"] = Memory(256)
+    judge = dataclasses.replace(boxes(framework), **more)
+    return judge.judge("candidate.py", source, "attention")
+
+
+EVERY = pytest.mark.parametrize("cheat", SOME, ids=lambda cheat: cheat.name)
+
+
+@EVERY
+def test_a_cheat_gets_nothing(boxes, cheat):
+    verdict = judged(boxes, cheat.source, cheat.framework, own_work=cheat.own_work)
+    assert verdict.score == 0, verdict
+    assert verdict.verdict != "right"
+    if cheat.kind:
+        assert verdict.verdict == "cheat"
+        assert cheat.kind in {trick.kind for trick in verdict.tricks}
+
+
+@EVERY
+def test_an_honest_twin_gets_what_it_deserves(boxes, cheat):
+    verdict = judged(boxes, cheat.twin, cheat.framework, own_work=cheat.own_work)
+    assert verdict.verdict == "right", verdict
+    assert verdict.score > 0.8
+
+
+# What a verdict says
+
+
+def honest(name="garbage-collector"):
+    (found,) = [cheat.twin for cheat in CHEATS if cheat.name == name]
+    return found
+
+
+def test_a_token_replays_bit_for_bit(boxes):
+    source = honest().replace("right(query, key, value, mask)", "right(query, key, value)")
+    one, other = (judged(boxes, source, hints=1, token="ab" * 16) for _ in range(2))
+    assert one.verdict == "wrong"
+    assert one.causes
+    assert msgspec.structs.replace(one, seconds=0) == msgspec.structs.replace(other, seconds=0)
+
+
+def test_blind_verdicts_have_no_hints(boxes):
+    verdict = judged(boxes, honest(), blind=True)
+    assert verdict.score > 0
+    assert (verdict.causes, verdict.chapters, verdict.token) == ([], {}, "")
+
+
+FAULTS = {
+    "does-not-import": "import no_such_package",
+    "no-python": "def attention(query,",
+    "another-signature": "import numpy as np\ndef attention(x):\n    return x",
+    "ends-on-import": "raise SystemExit(0)",
+    "dies-on-import": "import os\nos.abort()",
+    "no-function": "import numpy as np\nattention = 3",
+    "a-forged-declaration": """
+import os, struct
+for text in (b'{"id": "", "declared": {}}', b"[" * 10**5):
+    for number in range(3, 64):
+        try: os.write(number, struct.pack("<II", len(text), 0) + text)
+        except OSError: pass
+""",
+    "prints-megabytes": "import numpy as np\nprint('x' * 10**7)\n"
+    "def attention(query, key, value):\n    print('x' * 10**6)\n    return value[:0]",
+    "a-false-declaration": """
+from conformance import Geometry, attention_function
+@attention_function("numpy", geometry=Geometry(head_sizes=(10**9,)))
+def attention(query, key, value): return query
+""",
+    "hangs": "import numpy as np, time\ndef attention(query, key, value):\n    time.sleep(99)",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_costs_its_own_candidate_only(boxes, fault):
+    verdict = judged(boxes, FAULTS[fault])
+    assert (verdict.verdict, verdict.score) in {("failed", 0.0), ("wrong", 0.0)}, verdict
+    assert judged(boxes, honest()).verdict == "right"
+
+
+def test_a_missing_isolation_is_an_error(monkeypatch):
+    monkeypatch.setattr("conformance.judging.sandbox._why_not", lambda: "there is none")
+    with pytest.raises(IsolationMissing, match="--isolation limits"):
+        check("bubblewrap")
+
+
+def test_less_isolation_is_said(boxes):
+    with Sandbox("limits", Limits(), ("numpy",)) as sandbox:
+        verdict = judged(boxes, honest(), sandbox=sandbox)
+    assert verdict.verdict == "right"
+    assert verdict.isolation.lacks
+
+
+def test_the_score_never_falls_with_what_is_right():
+    names = [("plain", "a"), ("plain", "b"), ("mask", "c"), ("bias", "d")]
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        before = random.random((len(names), 2)) < 0.5
+        after = before | (random.random(before.shape) < 0.3)
+        scores = [
+            scored(
+                {
+                    (*n, "single"): [Marks(True, *map(bool, m))]
+                    for n, m in zip(names, marks, strict=True)
+                },
+                gradients=True,
+            )
+            for marks in (before, after)
+        ]
+        assert 0 <= scores[0] <= scores[1] <= 1

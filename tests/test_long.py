@@ -1,0 +1,895 @@
+"""Attention at length: the class oracle against the dense definition, and what it notices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from longer import PROBLEMS, TILES, problem
+from mutants.attention import Attention
+from mutants.contestant import Contestant
+from mutants.long import MUTANTS
+from mutants.sizes import MUTANTS as OF_SIZES
+from mutants.tiled import Kernel, Tiled
+
+from conformance import MaskArgument, Sinks, SoftCap, attention_function
+from conformance.adapter.base import Mode
+from conformance.adapter.loading import adapted
+from conformance.cli import main
+from conformance.definition.dtypes import dtype_of
+from conformance.definition.expectation import expect
+from conformance.definition.geometry import Geometry
+from conformance.definition.problem import Problem, Shape, Weights
+from conformance.errors import ExitCode, Unsupported, WrongShape
+from conformance.long import ladder
+from conformance.long.calling import call
+from conformance.long.checking import Tally, check
+from conformance.long.drawing import draw
+from conformance.long.ladder import PROBLEMS as PROBLEMS_ASKED
+from conformance.long.ladder import (
+    QUERIES,
+    STRUCTURED,
+    WITH_FEATURES,
+    Ladder,
+    Limits,
+    Sizes,
+    largest,
+    lengths,
+    mode_of,
+    needed,
+)
+from conformance.long.noise import COMMON, UNKNOWN, extras, noises, terms
+from conformance.long.oracle import Head, columns, rows, solve
+from conformance.long.problem import LongProblem
+from conformance.long.retrieval import missed, retrieval
+from conformance.long.sampling import check_sampled, generic, sampled
+from conformance.long.sums import Sums
+from conformance.long.visibility import EVERYTHING, Visibility, surroundings, transposed
+from conformance.records.long import read_climb
+
+
+def drawn(
+    *,
+    batch=2,
+    heads=2,
+    kv_heads=1,
+    queries=512,
+    keys=512,
+    head=16,
+    value_head=12,
+    classes=(16, 20),
+    sees=EVERYTHING,
+    scale=None,
+    dtype="float64",
+    seed=0,
+    sinks=False,
+    soft_cap=None,
+):
+    random = np.random.default_rng(seed)
+    return LongProblem(
+        dtype=dtype,
+        queries=1.5 * random.standard_normal((heads, classes[0], head)),
+        keys=1.5 * random.standard_normal((kv_heads, classes[1], head)),
+        query_class=random.integers(classes[0], size=(batch, heads, queries), dtype=np.uint8),
+        key_class=random.integers(classes[1], size=(batch, kv_heads, keys), dtype=np.uint8),
+        value=random.standard_normal((batch, kv_heads, keys, value_head)),
+        cotangent=random.standard_normal((batch, heads, queries, value_head)),
+        scale=scale,
+        sees=sees,
+        sinks=np.linspace(1.0, 3.0, heads) if sinks else None,
+        soft_cap=soft_cap,
+    )
+
+
+def dense(problem):
+    """The definition, with all logits at once."""
+    batch, heads, queries, kv_heads, keys = problem.sizes
+    query = np.stack([[problem.query(b, h) for h in range(heads)] for b in range(batch)])
+    key = np.stack([[problem.key(b, h) for h in range(kv_heads)] for b in range(batch)])
+    key, value = (np.repeat(x, problem.group, axis=1) for x in (key, problem.value))
+    allowed = problem.sees.dense(batch, queries, keys)
+    logits, slope = problem.factor * query @ key.swapaxes(-1, -2), 1.0
+    if problem.soft_cap is not None:
+        slope = 1 / np.cosh(logits / problem.soft_cap) ** 2
+        logits = problem.soft_cap * np.tanh(logits / problem.soft_cap)
+    logits = np.where(allowed, logits, -np.inf)
+    sinks = np.full(heads, -np.inf) if problem.sinks is None else problem.sinks
+    sinks = sinks[:, None, None]
+    peak = np.maximum(logits.max(axis=-1, keepdims=True, initial=-1e300), sinks)
+    powers = np.exp(logits - peak)
+    total = powers.sum(axis=-1, keepdims=True) + np.exp(sinks - peak)
+    with np.errstate(divide="ignore"):
+        log_total = np.where(total > 0, peak + np.log(total), -np.inf)[..., 0]
+    weights = powers / np.where(total > 0, total, 1.0)
+    output = weights @ value
+    d_weights = problem.cotangent @ value.swapaxes(-1, -2)
+    row = (problem.cotangent * output).sum(axis=-1, keepdims=True)
+    d_logits = problem.factor * weights * (d_weights - row) * slope
+    of_sinks = np.exp(sinks - peak) / np.where(total > 0, total, 1.0)
+
+    def grouped(x):
+        return x.reshape(batch, kv_heads, problem.group, *x.shape[2:]).sum(axis=2)
+
+    return {
+        "output": output,
+        "log_total": log_total,
+        "d_query": d_logits @ key,
+        "d_key": grouped(d_logits.swapaxes(-1, -2) @ query),
+        "d_value": grouped(weights.swapaxes(-1, -2) @ problem.cotangent),
+        "d_sinks": -(of_sinks * row).sum(axis=(0, 2, 3)),
+    }
+
+
+def assert_equal(problem, size, within=1e-13):
+    got, want = solve(problem, size), dense(problem)
+    for name, array in want.items():
+        answer = getattr(got, name)
+        finite = np.isfinite(array)
+        np.testing.assert_array_equal(answer[~finite], array[~finite], err_msg=name)
+        error = np.abs(answer[finite] - array[finite])
+        assert error.max(initial=0) <= within * max(1, np.abs(array[finite]).max(initial=0)), name
+
+
+CAUSAL = {"no-causal": None, "top-left": "top-left", "bottom-right": "bottom-right"}
+WINDOWS = {"no-window": (None, None), "before": (37, None), "both": (130, 5), "own": (0, 0)}
+MEMBERS = {
+    "one": None,
+    "few": ((200, 1, 0, 150, 161), (200, 1, 0, 150, 161)),
+    "many": (tuple(range(29)), tuple(range(29))),
+    "otherwise": ((100, 0, 140, 60), (31, 100, 0, 300)),
+}
+LENGTHS = {"unpadded": None, "padded": (512, 77)}
+GROUPS = {"own": (1, 1), "shared": (4, 2)}
+FEATURES = ({"sinks": True}, {"soft_cap": 2.0}, {"sinks": True, "soft_cap": 2.0})
+
+
+@pytest.mark.parametrize(
+    "names", list(itertools.product(CAUSAL, WINDOWS, MEMBERS, LENGTHS, GROUPS)), ids="-".join
+)
+def test_the_oracle_equals_the_definition(names):
+    """At 512 tokens, every combination of causal, window, packed members, padding and groups.
+
+    Without padding, each also with sinks, with a soft cap, and with both.
+    """
+    causal, window, members, lengths, groups = names
+    sees = Visibility(
+        causal=CAUSAL[causal],
+        window=WINDOWS[window],
+        members=MEMBERS[members],
+        key_lengths=LENGTHS[lengths],
+    )
+    heads, kv_heads = GROUPS[groups]
+    batch = 1 if sees.key_lengths is None else 2
+    assert_equal(drawn(sees=sees, batch=batch, heads=heads, kv_heads=kv_heads), 32)
+    for features in FEATURES if batch == 1 else ():
+        assert_equal(drawn(sees=sees, heads=heads, kv_heads=kv_heads, batch=1, **features), 64)
+
+
+@pytest.mark.parametrize("causal", CAUSAL.values(), ids=CAUSAL)
+@pytest.mark.parametrize(("queries", "keys"), [(300, 512), (512, 300), (1, 400), (400, 1), (0, 9)])
+def test_lengths_that_differ(causal, queries, keys):
+    sees = Visibility(causal=causal, window=(50, 70))
+    assert_equal(drawn(queries=queries, keys=keys, sees=sees, scale=0.1), 16)
+    assert_equal(drawn(queries=queries, keys=keys, sees=replace(sees, window=(None, None))), 128)
+
+
+def test_members_that_do_not_fit_and_negative_sizes_are_refused():
+    with pytest.raises(WrongShape, match="members of 12 tokens do not fit into 8"):
+        Visibility(members=((8,), (12,))).intervals(0, 8, 8)
+    with pytest.raises(WrongShape, match="as many members"):
+        Visibility(members=((8,), (6, 2)))
+    with pytest.raises(WrongShape, match="not negative"):
+        Visibility(window=(-1, None))
+    with pytest.raises(WrongShape, match="differ by more than 600"):
+        drawn(scale=1000.0)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_blocks_cover_every_row_once_and_are_few(size):
+    """However the members are cut, the number of blocks stays in proportion to the length."""
+    random = np.random.default_rng(size)
+    for cuts in (1, 3, 40, 400):
+        starts = np.sort(random.integers(0, 2000, cuts - 1))
+        members = tuple(np.diff([0, *starts, 2000]).tolist())
+        sees = Visibility(members=(members, members), window=(300, None), causal="top-left")
+        first, last = sees.intervals(0, 2000, 2000)
+        assert (np.diff(first) >= 0).all()
+        assert (np.diff(last) >= 0).all()
+        found = list(surroundings(first, last, slice(0, 2000), size))
+        assert [around.start for around in found[1:]] == [around.stop for around in found[:-1]]
+        assert len(found) <= 3 * 2000 / size + 2
+        assert max(around.visible.shape[1] for around in found) <= 6 * size
+        begin, end = transposed(first, last, 2000)
+        seen = sees.dense(1, 2000, 2000)[0, 0]
+        assert (seen.sum(axis=0) == end - begin).all()
+        assert (seen.sum(axis=1) == last - first).all()
+
+
+def test_sums_over_intervals_do_not_cancel():
+    """What is small after what was large keeps all its digits, where a prefix sum keeps none."""
+    random = np.random.default_rng(0)
+    numbers = random.standard_normal((2**14, 3)) + 1e3
+    numbers[: 2**13] *= 1e12
+    classes = random.integers(4, size=len(numbers), dtype=np.uint8)
+    sums = Sums(classes, 4, 8, lambda of: numbers[of], 3)
+    prefix = np.cumsum(numbers, axis=0)
+    lost = []
+    for first in range(0, 2**11 - 4, 3):
+        got = sums.over((first, first + 4))
+        of = slice(first * 8, first * 8 + 32)
+        want = np.stack(
+            [
+                [math.fsum(column) for column in numbers[of][classes[of] == name].T] or [0.0] * 3
+                for name in range(4)
+            ]
+        )
+        np.testing.assert_allclose(got, want, rtol=1e-15)
+        lost.append(np.abs((prefix[of.stop - 1] - prefix[of.start - 1]) / want.sum(axis=0) - 1))
+    assert np.max(lost[1:]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("length", "sees"),
+    [(2**20, Visibility(causal="top-left")), (2**17, Visibility(window=(300, 0)))],
+    ids=["million", "window"],
+)
+def test_a_million_tokens_agree_with_sampled_rows(length, sees):
+    """The same digits as directly, in rows and columns of 1,048,576."""
+    problem = drawn(
+        batch=1,
+        heads=1,
+        queries=length,
+        keys=length,
+        head=4,
+        value_head=4,
+        classes=(8, 8),
+        sees=sees,
+    )
+    head, of_rows, of_columns = Head(problem, 0, 0), {}, {}
+    sample = np.random.default_rng(0).integers(length, size=12)
+    for block in rows(head, slice(0, length), 256):
+        for i in sample[(sample >= block.span.start) & (sample < block.span.stop)]:
+            at = i - block.span.start
+            of_rows[i] = block.output[at], block.log_total[at], block.d_query[at]
+    for part in columns([head], slice(0, length), 256):
+        for j in sample[(sample >= part.span.start) & (sample < part.span.stop)]:
+            of_columns[j] = part.d_value[j - part.span.start], part.d_key[j - part.span.start]
+    first, last = sees.intervals(0, length, length)
+    begin, end = transposed(first, last, length)
+    query, key, value = problem.query(0, 0), problem.key(0, 0), problem.value[0, 0]
+    cotangent, log_total = (
+        problem.cotangent[0, 0],
+        np.log(1 / head.weight) + head.peak[head.query_class],
+    )
+    for i in sample:
+        of = slice(first[i], last[i])
+        logits = problem.factor * key[of] @ query[i]
+        total = logits.max() + math.log(math.fsum(np.exp(logits - logits.max())))
+        weights = np.exp(logits - total)
+        output = weights @ value[of]
+        d_logits = weights * (value[of] @ cotangent[i] - output @ cotangent[i])
+        wanted = output, total, problem.factor * d_logits @ key[of]
+        for got, want in zip(of_rows[i], wanted, strict=True):
+            assert np.abs(got - want).max() < 1e-13
+        of = slice(begin[i], end[i])
+        weights = np.exp(problem.factor * query[of] @ key[i] - log_total[of])
+        d_logits = weights * (cotangent[of] @ value[i] - head.row[of])
+        wanted = weights @ cotangent[of], problem.factor * d_logits @ query[of]
+        for got, want in zip(of_columns[i], wanted, strict=True):
+            assert np.abs(got - want).max() < 1e-13 * max(1, np.abs(want).max())
+
+
+# σ
+
+
+def as_defined(problem):
+    """The same problem for the definition, whose projections are the identity."""
+    batch, heads, queries, kv_heads, keys = problem.sizes
+    head, value_head = problem.queries.shape[-1], problem.value.shape[-1]
+
+    def merged(array):
+        return array.transpose(0, 2, 1, 3).reshape(batch, array.shape[2], -1)
+
+    def identity(heads, size):
+        return np.eye(heads * size).reshape(heads * size, heads, size)
+
+    return Problem(
+        shape=Shape(
+            batch=batch,
+            query_length=queries,
+            key_length=keys,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=head,
+            value_head_size=value_head,
+            query_width=heads * head,
+            key_width=kv_heads * head,
+            value_width=kv_heads * value_head,
+            output_width=heads * value_head,
+            bias=False,
+        ),
+        dtype=problem.dtype,
+        weights=Weights(
+            identity(heads, head),
+            identity(kv_heads, head),
+            identity(kv_heads, value_head),
+            np.moveaxis(identity(heads, value_head), 0, -1),
+        ),
+        query=merged(np.array([[problem.query(b, h) for h in range(heads)] for b in range(batch)])),
+        key=merged(np.array([[problem.key(b, h) for h in range(kv_heads)] for b in range(batch)])),
+        value=merged(problem.value),
+        cotangent=merged(problem.cotangent),
+        mask=problem.sees.dense(batch, queries, keys),
+        scale=problem.scale,
+        sinks=problem.sinks,
+        soft_cap=problem.soft_cap,
+    )
+
+
+def sigmas(problem, tile):
+    """σ of every element, by accuracy class and array, axes `[batch length (heads head)]`."""
+    batch, heads, queries, kv_heads, keys = problem.sizes
+    found, sinks = {}, defaultdict(float)
+
+    def put(noise, name, count, length, block, at, array):
+        whole = found.setdefault(noise.name, {}).setdefault(
+            name, np.zeros((batch, length, count, array.shape[1]))
+        )
+        whole[at[0], block.span, at[1]] = array
+
+    for entry, kv_head in np.ndindex(batch, kv_heads):
+        group = range(kv_head * problem.group, (kv_head + 1) * problem.group)
+        of_heads, of_classes = [Head(problem, entry, head) for head in group], noises(problem, tile)
+        for head in of_heads:
+            head.extra = np.zeros((queries, COMMON + 2 * len(of_classes)))
+            for block in rows(head, slice(0, queries), 16):
+                needed = []
+                for noise in of_classes:
+                    output, query, *more = noise.of_rows(head, block)
+                    if problem.sinks is not None:
+                        sinks[noise, head.head] += noise.of_sinks(head, block.span, *more)
+                    put(noise, "output", heads, queries, block, (entry, head.head), output)
+                    put(noise, "gradient.query", heads, queries, block, (entry, head.head), query)
+                    needed.append(tuple(more))
+                head.extra[block.span] = extras(head, block, needed)
+        for block in columns(of_heads, slice(0, keys), 16):
+            for number, noise in enumerate(of_classes):
+                key, value = noise.of_columns(block, COMMON + 2 * number)
+                put(noise, "gradient.key", kv_heads, keys, block, (entry, kv_head), key)
+                put(noise, "gradient.value", kv_heads, keys, block, (entry, kv_head), value)
+    for (noise, head), sums in sinks.items():
+        of_heads = found[noise.name].setdefault("gradient.sinks", np.zeros((1, 1, heads)))
+        of_heads[0, 0, head] = noise.sinks(sums)[1].item()
+    return {
+        name: {array: sigma.reshape(batch, sigma.shape[1], -1) for array, sigma in arrays.items()}
+        for name, arrays in found.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("causal", "features"),
+    [(None, {}), ("top-left", {}), ("top-left", {"sinks": True, "soft_cap": 3.0})],
+    ids=["full", "causal", "sinks-and-cap"],
+)
+def test_sigma_is_that_of_the_definition_where_both_can_be_computed(dtype, causal, features):
+    """Of each array the rms within a factor of 1.6, of nearly every element within one of 3.
+
+    In class B, where the errors of logits dominate, equal pairs make a difference that the
+    definition does not see: a row whose weight is all on one class has none of them.
+    """
+    drawing = drawn(
+        batch=1,
+        queries=96,
+        keys=96,
+        classes=(16, 16),
+        head=8,
+        sees=Visibility(causal=causal),
+        dtype=dtype,
+        seed=1,
+        **features,
+    )
+    rounded = {
+        name: dtype_of(dtype).round(getattr(drawing, name))
+        for name in ("queries", "keys", "value", "cotangent")
+    }
+    drawing = replace(drawing, **rounded)
+    expected = expect(as_defined(drawing), 2)
+    for accuracy, arrays in sigmas(drawing, tile=96).items():
+        for name, sigma in arrays.items():
+            wanted = expected.noise[accuracy][name].reshape(sigma.shape)
+            of_array = np.sqrt(np.mean(sigma**2) / np.mean(wanted**2))
+            assert 1 / 1.6 < of_array < 1.6, (accuracy, name)
+            both = (sigma > 0) & (wanted > 0)
+            assert (both == (wanted > 0)).all(), (accuracy, name)
+            ratio = sigma[both] / wanted[both]
+            within = np.mean((ratio > 1 / 3) & (ratio < 3))
+            assert within > (0.8 if accuracy == "B" else 0.93), (accuracy, name)
+
+
+# What is noticed
+
+
+def checked(name, adapter):
+    given = problem(name)
+    return check(given, call(adapter, given), tile=TILES.get(name, (64, 128))[1], accuracy="A")
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_original_conforms(name):
+    adapter = Kernel(tiles=TILES.get(name, (64, 128)))
+    found = checked(name, adapter).decisive()
+    features = {"sinks"} if "sinks" in PROBLEMS[name] else set()
+    assert found.keys() == {"output", "log_total", "query", "key", "value", *features}
+    for tally in found.values():
+        assert tally.excess < 1, (tally.array, tally.largest, tally.rms, tally.bias, tally.gain)
+        assert not tally.tiles
+    assert max(tally.rms for tally in found.values()) > 0.25
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_noticed(mutant):
+    found = checked(mutant.case, mutant.kernel)
+    assert not found.conforms()
+    # Not by a hair: what decides is beyond its limit by a half.
+    assert max(tally.excess for tally in found.decisive().values()) > 1.5
+
+
+def test_there_are_enough_mutants():
+    assert len(MUTANTS) >= 50
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("splits-averaged", "one query"),
+        ("splits-beyond-fourth-lost", "one query"),
+        ("keys-beyond-8192-lost", "last queries"),
+        ("split-path-sees-everything", "last queries"),
+        ("split-path-aligned-at-start", "last queries"),
+        ("split-leaves-own-normaliser-for-backward", "one query"),
+    ],
+)
+def test_splits_of_the_keys_are_examined_at_length(name, asked):
+    """Kernels take another path for a query or for 16, which more queries do not reach."""
+    (mutant,) = (mutant for mutant in OF_SIZES if mutant.name == name)
+    sees = Visibility(causal="bottom-right" if asked == "last queries" else None)
+    given = draw("float32", QUERIES[asked], 9_000, head_size=16, sees=sees)
+    assert check(given, call(Kernel(), given), tile=128).conforms()
+    assert not check(given, call(Kernel(mutant.kind), given), tile=128).conforms()
+
+
+def test_the_worst_element_says_in_which_tile_it_lies():
+    (lost,) = (mutant for mutant in MUTANTS if mutant.name == "pair-lost-forward")
+    tally = checked("full", lost.kernel).decisive()["output"]
+    assert tally.worst.position // 64 == 17
+    assert tally.tiles == {(0, 0, 17 * 64 // 128)}
+
+
+def named(name):
+    (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
+    return mutant.kernel
+
+
+# Retrieval
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(300, 300, False), (500, 500, True)])
+def test_the_original_retrieves_bit_for_bit(dtype, queries, keys, causal):
+    given = retrieval(dtype, queries, keys, causal=causal, heads=2, kv_heads=1)
+    assert missed(given, call(Kernel(), given.heads)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "queries", "keys"),
+    [
+        ("keys-wrap-at-2-16", 40, 70_000),
+        ("offset-in-float", 40, 70_000),
+        ("last-key-of-tiles-dropped", 4200, 4200),
+        ("pair-lost-forward", 2048, 2048),
+        ("last-item-dropped", 300, 300),
+        ("sums-of-one-row-not-rescaled", 2048, 2048),
+    ],
+)
+def test_retrieval_notices_a_wrong_index(name, queries, keys):
+    """In most rows of a problem; a lost pair of tiles only if one of its rows seeks in it."""
+    given = retrieval("bfloat16", queries, keys)
+    assert missed(given, call(named(name), given.heads))
+
+
+class Wrapping(Tiled):
+    """Keeps the offset of an element of one array, over all heads, in 20 bits."""
+
+    wrapped = "key"
+
+    def load(self, name, span):
+        if name != self.wrapped:
+            return super().load(name, span)
+        array = getattr(self.given, name)
+        heads, length, size = array.shape[1:]
+        rows = (self.entry * heads + self.kv_head()) * length + np.arange(*span)
+        return array.reshape(-1, size)[rows * size % 2**20 // size]
+
+
+@pytest.mark.parametrize("wrapped", ["key", "value"])
+def test_an_index_that_wraps_beyond_the_first_heads_is_noticed(monkeypatch, wrapped):
+    """It wraps by whole heads, whose keys would be the same if positions alone were their code."""
+    kind = type("Mutant", (Wrapping,), {"wrapped": wrapped})
+    monkeypatch.setattr(ladder, "WRAP", 2**20)
+    monkeypatch.setattr(ladder, "BEYOND_FROM", 1)
+    monkeypatch.setattr(ladder, "PROBLEMS", ("retrieval", ladder.BEYOND, "window", "packed"))
+    verdicts = {}
+    for name, adapter in (("right", Kernel()), ("wrong", Kernel(kind))):
+        climbed = ladder.Ladder(adapter, [4096], ["bfloat16"], ladder.Limits())
+        climbed._plan = climbed._plan[:2]
+        verdicts[name] = {step.problem: step.verdict for step in climbed.climb()}
+    assert set(verdicts["right"].values()) == {"conforms"}
+    assert verdicts["wrong"] == {"retrieval": "conforms", ladder.BEYOND: "deviates"}
+
+
+def test_more_elements_than_32_bits_count_are_refused_before_they_are_allocated():
+    limits = ladder.Limits(memory=2**30)
+    steps = list(ladder.Ladder(Kernel(), [2**20], ["float16"], limits).climb())
+    (beyond,) = (step for step in steps if step.problem == ladder.BEYOND)
+    assert ladder.heads_beyond(2**20, 64) * 2**20 * 64 > 2**31
+    assert (beyond.verdict, beyond.why) == ("not reached", "needs 49.5 GiB; there are 1.0 GiB")
+
+
+# Samples of generic inputs
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("sees", [EVERYTHING, Visibility(causal="top-left", window=(99, None))])
+def test_the_original_conforms_in_samples_of_generic_inputs(dtype, sees):
+    chosen = sampled(700, 64)
+    assert {0, 63, 64, 699} <= set(chosen)
+    heads = generic(dtype, 700, 700, chosen, heads=2, kv_heads=1, sees=sees, head_size=24)
+    found = check_sampled(heads, chosen, call(Kernel(), heads), 128)
+    assert found.conforms("A")
+    assert found.decisive("A")["key"].rms > 0.2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["heads-dealt-in-turn", "row-term-lost", "last-partial-tile-dropped", "exp-by-polynomial"],
+)
+def test_samples_of_generic_inputs_notice(name):
+    chosen = sampled(700, 64)
+    heads = generic("float32", 700, 700, chosen, heads=4, kv_heads=2, head_size=24)
+    assert not check_sampled(heads, chosen, call(named(name), heads), 128).conforms("A")
+
+
+# The command
+
+
+def told(capsys, *arguments, code=ExitCode.OK):
+    assert main(["long", *arguments]) == code
+    return capsys.readouterr()
+
+
+KERNEL = f"{Path(__file__).with_name('mutants') / 'tiled.py'}:Kernel"
+
+
+def test_the_command_examines_a_kernel_of_ones_own(capsys, tmp_path):
+    plotted = tmp_path / "out.svg"
+    out = told(
+        capsys,
+        KERNEL,
+        "--lengths",
+        "256:1000",
+        "--dtype",
+        "float32",
+        "--tile",
+        "128",
+        "--head-size",
+        "16",
+        "--plot",
+        str(plotted),
+    ).out
+    assert "float32: conforms up to 1,000 tokens" in out
+    for asked in (
+        "retrieval",
+        "one query",
+        "last queries",
+        "few queries",
+        "few keys",
+        "sampled",
+        "causal",
+        "full",
+        "window",
+        "packed",
+        "sinks",
+        "soft cap",
+        "last queries with features",
+    ):
+        assert len(re.findall(f" {asked} +conforms", out)) == 2, out
+    assert "deviates" not in out
+    assert b">8\xcf\x83</text>" in plotted.read_bytes()
+    ElementTree.fromstring(plotted.read_text(encoding="utf-8"))
+
+
+def test_what_is_not_reached_is_said_before_it_is_allocated(capsys):
+    out = told(
+        capsys,
+        KERNEL,
+        "--lengths",
+        "256:1073741824",
+        "--dtype",
+        "float32",
+        "--head-size",
+        "16",
+        "--memory-limit",
+        "300MiB",
+        "--seconds",
+        "20",
+        code=ExitCode.INCOMPLETE,
+    ).out
+    assert re.search(
+        r"1,073,741,824 .* not reached: needs [\d,.]+ GiB; 0.3 GiB hold [\d,]+ tokens", out
+    )
+    assert main(["long", KERNEL, "--lengths", "256", "--seconds", "0"]) == ExitCode.NOTHING_VERIFIED
+
+
+def test_the_largest_length_that_fits_fits():
+    for memory in (2**29, 2**32):
+        most = largest(memory, 64, "float32")
+        assert (
+            needed(most, most, 64, "float32") <= memory < needed(most + 9, most + 9, 64, "float32")
+        )
+    assert lengths(4096, 2**20) == [4096, 2**14, 2**16, 2**18, 2**20]
+    assert lengths(5, 5) == [5]
+    assert lengths(1000, 5000) == [1000, 4000, 5000]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--lengths", "4096:1024"),
+        ("--lengths", "many"),
+        ("--memory-limit", "much"),
+        ("--dtype", "float8"),
+        ("--plot", "out.png"),
+        ("--head-size", "0"),
+    ],
+    ids="-".join,
+)
+def test_what_makes_no_sense_is_refused_in_one_line(capsys, wrong):
+    err = told(capsys, KERNEL, *wrong, code=ExitCode.USAGE).err
+    assert err.count("\n") == 1
+
+
+def examined(adapter, *dtypes, length=300, **options):
+    """What each problem of one length gave, by name and dtype."""
+    steps = Ladder(adapter, [length], dtypes, Limits(), **options).climb()
+    return {(step.problem, step.dtype): step for step in steps}
+
+
+class Layered(Contestant):
+    """A layer, with one input for query, key and value."""
+
+    def check_shape(self, shape):
+        super().check_shape(shape)
+        if shape.sharing != "self" or not shape.bias:
+            raise Unsupported("self-attention with biases only")
+
+
+@pytest.mark.parametrize("kind", [Contestant, Layered])
+def test_a_layer_is_examined_through_projections_that_pass_heads_on(kind):
+    found = examined(kind("layer", Attention), "float32", "bfloat16", length=200)
+    for (name, dtype), step in found.items():
+        few = name in (*QUERIES, "few keys")
+        if kind is Layered and few:
+            assert step.why == "self-attention with biases only"
+            continue
+        assert step.verdict == "conforms", (name, dtype, step.detail)
+        if step.seen:
+            assert {seen.array for seen in step.seen} == {"output", "query", "key", "value"}
+            assert all(seen.rms > 0.05 for seen in step.seen)
+
+
+@pytest.mark.parametrize("kind", [Contestant, Layered])
+def test_a_wrong_layer_is_noticed_at_length(kind):
+    class LastKeyHidden(Attention):
+        def hide(self, logits):
+            hidden = super().hide(logits).copy()
+            hidden[..., -1] = -np.inf
+            return hidden
+
+    found = examined(kind("layer", LastKeyHidden), "float32", length=200)
+    assert found["causal", "float32"].verdict == "deviates"
+    assert found["full", "float32"].detail.startswith("worst in position")
+
+
+def test_two_functions_in_one_process_do_not_share_a_compiled_program():
+    jax = pytest.importorskip("jax.numpy")
+
+    def softmax(query, key, value, scale=1.0):
+        logits = jax.einsum("bhqd,bhkd->bhqk", query, key) * query.shape[-1] ** -0.5
+        powers = jax.exp(scale * (logits - logits.max(axis=-1, keepdims=True)))
+        return (powers / powers.sum(axis=-1, keepdims=True)) @ value
+
+    @attention_function("jax")
+    def right(query, key, value):
+        return softmax(query, key, value)
+
+    @attention_function("jax")
+    def wrong(query, key, value):
+        return softmax(query, key, value, 0.5)
+
+    given = draw("float32", 64, 96, head_size=16)
+    for name, function in (("wrong", wrong), ("right", right)):
+        answered = call(adapted(function, name), given)
+        assert check(given, answered).conforms() is (name == "right")
+
+
+def test_the_mode_at_length_is_compiled_or_returns_no_weights():
+    class Modes(Contestant):
+        modes = (
+            Mode("weights"),
+            Mode("alone", weights=False),
+            Mode("no-gradients", weights=False, gradients=False),
+            Mode("optimised", optimised=True, dtypes=("float32",)),
+        )
+
+    adapter = Modes("modes", Attention)
+    assert mode_of(adapter, "float32").name == "optimised"
+    assert mode_of(adapter, "bfloat16").name == "alone"
+    asked = examined(adapter, "float32", length=64, modes=("weights", "alone"))
+    assert {step.mode for step in asked.values()} == {"alone"}
+
+
+class Hungry(Contestant):
+    """Holds all logits; each call reports the memory and the seconds that these take."""
+
+    pairs = 0
+
+    def run(self, problem, call):
+        Hungry.pairs = math.prod(problem.shape.logits[2:])
+        return super().run(problem, call)
+
+
+def test_what_holds_all_logits_is_not_begun_where_they_do_not_fit(monkeypatch):
+    """The second length tells how memory grows, and the third, 16 times as much, is left out."""
+    monkeypatch.setattr(ladder, "_forget_peak", lambda: 0)
+    monkeypatch.setattr(ladder, "_peak", lambda: 2**28 + 96 * Hungry.pairs)
+    climbed = Ladder(Hungry("hungry", Attention), [128, 512, 2048], ["float32"], Limits(2**29))
+    steps = {(step.problem, step.length): step for step in climbed.climb()}
+    assert steps["full", 512].verdict == "conforms"
+    assert steps["full", 2048].verdict == "not reached"
+    assert "holds all logits" in steps["full", 2048].why
+
+
+def test_seconds_are_kept_to_and_begin_after_what_is_imported():
+    climbed = Ladder(Contestant("slow", Attention), [64, 2**18], ["float32"], Limits(None, 5.0))
+    begun = []
+    steps = list(climbed.climb(lambda step, left: begun.append((step.length, left))))
+    assert {step.verdict for step in steps if step.length == 64} == {"conforms"}
+    assert all("takes" in step.why for step in steps if step.length == 2**18)
+    assert {length for length, _ in begun} == {64}
+    assert all(0 <= left <= 5 for _, left in begun)
+
+
+def test_sizes_are_those_that_are_declared():
+    geometry = Geometry(head_sizes=(128, 64), tiles=(64, 32))
+    assert Sizes.of(geometry, None, None) == Sizes(128, 32)
+    assert Sizes.of(geometry, 64, 16) == Sizes(64, 16)
+    assert Sizes.of(None, None, None) == Sizes(64, UNKNOWN)
+
+
+def test_of_an_unknown_tile_the_least_accurate_is_taken():
+    for number in (1, 64, 1000, 5000, 10**6):
+        both = [terms(number, tile) for tile in (64, 1024)]
+        for got, one, other in zip(terms(number, UNKNOWN), *both, strict=True):
+            assert got == max(one, other)
+
+
+def test_the_record_says_what_was_asked_and_where_the_process_ended(tmp_path, capsys):
+    out = told(
+        capsys,
+        KERNEL,
+        "--lengths",
+        "128:300",
+        "--dtype",
+        "float32",
+        "--head-size",
+        "16",
+        "--record",
+        str(tmp_path),
+    ).out
+    assert "conforms up to 300 tokens" in out
+    (file,) = tmp_path.iterdir()
+    record = read_climb(file)
+    assert (record.lengths, record.head_size, record.tile) == ([128, 300], 16, 0)
+    assert {step.verdict for step in record.steps} == {"conforms"}
+    # One of them is for a million tokens and more.
+    assert len(record.steps) == 2 * len([*PROBLEMS_ASKED[:-1], *STRUCTURED, *WITH_FEATURES])
+
+
+@attention_function(
+    "numpy",
+    MaskArgument("mask", "batch heads query key", true="attends"),
+    features=(Sinks("sinks"), SoftCap("soft_cap")),
+)
+def with_features(query, key, value, mask=True, sinks=None, soft_cap=0.0):
+    logits = query @ key.swapaxes(-1, -2) * query.dtype.type(query.shape[-1] ** -0.5)
+    if soft_cap:
+        logits = np.float32(soft_cap) * np.tanh(logits / np.float32(soft_cap))
+    logits = np.where(mask, logits, np.float32(-np.inf))
+    peak = logits.max(axis=-1, keepdims=True)
+    powers = np.exp(logits - peak)
+    total = powers.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks[:, None, None] - peak)
+    return powers / total @ value
+
+
+@attention_function("numpy", *with_features.mask_arguments, features=with_features.features)
+def without_features(query, key, value, mask=True, sinks=None, soft_cap=0.0):
+    return with_features(query, key, value, mask)
+
+
+def test_a_function_that_declares_sinks_and_caps_is_asked_of_them_at_length():
+    asked = {}
+    for function in (with_features, without_features):
+        mine = adapted(function, "mine")
+        ladder = Ladder(mine, [200], ["float32"], Limits(), sizes=Sizes(16, 200))
+        asked[function] = {step.problem: step.verdict for step in ladder.climb()}
+    assert {asked[with_features][name] for name in WITH_FEATURES} == {"conforms"}
+    assert {asked[without_features][name] for name in WITH_FEATURES} == {"deviates"}
+
+
+DIES = """
+import os
+from conformance import attention_function
+
+@attention_function("numpy")
+def dies(query, key, value):
+    if key.shape[2] > 600:
+        os._exit(0)
+    return query @ (key.swapaxes(2, 3) @ value)
+"""
+
+
+def test_the_record_says_where_the_process_ended(tmp_path):
+    (tmp_path / "dies.py").write_text(DIES)
+    asked = ["long", str(tmp_path / "dies.py:dies"), "--lengths", "64:2000", "--dtype", "float32"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "conformance", *asked, "--record", str(tmp_path / "kept")],
+        check=False,
+        capture_output=True,
+    )
+    assert ran.returncode == ExitCode.INCOMPLETE, ran.stderr
+    (file,) = (tmp_path / "kept").iterdir()
+    *asked, last = read_climb(file).steps
+    assert (last.length, last.verdict, last.why) == (1024, "not reached", "the process ended")
+    assert {step.length for step in asked} == {64, 256}
+
+
+@pytest.mark.parametrize("name", ["torch-sdpa", "torch-sdpa-flash"])
+def test_kernels_of_torch_conform_in_float32(capsys, name):
+    pytest.importorskip("torch")
+    out = told(capsys, name, "--lengths", "700", "--dtype", "float32").out
+    assert "float32: conforms up to 700 tokens" in out
+
+
+@pytest.mark.parametrize(
+    ("groups", "each", "fits"), [(1, 3.0, True), (1, 8.1, False), (16, 1.9, True), (16, 2.1, False)]
+)
+def test_the_keys_of_a_single_query_may_share_the_error_of_its_normaliser(groups, each, fits):
+    """As in `exp(s − logsumexp(s))`, which every tiled kernel computes."""
+    want = np.random.default_rng(0).standard_normal((1000, 64))
+    sigma = np.full(want.shape, 1e-6)
+    signs = np.sign(want) if groups == 1 else np.resize([1.0, -1.0], want.shape)
+    tally = Tally("value", groups)
+    tally.add((0, 0, 0), want + each * sigma * signs, want, sigma, 0.0)
+    assert (tally.excess <= 1) is fits

@@ -1,0 +1,328 @@
+"""Conventions of windows, soft caps, sinks and the like are read off; each double has one answer.
+
+The doubles compute in NumPy and differ in one line each. The right ones agree with what they
+declare; each of the others is told by name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from mutants.fakes import entries, fake, softmax, usual, values
+from mutants.miniatures import MASK
+
+from conformance import (
+    Alibi,
+    CausalFlag,
+    Lengths,
+    RotaryTables,
+    Sinks,
+    SoftCap,
+    Unsupported,
+    Window,
+    attention_function,
+)
+from conformance.experiments import EXPERIMENTS
+from conformance.words import say
+
+
+def distances(logits, *, end=False):
+    queries, keys = logits.shape[-2:]
+    return np.arange(keys) - np.arange(queries)[:, None] - (keys - queries if end else 0)
+
+
+def windowed(before=0, after=0, *, end=False, causal=True):
+    """A window of one number W: W + before keys before the own one, and after it likewise."""
+
+    def logits(found, window):
+        far = distances(found, end=end)
+        last = 0 if causal else window + after
+        return np.where((far >= -window - before) & (far <= last), found, -np.inf)
+
+    return logits
+
+
+def one_number(form, logits, **declared):
+    return fake(logits, masks=(), features=(Window("window", form, none=None, **declared),))
+
+
+WINDOWS = [
+    # form, its logits, what W = 2 shows
+    ("own and before", windowed(-1), "the own key, 1 before and 0 after"),
+    ("before", windowed(), "the own key, 2 before and 0 after"),
+    ("each side", windowed(causal=False), "the own key, 2 before and 2 after"),
+]
+
+
+@pytest.mark.parametrize(("form", "logits", "told"), WINDOWS)
+def test_a_window_is_what_is_declared_and_nothing_else(form, logits, told):
+    for declared, *_ in WINDOWS:
+        adapter = one_number(declared, logits, alignment="top-left")
+        entry = entries(adapter, "windows")["window=2, equal lengths"]
+        assert str(entry.agrees) == str(declared == form)
+        assert told in str(values(adapter, "windows")["window=2, equal lengths"])
+
+
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("declared", ["top-left", "bottom-right"])
+def test_a_window_counts_from_one_end(declared, end):
+    adapter = one_number("before", windowed(end=end), alignment=declared)
+    found = entries(adapter, "windows")
+    told = "bottom-right" if end else "top-left"
+    for lengths in ("fewer queries than keys", "more queries"):
+        entry = found[f"window=1, {lengths}"]
+        assert entry.agrees == (told == declared), lengths
+    assert values(adapter, "windows")["window=1, fewer queries than keys"].endswith(told)
+    assert (
+        values(adapter, "windows")["window=50, equal lengths"]
+        == values(adapter, "windows")["window=50, equal lengths"]
+    )
+
+
+def test_a_window_that_is_ignored_shows_every_key():
+    adapter = one_number("before", lambda found, window: found, alignment="top-left")
+    assert set(values(adapter, "windows").values()) == {"every key"}
+    assert not entries(adapter, "windows")["window=1, equal lengths"].agrees
+
+
+def test_a_window_that_a_mode_cannot_have_is_no_deviation():
+    def logits(found, window):
+        raise Unsupported("no window in this mode")
+
+    found = entries(one_number("before", logits, alignment="top-left"), "windows")
+    assert {say(entry.value) for entry in found.values()} == {"cannot be asked"}
+    assert all(entry.agrees for entry in found.values())
+
+
+def test_a_window_may_need_the_causal_flag():
+    def logits(found, window=None, is_causal=False):
+        far = distances(found)
+        found = np.where(far <= 0, found, -np.inf) if is_causal else found
+        return np.where(far >= -window, found, -np.inf) if is_causal and window else found
+
+    feature = Window("window", "before", none=0, alignment="top-left", needs_causal=True)
+    flag = CausalFlag("is_causal", "top-left")
+    adapter = fake(logits, masks=(), features=(feature,), causal_flag=flag)
+    found = entries(adapter, "windows")
+    assert all(entry.agrees for entry in found.values())
+    assert values(adapter, "windows")["window=0, equal lengths"].endswith("all before and 0 after")
+
+
+def test_experiments_on_features_are_for_those_who_have_them():
+    known = {item.name: item for item in EXPERIMENTS}
+    names = ("windows", "lengths", "soft-cap", "sinks", "alibi", "rotary")
+    assert all(known[name].needs for name in names)
+    plain = fake(usual)
+    assert not any(known[name].modes(plain) for name in names)
+
+
+@pytest.mark.parametrize("declared", ["length", "last index"])
+@pytest.mark.parametrize("counts", ["length", "last index"])
+def test_a_length_counts_keys_or_names_the_last(counts, declared):
+    def logits(found, lengths):
+        end = lengths + (counts == "last index")
+        return np.where(np.arange(found.shape[-1]) < end[:, None, None, None], found, -np.inf)
+
+    adapter = fake(logits, masks=(), features=(Lengths("lengths", counts=declared),))
+    found = entries(adapter, "lengths")["lengths: what it counts of keys"]
+    assert found.agrees == (counts == declared)
+    told = {"length": "their number", "last index": "the index of the last"}[counts]
+    assert values(adapter, "lengths")["lengths: what it counts of keys"] == told
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_a_length_may_need_the_causal_flag(ignores):
+    """As in models whose padding is always beside a causal mask."""
+
+    def logits(found, lengths=None, is_causal=False):
+        keys = np.arange(found.shape[-1])
+        used = found.shape[-1] if lengths is None or ignores else lengths[:, None, None, None]
+        causal = distances(found) <= 0 if is_causal or lengths is not None else True
+        return np.where((keys < used) & causal, found, -np.inf)
+
+    feature = Lengths("lengths", needs_causal=True)
+    adapter = fake(
+        logits, masks=(), features=(feature,), causal_flag=CausalFlag("is_causal", "top-left")
+    )
+    told = values(adapter, "lengths")["lengths: what it counts of keys"]
+    assert told == ("ignored" if ignores else "their number")
+    assert entries(adapter, "lengths")["lengths: what it counts of keys"].agrees == (not ignores)
+
+
+class OwnSlopes(Alibi):
+    """Slopes that an implementation has without being told, if a flag is set."""
+
+    def own(self, shape):
+        return 2.0 ** -np.arange(1, shape.heads + 1)
+
+    def native(self, slopes, problem):
+        return True
+
+    def ways(self, problem, said):
+        for way in super().ways(problem, said):
+            yield replace(way, needs_flag=True)
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [(0, "ignored"), (1, "−slope · distance"), (2, "−2 · slope · distance"), (3, "unexplained")],
+)
+def test_slopes_of_ones_own_are_asked_beside_what_they_need(times, told):
+    def logits(found, alibi=False, is_causal=False):
+        far = distances(found)
+        slopes = 2.0 ** -np.arange(1, found.shape[1] + 1)[:, None, None]
+        added = np.where(far <= 0, found, -np.inf) if is_causal else found
+        return added - times * slopes * np.abs(far) * bool(alibi)
+
+    flag = CausalFlag("is_causal", "top-left")
+    adapter = fake(logits, masks=(), features=(OwnSlopes("alibi"),), causal_flag=flag)
+    assert values(adapter, "alibi") == {"slopes, equal lengths": told}
+    assert entries(adapter, "alibi")["slopes, equal lengths"].agrees == (times == 1)
+
+
+def capped(formula):
+    def logits(found, softcap=0.0, mask=None):
+        uncapped = softcap <= 0 or softcap == np.inf
+        return then_masked(found, mask) if uncapped else formula(found, softcap, mask)
+
+    return logits
+
+
+def then_masked(found, mask):
+    return found if mask is None else usual(found, mask)
+
+
+CAPS = {
+    "cap · tanh(logit / cap)": lambda s, c, m: then_masked(c * np.tanh(s / c), m),
+    "cap · tanh(logit / cap), before the scale": lambda s, c, m: then_masked(
+        c * np.tanh(s / c * math.sqrt(8)) / math.sqrt(8), m
+    ),
+    "logits are clipped to ±cap": lambda s, c, m: then_masked(np.clip(s, -c, c), m),
+    "tanh(logit / cap), without the factor": lambda s, c, m: then_masked(np.tanh(s / c), m),
+    "ignored": lambda s, c, m: then_masked(s, m),
+}
+
+
+@pytest.mark.parametrize("told", CAPS)
+def test_a_soft_cap_has_a_formula(told):
+    adapter = fake(capped(CAPS[told]), masks=MASK, features=(SoftCap("softcap"),))
+    found = entries(adapter, "soft-cap")["softcap: formula"]
+    assert values(adapter, "soft-cap")["softcap: formula"] == told
+    assert found.agrees == (told == next(iter(CAPS)))
+
+
+def test_a_soft_cap_comes_before_masks_and_biases():
+    right = fake(
+        capped(CAPS["cap · tanh(logit / cap)"]), masks=MASK, features=(SoftCap("softcap"),)
+    )
+    assert all(entry.agrees for entry in entries(right, "soft-cap").values())
+    assert values(right, "soft-cap")["softcap with mask, a key blocked"] == "capped, then masked"
+    late = fake(
+        capped(lambda s, c, m: c * np.tanh(then_masked(s, m) / c)),
+        masks=MASK,
+        features=(SoftCap("softcap"),),
+    )
+    found = values(late, "soft-cap")
+    assert found["softcap with mask, a key blocked"].startswith("masked, then capped")
+    assert found["softcap with mask, finite numbers"] == "added, then capped"
+    assert not entries(late, "soft-cap")["softcap with mask, finite numbers"].agrees
+
+
+SINKS = {
+    "logits, one for each head": lambda s: s,
+    "logits of base 2": lambda s: s * np.log(2),
+    "scaled as other logits are": lambda s: s / math.sqrt(8),
+    "the first head's, for all heads": lambda s: np.full_like(s, s[0]),
+    "a logit of 0, whatever is given": lambda s: 0 * s,
+    "ignored": lambda s: np.full_like(s, -np.inf),
+}
+
+
+def with_sinks(unit):
+    def logits(found, sinks=None, mask=None):
+        """Return the logarithm of the weights, of which the double takes the exponential."""
+        found = then_masked(found, mask)
+        if sinks is None:
+            return np.log(softmax(found))
+        sink = np.broadcast_to(unit(sinks)[:, None, None], (*found.shape[:-1], 1))
+        return np.log(softmax(np.concatenate([found, sink.astype(found.dtype)], axis=-1))[..., :-1])
+
+    return logits
+
+
+@pytest.mark.parametrize("told", SINKS)
+def test_a_sink_has_units(told, monkeypatch):
+    # The weights do not sum to one, so the double's own softmax is replaced by an exponential.
+    monkeypatch.setattr("mutants.fakes.softmax", np.exp)
+    adapter = fake(with_sinks(SINKS[told]), masks=MASK, features=(Sinks("sinks"),))
+    found = values(adapter, "sinks")
+    assert found["sinks: units"] == told
+    assert entries(adapter, "sinks")["sinks: units"].agrees == (told == next(iter(SINKS)))
+    if told == next(iter(SINKS)):
+        assert found["sinks of −inf"] == "no sinks"
+        assert found["sinks with mask, every key blocked"] == "zeros"
+
+
+SLOPES = {
+    "−slope · distance": lambda m, far, keys: -m * np.abs(far),
+    "+slope · distance": lambda m, far, keys: m * np.abs(far),
+    "slope · (key position − query position)": lambda m, far, keys: m * far,
+    "−slope · key position": lambda m, far, keys: -m * keys,
+    "ignored": lambda m, far, keys: 0 * far,
+}
+
+
+@pytest.mark.parametrize("told", SLOPES)
+@pytest.mark.parametrize("end", [False, True])
+def test_slopes_are_subtracted(told, end):
+    def logits(found, slopes):
+        far = distances(found, end=end)
+        return found + SLOPES[told](slopes[:, None, None], far, np.arange(found.shape[-1]))
+
+    declared = "bottom-right" if end else "top-left"
+    adapter = fake(logits, masks=(), features=(Alibi("slopes", alignment=declared),))
+    found = values(adapter, "alibi")
+    assert found["slopes, equal lengths"] == told
+    right = told == next(iter(SLOPES))
+    assert entries(adapter, "alibi")["slopes, more queries"].agrees == right
+    if right:
+        assert found["slopes, more queries"] == f"{told}, {declared}"
+
+
+def turned(values, cos, sin, *, neighbours=False, backwards=False):
+    """Rotary embeddings of `[batch heads length head]` with tables `[position pair]`."""
+    size = 2 * cos.shape[-1]
+    cos, sin = cos[: values.shape[-2]], sin[: values.shape[-2]] * (-1 if backwards else 1)
+    first = np.arange(0, size, 2) if neighbours else np.arange(size // 2)
+    second = first + (1 if neighbours else size // 2)
+    done = values.copy()
+    done[..., first] = values[..., first] * cos - values[..., second] * sin
+    done[..., second] = values[..., second] * cos + values[..., first] * sin
+    return done
+
+
+TURNS = {
+    "halves": {},
+    "neighbours": {"neighbours": True},
+    "halves, turned the other way": {"backwards": True},
+    "neighbours, turned the other way": {"neighbours": True, "backwards": True},
+    "ignored": None,
+}
+
+
+@pytest.mark.parametrize("told", TURNS)
+def test_rotary_embeddings_turn_pairs(told):
+    @attention_function("numpy", features=(RotaryTables(),))
+    def attend(query, key, value, cos=None, sin=None):
+        if cos is not None and TURNS[told] is not None:
+            query, key = (turned(x, cos, sin, **TURNS[told]) for x in (query, key))
+        logits = np.einsum("bhqd,bhkd->bhqk", query, key) / math.sqrt(query.shape[-1])
+        return np.einsum("bhqk,bhkd->bhqd", softmax(logits), value).astype(query.dtype)
+
+    attend.name = "rotating"
+    for subject, entry in entries(attend, "rotary").items():
+        assert values(attend, "rotary")[subject] == told
+        assert entry.agrees == (told == "halves")
