@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -207,6 +208,24 @@ def test_the_job_for_gitlab(runner):
     assert "### Since `before.json`" in (output / "summary.md").read_text()
 
 
+def test_gitlab_keeps_expected_values(runner):
+    job = GITLAB[".mha-conformance"]
+    folder = runner.folder / job["cache"]["paths"][0]
+    named = job["variables"]["MHA_CONFORMANCE_CACHE"]
+    assert named.replace("$CI_PROJECT_DIR", str(runner.folder)) == str(folder)
+    narrow = NARROW.replace("mask/key-padding/cross", "plain/no-mask/long")
+    own = {"MHA_IMPLEMENTATION": "mine.py:right", "MHA_ARGUMENTS": narrow}
+    times = []
+    for _ in range(2):
+        script, _ = runner.gitlab(**own, MHA_CONFORMANCE_CACHE=str(folder))
+        assert script.code == 0, script
+        times.append({path.name: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")})
+        shutil.rmtree(runner.folder / "conformance-results")
+    # What was kept is read, and not computed and written again.
+    assert times[0]
+    assert times[0] == times[1]
+
+
 def test_jobs_of_gitlab_that_ask_a_part_each(runner):
     own = {name: str(value) for name, value in GITLAB[".mha-conformance"]["variables"].items()}
     own |= {"MHA_IMPLEMENTATION": "mine.py:right", "CI_NODE_TOTAL": "2"}
@@ -219,6 +238,32 @@ def test_jobs_of_gitlab_that_ask_a_part_each(runner):
     assert "gate: mine: holds" in done.out
     made = {path.name for path in (runner.folder / "conformance-results").glob("*.json")}
     assert {"record.shard-1-of-2.json", "record.shard-2-of-2.json", "record.json"} <= made
+
+
+TABLE = """
+[tool.mha-conformance]
+implementations = ["mine.py:wrong"]
+cases = ["mask/key-padding/cross"]
+dtypes = ["float32"]
+baseline = "known.toml"
+"""
+
+
+def test_builds_take_what_a_project_says_in_its_table(runner):
+    (runner.folder / "pyproject.toml").write_text(TABLE)
+    (runner.folder / "known.toml").write_text(KNOWN)
+    steps = runner.github(arguments="--no-isolate")
+    assert [step.code for step in steps.values()] == [0, 0, 0], steps
+    assert "✓ known" in (runner.folder / "summary").read_text()
+    assert "::error" not in steps["Report"].out
+    script, after = runner.gitlab(MHA_ARGUMENTS="--no-isolate --fresh")
+    assert (script.code, after.code) == (0, 0), (script, after)
+    assert junit(runner.folder / "conformance-results" / "junit.xml")["skipped"] == 1
+    # Without the file, it is known of nothing.
+    (runner.folder / "known.toml").unlink()
+    steps = runner.github(arguments="--no-isolate")
+    assert [step.code for step in steps.values()] == [0, 1, 0], steps
+    assert "::error" in steps["Report"].out
 
 
 def test_a_job_that_never_began_reports_nothing(runner):
@@ -253,3 +298,8 @@ def test_the_examples_of_the_page_are_meant_for_these():
     job = gitlab["conformance"]
     assert job["extends"] in GITLAB
     assert set(job["variables"]) <= set(GITLAB[job["extends"]]["variables"])
+    (parts,) = [own for own in blocks if isinstance(own, dict) and "parts" in own]
+    for job in parts.values():
+        assert job["extends"] in GITLAB
+        assert set(job["variables"]) <= set(GITLAB[".mha-conformance"]["variables"])
+    assert parts["parts"]["parallel"] > 1

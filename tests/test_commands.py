@@ -20,8 +20,9 @@ from conformance import progress
 from conformance.adapter.loading import registered
 from conformance.cases.catalogue import catalogue
 from conformance.cli import COMMANDS, main
+from conformance.commands import listing
 from conformance.commands.formats import OUTPUTS, print_json
-from conformance.commands.listing import is_installed
+from conformance.commands.listing import missing
 from conformance.errors import ExitCode
 from conformance.experiments import TOPICS
 from conformance.requirements import REQUIREMENTS
@@ -354,11 +355,22 @@ def test_who_lacks_a_package_beside_the_framework_is_not_installed():
     class Correct(miniatures.Correct):
         imports = packages = ()
 
-    assert is_installed(Correct())
+    assert missing(Correct()) == []
     Correct.imports = ("msgspec.json",)
     Correct.packages = ("msgspec",)
-    assert is_installed(Correct())
+    assert missing(Correct()) == []
     Correct.imports = ("no_such_module.part",)
-    assert not is_installed(Correct())
-    Correct.imports, Correct.packages = (), ("msgspec", "no-such-distribution")
-    assert not is_installed(Correct())
+    assert missing(Correct()) == ["no_such_module"]
+    Correct.packages = ("msgspec", "no-such-module", "no-such-distribution")
+    assert missing(Correct()) == ["no_such_module", "no-such-distribution"]
+
+
+def test_the_list_names_what_is_missing_and_not_what_is_there(capsys, monkeypatch):
+    own = {"jax-sdpa": [], "bert-eager": ["transformers"], "torch-mha": ["torch"]}
+    monkeypatch.setattr(listing, "missing", lambda adapter: own.get(adapter.name, []))
+    assert main(["list", "implementations"]) == ExitCode.OK
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    rows = {name: framework for name, _, framework in lines}
+    assert rows["jax-sdpa"] == "jax"
+    assert rows["bert-eager"] == "torch (transformers not installed)"
+    assert rows["torch-mha"] == "torch (not installed)"

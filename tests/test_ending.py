@@ -42,6 +42,20 @@ def test_a_cause_is_told_of_those_that_have_it(causes, line):
     ]
 
 
+def test_an_error_of_every_call_is_one_line():
+    error = [Finding(f"requirement.{number}", "error", "it raises") for number in range(15)]
+    rejected = Finding("mask.polarity-is-as-declared", "deviates", "rejected: it raises")
+    unsupported = Finding("causal.flag-blocks", "unsupported", "no flag")
+
+    def lines(*more):
+        return list(counted("mine", [item(0, *error, rejected, unsupported, *more)], reasons=False))
+
+    assert lines()[:2] == ["mine: 1 error", "  error, 1 item: it raises"]
+    # Something was answered, so not every call fails.
+    for one in (Finding(OUTPUT, "conforms"), deviates()):
+        assert "  error, 1 item: it raises" not in lines(one)
+
+
 def test_reasons_are_counted():
     unsupported = Finding(OUTPUT, "unsupported", "no causal flag")
     lost = Finding("run", "crashed", "it died")

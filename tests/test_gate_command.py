@@ -281,6 +281,20 @@ def test_the_table_of_a_project_says_what_the_gate_asks(tmp_path):
     assert result.id == "Correct:plain/no-mask/self:float32:cpu:default"
 
 
+def test_a_run_without_names_takes_the_table_and_one_with_a_name_nothing(tmp_path):
+    text = TABLE.format(implementation=mini("Inverted"))
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    mha("run", "--shard", "1/2", "--no-isolate", cwd=tmp_path, expect=ExitCode.OK)
+    (result,) = read(tmp_path / "made.shard-1-of-2.json").results
+    assert result.id == "Inverted:plain/no-mask/self:float32:cpu:default"
+    options = ("--case", "mask/shared/self", "--dtype", "float64", "--no-isolate")
+    mha("run", mini("Correct"), *options, cwd=tmp_path, expect=ExitCode.OK)
+    assert not (tmp_path / "made.narrowed.json").exists()
+    (tmp_path / "pyproject.toml").write_text("", encoding="utf-8")
+    (line,) = mha("run", cwd=tmp_path, expect=ExitCode.USAGE).stderr.splitlines()
+    assert "which implementation?" in line
+
+
 def test_a_record_is_judged_whatever_the_table_names(records, tmp_path, here):
     text = TABLE.format(implementation="nobody.py:nothing")
     (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")

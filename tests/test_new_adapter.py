@@ -9,6 +9,8 @@ import pty
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -16,6 +18,10 @@ import yaml
 from conformance.cli import main
 from conformance.commands.new_adapter import FRAMEWORKS, KINDS, NewAdapter
 from conformance.errors import ExitCode
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SOURCE = PROJECT["urls"]["Source"]
 
 NARROW = ("--dtype", "float32", "--case", "mask/key-padding/cross", "--case", "plain/no-mask/cross")
 WRITTEN = (
@@ -102,8 +108,7 @@ def test_the_lines_of_a_build_run(tmp_path, monkeypatch, file, lines):
     assert new(tmp_path) == ExitCode.OK
     found = lines(yaml.safe_load((tmp_path / file).read_text()))
     install, *others = found
-    source = "git+https://github.com/OWNER/mha-conformance"
-    assert install == f'python -m pip install "mha-conformance @ {source}"'
+    assert install == f'python -m pip install "mha-conformance @ git+{SOURCE}"'
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     assert len(others) == 2
@@ -119,6 +124,22 @@ def test_the_lines_of_a_build_run(tmp_path, monkeypatch, file, lines):
         assert main(arguments) == ExitCode.OK
     told = tmp_path / ("summary.md" if "github" in file else "conformance-results/junit.xml")
     assert "my_attention" in told.read_text()
+
+
+def test_the_owner_is_a_placeholder_in_one_place():
+    files = subprocess.run(
+        ("git", "grep", "-lwF", "OWNER", "--", ".", ":!tests"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    # What is read by people names it where it is explained; in `uses:`, GitHub takes no variable.
+    assert set(files) <= {"pyproject.toml", "docs/commands.md", "docs/ci.md"}
+    for page, times in (("docs/commands.md", 1), ("docs/ci.md", 1)):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert (
+            len(re.findall(rf"(?:{re.escape(SOURCE)}|uses: OWNER/mha-conformance)", text)) == times
+        )
 
 
 def narrowed(record):

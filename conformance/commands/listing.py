@@ -47,6 +47,7 @@ class ListedImplementation(msgspec.Struct, frozen=True):
             the packages beside it.
         documentation: a link to its documentation, or "".
         adapter: the location of its adapter, "module:NAME".
+        missing: the modules and packages that it needs and that are not installed here.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ListedImplementation(msgspec.Struct, frozen=True):
     installed: bool
     documentation: str
     adapter: str
+    missing: list[str] = []
 
 
 class ListedCase(msgspec.Struct, frozen=True):
@@ -154,21 +156,37 @@ def _implementation(name: str, place: str) -> ListedImplementation:
         adapter = load(name)
     except ConformanceError as error:
         return ListedImplementation(name, str(error), "unknown", False, "", place)
-    installed = is_installed(adapter)
-    return printed(ListedImplementation, adapter, name=name, installed=installed, adapter=place)
+    lacking = missing(adapter)
+    return printed(
+        ListedImplementation,
+        adapter,
+        name=name,
+        installed=not lacking,
+        adapter=place,
+        missing=lacking,
+    )
 
 
-def is_installed(adapter: Adapter) -> bool:
-    """Return whether the packages that an adapter needs are there; none of them is imported."""
+def missing(adapter: Adapter) -> list[str]:
+    """Return what an adapter needs and is not installed; nothing of it is imported."""
     from importlib.util import find_spec
 
     from conformance.frameworks.base import package_versions
 
-    modules = {
-        name.partition(".")[0] for name in (adapter.framework, *getattr(adapter, "imports", ()))
-    }
-    packages = {*adapter.packages}
-    return all(map(find_spec, modules)) and len(package_versions((*packages,))) == len(packages)
+    needed = (adapter.framework, *getattr(adapter, "imports", ()))
+    modules = dict.fromkeys(name.partition(".")[0] for name in needed)
+    absent = [name for name in modules if find_spec(name) is None]
+    there = package_versions((*adapter.packages,))
+    # A package may be called as its module is, or nearly so.
+    known = {name.replace("_", "-") for name in absent}
+    return absent + [name for name in adapter.packages if name not in there and name not in known]
+
+
+def _lacking(implementation: ListedImplementation) -> str:
+    lacking = [name for name in implementation.missing if name != implementation.framework]
+    if implementation.installed:
+        return ""
+    return f" ({', '.join(lacking)} not installed)" if lacking else " (not installed)"
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -176,8 +194,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.format == "json":
         print_json(entries)
     elif isinstance(entries, Implementations):
-        installed = ((it, "" if it.installed else " (not installed)") for it in entries.entries)
-        rows = [(it.name, it.title, it.framework + note) for it, note in installed]
+        rows = [(it.name, it.title, it.framework + _lacking(it)) for it in entries.entries]
         _print(("name", "title", "framework"), rows)
     elif isinstance(entries, Cases):
         _print(("case", "does"), [(it.id, it.why) for it in entries.entries])

@@ -68,6 +68,15 @@ def _asked(what: str, default: str, choices: tuple[str, ...] | None = None) -> s
         raise ConformanceError(f"new-adapter: which {what}?") from error
 
 
+def _source() -> str:
+    """Return the URL of the suite's repository, which only `pyproject.toml` states."""
+    from importlib import metadata
+
+    links = metadata.metadata("mha-conformance").get_all("Project-URL") or []
+    named = dict(link.split(", ", 1) for link in links)
+    return named["Source"]
+
+
 def _installed() -> str:
     return next((name for name in FRAMEWORKS if find_spec(name)), "numpy")
 
@@ -134,6 +143,7 @@ class NewAdapter:
             "library": FRAMEWORKS[self.framework],
             "packages": "" if self.framework == "numpy" else f" {self.framework}",
             "baseline": " --baseline conformance.toml",
+            "source": _source(),
         }
         return {
             name: environment.get_template(template).render(values)

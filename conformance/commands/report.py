@@ -36,7 +36,8 @@ def add_parser(commands: Commands) -> None:
         outputs,
         junit="write JUnit XML",
         badge="write a badge for shields.io (endpoint)",
-        baseline="known deviations, as gate takes them; for a page, a folder of them too",
+        baseline="known deviations (default for a build: those that gate takes); for a page, a "
+        "folder of them too",
     )
     outputs.add_argument(
         "--summary",
@@ -99,8 +100,10 @@ def _report(options: argparse.Namespace) -> int:
     if not chosen and options.baseline is not None and not options.baseline.exists():
         raise ConformanceError(f"{options.baseline}: no such file, nothing is known yet")
     if chosen:
+        from conformance.commands.settings import known_deviations
         from conformance.reports.ci import Outputs, write_outputs
 
+        options.baseline = options.baseline or known_deviations()
         code = write_outputs(options.records, selected(Outputs, options))
     if output is None and options.html is None:
         if chosen:

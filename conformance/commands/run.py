@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.commands.shared import (
+    IMPLEMENTATION,
     Commands,
     Once,
     add_format,
-    add_implementation,
     add_quiet,
 )
 from conformance.errors import PYTEST_CODES, ExitCode, NothingRun
@@ -43,7 +43,11 @@ def add_parser(commands: Commands) -> None:
         description="Examine implementations. Options that are not listed go to pytest: -k, -x, "
         "-n, --junitxml.",
     )
-    add_implementation(run, several=True)
+    run.add_argument(
+        "implementation",
+        nargs="*",
+        help=f"{IMPLEMENTATION}. Without any, what [tool.mha-conformance] of pyproject.toml says",
+    )
     add_examination(run)
     run.add_argument(
         "--strict", action="store_true", help="exit with 1 if a requirement of level must fails"
@@ -52,7 +56,7 @@ def add_parser(commands: Commands) -> None:
         "-v", "--verbose", action="count", default=0, help="a line for each item; -vv for more"
     )
     add_format(run, "run")
-    run.set_defaults(action=_run, passes_on=True)
+    run.set_defaults(action=_run, passes_on=True, device=None)
 
 
 def add_examination(run: argparse.ArgumentParser) -> None:
@@ -64,6 +68,9 @@ def add_examination(run: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from conformance.commands.settings import complete_run
+
+    complete_run(options)
     record = None if options.strict or options.verbose else standing(options)
     if record is None:
         return examine(options, survey=not options.strict)

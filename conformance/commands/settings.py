@@ -1,4 +1,4 @@
-"""The table `[tool.mha-conformance]` of a project: what `gate` takes where no option says it."""
+"""The table `[tool.mha-conformance]` of a project: what an option leaves open."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from conformance.errors import ConformanceError, UnknownName, check_names
 from conformance.running import DEVICES, LEVELS
 
 FILE = Path("pyproject.toml")
+BASELINE = "conformance.toml"
+"""The file of known deviations if nothing names another."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -25,7 +27,7 @@ class Settings(msgspec.Struct, frozen=True):
     modes: list[str] = []
     level: str | None = None
     device: str = "cpu"
-    baseline: str = "conformance.toml"
+    baseline: str = ""
     record: str | None = None
 
 
@@ -60,14 +62,41 @@ def complete(options: argparse.Namespace) -> None:
     Nothing is examined with --from-record, so only the baseline is taken from the table then.
     """
     settings = read_settings()
-    options.baseline = options.baseline or Path(settings.baseline)
+    options.baseline = options.baseline or Path(settings.baseline or BASELINE)
     if options.from_record is None:
-        options.implementation = options.implementation or settings.implementations
-        options.case = options.case or settings.cases
-        options.dtype = options.dtype or settings.dtypes
-        options.mode = options.mode or settings.modes
-        options.level = options.level or settings.level
-        options.device = options.device or settings.device
-        if settings.record is not None:
-            options.record = options.record or Path(settings.record)
+        _fill_in(options, settings)
     options.device = options.device or "cpu"
+
+
+def complete_run(options: argparse.Namespace) -> None:
+    """Fill in what `run` examines if no implementation is named; otherwise, take nothing.
+
+    Raises:
+        ConformanceError: the table names no implementation either, or is wrong.
+    """
+    if not options.implementation:
+        _fill_in(options, read_settings())
+        if not options.implementation:
+            raise ConformanceError(
+                "which implementation? name one, or write implementations in "
+                f"[tool.mha-conformance] of {FILE}"
+            )
+    options.device = options.device or "cpu"
+
+
+def known_deviations() -> Path | None:
+    """Return the baseline that `gate` reads without --baseline; None if there is no such file."""
+    named = read_settings().baseline
+    path = Path(named or BASELINE)
+    return path if named or path.exists() else None
+
+
+def _fill_in(options: argparse.Namespace, settings: Settings) -> None:
+    options.implementation = options.implementation or settings.implementations
+    options.case = options.case or settings.cases
+    options.dtype = options.dtype or settings.dtypes
+    options.mode = options.mode or settings.modes
+    options.level = options.level or settings.level
+    options.device = options.device or settings.device
+    if settings.record is not None:
+        options.record = options.record or Path(settings.record)

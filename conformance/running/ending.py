@@ -76,7 +76,7 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
     asked = [result for result in results if result.verdict != "unsupported"]
-    failed = [it for it in asked if all(one.verdict == "error" for one in it.findings)]
+    failed = [it for it in asked if _call_failed(it)]
     if asked and len(failed) == len(asked):
         # The call itself fails, so a line for each requirement would say nothing.
         for reason, times in reasons_of(asked, ("error",)).most_common(3):
@@ -95,6 +95,17 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
             yield f"  unsupported, {plural(times, 'item')}: {reason}"
     if len(failed) > len(asked) / 2:
         yield SIZES
+
+
+def _call_failed(result: CaseResult) -> bool:
+    """Return whether the call raised whatever was asked: nothing conforms, and nothing is measured.
+
+    What an experiment says of the arguments, "rejected" for one, deviates then, and is no error.
+    """
+    answered = [one for one in result.findings if one.verdict != "unsupported"]
+    return any(one.verdict == "error" for one in answered) and all(
+        one.verdict in WRONG and one.figures is None for one in answered
+    )
 
 
 SIZES = "  If it takes some sizes only, its adapter declares them: docs/adapters.md, section Sizes."
