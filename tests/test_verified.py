@@ -198,12 +198,15 @@ def test_a_watched_command_gets_signals_and_ends_with_its_parent(tmp_path, numbe
     command = [sys.executable, "-m", "conformance", "run", f"{FAULTY}:Slow", "--no-isolate"]
     command += ["--record", "r.json"]
     journal = tmp_path / "r.json.journal"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, cwd=tmp_path, **quiet) as process:
+    told = tmp_path / "told.txt"
+    with (
+        told.open("wb") as file,
+        subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file) as process,
+    ):
         until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 3)
         (child,) = psutil.Process(process.pid).children()
         process.send_signal(number)
-        assert process.wait(30) == code
+        assert process.wait(30) == code, told.read_text()
         until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 

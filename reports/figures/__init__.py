@@ -217,7 +217,7 @@ SCALE = 2
 
 _LETTERS = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'
-    '<text y="15" font-family="sans-serif">{}</text></svg>'
+    f'<text y="15" font-family="{FONTS}">{{}}</text></svg>'
 )
 
 
