@@ -17,6 +17,7 @@ from test_cli import mha, mini
 from test_gate import Made
 from test_gate_command import NARROW, QUICK, here, records  # noqa: F401 - fixtures
 
+from conformance.cli import main
 from conformance.errors import BrokenBaseline, BrokenRecord, ExitCode
 from conformance.records.record import read
 from conformance.reports.gate import tell
@@ -215,6 +216,19 @@ def until(true, seconds=60):
     while not true():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_an_interrupt_whose_traceback_cannot_be_drawn_is_one_all_the_same(tmp_path, monkeypatch):
+    """pytest calculates with the number of a line, which CPython may not have for a new frame."""
+
+    def drawn(self, excinfo):
+        raise TypeError
+
+    monkeypatch.setattr("_pytest.terminal.TerminalReporter.pytest_keyboard_interrupt", drawn)
+    command = ["run", f"{FAULTY}:Interrupts", "--no-isolate", "--case", "mask/per-head/self"]
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--record", "r.json"]) == ExitCode.INTERRUPTED
+    assert not read(tmp_path / "r.narrowed.json").complete
 
 
 def test_an_implementation_that_leaves_while_it_is_imported_is_one_line(tmp_path, implementation):

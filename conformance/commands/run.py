@@ -182,7 +182,7 @@ def examine(
         arguments += ["-o", "console_output_style=classic"]
     as_json = getattr(options, "format", "text") == "json"
     with stdout_to_stderr() if as_json else nullcontext(), refusals.listening():
-        pytest_code = pytest.main([*arguments, *more, *options.rest], plugins=plugins)
+        pytest_code = _interruptible([*arguments, *more, *options.rest], plugins)
     if pytest_code == pytest.ExitCode.USAGE_ERROR:
         raise refusals.error(re.findall(r"--[\w-]+", options.tell_help()))
     refusals.echo()
@@ -203,6 +203,19 @@ def examine(
     if as_json and run is not None:
         _print_summary(run.outcome, code)
     return code
+
+
+def _interruptible(arguments: list[str], plugins: list[object]) -> int:
+    """Run pytest; return `INTERRUPTED` also where it cannot draw the traceback of the interrupt."""
+    import pytest
+
+    try:
+        return pytest.main(arguments, plugins=plugins)
+    except Exception as error:
+        # A frame that has just been entered has no line number, with which pytest calculates.
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        return pytest.ExitCode.INTERRUPTED
 
 
 def _for_pytest(options: argparse.Namespace) -> list[str]:
