@@ -14,11 +14,14 @@ from schemas import RECORD, faults, record_faults
 
 from conformance.cli import main
 from conformance.commands.formats import schema
-from conformance.errors import ExitCode
+from conformance.errors import ConformanceError, ExitCode
 from conformance.records.findings import RUN, Finding
 from conformance.records.phrase import Phrase
 from conformance.records.record import read
+from conformance.reports.changes import compare, load_side
 from conformance.reports.ci import MOST, annotated, badge, command, junit
+from conformance.reports.ci.comment import comment
+from conformance.reports.ci.history import COLOURS
 from conformance.reports.ci.summary import load, markdown
 from conformance.reports.gate.judging import Claims
 
@@ -113,6 +116,20 @@ def test_junit_counts_and_kinds(source):
         "edge/f/self": ["system-out"],
         "plain/g/self": ["skipped"],
     }
+
+
+def test_junit_has_the_times_that_a_record_has(source):
+    times = (0.25, 0.0, 1.5)
+    results = [
+        msgspec.structs.replace(result(good(), case=f"plain/{name}/self"), seconds=seconds)
+        for name, seconds in zip("abc", times, strict=True)
+    ]
+    root, found = cases(source(*results))
+    assert [case.get("time") for case in found.values()] == ["0.250", None, "1.500"]
+    assert [element.get("time") for element in (root, root[0])] == ["1.750", "1.750"]
+    # An older record knows of none, and none is made up.
+    root, _ = cases(source(result(good())))
+    assert not [element for element in root.iter() if "time" in element.attrib]
 
 
 def test_a_junit_failure_stands_on_its_own(source):
@@ -413,3 +430,111 @@ def test_one_line_for_what_cannot_be_done(tmp_path, capsys, monkeypatch, argumen
     assert main(["report", "env.json", *arguments]) == ExitCode.USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
+
+
+# A comment
+
+
+def change_records(tmp_path, before, after):
+    first = save(tmp_path, record(*before), "before.json")
+    second = save(tmp_path, record(*after), "after.json")
+    return compare(load_side(first), load_side(second))
+
+
+def test_a_comment_says_what_is_new_fixed_and_lost_with_links_to_the_panel(tmp_path):
+    names = ["plain/a/self", "plain/b/self", "plain/c/self", "plain/d/self"]
+    before = [good(), bad(), good(), good()]
+    after = [bad(cause=Phrase("mask.inverted")), good(), UNSUPPORTED]
+    changes = change_records(
+        tmp_path,
+        [result(one, case=name) for one, name in zip(before, names, strict=True)],
+        [result(one, case=name) for one, name in zip(after, names[:3], strict=True)],
+    )
+    text = comment(changes, "https://example.org/report.html")
+    lines = text.splitlines()
+    assert lines[0] == "<!-- mha-conformance -->"
+    assert lines[1] == (
+        "### Attention conformance: 1 new deviation, 1 finding fixed, 1 finding no longer answered"
+    )
+    panel = "https://example.org/report.html#of=mine&requirement=output.equals-definition&case="
+    rows = [line for line in lines if line.startswith("| `mine`")]
+    assert [f"{panel}plain/{name}/self&in=float32&mode=train" in row
+            for name, row in zip("acb", rows, strict=True)] == [True] * 3  # fmt: skip
+    assert "conforms → deviates | 1 | equals the answer with the mask inverted |" in rows[0]
+    sections = [line for line in lines if line.startswith("**")]
+    assert sections == ["**New**", "**No longer answered**", "**Fixed**", "**Not asked any more**"]
+    assert "- 1 case: plain/d/self" in lines
+    # Without an address, there is nothing to link to.
+    assert "](" not in comment(changes)
+
+
+def test_a_comment_about_nothing_is_short_and_one_about_much_fits(tmp_path):
+    same = [result(good())]
+    assert "Attention conformance: nothing new" in comment(change_records(tmp_path, same, same))
+    names = [f"plain/{number}/{'x' * 80}" for number in range(400)]
+    causes = [Phrase("text", {"text": f"{number} " + "why " * 60}) for number in range(400)]
+    changes = change_records(
+        tmp_path,
+        [result(good(), case=name) for name in names],
+        [result(bad(cause=cause), case=name) for name, cause in zip(names, causes, strict=True)],
+    )
+    text = comment(changes, "https://example.org/report.html")
+    assert len(text) < 65_536
+    assert "and 385 more" in text
+
+
+@pytest.mark.parametrize("page", ["javascript:alert(1)", "https://a) [b](https://c", "report.html"])
+def test_an_address_that_is_none_is_refused(tmp_path, page):
+    same = [result(good())]
+    with pytest.raises(ConformanceError, match="--page"):
+        comment(change_records(tmp_path, same, same), page)
+
+
+def test_compare_writes_the_comment(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    change_records(tmp_path, [result(good())], [result(bad())])
+    files = ["compare", "before.json", "after.json"]
+    assert main([*files, "--comment", "comment.md"]) == ExitCode.DEVIATES
+    assert "1 new deviation" in (tmp_path / "comment.md").read_text(encoding="utf-8")
+    assert main([*files, "--page", "https://example.org"]) == ExitCode.USAGE
+    assert main([*files, "--comment", "no/folder/comment.md"]) == ExitCode.USAGE
+
+
+# History
+
+
+def test_a_history_grows_by_a_line_a_run_and_draws_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_SHA", "0123456789abcdef")
+    first = save(tmp_path, record(*EVERYTHING), "now.json")
+    second = save(tmp_path, record(result(good())), "later.json")
+    for path, times in ((first, 1), (first, 1), (second, 2)):
+        main(["report", str(path), "--history", "history.jsonl"])
+        lines = (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        assert len(lines) == times, "a run is one line, however often it is reported"
+    before, after = map(json.loads, lines)
+    assert before["implementations"]["mine"]["deviates"] == 2
+    assert after["implementations"] == {"mine": {"conforms": 1}}
+    assert before["commit"] == "0123456789abcdef"
+    root = ET.fromstring((tmp_path / "history.svg").read_text(encoding="utf-8"))
+    groups = root.findall("{*}g")
+    heights = [
+        sum(float(bar.get("height")) for bar in group.findall("{*}rect")) for group in groups
+    ]
+    assert len(groups) == 2
+    assert heights[0] > heights[1] > 0
+    colours = [{bar.get("fill") for bar in group.findall("{*}rect")} for group in groups]
+    assert COLOURS["deviates"] in colours[0]
+    assert colours[1] == {COLOURS["conforms"]}
+    told = [text.text for text in root.findall("{*}text")]
+    assert "1 conforms" in told
+
+
+def test_a_history_that_is_none_is_one_line_and_stays_as_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = save(tmp_path, record(result(good())), "now.json")
+    (tmp_path / "history.jsonl").write_text("mine\n", encoding="utf-8")
+    assert main(["report", str(path), "--history", "history.jsonl"]) == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("mha-conformance: history.jsonl: line 1 is no run")
+    assert (tmp_path / "history.jsonl").read_text(encoding="utf-8") == "mine\n"

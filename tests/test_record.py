@@ -671,3 +671,12 @@ def test_random_json_of_schema_1(path, value):
     head = SCHEMA_1["header"] | {"implementations": value}
     survives(path, json.dumps({"header": head, "results": value}).encode())
     survives(path, json.dumps(head).encode() + b"\n" + json.dumps(value).encode() + b"\n")
+
+
+def test_how_long_an_item_took_is_kept_and_makes_no_result_another():
+    quick = CaseResult("a", "c/d/e", "float32", "cpu", "default", [Finding("x", "conforms")])
+    slow = msgspec.structs.replace(quick, seconds=1.5)
+    kept, _ = decode_line(encode_line(slow, {}))
+    assert kept.seconds == 1.5
+    assert quick == slow
+    assert quick != msgspec.structs.replace(slow, mode="other")

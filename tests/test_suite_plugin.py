@@ -23,6 +23,7 @@ from conformance.records.phrase import Phrase
 from conformance.records.record import journal_path, read, read_arrays, read_journal
 from conformance.reports.wording import again
 from conformance.running.ending import failure
+from conformance.running.run import GPUS, take_gpu
 from conformance.words import say
 
 MINIATURES = Path(__file__).with_name("mutants") / "miniatures.py"
@@ -598,3 +599,56 @@ def test_a_run_beside_tests_of_the_users_own(tmp_path):
     assert "2 passed" in done.stdout
     record = json.loads((tmp_path / "r.narrowed.json").read_text())
     assert len(record["results"]) == record["header"]["planned"] == 1
+
+
+# GPUs
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        ("2,5", ["2", "5", "2"]),
+        ("GPU-a, GPU-b,GPU-c", ["GPU-a", "GPU-b", "GPU-c"]),
+        ("7", ["7", "7", "7"]),
+        ("", ["", "", ""]),
+    ],
+)
+def test_every_worker_takes_one_gpu_in_turn(monkeypatch, given, own):
+    taken = []
+    for worker in ("gw0", "gw1", "gw2"):
+        monkeypatch.setenv(GPUS, given)
+        take_gpu(worker)
+        taken.append(os.environ[GPUS])
+    assert taken == own
+
+
+ASKS = """
+import os
+from pathlib import Path
+from conformance import MaskArgument, attention_function
+
+with Path("asked").open("a") as file:
+    worker, gpus = os.environ.get("PYTEST_XDIST_WORKER", ""), os.environ["CUDA_VISIBLE_DEVICES"]
+    file.write(worker + " " + gpus + "\\n")
+
+
+@attention_function("numpy", MaskArgument("mask", "batch heads query key", true="attends"))
+def attention(query, key, value, mask=True):
+    return value
+"""
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_the_processes_of_a_worker_see_its_gpu_alone(tmp_path, device):
+    (tmp_path / "mine.py").write_text(ASKS, encoding="utf-8")
+    options = ("--case", "plain/no-mask", "--dtype", "float32", "--device", device, "-n", "2")
+    subprocess.run(
+        [sys.executable, "-m", "conformance", "run", "mine.py:attention", *options],
+        cwd=tmp_path, env=os.environ | {GPUS: "3,5"}, capture_output=True, timeout=120,
+    )  # fmt: skip
+    lines = {line.strip() for line in (tmp_path / "asked").read_text().splitlines()}
+    workers = {line for line in lines if line.startswith("gw")}
+    every = {"gw0 3", "gw1 5"} if device == "gpu" else {"gw0 3,5", "gw1 3,5"}
+    assert workers
+    assert workers <= every
+    assert "3,5" in lines, "the process that only plans has all"

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from conformance.commands.shared import Commands, add_format, check_writable, replace_file
-from conformance.errors import ExitCode
+from conformance.errors import ConformanceError, ExitCode
 
 
 def add_parser(commands: Commands) -> None:
@@ -25,6 +25,15 @@ def add_parser(commands: Commands) -> None:
     compare.add_argument(
         "--html", type=Path, metavar="FILE", help="also write a page with both side by side"
     )
+    compare.add_argument(
+        "--comment",
+        type=Path,
+        metavar="FILE",
+        help="also write a comment for a pull request, in Markdown",
+    )
+    compare.add_argument(
+        "--page", default="", metavar="URL", help="the report's address, for links of the comment"
+    )
     compare.set_defaults(action=_compare)
 
 
@@ -34,13 +43,19 @@ def _compare(options: argparse.Namespace) -> int:
     from conformance.commands.formats import print_json
     from conformance.reports.changes import compare, load_side, show
 
-    if options.html:
-        check_writable(options.html)
+    for file in filter(None, (options.html, options.comment)):
+        check_writable(file)
+    if options.page and options.comment is None:
+        raise ConformanceError("--page is for links of a comment; add --comment FILE")
     changes = compare(load_side(options.before), load_side(options.after))
     if options.html:
         from conformance.reports.page.html import render_changes
 
         replace_file(options.html, render_changes(changes).encode())
+    if options.comment:
+        from conformance.reports.ci.comment import comment
+
+        replace_file(options.comment, comment(changes, options.page).encode())
     if options.format == "json":
         print_json(changes)
     else:

@@ -36,6 +36,7 @@ def add_parser(commands: Commands) -> None:
         outputs,
         junit="write JUnit XML",
         badge="write a badge for shields.io (endpoint)",
+        history="append a line about this run, and draw the trend beside it, as FILE.svg",
         baseline="known deviations (default for a build: those that gate takes); for a page, a "
         "folder of them too",
     )
@@ -90,7 +91,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    outputs = ("junit", "badge", "summary", "annotations")
+    outputs = ("junit", "badge", "history", "summary", "annotations")
     chosen = {name for name in outputs if getattr(options, name) not in (None, False)}
     if options.previous is not None and not chosen.intersection(("summary", "annotations")):
         needed = "--summary or --annotations"

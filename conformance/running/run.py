@@ -72,6 +72,21 @@ REPORT_PLUGINS = {"_pytest.main", "_pytest.terminal", "conformance.commands.term
 """The plugins that use only the report of a test's call, not of setup and teardown."""
 
 
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def take_gpu(worker: str) -> None:
+    """Leave a worker ("gw1") and the processes that it starts one of the GPUs, in turn.
+
+    A framework reads the variable when it first uses a GPU, so this precedes the adapters.
+    """
+    given = os.environ.get(GPUS)
+    there = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+    gpus = sorted(there, key=int) if given is None else list(filter(None, given.split(",")))
+    if gpus:
+        os.environ[GPUS] = gpus[int(worker.removeprefix("gw")) % len(gpus)].strip()
+
+
 class Run:
     """A pytest plugin that plans, examines and records the items of a session."""
 
@@ -86,6 +101,8 @@ class Run:
             raise ConformanceError(f"which implementation? say --implementation NAME ({every})")
         self.survey: bool = option("--survey")
         self.device: str = option("--device")
+        if self._is_worker and self.device == "gpu":
+            take_gpu(config.workerinput["workerid"])  # type: ignore[attr-defined]
         files = {case.id: case for case in map(load_case, map(Path, option("--case-file")))}
         cases, dtypes, modes, level = map(option, ("--case", "--dtype", "--mode", "--level"))
         self.selection = Selection(cases, dtypes, modes, level or "full", files)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
+import time
 import traceback
 from abc import abstractmethod
 from collections import defaultdict
@@ -367,13 +368,16 @@ class Examiner:
 
     def examine(self, row: Row) -> tuple[CaseResult, dict[str, Array]]:
         """Return the result of a row, and by name the arrays that may be recorded."""
+        began = time.perf_counter()
         result, arrays = self.session.ask(row)
         if isinstance(row, Item):
             if is_exchanged(row):
                 arrays |= self.session.examination(row).exchanged()
             if self._worst.takes(result):
                 arrays |= self.session.examination(row).pictured()
-        return result, arrays
+        # Milliseconds are enough to find what is slow, and keep records small.
+        seconds = max(round(time.perf_counter() - began, 3), 0.001)
+        return msgspec.structs.replace(result, seconds=seconds), arrays
 
 
 MOST = 2

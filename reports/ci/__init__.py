@@ -1,4 +1,5 @@
-"""Write records for CI systems: JUnit XML, a badge, GitHub annotations, a summary.
+"""Write records for CI systems: JUnit XML, a badge, GitHub annotations, a summary, a
+history with its trend.
 
 A test case of JUnit is an item; what `run --strict` would fail is a failure, what has no answer an
 error, and what is unsupported or known is skipped, with the reason.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from xml.etree import ElementTree as ET
@@ -21,6 +22,7 @@ import msgspec
 
 from conformance.errors import ConformanceError
 from conformance.reports.changes import Change
+from conformance.reports.ci.history import append
 from conformance.reports.ci.summary import KNOWN, MUST, Item, Source, load, markdown
 from conformance.reports.wording import failure
 from conformance.reports.writing import write_file
@@ -37,12 +39,14 @@ class Outputs:
     """The files to write; None for those that are not wanted.
 
     Attributes:
+        history: file that a line is appended to; the trend is drawn beside it, as SVG.
         summary: file that Markdown is appended to; "" for the one that GitHub names.
         annotations: whether to print GitHub's annotations.
     """
 
     junit: Path | None = None
     badge: Path | None = None
+    history: Path | None = None
     summary: str | None = None
     annotations: bool = False
     previous: Path | None = None
@@ -67,11 +71,12 @@ def write_outputs(records: Sequence[Path], wanted: Outputs) -> int:
         write_file(wanted.badge, msgspec.json.encode(badge(source)) + b"\n")
     if target is not None:
         write_file(target, markdown(source).encode() + b"\n", append=True)
+    past = append(wanted.history, source) if wanted.history is not None else []
     if wanted.annotations:
         for line in annotated(source):
             print(line)
     # A line of prose between annotations would be taken for nothing else, so it may follow.
-    paths = (wanted.junit, wanted.badge, target)
+    paths = (wanted.junit, wanted.badge, target, *past)
     written = ", ".join(str(path) for path in paths if path is not None)
     if written:
         print(printable(f"written: {written}"))
@@ -107,9 +112,18 @@ def junit(source: Source) -> bytes:
             if item.record is record and item.result.implementation == one.name:
                 _test_case(suite, item, one.spec)
         _count(suite)
+        _add_time(suite, (it.get("time") for it in suite.iter("testcase")))
     _count(root)
+    _add_time(root, (it.get("time") for it in root.iter("testsuite")))
     ET.indent(root)
     return ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+
+
+def _add_time(element: ET.Element, times: Iterable[str | None]) -> None:
+    """Set the sum of the times; of an older record, nobody knows them."""
+    known = [float(time) for time in times if time is not None]
+    if known:
+        element.set("time", f"{sum(known):.3f}")
 
 
 def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
@@ -120,6 +134,8 @@ def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
         classname=printable(f"{result.implementation}.{result.case.split('/')[0]}"),
         name=printable(f"{result.case}[{result.dtype}-{result.device}-{result.mode}]"),
     )
+    if result.seconds:
+        case.set("time", f"{result.seconds:.3f}")
     if item.wrong:
         wrong = msgspec.structs.replace(result, findings=list(item.wrong))
         text = failure(wrong, spec, item.record.header)

@@ -1,0 +1,73 @@
+"""A comment for a pull request, from two records: what is new, what is fixed, what is lost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from conformance.errors import ConformanceError
+from conformance.reports.changes import Change, Changes
+from conformance.reports.page.markdown import code, render
+from conformance.text import plural
+
+MARKER = Markup("<!-- mha-conformance -->")
+"""The first line, by which a build finds its earlier comment and replaces it."""
+
+MOST = 15
+"""Rows of a table: GitHub takes no comment of more than 65,536 characters."""
+
+
+def comment(changes: Changes, page: str = "") -> str:
+    """Return the comment; `page` is the address of the report, into which findings link.
+
+    Raises:
+        ConformanceError: the address could end a link, or is none of a page.
+    """
+    if page and not re.fullmatch(r"https?://[\w:/.?=&+~%-]+", page):
+        raise ConformanceError(f"--page {page}: give the address of the report, https://...")
+    new = [*changes.worse, *changes.added.wrong]
+    times = [sum(one.times for one in alike) for alike in (new, changes.fixed, changes.lost)]
+    counted = [
+        plural(number, *words)
+        for number, words in zip(
+            times,
+            (
+                ("new deviation",),
+                ("finding fixed", "findings fixed"),
+                ("finding no longer answered", "findings no longer answered"),
+            ),
+            strict=True,
+        )
+        if number
+    ]
+    removed = changes.removed.lines
+    return render(
+        Path(__file__).with_name("comment.md.j2"),
+        marker=MARKER,
+        heading=", ".join(counted) or ("less was asked" if removed else "nothing new"),
+        changes=changes,
+        tables=[("New", new), ("No longer answered", changes.lost), ("Fixed", changes.fixed)],
+        removed=removed,
+        page=Markup(page),
+        linked=lambda change: _linked(change, page),
+        MOST=MOST,
+    )
+
+
+def _linked(change: Change, page: str) -> Markup:
+    """Return the requirement, with a link to the panel of the finding that is furthest off."""
+    shown = code(change.requirement)
+    if not page:
+        return shown
+    words = {
+        "of": change.implementation,
+        "requirement": change.requirement,
+        "case": change.case,
+        "in": change.dtype,
+        "mode": change.mode,
+    }
+    address = "&".join(f"{name}={quote(word, safe='/')}" for name, word in words.items())
+    return Markup(f"[{shown}]({page}#{address})")
