@@ -120,6 +120,28 @@ def test_a_card_as_json(capsys):
     assert found[0]["case"] == "probe/masks"
 
 
+@pytest.mark.parametrize("command", ["explore", "reproduce"])
+def test_what_is_searched_for_as_json(capsys, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    case = ["mask/key-padding/cross"] if command == "reproduce" else []
+    options = ["--dtype", "float32", "--seconds", "20"]
+    found = printed(capsys, command, *case, mini("Inverted"), *options, code=ExitCode.DEVIATES)
+    assert not faults(command, found)
+    (one,) = found["deviations"]
+    assert (one["implementation"], one["dtype"]) == ("Inverted", "float32")
+    assert one["ratio"] is None or one["ratio"] > 8
+    assert one["sizes"]["batch"] == 1
+    assert found["files"]
+    assert all((tmp_path / file).is_file() for file in found["files"])
+    assert found["exit_code"] == ExitCode.DEVIATES
+
+
+def test_nothing_found_as_json(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["reproduce", "mask/key-padding/cross", mini("Correct"), "--dtype", "float32"]
+    assert printed(capsys, *arguments) == {"deviations": [], "files": [], "exit_code": 0}
+
+
 def test_what_changed_as_json(capsys, tmp_path):
     one = save(tmp_path, record(result(good())), "a.json")
     other = save(tmp_path, record(result(bad())), "b.json")

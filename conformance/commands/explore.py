@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from conformance.commands.shared import (
     Commands,
     add_device,
+    add_format,
     add_implementation,
     add_quiet,
     add_repeatable,
@@ -21,9 +24,11 @@ from conformance.commands.shared import (
     replace_file,
 )
 from conformance.errors import ConformanceError, ExitCode, Unsupported, check_names
-from conformance.text import printable
+from conformance.text import printable, stdout_to_stderr
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conformance.adapter.base import Adapter
     from conformance.cases.case import Case
     from conformance.explore.search import Search
@@ -34,6 +39,55 @@ if TYPE_CHECKING:
 SUFFIX = ".case"
 LONGEST_SCRIPT = 180.0
 """The time limit in seconds for running a generated script; importing TensorFlow takes ten."""
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A deviation, at the smallest problem that shows it.
+
+    Attributes:
+        kind: the requirement that is not met, or the type of the exception.
+        ratio: the error in units of σ; None if nothing was measured, or if it is infinite.
+        sizes: of the problem, such as {"batch": 1, "keys": 2}.
+    """
+
+    implementation: str
+    kind: str
+    detail: str
+    dtype: str
+    mode: str
+    ratio: float | None
+    sizes: dict[str, int]
+
+
+class Searched(msgspec.Struct, frozen=True):
+    """What `explore` and `reproduce` found.
+
+    Attributes:
+        deviations: at most one, except with --every-mode, which keeps those of each class.
+        files: what was written, case files and scripts; with --every-mode, the records.
+        exit_code: the exit code of the command.
+    """
+
+    deviations: list[Shown]
+    files: list[str]
+    exit_code: int
+
+
+def _answering(action: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """Return the action, which with --format json prints nothing else on stdout."""
+
+    def answer(options: argparse.Namespace) -> int:
+        options.shown, options.files = [], []
+        if options.format == "text":
+            return action(options)
+        from conformance.commands.formats import print_json
+
+        with stdout_to_stderr():
+            code = action(options)
+        print_json(Searched(options.shown, [str(path) for path in options.files], int(code)))
+        return code
+
+    return answer
 
 
 def add_parser(commands: Commands) -> None:
@@ -72,7 +126,8 @@ def add_parser(commands: Commands) -> None:
     search.add_argument(
         "-o", "--output", type=Path, default=Path(), help="a folder for the files (default: here)"
     )
-    search.set_defaults(action=_explore)
+    add_format(search, "explore")
+    search.set_defaults(action=_answering(_explore))
 
     again = commands.add_parser(
         "reproduce",
@@ -84,7 +139,8 @@ def add_parser(commands: Commands) -> None:
     again.add_argument("case", help="id of a case, a pattern that matches one, or a case file")
     add_implementation(again)
     again.add_argument("-o", "--output", type=Path, help="the file to write")
-    again.set_defaults(action=_reproduce)
+    add_format(again, "reproduce")
+    again.set_defaults(action=_answering(_reproduce))
     for command in (search, again):
         command.add_argument(
             "--seconds", type=float, default=60.0, help="time to search, and to shrink"
@@ -214,7 +270,13 @@ def _survey(options: argparse.Namespace) -> int:
             continue
         print(f"{adapter.name}: {options.record / adapter.name}.json, {len(new)} new")
         _print_known(known)
+        options.files.append(options.record / f"{adapter.name}.json")
         for one in new:
+            options.shown.append(
+                Shown(
+                    adapter.name, one.nature[0], one.detail, one.dtype, one.modes[0], one.ratio, {}
+                )
+            )
             features = ", ".join(one.features) or "nothing special"
             print(printable(f"  {one.case}: {one.detail}, {one.dtype}, {one.modes[0]}: {features}"))
         if new:
@@ -257,8 +319,9 @@ def _reproduce(options: argparse.Namespace) -> int:
     small = _shrunk(adapter, trial, deviation, options)
     trial, deviation = small.trial, small.deviation
     text = script(adapter, options.implementation, trial, deviation, case.id)
-    _print_deviation(trial, deviation)
+    _print_deviation(options, adapter, trial, deviation)
     _write_script(path, text)
+    options.files.append(path)
     return ExitCode.DEVIATES
 
 
@@ -317,18 +380,24 @@ def _write(adapter: Adapter, options: argparse.Namespace, small: Small) -> ExitC
     )
     path = options.output / f"{name}{SUFFIX}"
     case = store(path, name, trial.problem, why, failure)
-    _print_deviation(trial, deviation)
+    _print_deviation(options, adapter, trial, deviation)
+    options.files.append(path)
     print(f"case: {path}: mha-conformance run {spec} --case-file {path} --case {STORED}/")
     try:
         text = script(adapter, spec, trial, deviation, case.id)
     except TooLong as error:
         print(f"no script: {error}")
     else:
-        _write_script(options.output / f"{name}.py", text)
+        path = options.output / f"{name}.py"
+        _write_script(path, text)
+        options.files.append(path)
     return ExitCode.DEVIATES
 
 
-def _print_deviation(trial: Trial, deviation: Deviation) -> None:
+def _print_deviation(
+    options: argparse.Namespace, adapter: Adapter, trial: Trial, deviation: Deviation
+) -> None:
+    from conformance.records.findings import INFINITE
     from conformance.records.numbers import LIMIT
     from conformance.reports.wording import sigmas
 
@@ -340,11 +409,18 @@ def _print_deviation(trial: Trial, deviation: Deviation) -> None:
         f"{kind}: {text}, {trial.problem.dtype}, mode {trial.mode.name}"
         + (f": {sigmas(deviation.ratio)}σ, allowed {LIMIT:g}σ" if deviation.index else "")
     )
-    print(
-        f"smallest problem: batch {shape.batch}, queries {shape.query_length}, keys "
-        f"{shape.key_length}, heads {shape.heads}, key/value heads {shape.kv_heads}, head size "
-        f"{shape.head_size}"
-    )
+    sizes = {
+        "batch": shape.batch,
+        "queries": shape.query_length,
+        "keys": shape.key_length,
+        "heads": shape.heads,
+        "key/value heads": shape.kv_heads,
+        "head size": shape.head_size,
+    }
+    print("smallest problem: " + ", ".join(f"{name} {size}" for name, size in sizes.items()))
+    ratio = deviation.ratio if deviation.index and deviation.ratio < INFINITE else None
+    names = (adapter.name, kind, text, trial.problem.dtype, trial.mode.name)
+    options.shown.append(Shown(*names, ratio, sizes))
 
 
 def _write_script(path: Path, text: str) -> None:

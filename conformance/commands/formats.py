@@ -26,6 +26,8 @@ OUTPUTS = {
         "what mha-conformance convert prints",
     ),
     "long": ("conformance.records.long:Climbs", "what mha-conformance long prints"),
+    "explore": ("conformance.commands.explore:Searched", "what mha-conformance explore prints"),
+    "reproduce": ("conformance.commands.explore:Searched", "what mha-conformance reproduce prints"),
     "compare": ("conformance.reports.changes:Changes", "what mha-conformance compare prints"),
 }
 """By name: the type of an output, as "module:NAME", and a description."""
