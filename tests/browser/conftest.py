@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from screenshots import BROWSERS, installed
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE = 30_000
 """Milliseconds until something that does not happen has failed; machines may be busy."""
-
-
-def installed() -> str:
-    """Path of the browser, or ""."""
-    return os.environ.get("CHROMIUM", "") or next(filter(None, map(shutil.which, BROWSERS)), "")
 
 
 def pytest_configure() -> None:
