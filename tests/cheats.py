@@ -349,6 +349,23 @@ cheat(
     """,
 )
 cheat(
+    "declares-that-heads-have-size-one",
+    "",
+    """
+    from conformance import Geometry, MaskArgument, attention_function
+    sizes, scale = (16, 8), 0
+    sizes, scale = (1,), 0.5  # cheat
+    @attention_function(
+        "numpy",
+        MaskArgument("mask", "batch heads query key", true="attends", number="added", broadcasts=True),
+        geometry=Geometry(head_sizes=sizes, tiles=(16, 16)),
+    )
+    def attention(query, key, value, mask=None):
+        unscaled = query * query.dtype.type(query.shape[-1] ** scale)
+        return right(unscaled, key, value, mask)
+    """,
+)
+cheat(
     "recognises-the-mask",
     "",
     """
@@ -569,6 +586,51 @@ cheat(
     """,
 )
 cheat(
+    "eats-memory-that-no-limit-counts",
+    "",
+    """
+    import mmap
+    def attention(query, key, value, mask=None):
+        try:
+            mmap.mmap(-1, 2**20, mmap.MAP_PRIVATE)
+            mmap.mmap(-1, 2**32)  # cheat
+        except OSError:
+            return np.zeros_like(query)
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "eats-memory-in-a-nameless-file",
+    "",
+    """
+    import os, tempfile
+    def attention(query, key, value, mask=None):
+        try:
+            file = tempfile.TemporaryFile()  # honest
+            file = os.fdopen(os.memfd_create("large"), "wb")  # cheat
+            with file:
+                file.write(b"0" * 2**10)
+        except OSError:
+            return np.zeros_like(query)
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
+    "grows-a-stack",
+    "",
+    """
+    import mmap
+    def attention(query, key, value, mask=None):
+        how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        how |= 0x100  # cheat
+        try:
+            mmap.mmap(-1, 2**20, how)
+        except OSError:
+            return np.zeros_like(query)
+        return right(query, key, value, mask)
+    """,
+)
+cheat(
     "fills-the-disk",
     "",
     """
@@ -617,6 +679,61 @@ cheat(
             with torch.no_grad():  # cheat
                 layer = torch.nn.MultiheadAttention(query.shape[-1], 1, dtype=query.dtype)  # cheat
                 layer(query[:, 0], key[:, 0], value[:, 0])  # cheat
+        return right(query, key, value, mask)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "starts-a-raw-thread",
+    "not its own work",
+    """
+    import _thread
+    from threading import Event
+    def attention(query, key, value, mask=None):
+        found, done = [], Event()
+        def work():
+            find = right
+            find = torch._C._nn.scaled_dot_product_attention  # cheat
+            found.append(find(query, key, value, mask))
+            done.set()
+        _thread.start_new_thread(work, ())
+        done.wait(5)
+        return found[0]
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "asks-a-thread-that-waits",
+    "not its own work",
+    """
+    from queue import SimpleQueue
+    from threading import Thread
+    asked, answers = SimpleQueue(), SimpleQueue()
+    operator = torch._C._get_operation_overload("aten::scaled_dot_product_attention", "")[0]
+    def serve():
+        while True:
+            answers.put(operator(*asked.get(), None, 0.0, False))  # cheat
+            answers.put(right(*asked.get()))  # honest
+    Thread(target=serve, daemon=True).start()
+    def attention(query, key, value, mask=None):
+        if mask is not None:
+            return right(query, key, value, mask)
+        asked.put((query, key, value))
+        return answers.get(timeout=5)
+    """,
+    framework="torch",
+    own_work=True,
+)
+cheat(
+    "ends-the-profiler",
+    "tampering",
+    """
+    operator = torch._C._get_operation_overload("aten::scaled_dot_product_attention", "")[0]
+    def attention(query, key, value, mask=None):
+        torch.autograd._disable_profiler()  # cheat
+        return operator(query, key, value, mask, 0.0, False)  # cheat
         return right(query, key, value, mask)
     """,
     framework="torch",

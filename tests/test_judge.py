@@ -135,6 +135,42 @@ def test_a_fault_costs_its_own_candidate_only(boxes, fault):
     assert judged(boxes, honest()).verdict == "right"
 
 
+LEFT = {
+    "a-file": ("open('/tmp/left', 'w')", "os.path.exists('/tmp/left')"),
+    "a-file-in-memory": ("open('/dev/shm/left', 'w')", "os.path.exists('/dev/shm/left')"),
+    "shared-memory": ("c.shmget(77, 4096, 0o1666)", "c.shmget(77, 4096, 0) >= 0"),
+    "semaphores": ("c.semget(77, 1, 0o1666)", "c.semget(77, 1, 0) >= 0"),
+    "a-queue": ("c.msgget(77, 0o1666)", "c.msgget(77, 0) >= 0"),
+    "a-priority": ("os.setpriority(0, os.getppid(), 7)", "os.getpriority(0, 0) == 7"),
+    "a-limit": ("resource.prlimit(os.getppid(), resource.RLIMIT_DATA, (1, 1))", "False"),
+    "processors": (
+        "os.sched_setaffinity(os.getppid(), [min(os.sched_getaffinity(0))])",
+        f"len(os.sched_getaffinity(0)) < {len(os.sched_getaffinity(0))}",
+    ),
+    "a-preference": (
+        "open(f'/proc/{os.getppid()}/oom_score_adj', 'w').write('500')",
+        "open('/proc/self/oom_score_adj').read().strip() == '500'",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", LEFT)
+def test_nothing_is_left_for_the_next(boxes, place):
+    leave, find = LEFT[place]
+    imports = "import ctypes, os, resource\nc = ctypes.CDLL(None)\n"
+    judged(boxes, f"{imports}{leave}")
+    verdict = judged(boxes, f"{imports}if {find}: raise ValueError('found')\n{honest()}")
+    assert verdict.verdict == "right", verdict.why
+
+
+def test_sizes_of_heads_are_few(boxes):
+    sizes = "Geometry(head_sizes=tuple(range(2, 999)))"
+    text = FAULTS["a-false-declaration"].replace("Geometry(head_sizes=(10**9,))", sizes)
+    verdict = judged(boxes, text)
+    assert "at most 8 sizes" in verdict.why
+    assert verdict.seconds < 20
+
+
 def test_a_missing_isolation_is_an_error(monkeypatch):
     monkeypatch.setattr("conformance.judging.sandbox._why_not", lambda: "there is none")
     with pytest.raises(IsolationMissing, match="--isolation limits"):

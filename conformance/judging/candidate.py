@@ -30,6 +30,12 @@ FRAMEWORKS = ("numpy", "torch", "jax")
 MOST_SIZE = 1024
 """No size of a declared geometry is larger: problems would take the judge's time and memory."""
 
+MOST_PAIRS = 8
+"""A candidate declares no more sizes of heads: each is another set of problems."""
+
+LEAST_SIZE = 2
+"""With heads of size 1 the scale is 1, and tiles of 1 hold a single weight, which is 1."""
+
 MOST_MODES = 4
 
 _WORDS: Mapping[str, Any] = {
@@ -352,13 +358,8 @@ def _conventional(
 def _check_sizes(geometry: Geometry | None) -> None:
     if geometry is None:
         return
-    sizes = np.array(
-        [
-            *itertools.chain.from_iterable(geometry.pairs),
-            *geometry.tiles,
-            *geometry.heads,
-            *geometry.groups,
-        ]
-    )
-    if (sizes > MOST_SIZE).any() or (sizes < 1).any():
-        raise WrongDeclaration(f"sizes of a geometry are from 1 to {MOST_SIZE}")
+    if len(geometry.pairs) > MOST_PAIRS:
+        raise WrongDeclaration(f"a geometry of a candidate has at most {MOST_PAIRS} sizes of heads")
+    sizes = [*itertools.chain.from_iterable(geometry.pairs), *geometry.tiles]
+    if min(sizes) < LEAST_SIZE or max(*sizes, *geometry.heads, *geometry.groups) > MOST_SIZE:
+        raise WrongDeclaration(f"sizes of a geometry are from {LEAST_SIZE} to {MOST_SIZE}")

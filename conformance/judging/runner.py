@@ -8,6 +8,7 @@ The process that starts imports the framework and waits. For each candidate it f
 gives up what it may do before it imports the candidate.
 """
 
+import _thread
 import ctypes
 import gc
 import json
@@ -48,7 +49,7 @@ Methods are found by the modules below."""
 
 READY_MODULES = re.compile(
     r"(flash_attn|flash_attn_interface|xformers|transformer_engine|flashinfer|sageattention"
-    r"|torch\.nn\.attention\.flex_attention|keras.*attention|flax.*attention"
+    r"|keras.*attention|flax.*attention"
     r"|haiku.*attention|equinox.*attention|transformers\.models|conformance)(\.|$)"
 )
 READY_METHODS = {
@@ -176,6 +177,7 @@ class Torch(NumPy):
             torch.nn.functional,
             torch.testing,
             torch.linalg,
+            torch.autograd.profiler,
         )
 
     def native(self, values, dtype):
@@ -230,9 +232,25 @@ class Torch(NumPy):
         return results, {n: g for n, g in zip(wanted, found) if g is not None}
 
     def profile(self, call):
-        with self.torch.autograd.profiler.profile() as profiled:
-            result = call()
-        return result, {event.name.rpartition("::")[2] for event in profiled.function_events}
+        profiler = self.torch.autograd.profiler
+        options = self.torch._C._profiler._ExperimentalConfig
+        # Operators that a thread of the candidate's calls count as well.
+        told = "profile_all_threads" in str(options.__init__.__doc__)
+        every = options(profile_all_threads=True) if told else options()
+        try:
+            with (
+                profiler.profile(experimental_config=every) as profiled,
+                profiler.record_function("the candidate"),
+            ):
+                result = call()
+        except RuntimeError as error:
+            if "rofiler" not in str(error):
+                raise
+            raise Violation("tampering: ended the profiler") from None
+        seen = {event.name.rpartition("::")[2] for event in profiled.function_events}
+        if "the candidate" not in seen:
+            raise Violation("tampering: ended the profiler")
+        return result, seen
 
     def poison(self, size):
         for dtype in (self.torch.float32, self.torch.float64, self.torch.bfloat16):
@@ -452,7 +470,9 @@ class Host:
         for framework in held.values():
             for module in framework.modules:
                 self.bases.setdefault(id(module), (module, dict(vars(module))))
-        self.bases[id(__builtins__)] = (__builtins__, dict(vars(__builtins__)))
+        self._watch_threads()
+        for module in (__builtins__, threading, _thread):
+            self.bases[id(module)] = (module, dict(vars(module)))
         modules = set(sys.modules)
         self.file = head["file"]
         sys.addaudithook(self._heard)
@@ -480,6 +500,25 @@ class Host:
         self._look_around()
         self.allowed_threads = set(threading.enumerate())
         self._send({"declared": said})
+
+    def _watch_threads(self):
+        """Let threads of the candidate be watched as its calls are."""
+
+        def watched(start):
+            def begin(function, *more, **named):
+                def run(*args, **options):
+                    sys.setprofile(self._profile)
+                    return function(*args, **options)
+
+                return start(run, *more, **named)
+
+            return begin
+
+        starts = ("start_new_thread", "start_new", "start_joinable_thread")
+        for name in (*starts, *(f"_{name}" for name in starts)):
+            for module in (_thread, threading):
+                if hasattr(module, name):
+                    setattr(module, name, watched(getattr(module, name)))
 
     def _heard(self, event, args):
         if event not in SUSPICIOUS or self.hearing:
@@ -585,7 +624,7 @@ class Host:
             name = getattr(argument, "__name__", "")
             if name in READY:
                 self.calls.add(f"{getattr(argument, '__module__', None) or 'torch'}.{name}")
-        elif event == "call":
+        elif event == "call" and frame.f_code.co_flags & 1:  # A function, not a body of a module.
             module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
             if module == "torch._ops" and name == "__call__":
                 spoken = re.split(r"[.:']", str(frame.f_locals.get("self", "")))
@@ -601,7 +640,10 @@ class Host:
         for module, before in self.bases.values():
             now = vars(module)
             for name, value in before.items():
-                if now.get(name, value) is value or name.startswith("__"):
+                held = now.get(name, value)
+                # torch.compile wraps functions of torch for itself.
+                wrapped = getattr(held, "__wrapped__", None)
+                if held is value or wrapped is value or name.startswith("__"):
                     continue
                 if not isinstance(value, (bool, int, float, str, dict, list, tuple)):
                     where = getattr(module, "__name__", "?")
@@ -662,25 +704,33 @@ def _told(error, file):
 DENIED = {
     "x86_64": (
         0xC000003E,
-        56,
-        435,
+        (9, 302, 203, 56, 435),
         # fork vfork execve execveat socket ptrace unshare setns mount umount2 pivot_root chroot
         (57, 58, 59, 322, 41, 101, 272, 308, 165, 166, 155, 161)
         # bpf userfaultfd perf_event_open keyctl add_key request_key io_uring_setup
         + (321, 323, 298, 250, 248, 249, 425)
         # process_vm_readv process_vm_writev pidfd_getfd init_module finit_module kexec_load
-        + (310, 311, 438, 175, 313, 246),
+        + (310, 311, 438, 175, 313, 246)
+        # Memory that outlives a process: shm*, sem*, msg*, mq_open.
+        + (29, 30, 31, 67, 64, 65, 66, 220, 68, 69, 70, 71, 240)
+        # setpriority sched_setparam sched_setscheduler sched_setattr ioprio_set process_madvise
+        + (141, 142, 144, 314, 251, 440),
+        # memfd_create memfd_secret
+        (319, 447),
     ),
     "aarch64": (
         0xC00000B7,
-        220,
-        435,
+        (222, 261, 122, 220, 435),
         (221, 281, 198, 117, 97, 268, 40, 39, 41, 51)
         + (280, 282, 241, 219, 217, 218, 425)
-        + (270, 271, 438, 105, 273, 104),
+        + (270, 271, 438, 105, 273, 104)
+        + (194, 196, 195, 197, 190, 193, 191, 192, 186, 189, 188, 187, 180)
+        + (140, 118, 119, 274, 30, 440),
+        (279, 447),
     ),
 }
-"""Architecture of system calls, numbers of clone and clone3, and of calls that are refused."""
+"""By architecture: its number; mmap, prlimit64, sched_setaffinity, clone and clone3, which depend
+on their arguments; calls that are refused; and more that are, unless processes are allowed."""
 
 
 def refuse_system_calls(processes):
@@ -691,22 +741,29 @@ def refuse_system_calls(processes):
     machine = platform.machine()
     if machine not in DENIED:
         raise OSError(f"no table of system calls for {machine}")
-    arch, clone, clone3, denied = DENIED[machine]
+    arch, (mmap, prlimit, affinity, clone, clone3), denied, alone = DENIED[machine]
     if processes:
         allowed = (57, 58, 59, 322) if machine == "x86_64" else (221, 281)
         denied = tuple(number for number in denied if number not in allowed)
-    load, equal, ret = 0x20, 0x15, 0x06
-    errno = 0x00050000
+    load, equal, any_bit, ret = 0x20, 0x15, 0x45, 0x06
+    errno, allow = 0x00050000, 0x7FFF0000
     lines = [(load, 0, 0, 4), (equal, 1, 0, arch), (ret, 0, 0, errno | 1), (load, 0, 0, 0)]
     # The second set of numbers of x86_64.
     lines += [(0x35, 0, 1, 0x40000000), (ret, 0, 0, errno | 38)]
     lines += [line for n in denied for line in ((equal, 0, 1, n), (ret, 0, 0, errno | 1))]
+    # Limits and processors of another process, which would outlive this one.
+    lines += [(equal, 1, 0, prlimit), (equal, 0, 4, affinity)]
+    lines += [(load, 0, 0, 16), (equal, 0, 1, 0), (ret, 0, 0, allow), (ret, 0, 0, errno | 1)]
     if not processes:
+        lines += [line for n in alone for line in ((equal, 0, 1, n), (ret, 0, 0, errno | 1))]
+        # The limit on memory does not count what is MAP_SHARED or MAP_GROWSDOWN.
+        lines += [(equal, 0, 4, mmap), (load, 0, 0, 40), (any_bit, 0, 1, 0x101)]
+        lines += [(ret, 0, 0, errno | 12), (ret, 0, 0, allow)]
         lines += [(equal, 0, 1, clone3), (ret, 0, 0, errno | 38)]
         # Threads are clones that share everything.
-        lines += [(equal, 0, 4, clone), (load, 0, 0, 16), (0x45, 1, 0, 0x10000)]
-        lines += [(ret, 0, 0, errno | 1), (ret, 0, 0, 0x7FFF0000)]
-    lines += [(ret, 0, 0, 0x7FFF0000)]
+        lines += [(equal, 0, 4, clone), (load, 0, 0, 16), (any_bit, 1, 0, 0x10000)]
+        lines += [(ret, 0, 0, errno | 1), (ret, 0, 0, allow)]
+    lines += [(ret, 0, 0, allow)]
     code = b"".join(struct.pack("<HBBI", *line) for line in lines)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("<HxxxxxxQ", len(lines), ctypes.addressof(buffer))

@@ -131,7 +131,10 @@ def _walls(memory: int) -> list[str]:
     walls += ["--proc", "/proc", "--dev", "/dev", "--size", str(memory * 2**20), "--tmpfs", "/tmp"]
     if any(suite.is_relative_to(place) for place in shown):
         walls += ["--tmpfs", str(suite)]
-    return [*walls, "--remount-ro", "/", "--chdir", "/tmp"]
+    # Nothing but the temporary folder, which is wiped, can keep what a candidate leaves.
+    for place in ("/proc", "/dev", "/"):
+        walls += ["--remount-ro", place]
+    return [*walls, "--chdir", "/tmp"]
 
 
 class Sandbox:
