@@ -118,6 +118,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         from conformance.commands.completion import complete
 
         complete(parser)
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        return ExitCode.USAGE
     options, rest = parser.parse_known_args(arguments)
     if rest and not getattr(options, "passes_on", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -142,7 +145,7 @@ class _Version(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mha-conformance",
-        description="Does this attention compute the same as that one, and where do they part?",
+        description="Does this attention compute the same as that one, and where do they differ?",
         epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -269,7 +269,7 @@ GLANCES = (
     Glance("0 and 1, as integers", _form("form.zero-one(dtype=int32)")),
     Glance("0 and −inf", _form("form.zero-infinite(dtype=float32)")),
     Glance(
-        "A query that may attend nothing gets",
+        "A fully masked query gets",
         taking("fully-masked.output", fits=_is_infinite),
     ),
     Glance("… and gradients", taking("fully-masked.gradients", fits=_is_infinite)),

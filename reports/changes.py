@@ -508,7 +508,7 @@ def _notes(before: Records, after: Records) -> Iterator[str]:
         yield f"both were asked for a part only: {one.selection}"
     for side in (one, other):
         if side.selection and one.selection != other.selection:
-            yield f"{side.file} was asked for a part only: {side.selection}"
+            yield f"{side.file} is only a part of a run: {side.selection}"
         if not side.complete:
             yield f"{side.file} is incomplete"
 

@@ -45,8 +45,8 @@ SYMBOLS = {
 """A symbol for each verdict, so that colour is never alone."""
 
 MEANINGS = {
-    "conforms": "within honest rounding noise of the definition, or as declared",
-    "deviates": "does something else than required or declared",
+    "conforms": "within rounding noise of the definition, or as declared",
+    "deviates": "does not do what is required or declared",
     "observed": "nothing is required or declared here; what happens is recorded",
     "unsupported": "cannot express the problem; never a pass",
     "error": "raised, or answered with a wrong shape or type",
@@ -191,7 +191,7 @@ def address(link: str) -> str:
 # A failing item
 
 ALONE = (
-    "asked alone, a fresh instance conforms: this deviates only after other calls. Something is "
+    "run alone, a fresh instance conforms: this deviates only after other calls. Something is "
     "kept between calls: a cache, a buffer, a seed, an input that is changed in place"
 )
 
@@ -248,7 +248,10 @@ def failure(
     for others in (names[1:] for names in same.values()):
         lines += ["", f"the same error: {', '.join(others)}"] if others else []
     if any(finding.figures for finding in wrong):
-        lines += ["", f"σ: the rounding error that an honest {result.dtype} cannot avoid there"]
+        lines += [
+            "",
+            f"σ: the rounding error of a correct {result.dtype} computation at that element",
+        ]
     program = command or again(result, spec, file)
     if alone:
         program = f"{program} (alone it conforms: run what comes before it too)"
@@ -301,7 +304,7 @@ def _paragraph(finding: Finding, asked: Questions, said: Phrase) -> list[str]:
     if finding.where:
         lines.append(f"  deviates only in: {say(finding.where)}")
     if finding.made_by:
-        lines.append(f"  made by: {MAKERS[finding.made_by]}")
+        lines.append(f"  arises in: {MAKERS[finding.made_by]}")
     if finding.cause:
         cause = "the same" if finding.cause == said else say(finding.cause)
         lines.append(f"  likely cause: {cause}")

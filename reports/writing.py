@@ -166,7 +166,8 @@ def _nothing(records: Sequence[Path]) -> str:
     folders = [place for place in records if place.is_dir()]
     narrowed = sorted(file for folder in folders for file in folder.glob("*.narrowed.json*"))
     named = f"; a narrowed one is read if it is named: {narrowed[0]}" if narrowed else ""
-    return f"nothing is written, because there is no record to report on{named}"
+    give = "give its file: mha-conformance report RECORD.json"
+    return f"nothing is written, because no record was found; {give}{named}"
 
 
 def read_run(file: Path | None) -> str:

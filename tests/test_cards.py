@@ -158,7 +158,7 @@ def test_the_table_leaves_out_large_finite_numbers():
             Entry("mask, bool: gradients", "NaN: keys"),
         )
     )
-    assert cell(found, "A query that may attend nothing gets") == [("NaN", "")]
+    assert cell(found, "A fully masked query gets") == [("NaN", "")]
     assert cell(found, "… and gradients") == [("NaN: keys", "")]
 
 

@@ -126,7 +126,7 @@ def test_a_wrong_one_fails_with_a_message_that_stands_on_its_own(pytester):
         "σ, allowed 8σ",
         "worst element output[batch ",
         "likely cause: equals the answer with the mask inverted",
-        "σ: the rounding error that an honest float32 cannot avoid there",
+        "σ: the rounding error of a correct float32 computation at that element",
         "again: pytest 'test_mine.py::test_conforms[Inverted:mask/shared/self:float32]'",
     ):
         assert told in printed, told
@@ -248,7 +248,7 @@ def test_what_is_only_wrong_after_other_calls_is_told_so():
         assert_conforms(Tires, cases="mask/shared", dtypes="float32")
     told = str(raised.value)
     assert "; only after other calls" in told
-    assert "asked alone, a fresh instance conforms" in told
+    assert "run alone, a fresh instance conforms" in told
     assert "run what comes before it too" in told
     with pytest.raises(AssertionError) as raised:
         assert_conforms(miniatures.Inverted, cases="mask/shared", dtypes="float32")

@@ -524,3 +524,8 @@ def test_a_mistake_in_an_adapter_does_not_end_the_plan():
     case = case_of("mask/per-batch/self")
     (item,) = plan([miniatures.Puzzled()], [case], ["float32"], "cpu")
     assert Session().examine(item).verdict == "error"
+
+
+def test_without_a_command_the_help_lists_all_of_them(capsys):
+    assert main([]) == ExitCode.USAGE
+    assert re.search(r"^    gate +fail if", capsys.readouterr().err, re.MULTILINE)

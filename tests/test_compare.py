@@ -170,7 +170,7 @@ def test_what_to_know_before_comparing(changes):
         "the catalogues differ",
         "numpy 2.0 → 2.1",
         "torch none → 2.9",
-        "b.json was asked for a part only: --case plain",
+        "b.json is only a part of a run: --case plain",
         "b.json is incomplete",
     ):
         assert expected in told

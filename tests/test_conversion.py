@@ -261,7 +261,9 @@ def test_heads_of_keys_and_values_are_asked_for(tmp_path):
     source, random = f"{tmp_path}/mine.py:Stacked", np.random.default_rng(0)
     # With 4 heads and values of 2: 1 shared head and keys of 4, or 2 shared heads and keys of 3.
     tensors = {"qkv": random.standard_normal((22, 8)), "out": random.standard_normal((8, 8))}
-    with pytest.raises(Untranslatable, match=r"do not tell the number of kv_heads.*--kv-heads"):
+    with pytest.raises(
+        Untranslatable, match=r"do not determine the number of kv_heads.*--kv-heads"
+    ):
         convert(tensors, source=source, target="ours", heads=4)
     found = convert(tensors, source=source, target="ours", heads=4, kv_heads=1)
     assert np.array_equal(found["key_projection.weight"], tensors["qkv"][16:20])
@@ -426,7 +428,7 @@ def test_parameters_of_norms_and_sinks_are_converted_too(tmp_path):
         with pytest.raises(Untranslatable, match=told):
             convert(tensors, source=full, target=target, heads=heads)
     for wrong, told in (
-        ({"q_norm": own["q_norm"][1:]}, r"misshapen norm.query \[\d\], wanted \[\d\]"),
+        ({"q_norm": own["q_norm"][1:]}, r"wrong shape of norm.query \[\d\], expected \[\d\]"),
         ({"q_norm": own["q_norm"] * np.nan}, "NaN or infinity in norm.query"),
     ):
         with pytest.raises(WrongTensors, match=told):
@@ -454,18 +456,18 @@ def test_layers_of_models_have_parameters_of_features(source, target, own, becom
 
 WRONG = {
     "missing": (lambda t: t.pop("out_proj.bias"), "missing out_proj.bias"),
-    "extra": (lambda t: t.update(bias_k=np.zeros(3)), "extra bias_k"),
+    "extra": (lambda t: t.update(bias_k=np.zeros(3)), "unexpected bias_k"),
     "misshapen": (
         lambda t: t.update(in_proj_weight=np.zeros((44, 15))),
-        r"misshapen in_proj_weight \[44, 15\], wanted \[45, 15\]",
+        r"wrong shape of in_proj_weight \[44, 15\], expected \[45, 15\]",
     ),
     "too long": (
         lambda t: t.update(in_proj_weight=np.zeros((46, 15))),
-        r"misshapen in_proj_weight \[46, 15\], wanted \[45, 15\]",
+        r"wrong shape of in_proj_weight \[46, 15\], expected \[45, 15\]",
     ),
     "another rank": (
         lambda t: t.update({"out_proj.weight": np.zeros((15, 3, 5))}),
-        r"misshapen out_proj.weight \[15, 3, 5\], wanted \[15, 15\]",
+        r"wrong shape of out_proj.weight \[15, 3, 5\], expected \[15, 15\]",
     ),
     "NaN": (lambda t: t["in_proj_bias"].put(3, np.nan), "NaN or infinity in in_proj_bias"),
     "inf": (lambda t: t["out_proj.bias"].put(0, -np.inf), "NaN or infinity in out_proj.bias"),
@@ -475,7 +477,7 @@ WRONG = {
             or t["in_proj_weight"].put(0, np.inf)
             or t.pop("out_proj.bias")
         ),
-        "missing out_proj.bias; extra x, y; misshapen out_proj.weight .*; "
+        "missing out_proj.bias; unexpected x, y; wrong shape of out_proj.weight .*; "
         "NaN or infinity in in_proj_weight",
     ),
     "nothing": (lambda t: t.clear(), "missing in_proj_weight, out_proj.weight"),
@@ -497,7 +499,7 @@ def test_what_is_wrong_with_tensors(name):
 def test_tensors_that_contradict_each_other(heads):
     tensors = convert(torch_weights(), source="torch-mha", target="flax-linen", heads=3)
     tensors["out/kernel"] = np.zeros((heads, 5, 15))
-    match = rf"misshapen out/kernel \[{heads}, 5, 15\], wanted \[3, 5, 15\]$"
+    match = rf"wrong shape of out/kernel \[{heads}, 5, 15\], expected \[3, 5, 15\]$"
     with pytest.raises(WrongTensors, match=match):
         convert(tensors, source="flax-linen", target="torch-mha")
 

@@ -35,6 +35,7 @@ EXAMPLES = {
     "numpy_function.py:attention": "numpy",
     "jax_function.py:blockwise_attention": "jax",
     "torch_features.py:windowed_attention": "torch",
+    "torch_paged.py:paged_attention": "torch",
     "torch_ranks.py:Gathering": "torch",
     "torch_module.py:CrossAttention": "torch",
     "jax_layer.py:SelfAttention": "jax",
@@ -44,7 +45,8 @@ EXAMPLES = {
 
 def narrow(example):
     family = "self" if "Self" in example else "cross"
-    cases = (f"mask/key-padding/{family}", f"plain/no-mask/{family}")
+    ragged = "feature/key-lengths" if "paged" in example else "mask/key-padding"
+    cases = (f"{ragged}/{family}", f"plain/no-mask/{family}")
     return shlex.join(["--dtype", "float32", "--case", cases[0], "--case", cases[1]])
 
 

@@ -255,7 +255,9 @@ def test_tables_of_angles():
         rotary=Rotary(size=2, base=100.0, pairs="interleaved")
     )
     table = MaskTable((ATTENDS,), features=(RotaryTables("c", "s", pairs="interleaved"),))
-    with pytest.raises(Unsupported, match="no rotary aligned as here: c, s is declared for equal"):
+    with pytest.raises(
+        Unsupported, match="no rotary with this alignment: c, s is declared for equal"
+    ):
         table.spell(problem)
     declared = RotaryTables("c", "s", flag="pairs", alignment="bottom-right")
     spelling = MaskTable((ATTENDS,), features=(declared,)).spell(problem)
@@ -305,7 +307,8 @@ FEATURES = {
     "alibi": {"slopes": np.ones(3)},
     "rotary": {"rotary": Rotary(size=2)},
     "query/key norm": {"norm": Norm(query=np.ones(4), key=np.ones(4))},
-    "lengths": {"key_lengths": np.array([4, 1])},
+    "query lengths": {"query_lengths": np.array([4, 1])},
+    "key lengths": {"key_lengths": np.array([4, 1])},
     "segments": {"segments": Segments(query=np.zeros((2, 4), int), key=np.zeros((2, 4), int))},
 }
 
@@ -316,7 +319,7 @@ def test_what_is_not_declared_is_named(name):
     with pytest.raises(Unsupported, match=f"^no {name}$"):
         MaskTable().spell(problem)
     masked = MaskTable((ATTENDS,))
-    if name in ("window", "lengths", "segments"):
+    if name in ("window", "query lengths", "key lengths", "segments"):
         assert masked.spell(problem).arguments.keys() == {"mask"}
         return
     with pytest.raises(Unsupported, match=f"^no {name}$"):

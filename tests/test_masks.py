@@ -262,8 +262,14 @@ def test_a_tensor_is_read():
     torch = pytest.importorskip("torch")
     mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
     assert np.array_equal(translate(mask, source=ATTN, target=KERAS)[0], ~mask.numpy())
-    with pytest.raises(Untranslatable, match="no array that NumPy can read"):
+    with pytest.raises(Untranslatable, match="NumPy cannot read the mask"):
         translate(mask.to(torch.bfloat16), source=ATTN, target=KERAS)
+
+
+@pytest.mark.parametrize("flag", ["torch-mha:is_causal", "keras-jax-mha:use_causal_mask"])
+def test_a_causal_flag_is_no_mask(flag):
+    with pytest.raises(Untranslatable, match=f"^{flag} is a causal flag, not a mask"):
+        translate(True, source=flag, target=KERAS)
 
 
 def test_bfloat16_of_numpy():

@@ -195,7 +195,7 @@ def test_two_masks_at_once(join, value):
     }
 
 
-# A query that may attend nothing
+# A fully masked query
 
 
 def filled(fill, **declared):

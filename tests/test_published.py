@@ -480,7 +480,7 @@ def test_a_record_is_published_without_its_adapter_and_its_framework(tmp_path):
     done = call("-c", BLIND)
     assert done.returncode == ExitCode.OK, done.stderr
     page = (tmp_path / "pages" / "my_attention.md").read_text(encoding="utf-8")
-    assert "A function of heads that are projected already" in page
+    assert "A function of projected heads" in page
     assert "| `mask` | `[batch, heads, query, key]`, each axis may be 1 | attends |" in page
     assert "| True in a mask | **attends** |" in page
     assert "### Defect: float32" in page

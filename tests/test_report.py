@@ -649,7 +649,7 @@ def test_symptoms_gather_one_error_over_its_requirements():
     error, off = symptoms(found, found.columns[0])
     assert (error.text, error.times, len(error.deviations)) == ("ValueError: no", 2, 2)
     assert error.folded
-    assert off.text == "beyond honest noise in plain/no-mask/self, every dtype and mode"
+    assert off.text == "beyond rounding noise in plain/no-mask/self, every dtype and mode"
     page = render_markdown(found)
     assert page.count("--case plain/no-mask/self --dtype float32") == 2
     for anchor in (item.id for item in error.deviations):
@@ -671,8 +671,8 @@ def test_what_is_wrong_in_one_dtype_is_not_what_is_wrong_in_all():
         ({"float64": 2}, 2),
     ]
     assert [item.text for item in symptoms(found, found.columns[0])] == [
-        "beyond honest noise in plain/no-mask/size-one, every dtype and mode",
-        "beyond honest noise in float64, every mode",
+        "beyond rounding noise in plain/no-mask/size-one, every dtype and mode",
+        "beyond rounding noise in float64, every mode",
     ]
 
 
@@ -696,7 +696,7 @@ def test_an_implementation_of_an_unfinished_run_does_not_conform():
 def test_a_crash_leads_to_its_reason():
     page = render_html(report(result(good(), Finding(GRADIENT, "crashed", detail="signal 11"))))
     assert '<a href="#not-verified">reasons</a>' in page
-    assert "verified in part only" in page
+    assert "only partly verified" in page
     assert "signal 11" in page
 
 
@@ -789,7 +789,7 @@ def test_writing_without_records_verifies_and_writes_nothing(tmp_path, capsys):
     save(tmp_path, record(result(good()))).rename(tmp_path / "a.narrowed.json")
     assert write([tmp_path], None, html=page) == ExitCode.NOTHING_VERIFIED
     told = capsys.readouterr().out.splitlines()[-1]
-    assert told.startswith("nothing is written, because there is no record to report on")
+    assert told.startswith("nothing is written, because no record was found")
     assert told.endswith(f"it is named: {tmp_path / 'a.narrowed.json'}")
     assert not [*tmp_path.glob("x*")]
 

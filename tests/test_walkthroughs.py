@@ -61,11 +61,11 @@ def test_the_message_of_the_readme_is_what_a_run_ends_with(tmp_path):
     division = " / math.sqrt(query.shape[-1])"
     assert block.text.count(division) == 1
     (tmp_path / "mine.py").write_text(block.text.replace(division, ""), encoding="utf-8")
-    shown = readme.read_text(encoding="utf-8").partition("`math.sqrt(...)`, it ends with:\n\n")[2]
+    shown = readme.read_text(encoding="utf-8").partition("`math.sqrt(...)`, its last part contains:\n\n")[2]
     wanted = [line[4:] for line in shown.partition("\n\n")[0].splitlines()]
     assert len(wanted) > 4
     # It is the worst of the whole run, too; here are two cases beside each other.
-    cases = "--case plain/no-mask/tiles --case plain/no-mask/cross --dtype float64 --dtype float32"
+    cases = "--case causal/square/tiles --case plain/no-mask/cross --dtype float64 --dtype float32"
     printed = pages.shell(f"mha-conformance run mine.py:my_attention {cases}", tmp_path).stdout
     assert not [*pages.missing(wanted, printed)], printed
 

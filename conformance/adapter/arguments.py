@@ -458,12 +458,12 @@ class MaskTable:
             if any(part in way.parts for one in self.features for way in one.ways(problem, Said())):
                 continue
             if not declared:
-                return f"no {name}"
+                return f"no {part}"
             listed = ", ".join(argument for one in declared for argument in one.names)
             aligned = [getattr(one, "alignment", problem.causal) for one in declared]
             if not any(Said().agrees(problem, part, alignment) for alignment in aligned):
                 where = " or ".join(alignment or "equal lengths only" for alignment in aligned)
-                return f"no {name} aligned as here: {listed or 'it'} is declared for {where}"
+                return f"no {name} with this alignment: {listed or 'it'} is declared for {where}"
             return f"no such {name}: {listed or 'a fixed value'} cannot express it"
         return ""
 

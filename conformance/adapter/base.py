@@ -286,7 +286,7 @@ class Adapter(ABC):
         declared = {part for feature in self.features for part in feature.covers}
         for part in parts_of(problem):
             if part not in declared:
-                raise Unsupported(f"no {'lengths' if part.endswith('lengths') else part}")
+                raise Unsupported(f"no {part}")
 
     def check_shape(self, shape: Shape) -> None:  # noqa: B027 - most shapes are fine for most
         """Raise `Unsupported` for a shape that the implementation does not support.

@@ -269,15 +269,15 @@ def _derivation(case: Case, problem: Problem) -> list[str]:
         pairs = f"{np.count_nonzero(blocked):,} of {blocked.size:,} pairs of query and key"
         steps.append(f"−∞ where blocked: {pairs}")
         if empty := np.count_nonzero(blocked.all(axis=-1)):
-            steps.append(f"{empty} rows may attend nothing")
+            steps.append(f"{empty} rows are fully masked")
     steps.append("weights = softmax of each row; output = weights · v, heads joined and projected")
     if not case.defined:
-        return [*steps, "no definition settles the answer: what is seen is recorded, not judged"]
+        return [*steps, "no definition settles the answer: it is recorded, not judged"]
     noise = _noise(case)
     return [
         *steps,
-        f"evaluated in float64; allowed are {LIMIT:g}σ for every element, where σ is the rounding "
-        f"noise of an honest implementation: about {noise['float32']:.1e} in float32 and "
+        f"evaluated in float64; every element may be off by {LIMIT:g}σ, where σ is the "
+        f"rounding noise of a correct implementation: about {noise['float32']:.1e} in float32 and "
         f"{noise['bfloat16']:.1e} in bfloat16 for the output",
     ]
 
@@ -325,7 +325,7 @@ def _print_case(console: Console, item: ExplainedCase, *, briefly: bool) -> None
     heading(console, "Derivation")
     for step in item.derivation:
         paragraph(console, step, bullet="· ")
-    _libraries(console, "How each library is told", item.put)
+    _libraries(console, "How each library receives it", item.put)
     _section(console, "Requirements that look at it", ", ".join(item.requirements) or "none")
     _ask_it(console, item.command)
 

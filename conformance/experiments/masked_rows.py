@@ -47,7 +47,7 @@ _SHOWN = {
 
 @topic(
     "masked-rows",
-    "A query that may attend nothing",
+    "A fully masked query",
     "Is its output NaN, zeros, the output bias, or a mean? Are there NaN in the gradients?",
     place=30,
     every_mode=True,

@@ -42,8 +42,8 @@ WRITTEN = ("one-attends", "one-blocks", "added")
 
 @topic(
     "same-mask",
-    "Somebody else's mask",
-    "One causal mask, written in three ways: who sees the future if it is passed as it is?",
+    "A mask made for another library",
+    "One causal mask, encoded in three ways and passed unchanged: does it hide the future?",
     place=20,
     revision=2,
 )

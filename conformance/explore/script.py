@@ -90,7 +90,7 @@ def _header(
         ratio = "infinitely many" if deviation.ratio >= INFINITE else f"{deviation.ratio:.2g}"
         text.append(
             f"{deviation.array}{_at(deviation.index)} is {ratio} σ off, and 8 are allowed; σ is "
-            f"the rounding error that an honest {trial.problem.dtype} computation has there."
+            f"the rounding error of a correct {trial.problem.dtype} computation there."
         )
     versions = ", ".join(f"{name} {version}" for name, version in adapter.versions().items())
     text.append(f"Found with {versions or 'no versions known'}; {case}, mode {trial.mode.name}.")

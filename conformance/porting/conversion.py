@@ -92,7 +92,7 @@ def convert(
         except (TypeError, RuntimeError) as error:
             why = " ".join(str(error).split())
             raise WrongTensors(
-                f"{name} is no array that NumPy can read ({why}); "
+                f"NumPy cannot read {name} as an array ({why}); "
                 "a file of safetensors holds every dtype"
             ) from error
     counted = _counted(heads=heads, kv_heads=kv_heads)
@@ -141,7 +141,7 @@ def convert_file(
     """
     whose, becomes = layer(source), layer(target)
     if out.exists() and not force:
-        raise WrongTensors(f"{out} is there already; --force overwrites it")
+        raise WrongTensors(f"{out} exists already; --force overwrites it")
     file = look(weights)
     names = [name for name in file.header if name.startswith(prefix)]
     if not names:
@@ -191,7 +191,9 @@ def layer(spec: str) -> Layer:
     first = layers[0]
     if any(tables(other) != tables(first) for other in layers[1:]):
         names = " or ".join(adapter.name for adapter in layers)
-        raise Untranslatable(f"{spec} does not have the same table everywhere; say {names}")
+        raise Untranslatable(
+            f"{spec} has different tables in these implementations; name one of them: {names}"
+        )
     if not any(tables(first)):
         raise Untranslatable(f"{spec} declares no parameter table")
     return first
@@ -251,15 +253,19 @@ def _of_features(
     becomes = {canonical: native for native, canonical in _parameters_of_features(target).items()}
     halves = {"norm.query", "norm.key"} & tensors.keys()
     if len(halves) == 1:
-        raise WrongTensors(f"these are no weights of {source.name}: only {halves.pop()} is there")
+        raise WrongTensors(
+            f"these are not the weights of {source.name}: there is only {halves.pop()}"
+        )
     made = {}
     for name, tensor in tensors.items():
         size = shape.head_size if name in TURNED else 1 if "per layer" in name else shape.heads
         if tensor.bits.size != size:
-            what = f"misshapen {name} {list(tensor.bits.shape)}, wanted {[size]}"
-            raise WrongTensors(f"these are no weights of {source.name}: {what}")
+            what = f"wrong shape of {name} {list(tensor.bits.shape)}, expected {[size]}"
+            raise WrongTensors(f"these are not the weights of {source.name}: {what}")
         if name in TURNED and not tensor.finite:
-            raise WrongTensors(f"these are no weights of {source.name}: NaN or infinity in {name}")
+            raise WrongTensors(
+                f"these are not the weights of {source.name}: NaN or infinity in {name}"
+            )
         if name not in becomes:
             raise Untranslatable(
                 f"{target.name} cannot have these weights of {source.name}: it has no place for "
@@ -564,8 +570,8 @@ class _Reading:
         field = "kv_heads" if "heads" in sizes else "heads"
         divides = f", which divides {self.joined}" if field == "heads" and self.joined else ""
         return Untranslatable(
-            f"the tensors of {self.source.name} do not tell the number of {field}{divides}; give "
-            f"--{field.replace('_', '-')} ({field}=)"
+            f"the tensors of {self.source.name} do not determine the number of {field}{divides}; "
+            f"give --{field.replace('_', '-')} ({field}=)"
         )
 
     @property
@@ -592,7 +598,7 @@ class _Reading:
                 if sizes.keys() >= set(SIZES) and self.shape(sizes) is not None:
                     return [
                         f"{row.native} {list(self.tensors[row.native].bits.shape)}, "
-                        f"wanted {native_shape(row, sizes)}"
+                        f"expected {native_shape(row, sizes)}"
                         for row in left
                     ]
         return []
@@ -624,13 +630,13 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
     reading = nearest[0]
     faults = {
         "missing": reading.missing,
-        "extra": reading.extra,
-        "misshapen": reading.misshapen(),
+        "unexpected": reading.extra,
+        "wrong shape of": reading.misshapen(),
         "NaN or infinity in": unsound,
     }
     wrong = "; ".join(f"{what} {', '.join(names)}" for what, names in faults.items() if names)
     if wrong:
-        raise WrongTensors(f"these are no weights of {source.name}: {wrong}")
+        raise WrongTensors(f"these are not the weights of {source.name}: {wrong}")
     shapes = ", ".join(f"{name} {list(tensor.bits.shape)}" for name, tensor in tensors.items())
     also = "".join(f" with {name}={count}" for name, count in given.items())
     heads = given.get("heads", 1)

@@ -112,11 +112,18 @@ def _argument(spec: str) -> MaskArgument:
         raise UnknownName("mask argument", spec, offered)
     adapters = find(implementation)
     for adapter in adapters:
+        if adapter.causal_flag is not None and adapter.causal_flag.name == name:
+            raise Untranslatable(
+                f"{spec} is a causal flag, not a mask: set the other implementation's own flag, or "
+                "pass it a causal mask, np.tri(query, key, dtype=bool) where True attends"
+            )
         check_names(f"mask argument of {implementation}", [name], adapter.masks.by_name)
     first, *others = (adapter.masks.by_name[name] for adapter in adapters)
     if any(argument != first for argument in others):
         names = " or ".join(adapter.name for adapter in adapters)
-        raise Untranslatable(f"{spec} does not mean the same everywhere; say {names}")
+        raise Untranslatable(
+            f"{spec} differs between these implementations; name one of them: {names}"
+        )
     return first
 
 
@@ -128,7 +135,7 @@ def _array(mask: Any) -> np.ndarray:
             array.astype(np.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         why = " ".join(str(error).split())
-        raise Untranslatable(f"the mask is no array that NumPy can read: {why}") from error
+        raise Untranslatable(f"NumPy cannot read the mask as an array: {why}") from error
     if array.dtype.kind not in "biufV":
         raise Untranslatable(f"the mask holds neither booleans nor numbers, but {array.dtype}")
     return array
@@ -156,7 +163,7 @@ def _with_all_axes(
         if one[1].shape != other[1].shape or not np.array_equal(one[1], other[1]):
             raise Untranslatable(
                 f"{name}: a mask of shape {list(array.shape)} may be read as [{one[0]}] or as "
-                f"[{other[0]}]; give sizes that tell which: batch=, heads=, query=, key="
+                f"[{other[0]}]; give sizes that decide: batch=, heads=, query=, key="
             )
     # Sizes on which all readings agree.
     common = set.intersection(*(set(sizes.items()) for _, _, sizes in readings))
@@ -216,7 +223,7 @@ def _laid_out(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Si
     ]
     if unknown:
         raise Untranslatable(
-            f"{name} is [{layout}], and the mask does not tell every size: give "
+            f"{name} is [{layout}], and the mask does not determine every size: give "
             + ", ".join(f"{axis}=" for axis in unknown)
         )
     array = to_layout(held, layout, [full[axis] for axis in AXES], broadcast=argument.broadcasts)
@@ -278,8 +285,7 @@ def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray
     attends = argument.attending(array)
     if attends is None:
         raise Untranslatable(
-            f"{name} says who attends by 0 and 1; the mask holds other numbers, of which nothing "
-            "is declared"
+            f"{name} takes 0 and 1; the mask holds other numbers, whose meaning is not declared"
         )
     return attends
 
@@ -305,8 +311,9 @@ def _expressed(
     if meaning.dtype != np.bool_:
         if argument.number != "added":
             raise Untranslatable(
-                f"the mask adds finite numbers to the logits, and {name} only says who attends; "
-                "numbers that are meant to block, such as -1e9, must be -inf"
+                f"the mask adds finite numbers to the logits, and {name} only says which keys may "
+                "be attended; numbers that are meant to block, such as -1e9, must be -inf, and a "
+                "bias needs an argument that adds numbers"
             )
         return meaning
     if argument.true is not None:

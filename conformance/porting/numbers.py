@@ -25,7 +25,7 @@ def numeric(spec: str) -> Numeric | None:
         if isinstance(declared, Window | SoftCap) and declared.name == name
     ]
     if any(declared != found[0] for declared in found):
-        raise Untranslatable(f"{spec} does not mean the same everywhere; say which one")
+        raise Untranslatable(f"{spec} differs between these implementations; name one of them")
     return found[0] if found else None
 
 

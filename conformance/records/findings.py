@@ -101,7 +101,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 MAKERS = {
-    "kernel": "the kernel: given heads that are projected already, it deviates too",
+    "kernel": "the kernel: given projected heads directly, it deviates too",
     "projections": "the projections that the suite supplies: without them the kernel conforms",
 }
 """The text for each value of `Finding.made_by`."""

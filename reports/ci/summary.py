@@ -265,5 +265,5 @@ def _open(source: Source) -> Iterator[Markup]:
             yield Markup(f"{code(record.header.name)} is incomplete")
     for record in source.records:
         if selection := record.header.provenance.selection:
-            part = f"{code(record.header.name)} was asked for a part only: {code(selection)}"
+            part = f"{code(record.header.name)} is only a part of a run: {code(selection)}"
             yield Markup(part)

@@ -434,10 +434,10 @@ class _Log:
         command += judged or [one.spec for one in found.record.header.implementations]
         command += ["--baseline", name]
         if found.new:
-            self._line("to make the new deviations known, with their reason:", "bold")
+            self._line("to record the new deviations as known, with a reason:", "bold")
             self._line(f"  {shlex.join(command)} --reason '...'")
         elif shown:
-            self._line(f"written by: {shlex.join(command)}", DIM)
+            self._line(f"to make this edit: {shlex.join(command)}", DIM)
 
     def _known(self) -> None:
         """Print every entry that holds, with its reason."""

@@ -306,7 +306,7 @@ def _texts(finding: Finding, whole: bool) -> tuple[str, str, str, str, str]:
 
 
 def _in_full(results: Sequence[tuple[int, CaseResult]]) -> set[int]:
-    """Return the ids of the findings that the page has in full: the gravest of each kind."""
+    """Return the ids of the findings that the page has in full: the worst of each kind."""
     alike = by_key(
         (
             (index, one)

@@ -398,14 +398,14 @@ def changed(point: Point) -> str:
         return "the first"
     texts = [
         f"{sum(counts.values()):,} {word}: {_first_few(counts)}"
-        for word, counts in (("worse", change.worse), ("mended", change.better))
+        for word, counts in (("worse", change.worse), ("fixed", change.better))
         if counts
     ]
     texts += [f"{name}: {was} → {now}" for name, was, now, _ in change.other[:MOST_CHANGES]]
     more = len(change.other) - MOST_CHANGES
     texts += [plural(more, "more change")] if more > 0 else []
-    texts += [f"{change.added:,} asked for the first time"] if change.added else []
-    texts += [f"{change.removed:,} no longer asked"] if change.removed else []
+    texts += [f"{change.added:,} checked for the first time"] if change.added else []
+    texts += [f"{change.removed:,} no longer checked"] if change.removed else []
     return "; ".join(texts) or "no change"
 
 
@@ -454,7 +454,7 @@ class Cause(NamedTuple):
 
 
 SEVERITY = (UNSORTED, "defect", "accuracy", "limitation", "convention")
-"""Kinds of deviations, the gravest first."""
+"""Kinds of deviations, the worst first."""
 
 
 def symptoms(report: Report, column: Column) -> list[Symptom]:
@@ -479,7 +479,7 @@ def symptoms(report: Report, column: Column) -> list[Symptom]:
 
 
 def causes(report: Report, symptoms: Mapping[str, Sequence[Symptom]]) -> list[Cause]:
-    """Return what deviates by cause over all implementations, the gravest kinds first."""
+    """Return what deviates by cause over all implementations, the worst kinds first."""
     alike = by_key(
         ((column, symptom) for column in report.columns for symptom in symptoms[column.key]),
         lambda item: (item[1].kind, item[1].reason or (item[1].text, item[1].explained)),
@@ -523,7 +523,7 @@ def _symptom(item: Deviation) -> str:
         modes = "every mode" if every_mode else _modes(item)
         extent = f"{'every dtype' if every_dtype else listed(item.dtypes)}, {modes}"
     case = f"{item.cases[0]}, " if len(item.cases) == 1 else ""
-    return f"beyond honest noise in {case}{extent}"
+    return f"beyond rounding noise in {case}{extent}"
 
 
 def _modes(item: Deviation) -> str:

@@ -306,7 +306,7 @@ def _few(report: Report) -> list[Any]:
     headings = (
         "True in a mask",
         "0 and −inf",
-        "A query that may attend nothing gets",
+        "A fully masked query gets",
         "Causal flag, fewer queries than keys",
     )
     return [glance for glance in glances_of(report.cards) if glance.heading in headings]

@@ -153,7 +153,7 @@ STRANGER: dict[str, tuple[tuple[str, ...], Callable[[Page], bool]]] = {
         lambda page: page.locator("a", has_text="flax_nnx_causal").first.is_visible(),
     ),
 }
-ROWS = "A query that may attend nothing gets"
+ROWS = "A fully masked query gets"
 
 
 def told(page: Page) -> str:

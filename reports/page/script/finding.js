@@ -22,7 +22,7 @@ function foundPart(own) {
   if (own.detail) part.append(el("p", { class: "detail" }, own.detail));
   if (own.value) part.append(el("p", {}, "Observed: ", el("b", {}, own.value)));
   if (own.cause) part.append(el("p", {}, "Likely cause: ", el("mark", {}, own.cause)));
-  if (own.madeBy) part.append(el("p", {}, "Made by ", data.makers[own.madeBy], "."));
+  if (own.madeBy) part.append(el("p", {}, "Arises in ", data.makers[own.madeBy], "."));
   if (own.where) part.append(el("p", {}, "Deviates only in: ", own.where, "."));
   if (own.figures) {
     const { array, max, rms, bias, limit, accuracy } = own.figures;
@@ -41,7 +41,7 @@ function foundPart(own) {
   } else if (!own.worst && own.figures && own.verdict === "conforms") {
     part.append(el("p", { class: "muted small" }, "Single elements are recorded where an answer deviates."));
   } else if (!own.worst && own.figures) {
-    part.append(el("p", { class: "muted small" }, "The page has the worst element of the gravest findings only; the record has that of each."));
+    part.append(el("p", { class: "muted small" }, "The page has the worst element of the worst findings only; the record has that of each."));
   }
   return part;
 }

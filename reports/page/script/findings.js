@@ -118,7 +118,7 @@ function count(filter) {
   return found;
 }
 
-// Findings of a column, of a requirement or of both, the gravest first.
+// Findings of a column, of a requirement or of both, the worst first.
 function select(filter, column, requirement) {
   const shown = passes(filter);
   const grave = [];
@@ -137,7 +137,7 @@ function select(filter, column, requirement) {
 const versions = (own) =>
   Object.entries(own.versions).map((pair) => pair.join(" ")).join(", ");
 
-// Counts as a vector of [verdict, times], the gravest first.
+// Counts as a vector of [verdict, times], the worst first.
 const vector = (counts) =>
   GRAVITY.filter((kind) => counts[kind]).map((kind) => [VERDICTS[kind], counts[kind]]);
 const said = (counts) =>
