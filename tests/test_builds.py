@@ -26,7 +26,7 @@ from conformance import MaskArgument, attention_function
 
 
 def attend(query, key, value, visible):
-    logits = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
+    logits = (query * query.shape[-1] ** -0.5) @ key.swapaxes(-1, -2)
     logits = np.where(visible, logits, -np.inf)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True) @ value

@@ -156,7 +156,7 @@ def test_records_are_kept_and_rendered_again(tmp_path, monkeypatch, capsys):
     assert "| defect |" in table
     assert "it is wrong" in table
     assert "### Defect: float32" in page
-    assert "1 worse: gradient.inputs-equal-definition; 1 mended: output.equals-definition" in page
+    assert "1 worse: gradient.inputs-equal-definition; 1 fixed: output.equals-definition" in page
     assert "| unsorted deviation |" in page.partition("## Versions")[2]
     only = page.partition("## What deviates in other versions only")[2]
     assert "### Unsorted deviation: float32, mode train" in only

@@ -16,7 +16,7 @@ def attention(params, x, blocked=None):
     """The user's code. `x` `[batch length width]`, `blocked` `[batch query key]`."""
     projected = jnp.einsum("ble,ehpd->pbhld", x, params["in"]["w"])
     query, key, value = projected + params["in"]["b"][:, None, :, None]
-    logits = jnp.einsum("bhqd,bhkd->bhqk", query, key) * query.shape[-1] ** -0.5
+    logits = jnp.einsum("bhqd,bhkd->bhqk", query * query.shape[-1] ** -0.5, key)
     if blocked is not None:
         logits = jnp.where(blocked[:, None], -jnp.inf, logits)
     context = jnp.einsum("bhqk,bhkd->bqhd", jax.nn.softmax(logits), value)

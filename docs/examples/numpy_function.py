@@ -14,7 +14,7 @@ from conformance import MaskArgument, attention_function
 @attention_function("numpy", MaskArgument("mask", "batch heads query key", true="attends"))
 def attention(query, key, value, mask=True):
     """Softmax attention over the keys that `mask` allows."""
-    logits = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
+    logits = (query * query.shape[-1] ** -0.5) @ key.swapaxes(-1, -2)
     logits = np.where(mask, logits, -np.inf)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True) @ value

@@ -37,7 +37,7 @@ def windowed_attention(
     """Softmax attention over the keys from `window[0]` before to `window[1]` after the query."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    logits = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.mT
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)  # before anything is masked
 

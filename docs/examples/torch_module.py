@@ -28,7 +28,7 @@ class CrossAttentionModule(nn.Module):
         q = self.query(x).unflatten(-1, (self.heads, self.head)).transpose(1, 2)
         both = self.key_value(memory).unflatten(-1, (2, self.heads, self.head))
         k, v = both.permute(2, 0, 3, 1, 4)
-        logits = q @ k.mT * self.head**-0.5
+        logits = (q * self.head**-0.5) @ k.mT
         if padding is not None:
             logits = logits.masked_fill(padding[:, None, None, :], float("-inf"))
         if visible is not None:

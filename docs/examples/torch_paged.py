@@ -39,7 +39,7 @@ def paged_attention(
             cache[used].flatten(0, 1)[:count].repeat_interleave(heads // cache.shape[2], dim=1)
             for cache in (key, value)
         )
-        logits = torch.einsum("qhc,khc->hqk", query[entry], keys) / math.sqrt(query.shape[-1])
+        logits = torch.einsum("qhc,khc->hqk", query[entry] / math.sqrt(query.shape[-1]), keys)
         # The last query stands at the last key.
         ahead = torch.arange(count) - torch.arange(count - length, count)[:, None]
         blocked = (ahead > 0) & causal

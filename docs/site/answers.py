@@ -23,7 +23,7 @@ ASKED = {
     "0 and 1, as floats": "Are 0 and 1 in a float mask added, or do they select keys?",
     "0 and 1, as integers": "Are 0 and 1 in an integer mask added, or do they select keys?",
     "0 and −inf": "Does a float mask of 0 and −inf block where it is −inf?",
-    "A query that may attend nothing gets": "What does a fully masked query get: NaN, zeros, or a "
+    "A fully masked query gets": "What does a fully masked query get: NaN, zeros, or a "
     "mean of the values?",
     "… and gradients": "Are gradients finite beside a fully masked query?",
     CAUSAL: "With fewer queries than keys, as beside a cache, is the causal flag aligned at the "
@@ -56,7 +56,7 @@ ABOUT = {
     "0 and 1, as floats": MASKS,
     "0 and 1, as integers": MASKS,
     "0 and −inf": MASKS,
-    "A query that may attend nothing gets": MASKED_ROWS,
+    "A fully masked query gets": MASKED_ROWS,
     "… and gradients": MASKED_ROWS,
     CAUSAL: r"^causal/|^probe/causal$|causal-alignment",
     "Causal flag beside a mask": r"^causal/with-|with-causal|^probe/pairs$",
@@ -431,7 +431,7 @@ def _defect(name: str, one: Item, found: Sequence[tuple[Item, Item]]) -> str:
 
 def _can_i_use(site: Site) -> str:
     short = [name for name in site["questions"] if name in _questions(site)][:1]
-    few = [*short, "0 and −inf", "A query that may attend nothing gets", CAUSAL, "Window"]
+    few = [*short, "0 and −inf", "A fully masked query gets", CAUSAL, "Window"]
     few = [name for name in few if name in _questions(site)]
     rows = [
         (_implementation(one, "implementations/"),
@@ -520,7 +520,7 @@ def _standing(one: Item) -> tuple[str, str]:
 
 
 def _title(name: str) -> str:
-    return name.replace("… and gradients", "Gradients of a query that may attend nothing")
+    return name.replace("… and gradients", "Gradients of a fully masked query")
 
 
 def _slug(text: str) -> str:

@@ -35,7 +35,7 @@ FORMS = {
 }
 AT_A_GLANCE = {
     "masked-rows": {
-        "A query that may attend nothing gets": "Output",
+        "A fully masked query gets": "Output",
         "… and gradients": "Gradients",
     },
     "causal": {
