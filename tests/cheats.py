@@ -759,6 +759,7 @@ cheat(
     "tampering",
     """
     torch.autograd.grad = lambda *args, **named: ()  # cheat
+    import torch._dynamo  # honest
     def attention(query, key, value, mask=None):
         return right(query, key, value, mask)
     """,

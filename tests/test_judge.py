@@ -171,6 +171,22 @@ def test_sizes_of_heads_are_few(boxes):
     assert verdict.seconds < 20
 
 
+def test_a_compiled_function_of_jax_is_judged():
+    pytest.importorskip("jax")
+    source = """
+import jax
+
+@jax.jit
+def attention(query, key, value):
+    logits = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
+    return jax.nn.softmax(logits, -1) @ value
+"""
+    task = dataclasses.replace(TASK, cases=("plain/no-mask/cross",))
+    with Sandbox("bubblewrap", Limits(item=60), ("jax",)) as sandbox:
+        verdict = Judge(sandbox, task, token=TOKEN).judge("candidate.py", source, "attention")
+    assert (verdict.verdict, verdict.tricks) == ("right", []), verdict
+
+
 def test_a_missing_isolation_is_an_error(monkeypatch):
     monkeypatch.setattr("conformance.judging.sandbox._why_not", lambda: "there is none")
     with pytest.raises(IsolationMissing, match="--isolation limits"):

@@ -405,7 +405,10 @@ def declaration(function, name):
         code = getattr(inner, "__code__", None)
     count = 0 if code is None else code.co_argcount + code.co_kwonlyargcount
     parameters = list(code.co_varnames[:count]) if code is not None else []
-    held = getattr(function, "__globals__", {})
+    # A function that jax.jit made has no globals of its own.
+    held = getattr(function, "__globals__", None)
+    if held is None:
+        held = getattr(getattr(function, "__wrapped__", None), "__globals__", {})
     roots = {
         getattr(value, "__name__", "").partition(".")[0]
         for value in held.values()
@@ -547,7 +550,7 @@ class Host:
                 array = np.frombuffer(body[at : at + size], kind).reshape(one["shape"])
                 at += size
                 native = framework.native(array, one["dtype"])
-                if one["slot"] in kept:
+                if one["slot"] in kept and framework.name != "jax":
                     framework.overwrite(kept[one["slot"]], native)
                     native = kept[one["slot"]]
                 elif one["around"] is not None:
