@@ -157,7 +157,7 @@ def test_who_deviates_only_after_other_calls_is_told_so(tmp_path):
     options = ["--implementation", "tired.py:Tires", *arguments]
     for more in ([], ["--survey"]):
         told = conformance(tmp_path, *options, *more).stdout
-        assert "asked alone, a fresh instance conforms" in told
+        assert "run alone, a fresh instance conforms" in told
 
 
 def test_x_stops_and_the_record_says_what_was_not_run(failed):
