@@ -7,6 +7,7 @@ import itertools
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -155,11 +156,14 @@ def test_records_are_kept_and_rendered_again(tmp_path, monkeypatch, capsys):
     page = Path("pages/ours.md").read_text()
     assert "| defect |" in table
     assert "it is wrong" in table
-    assert "### Defect: float32" in page
+    assert "### Defect: it is wrong\n" in page
+    assert "- In float32" in page
+    assert "- Since torch 2.9; not in torch 2.8." in page
     assert "1 worse: gradient.inputs-equal-definition; 1 fixed: output.equals-definition" in page
     assert "| unsorted deviation |" in page.partition("## Versions")[2]
     only = page.partition("## What deviates in other versions only")[2]
-    assert "### Unsorted deviation: float32, mode train" in only
+    assert "### Unsorted deviation in other versions: " in only
+    assert "- In float32, mode train." in only
     assert "- With torch 2.8." in only
     kept = read_record(Path("published/records/env.json.gz"))
     assert kept.results == own.results
@@ -260,8 +264,8 @@ def test_what_was_examined_at_length_is_a_column_and_a_kind(tmp_path, monkeypatc
     assert "| float32 | 1,024 | 4,096 | none | 488, 244 |" in page
     assert "the time (causal from 16,384)<br>the memory (full from 16,384)" in page
     assert "`long/causal/16384x16384`: key, 17σ, accuracy" in page
-    assert "### Accuracy: bfloat16" in page
-    assert "it is coarse" in page
+    assert "### Accuracy at the sizes of kernels: it is coarse\n" in page
+    assert "- In bfloat16" in page
     ElementTree.fromstring(Path("published/long.svg").read_text().partition("\n<!--")[0])
     file.rename("published/long/other.json")
     assert main(rendered) == ExitCode.USAGE
@@ -315,7 +319,8 @@ def test_level_large_is_a_column(tmp_path, monkeypatch):
     Path("known.toml").write_text(known + 'reason="its exponentials are approximate"\n')
     assert main(rendered) == ExitCode.OK
     assert "24σ: accuracy<br>" in Path("published/README.md").read_text()
-    assert "### Accuracy: float32" in Path("pages/ours.md").read_text()
+    heading = "### Accuracy at the sizes of kernels: its exponentials are approximate\n"
+    assert heading in Path("pages/ours.md").read_text()
 
 
 ADD = ["--add", "--output", "published", "--pages", "pages", "--baseline", "known.toml", "--quiet"]
@@ -440,6 +445,7 @@ def test_nothing_to_render_is_one_line(tmp_path, monkeypatch, capsys):
 
 BLIND = """
 import sys
+from collections import Counter
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "torch":
@@ -483,7 +489,7 @@ def test_a_record_is_published_without_its_adapter_and_its_framework(tmp_path):
     assert "A function of projected heads" in page
     assert "| `mask` | `[batch, heads, query, key]`, each axis may be 1 | attends |" in page
     assert "| True in a mask | **attends** |" in page
-    assert "### Defect: float32" in page
+    assert "### Defect: The logits are not scaled\n" in page
     assert "The logits are not scaled." in page
 
 
@@ -624,3 +630,35 @@ def test_records_of_versions_that_cannot_be_read_are_named(tmp_path):
     assert found == []
     assert problems[0].startswith("x.json: no record")
     assert load(find_records([tmp_path])).current == []
+
+
+@pytest.mark.parametrize(
+    ("before", "since"),
+    [
+        (good(GRADIENT), "torch 2.9; not in torch 2.8"),
+        (bad(GRADIENT), "torch 2.8, the oldest version that was measured"),
+        (good(), "torch 2.9, the oldest version in which it was asked"),
+        (
+            Finding(GRADIENT, "unsupported", "no gradients"),
+            "torch 2.9, the oldest version in which it was asked",
+        ),
+    ],
+)
+def test_since_when_something_deviates_is_what_was_measured(tmp_path, monkeypatch, before, since):
+    monkeypatch.chdir(tmp_path)
+    old = of(
+        result(before, name="ours"),
+        name="old",
+        ours=msgspec.structs.replace(OURS, versions={"torch": "2.8"}),
+    )
+    known = f'[[known]]\nrequirement="{GRADIENT}"\nverdict="deviates"\nreason="it is wrong"\n'
+    own = of(result(bad(GRADIENT), name="ours"))
+    assert publish(tmp_path, own, versions=[old], baseline=known) == ExitCode.OK
+    assert f"- Since {since}.\n" in Path("pages/ours.md").read_text()
+
+
+def test_no_page_has_two_headings_that_read_the_same():
+    for path in (ROOT / "docs" / "implementations").glob("*.md"):
+        heads = [line for line in path.read_text().splitlines() if line.startswith("#")]
+        twice = [head for head, times in Counter(heads).items() if times > 1]
+        assert not twice, path.name

@@ -18,6 +18,7 @@ import msgspec
 from markupsafe import Markup
 
 from conformance.records.exploration import Exploration
+from conformance.records.findings import VERIFIED
 from conformance.records.header import Implementation
 from conformance.records.long import Climb
 from conformance.records.phrase import NOTHING, Phrase
@@ -79,6 +80,12 @@ class Known:
     def reason(self) -> str:
         """The reason why the deviation is known, or ""."""
         return self.entry.reason.strip() if self.entry else ""
+
+    @property
+    def heading(self) -> str:
+        """The first sentence of the reason, which tells it from the others of a page."""
+        sentence = re.split(r"(?<=[^.])[.:;] ", self.reason or self.detail, maxsplit=1)[0]
+        return wording.short(sentence.rstrip("."), 100)
 
     @property
     def when(self) -> str:
@@ -234,6 +241,9 @@ def render_page(published: Published, column: Column) -> str:
     cards = [card for card in report.cards if card.column == column.key]
     known = published.known.get(column.key, ())
     course = next((item for item in report.timelines if item.column == column.key), None)
+    elsewhere = _elsewhere(published, column, course)
+    every = [*known, *published.sizes.get(column.name, ()), *(item for item, _ in elsewhere)]
+    times = Counter(item.heading for item in every)
     return _render(
         "page.md.j2",
         column=column,
@@ -255,7 +265,15 @@ def render_page(published: Published, column: Column) -> str:
         limit=report.limit,
         unsupported=[item for item in report.unsupported if item.column == column.key],
         course=course,
-        elsewhere=_elsewhere(published, column, course),
+        elsewhere=elsewhere,
+        # Entries whose reasons begin alike are about other requirements or cases.
+        titled=lambda item: (
+            f"{item.heading} ({item.most_frequent('requirement')[0]} at "
+            f"{item.most_frequent('case')[0]})"
+            if times[item.heading] > 1
+            else item.heading
+        ),
+        measured_since=lambda known: _since(published, column, course, known),
         kinds=lambda point: _kinds(
             known
             if point.record == column.record
@@ -361,7 +379,7 @@ def _changes(course: Trend) -> str:
     changes = [point.change for point in course.points if point.change is not None]
     times = {
         "worse": sum(sum(change.worse.values()) for change in changes),
-        "mended": sum(sum(change.better.values()) for change in changes),
+        "fixed": sum(sum(change.better.values()) for change in changes),
         "otherwise": sum(len(change.other) for change in changes),
     }
     return ", ".join(f"{number:,} {word}" for word, number in times.items() if number) or "none"
@@ -381,6 +399,64 @@ def _elsewhere(
             if text not in here:
                 elsewhere.setdefault(text, (item, {}))[1][varying(course, point)] = None
     return [(item, list(versions)) for item, versions in elsewhere.values()]
+
+
+def _since(published: Published, column: Column, course: Trend | None, known: Known) -> str:
+    """Return the oldest measured version from which on a deviation is there; "" if there is one."""
+    points = [point for point in course.points if not point.unavailable] if course else []
+    if len(points) < 2:
+        return ""
+    library = library_of(column)
+
+    def brief(point: Point) -> str:
+        packages = point.versions.items()
+        own = (f"{name} {one}" for name, one in packages if name.replace("-", "_") == library)
+        return next(own, varying(course, point)) if course else ""
+
+    def has(point: Point) -> bool:
+        there = (
+            published.known.get(column.key, ())
+            if point.record == column.record
+            else published.beside.get((point.record, column.name), ())
+        )
+        asked = _places(known)
+        return any(one.identity == known.identity and asked & _places(one) for one in there)
+
+    # It may have been there, gone, and come back: what counts is since when it has stayed.
+    now = next((at for at, point in enumerate(points) if point.record == column.record), -1)
+    first = now
+    while first > 0 and has(points[first - 1]):
+        first -= 1
+    if first == 0:
+        return f"{brief(points[0])}, the oldest version that was measured"
+    one, other = points[first], points[first - 1]
+    if not _was_asked(published, column, other, known):
+        return f"{brief(one)}, the oldest version in which it was asked"
+    if brief(one) == brief(other):
+        return f"{varying(course, one)}; not with {varying(course, other)}" if course else ""
+    return f"{brief(one)}; not in {brief(other)}"
+
+
+def _places(known: Known) -> set[tuple[str, str, str, str]]:
+    """Return case, dtype, mode and requirement of each finding that deviates."""
+    return {
+        (one.result.case, one.result.dtype, one.result.mode, one.finding.requirement)
+        for one in known.group.members
+    }
+
+
+def _was_asked(published: Published, column: Column, point: Point, known: Known) -> bool:
+    """Return whether the record of a point answers some of what deviates now."""
+    asked = _places(known)
+    return any(
+        result.implementation == column.name
+        and (result.case, result.dtype, result.mode, finding.requirement) in asked
+        and finding.verdict in VERIFIED
+        for _, record, _ in published.versions
+        if record.header.name == point.record
+        for result in record.results
+        for finding in result.findings
+    )
 
 
 def varying(course: Trend, point: Point) -> str:
