@@ -166,8 +166,8 @@ class Candidate(Function):
 
     Attributes:
         worker: the process that is asked; None before the first.
-        profiled: whether the framework's profiler watches every call, which takes most of the time.
-            A candidate can see whether it is watched.
+        profiled: whether the framework's profiler watches every call, in all threads, which takes
+            most of the time. A candidate can see whether it is watched.
         watched: whether it watches the next one.
     """
 
@@ -222,7 +222,7 @@ class Candidate(Function):
             "options": options,
             "wanted": list(wanted) if request.gradients else [],
             "backwards": request.backwards,
-            "profile": self.profiled or self.watched,
+            "profile": "threads" if self.profiled else "names" if self.watched else "",
             "arrays": [
                 {
                     "name": name,

@@ -18,9 +18,11 @@ from conformance.adapter.base import Adapter, Call
 from conformance.cases.case import Case
 from conformance.cases.catalogue import every_case, matches, posed
 from conformance.definition.comparison import against
+from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, Unsupported
+from conformance.frameworks import LACKS as FRAMEWORK_LACKS
 from conformance.judging.candidate import Candidate, candidate
 from conformance.judging.fresh import Fresh, fresh, shuffled
 from conformance.judging.sandbox import LACKS, Sandbox
@@ -70,7 +72,8 @@ class Task:
     Attributes:
         level: "core" for a loop, "full" for a merge.
         chapters: chapters of the catalogue, such as "mask"; empty for all but "feature".
-        dtypes: empty for float32 and one half precision; at "full" for all that it declares.
+        dtypes: those asked, of those that the candidate takes; empty for float32 (float64 if it
+            takes no float32) and both half precisions, and at "full" for all.
         gradients: whether gradients count.
         cases: parts of ids of cases; empty for all.
     """
@@ -94,9 +97,10 @@ class Task:
     def dtypes_of(self, adapter: Adapter) -> tuple[str, ...]:
         """Return the dtypes to ask."""
         if self.dtypes or self.level == "full":
-            return tuple(adapter.dtypes)
-        choices = ([name for name in names if name in adapter.dtypes] for names in (SINGLE, HALVES))
-        return tuple(names[0] for names in choices if names)
+            return tuple(name for name in adapter.dtypes if name in (self.dtypes or DTYPES))
+        single = [name for name in SINGLE if name in adapter.dtypes][:1]
+        # Some mistakes show in one of the half precisions only: they round and overflow elsewhere.
+        return (*single, *(name for name in HALVES if name in adapter.dtypes))
 
 
 class Asked(Item):
@@ -293,18 +297,20 @@ class Judging:
             if self.task.takes(case) and not case.tiled
             for dtype in self._scale()
         }
-        names = {dtype: kind for kind, those in KINDS.items() for dtype in those}
         for item, result in self.found:
             case = f"{item.asked.name}/{item.asked.family}"
-            dtype = item.dtype if item.dtype in self._scale() else names[item.dtype]
+            dtype = item.dtype if item.dtype in self._scale() else SINGLE[0]
             marks.setdefault((item.asked.chapter, case, dtype), []).append(marked(result))
         return scored(marks, gradients=self.task.gradients)  # type: ignore[arg-type]
 
     def _scale(self) -> tuple[str, ...]:
-        """Return the dtypes, or kinds of dtypes, by which the task is scored."""
+        """Return the dtypes by which the task is scored; float64 may stand for float32 at "core"."""
         if self.task.dtypes:
             return self.task.dtypes
-        return tuple(KINDS) if self.task.level == "core" else (*SINGLE, *HALVES)
+        if self.task.level == "full":
+            return (*SINGLE, *HALVES)
+        lacking = FRAMEWORK_LACKS.get(self.adapter.framework, ())
+        return (SINGLE[0], *(name for name in HALVES if name not in lacking))
 
     def chapters(self) -> dict[str, Chapter]:
         """Return the counts of outputs, and gradients if they are asked, by chapter."""
@@ -368,10 +374,6 @@ class Judging:
             seen.add(kind)
             causes.append(_cause(item, told, self.token, spec))
         return causes
-
-
-KINDS = {"single": SINGLE, "half": HALVES}
-"""At level "core", one dtype of each kind is asked."""
 
 
 def _output_only(problem: Problem, *, gradients: bool = False) -> Expectation:

@@ -185,7 +185,7 @@ def judge(
         candidate: FILE, or FILE:NAME of a function in it.
         level: "core" for a loop, "full" for a merge.
         chapters: the chapters of cases to ask; empty for all but "feature".
-        dtypes: empty for float32 and one half precision; at level "full", for all.
+        dtypes: empty for float32 and both half precisions; at level "full", for all.
         gradients: whether gradients count.
         own_work: whether a candidate that calls a ready attention is a cheat.
         blind: whether to withhold hints, to which a search could fit candidates.

@@ -147,6 +147,9 @@ class NumPy:
     def profile(self, call):
         return call(), ()
 
+    def profile_threads(self, call):
+        return self.profile(call)
+
     def poison(self, size):
         held = [np.full(n, np.nan, t) for n in {size, 2 * size} for t in ("f4", "f8", "f2")]
         del held
@@ -162,6 +165,17 @@ class Torch(NumPy):
 
         torch.set_num_threads(1)
         self.torch = torch
+        try:
+            self.record, self.recorded = (
+                torch.autograd._enable_profiler_legacy,
+                torch.autograd._disable_profiler_legacy,
+            )
+            self.recorder = torch.autograd.profiler_legacy.profile().config()
+        except (AttributeError, TypeError) as error:
+            raise RuntimeError(
+                f"torch {torch.__version__} lacks what tells its operators: {error}; "
+                "candidates are judged with torch 2.13"
+            ) from None
         self.grad = torch.autograd.grad
         self.cpu, self.detach, self.double = (
             torch.Tensor.cpu,
@@ -232,6 +246,18 @@ class Torch(NumPy):
         return results, {n: g for n, g in zip(wanted, found) if g is not None}
 
     def profile(self, call):
+        # The profiler of names alone takes 1 ms a call, that of all threads 8 ms.
+        self.record(self.recorder)
+        try:
+            result = call()
+        finally:
+            try:
+                records = self.recorded()
+            except RuntimeError:
+                raise Violation("tampering: ended the profiler") from None
+        return result, {one.name().rpartition("::")[2] for thread in records for one in thread}
+
+    def profile_threads(self, call):
         profiler = self.torch.autograd.profiler
         options = self.torch._C._profiler._ExperimentalConfig
         # Operators that a thread of the candidate's calls count as well.
@@ -464,7 +490,11 @@ class Host:
         sys.modules.pop("__main__", None)
         sys.modules["__main__"] = types.ModuleType("__main__")
         frameworks = head["frameworks"]
-        held = {one: FRAMEWORKS[one]() for one in frameworks if one in FRAMEWORKS}
+        try:
+            held = {one: FRAMEWORKS[one]() for one in frameworks if one in FRAMEWORKS}
+        except Exception as error:
+            self._send({"raised": _told(error, "")})
+            return
         if "torch" in held:
             # The engine of autograd starts a thread at its first use.
             torch = held["torch"].torch
@@ -615,7 +645,9 @@ class Host:
             return self.framework.call(function, variables, wanted, cotangents, head["backwards"])
 
         if head["profile"]:
-            (results, gradients), seen = self.framework.profile(call)
+            every = head["profile"] == "threads"
+            profile = self.framework.profile_threads if every else self.framework.profile
+            (results, gradients), seen = profile(call)
             self.calls |= {name for name in seen if name in READY}
         else:
             results, gradients = call()
@@ -786,10 +818,10 @@ def limit(limits):
     for name, value in (
         ("RLIMIT_DATA", used + limits["memory"] * 2**20),
         ("RLIMIT_FSIZE", limits["file"] * 2**20),
-        ("RLIMIT_CPU", limits["seconds"]),
+        # The controller's clock ends a candidate first, and says so.
+        ("RLIMIT_CPU", limits["seconds"] + 10),
         ("RLIMIT_NOFILE", 256),
         ("RLIMIT_CORE", 0),
-        ("RLIMIT_NPROC", limits["processes"]),
     ):
         if hasattr(resource, name):
             number = getattr(resource, name)
