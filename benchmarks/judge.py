@@ -1,18 +1,24 @@
 """How much of the zoo does the judge notice, and what does a verdict cost?
 
-    PYTHONPATH=tests python benchmarks/judge.py --zoo [--level full] [--every 10]
+    PYTHONPATH=tests python benchmarks/judge.py --zoo [--level full] [--sample 100 --seed 1]
     PYTHONPATH=tests python benchmarks/judge.py --speed docs/examples/numpy_function.py 20
     PYTHONPATH=tests python benchmarks/judge.py --cheats
 
 Mutants are layers made of pieces of the suite, which no sandbox holds. They are asked the problems
 of a token in this process, with the requirements and the rule by which candidates are judged.
-Mutants of features are asked the chapter "feature". Those at length are no candidates of a judge.
+Mutants of features are asked the chapter "feature". Left out are those that no problem of a judge
+can show: those that only experiments (probe/...), lengths, undefined problems or additive scores
+show, and those that no requirement of level "must" notices.
+
+Other processes take turns on a machine, so a verdict is measured in seconds of the processor: of
+this process and of all below it, among them those that ended.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
+import os
+import random
 import secrets
 import time
 from collections import Counter
@@ -20,12 +26,27 @@ from pathlib import Path
 
 from cheats import CHEATS
 from mutants.features import FeatureMutant
-from mutants.long import LongMutant
 from mutants.zoo import MUTANTS
 
+from conformance.cases.catalogue import every_case
 from conformance.judging.judge import Judging, Task, marked
 from conformance.judging.pool import Candidates, Options
+from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import Memory
+
+
+def visible():
+    """Mutants that a problem of a judge can show."""
+    cases = {case.id: case for case in every_case()}
+    must = {one.id for one in REQUIREMENTS if one.level == "must"}
+    tasks = (Task("full"), Task("full", ("feature",)))
+    return [
+        mutant
+        for mutant in MUTANTS
+        if mutant.case in cases
+        and any(task.takes(cases[mutant.case]) for task in tasks)
+        and must & set(mutant.killed_by)
+    ]
 
 
 def noticed(mutant, level: str, token: str, expectations: dict[bool, Memory]) -> bool:
@@ -41,7 +62,7 @@ def noticed(mutant, level: str, token: str, expectations: dict[bool, Memory]) ->
     return False
 
 
-def zoo(level: str, every: int) -> None:
+def zoo(level: str, sample: int, seed: int) -> None:
     """Print the share of mutants that are noticed, by chapter."""
     token = secrets.token_hex(16)
     # What is expected of heads alone is not what is expected of a layer.
@@ -49,39 +70,57 @@ def zoo(level: str, every: int) -> None:
     found: Counter[str] = Counter()
     total: Counter[str] = Counter()
     missed = []
-    those = [mutant for mutant in MUTANTS if not isinstance(mutant, LongMutant)][::every]
+    those = visible()
+    print(f"{len(MUTANTS)} mutants, {len(those)} that a judge can see", flush=True)
+    if sample:
+        those = random.Random(seed).sample(those, min(sample, len(those)))
     for mutant in those:
         total[mutant.chapter] += 1
         if noticed(mutant, level, token, expectations):
             found[mutant.chapter] += 1
         else:
             missed.append(mutant.name)
-    print(f"level {level}, token {token}, every {every}. mutant")
+            print(f"not noticed: {mutant.name} ({mutant.case}, {mutant.dtype})", flush=True)
+    print(f"level {level}, token {token}, sample {sample} of seed {seed}")
     for chapter, count in total.items():
         print(f"{chapter:<12} {found[chapter]:>4} of {count}")
     print(f"{'all':<12} {sum(found.values()):>4} of {len(those)}")
-    print("not noticed:", ", ".join(missed))
+    print(f"{100 * sum(found.values()) / len(those):.1f} %; not noticed:", ", ".join(missed))
 
 
-def spent() -> float:
-    """Seconds of the processor, of this process and of those that ended."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(used.ru_utime + used.ru_stime for used in both)
+def spent() -> tuple[float, float]:
+    """Seconds of the processor, of this process and of all below it, ended or not."""
+    parents, used = {}, {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:  # It ended meanwhile.
+            continue
+        number = int(entry.parent.name)
+        parents[number] = int(fields[1])
+        used[number] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    below = 0.0
+    for number, seconds in used.items():
+        above = parents[number]
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        below += seconds * (above == os.getpid())
+    return time.process_time(), below
 
 
-def speed(file: str, times: int) -> None:
-    """Print what a verdict costs in a warm pool, and the start of the pool."""
-    before, begun = spent(), time.monotonic()
-    with Candidates(Options().checked()) as candidates:
+def speed(file: str, times: int, *, own_work: bool) -> None:
+    """Print what a verdict costs in a warm pool."""
+    with Candidates(Options(own_work=own_work).checked()) as candidates:
         first = candidates.judge(file)
-        start = time.monotonic() - begun
+        before = spent()
         for _ in range(times):
             candidates.judge(file)
-        wall = time.monotonic() - begun - start
-    each = (spent() - before) / (times + 1)
+        judge, candidate = ((now - then) / times for then, now in zip(before, spent(), strict=True))
     print(f"{first.candidate}: {first.verdict}, {first.score}, {first.asked} asked")
-    print(f"first {start:.2f} s; then {wall / times:.2f} s each, {3600 * times / wall:.0f} an hour")
-    print(f"{each:.2f} s of the processor each, with the start of the pool")
+    print(
+        f"{judge + candidate:.2f} s of the processor each, {candidate:.2f} of them the candidate's "
+        f"processes; {3600 / (judge + candidate):.0f} an hour and core"
+    )
 
 
 def cheats() -> None:
@@ -95,7 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--zoo", action="store_true")
     parser.add_argument("--level", default="core", choices=("core", "full"))
-    parser.add_argument("--every", type=int, default=1, help="only every n-th mutant")
+    parser.add_argument("--sample", type=int, default=0, help="only so many mutants, drawn")
+    parser.add_argument("--seed", type=int, default=1, help="of the draw")
+    parser.add_argument("--own-work", action="store_true")
     parser.add_argument("--speed", nargs=2, metavar=("FILE", "TIMES"))
     parser.add_argument("--cheats", action="store_true")
     options = parser.parse_args()
@@ -103,9 +144,9 @@ def main() -> None:
         cheats()
     if options.speed:
         assert Path(options.speed[0].split(":")[0]).exists()
-        speed(options.speed[0], int(options.speed[1]))
+        speed(options.speed[0], int(options.speed[1]), own_work=options.own_work)
     if options.zoo:
-        zoo(options.level, options.every)
+        zoo(options.level, options.sample, options.seed)
 
 
 if __name__ == "__main__":

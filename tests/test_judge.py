@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 from cheats import CHEATS
 
+from conformance.cases.catalogue import every_case
+from conformance.judging import runner
+from conformance.judging.fresh import fresh
 from conformance.judging.judge import Judge, Task
 from conformance.judging.sandbox import IsolationMissing, Limits, Sandbox, check
 from conformance.judging.verdict import Marks, scored
@@ -198,6 +201,45 @@ def test_less_isolation_is_said(boxes):
         verdict = judged(boxes, honest(), sandbox=sandbox)
     assert verdict.verdict == "right"
     assert verdict.isolation.lacks
+
+
+def test_fresh_numbers_are_finite_in_float16():
+    case = {one.id: one for one in every_case()}["logits/beyond-float16/separate"]
+    drawn = [fresh(case, f"{number:08x}", heads=True) for number in range(30)]
+    assert any(one.attempt for one in drawn)
+    for one in drawn:
+        assert np.isfinite(one.problem("float16").key).all()
+
+
+def test_core_asks_both_half_precisions():
+    adapter = type("Adapter", (), {"dtypes": ("float16", "bfloat16", "float64", "float32")})
+    assert Task().dtypes_of(adapter) == ("float32", "bfloat16", "float16")
+    assert Task(dtypes=("float16",)).dtypes_of(adapter) == ("float16",)
+    assert Task("full").dtypes_of(adapter) == adapter.dtypes
+
+
+def test_a_torch_without_its_profiler_is_named(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.delattr(torch.autograd, "_enable_profiler_legacy")
+    with pytest.raises(RuntimeError, match="_enable_profiler_legacy"):
+        runner.Torch()
+
+
+def test_a_hang_in_the_repetition_costs_the_score(boxes):
+    hangs = """
+import time
+seen, calls, inner = {}, 0, attention
+def attention(query, key, value, mask=None):
+    global calls
+    calls += 1
+    name = query.tobytes() + key.tobytes() + (b"" if mask is None else mask.tobytes())
+    if calls - seen.setdefault(name, calls) > 60:
+        time.sleep(99)
+    return inner(query, key, value, mask)
+"""
+    verdict = judged(boxes, honest() + hangs)
+    assert verdict.score == 0
+    assert "no answer within" in verdict.why, verdict
 
 
 def test_the_score_never_falls_with_what_is_right():

@@ -24,7 +24,7 @@ FIXED = ("size-one", "full-tiles", "one-head", "tiles", "longer", "long", "one-k
 """Families in which only the number of batch entries varies."""
 
 MOST_DRAWS = 50
-"""How often a case is drawn until all numbers are finite in float16; about one in ten is not."""
+"""How often a case is drawn until float16 holds its numbers, as it does in most draws."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,7 +89,8 @@ def fresh(case: Case, token: str, *, heads: bool, jittered: bool = True) -> Fres
 
 def _fits(case: Fresh) -> bool:
     """Return whether inputs and cotangent are finite in float16."""
-    problem = case.problem("float16")
+    with np.errstate(over="ignore"):
+        problem = case.problem("float16")
     arrays = (problem.query, problem.key, problem.value, problem.cotangent)
     return all(bool(np.isfinite(array).all()) for array in arrays)
 
