@@ -822,6 +822,8 @@ def limit(limits):
         ("RLIMIT_CPU", limits["seconds"] + 10),
         ("RLIMIT_NOFILE", 256),
         ("RLIMIT_CORE", 0),
+        # Threads count as well, and all that the user runs; without processes the filter suffices.
+        *([("RLIMIT_NPROC", limits["processes"])] if limits["processes"] else []),
     ):
         if hasattr(resource, name):
             number = getattr(resource, name)
