@@ -370,8 +370,6 @@ def test_one_line_for_what_cannot_be_selected_or_written(tmp_path, arguments, to
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
-        ["run"],
         ["walk"],
         ["list", "everything"],
         ["list", "cases", "--all"],
@@ -383,6 +381,19 @@ def test_wrong_usage(arguments, capsys):
         main(arguments)
     assert stopped.value.code == ExitCode.USAGE
     assert "usage: mha-conformance" in capsys.readouterr().err
+
+
+def test_without_a_command_there_is_help(capsys):
+    assert main([]) == ExitCode.USAGE
+    assert "usage: mha-conformance" in capsys.readouterr().err
+
+
+def test_without_an_implementation_one_line_says_where_to_name_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run"]) == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "which implementation?" in line
+    assert "pyproject.toml" in line
 
 
 def test_an_argument_that_pytest_does_not_know_runs_nothing(tmp_path):

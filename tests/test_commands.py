@@ -84,7 +84,7 @@ def test_an_explanation_has_prose_inputs_derivation_and_what_libraries_say(capsy
     assert found["case"]["why"]
     assert "causal, aligned bottom-right" in found["case"]["facts"]
     assert any("36 of 144 pairs" in line for line in found["derivation"])
-    assert any("allowed are 8σ" in line for line in found["derivation"])
+    assert any("may be off by 8σ" in line for line in found["derivation"])
     put = {name: own["says"] for own in found["put"] for name in own["implementations"]}
     assert put["torch-mha"] == "attn_mask=bool[query key]"
     assert put["tutorial-3"].startswith("unsupported: ")

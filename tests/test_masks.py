@@ -237,7 +237,7 @@ def test_a_translated_mask_does_what_its_source_did():
 def test_numbers_of_which_nothing_is_declared_are_refused():
     source = "keras-jax-gqa:attention_mask"
     for number in (0.25, 2, -1):
-        with pytest.raises(Untranslatable, match="holds other numbers, of which nothing is declar"):
+        with pytest.raises(Untranslatable, match="other numbers, whose meaning is not declared"):
             translate(np.array([[[0, 1, number]]]), source=source, target=FLAX)
     found = translate(np.array([[[0, 1, 1.0]]]), source=source, target=FLAX)
     assert np.array_equal(found, [[[[False, True, True]]]])
