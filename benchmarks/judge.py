@@ -2,7 +2,6 @@
 
     PYTHONPATH=tests python benchmarks/judge.py --zoo [--level full] [--sample 100 --seed 1]
     PYTHONPATH=tests python benchmarks/judge.py --speed docs/examples/numpy_function.py 20
-    PYTHONPATH=tests python benchmarks/judge.py --cheats
 
 Mutants are layers made of pieces of the suite, which no sandbox holds. They are asked the problems
 of a token in this process, with the requirements and the rule by which candidates are judged.
@@ -24,7 +23,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from cheats import CHEATS
 from mutants.features import FeatureMutant
 from mutants.zoo import MUTANTS
 
@@ -123,12 +121,6 @@ def speed(file: str, times: int, *, own_work: bool) -> None:
     )
 
 
-def cheats() -> None:
-    """Print what becomes of each cheat."""
-    for cheat in CHEATS:
-        print(f"{cheat.name:<36} {cheat.kind or 'no right answer'}")
-
-
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -138,10 +130,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the draw")
     parser.add_argument("--own-work", action="store_true")
     parser.add_argument("--speed", nargs=2, metavar=("FILE", "TIMES"))
-    parser.add_argument("--cheats", action="store_true")
     options = parser.parse_args()
-    if options.cheats:
-        cheats()
     if options.speed:
         assert Path(options.speed[0].split(":")[0]).exists()
         speed(options.speed[0], int(options.speed[1]), own_work=options.own_work)
