@@ -20,6 +20,7 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import catalogue
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect, solve
+from conformance.definition.features import Positions
 from conformance.definition.problem import Problem
 from conformance.records.numbers import LIMIT
 
@@ -43,6 +44,15 @@ SYMMETRIC = {
     ),
     ("feature/covering-16/narrow", "window before", "one less"): "the mask and the segments hide "
     "the keys at this edge; at the others they do not",
+    **dict.fromkeys(
+        [
+            (f"feature/window-beyond-causal/{family}", "window after", how)
+            for family in ("self", "separate")
+            for how in ("left out", "one more", "one less")
+        ],
+        "the flag hides all keys after the own one; that the window shows none is what the case is "
+        "for",
+    ),
     ("scale/zero/cross", "scale", "negated"): "-0 is 0",
     ("plain/no-mask/one-key", "cotangent", "rolled along axis 1"): "with one key, all queries of "
     "an entry have the same context, so it does not matter which of them a cotangent belongs to",
@@ -164,9 +174,16 @@ def spoilt_features(problem: Problem) -> Iterator[Spoilt]:
     if problem.segments is not None:
         segments = problem.segments
         yield "segments", "left out", problem.replace(segments=None)
-        for axis in (0, 1):
-            changed = dataclasses.replace(segments, key=np.roll(segments.key, 1, axis))
-            yield "segments", f"rolled along axis {axis}", problem.replace(segments=changed)
+        for how, key in rolls(segments.key):
+            yield "segments", how, problem.replace(segments=dataclasses.replace(segments, key=key))
+    if problem.positions is not None:
+        positions = problem.positions
+        yield "positions", "left out", problem.replace(positions=None)
+        nearer = dataclasses.replace(positions, query=positions.query - 1)
+        yield "positions", "one less", problem.replace(positions=nearer)
+        if problem.rotary is not None:
+            others = {side: np.roll(getattr(positions, side), 1, 0) for side in ("query", "key")}
+            yield "positions", "of another entry", problem.replace(positions=Positions(**others))
 
 
 def movement(expectation: Expectation, problem: Problem) -> dict[str, float]:

@@ -330,6 +330,8 @@ FAMILIES: dict[str, Shape] = {
     "additive-self": _shape(3, 6, 6, 2, 5, sharing="self", score="additive"),
     # Of tiled cases only. Few queries, whose keys are split into parts that are merged.
     "split": _shape(2, 1, 9, 4, 5, kv_heads=2, bias=False, sharing="separate"),
+    # Lengths that are multiples of the tiles, of an odd number of which the keys are.
+    "exact": _shape(1, 4, 6, 1, 4, bias=False, sharing="memory"),
     "few-queries": _shape(2, 4, 9, 6, 5, kv_heads=2, bias=False, sharing="memory"),
     "chunk": _shape(1, 5, 9, 2, 4, bias=False, sharing="memory"),
     "far": _shape(1, 4, 9, 2, 5, kv_heads=1, bias=False, sharing="separate"),

@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance.cases.case import Drawn
 from conformance.definition.dtypes import Array, BoolArray
-from conformance.definition.features import Norm, Pairs, Rotary, Segments
+from conformance.definition.features import Norm, Pairs, Positions, Rotary, Segments
 from conformance.definition.geometry import Pair
 from conformance.definition.problem import Causal, Shape
 
@@ -311,6 +311,21 @@ def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
     drawn["query"] *= (110.0 / logits[-1].max()) ** growth
 
 
+def low_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
+    """Shift all logits of the last entry to about -200, where exp underflows float32.
+
+    Its queries have a direction in common, and its keys are shifted against that in each head.
+    What a row's logits have in common does not change its weights, if its own maximum is taken.
+    """
+    common = 2.0 * random.standard_normal(shape.query_width)
+    drawn["query"][-1] += common
+    heads = np.einsum("e,ehd->hd", common, drawn["weights.query"])
+    keys = drawn["weights.key"].repeat(shape.group, axis=1)
+    along = np.einsum("ehd,hd->he", keys, heads)
+    wanted = np.full(shape.heads, -200.0 / shape.default_scale)
+    drawn["key"][-1] += np.linalg.lstsq(along, wanted, rcond=None)[0]
+
+
 def large_heads(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """Scale projected queries and keys by 128, so that their products overflow float16."""
     for name in ("query", "key"):
@@ -462,6 +477,21 @@ def window_nothing_after(
     return {"window": (_before(shape), 0)}
 
 
+def window_only_after(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return a window that ends one key after the own one, and has no limit before it."""
+    return {"window": (None, 1)}
+
+
+def window_of_last_queries(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return a window of two keys before and one after queries that stand at the last keys."""
+    size = (shape.batch, 1)
+    query = np.arange(shape.key_length - shape.query_length, shape.key_length)
+    at = Positions(query=np.tile(query, size), key=np.tile(np.arange(shape.key_length), size))
+    return {"window": (2, 1), "positions": at}
+
+
 def _before(shape: Shape) -> int:
     # The last query of more queries than keys still sees one.
     return max(2, shape.key_length // 3, shape.query_length - shape.key_length + 1)
@@ -479,6 +509,12 @@ def sinks(shape: Shape, causal: Causal | None, random: np.random.Generator) -> F
     """
     more = np.log(max(1.0, shape.key_length / 8))
     return {"sinks": more + 0.5 + 2.5 * random.permutation(shape.heads) / max(1, shape.heads - 1)}
+
+
+def sinks_far_apart(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return sinks of which one is 100 and one -100: exp of their distance overflows float32."""
+    ordinary = sinks(shape, causal, random)["sinks"]
+    return {"sinks": np.concatenate([[100.0, -100.0], ordinary[2:]])}
 
 
 def slopes(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
@@ -513,6 +549,13 @@ def rotary_partial(shape: Shape, causal: Causal | None, random: np.random.Genera
     return _rotary(shape, "interleaved", max(2, shape.head_size // 3 * 2))
 
 
+def rotary_partial_halves(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return a rotation of two thirds of each head, with pairs that are halves of this part."""
+    return _rotary(shape, "halves", max(2, shape.head_size // 3 * 2))
+
+
 def rotary_far(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return a rotation with the usual base, which turns the last pairs by small angles."""
     return _rotary(shape, "halves", base=10000.0)
@@ -522,6 +565,17 @@ def _rotary(shape: Shape, pairs: Pairs, size: int = 0, base: float = 50.0) -> Fi
     # With the usual base, the last pairs of a short sequence would hardly turn.
     size = size or shape.head_size // 2 * 2
     return {"rotary": Rotary(size=size, base=base, pairs=pairs)}
+
+
+def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return positions that leave some out, in each entry others, and begin after 0.
+
+    The queries stand at the last positions of the keys, or these at those of the queries.
+    """
+    tokens = max(shape.query_length, shape.key_length)
+    at = 2 + np.cumsum(random.integers(1, 4, (shape.batch, tokens)), axis=1)
+    query, key = at[:, tokens - shape.query_length :], at[:, tokens - shape.key_length :]
+    return {"positions": Positions(query=query, key=key)}
 
 
 def norm(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
@@ -572,6 +626,12 @@ def segments(shape: Shape, causal: Causal | None, random: np.random.Generator) -
 def two_segments(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return two members, one with a single query and one so long that windows cut it."""
     return {"segments": _segments(shape, 0, 2)}
+
+
+def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
+    """Return members with as many queries as keys together, but not each of them."""
+    query = _segments(shape, 0).query
+    return {"segments": Segments(query=query, key=np.roll(query, -1, axis=0))}
 
 
 def segments_large_numbers(

@@ -304,6 +304,7 @@ _LENGTHS: Mapping[str, Lengths] = {
     "longer": lambda q, k: (3 * max(q, k) + max(q, k) // 3,) * 2,
     "decoding": lambda q, k: (1, 4 * k + k // 3),
     "split": lambda q, k: (1, 8 * k + 1),
+    "exact": lambda q, k: (2 * q, 3 * k),
     "few-queries": lambda q, k: (4, 2 * k + 1),
     "chunk": lambda q, k: (16, 8 * k + k // 3),
     "oblong": lambda q, k: (2 * q + 1, 3 * k + k // 3),
