@@ -300,7 +300,8 @@ class MaskTable:
         """Return all ways to hand features over; what they leave unsaid is left to masks.
 
         The first says as many of them as possible by arguments, and the second as few. Positions
-        are handed over in the first only if others would be left to masks without them.
+        are handed over in the first only if others would be left to masks without them. Keys that
+        fill more than a page are in pages in the first.
         """
         if not problem.features and not self._handings:
             return [Said()]
@@ -309,7 +310,13 @@ class MaskTable:
         wanted = (*first, *(part for part in parts_of(problem) if part not in first))
         every = list(self._saying(problem, Said(), wanted))
         counted = {*parts_of(problem)} - {"positions"}
-        most = max(every, key=lambda said: len(said.parts & counted), default=None)
+        filled = [one for one in self._handings if 0 < one.page < problem.shape.key_length]
+        tables = {name for one in filled for name in one.names}
+        most = max(
+            every,
+            key=lambda said: (not tables.isdisjoint(said.arguments), len(said.parts & counted)),
+            default=None,
+        )
         least = min(every, key=lambda said: len(said.parts), default=None)
         return sorted(every, key=lambda said: (said is not most, said is not least))
 

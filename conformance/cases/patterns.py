@@ -514,7 +514,7 @@ def sinks(shape: Shape, causal: Causal | None, random: np.random.Generator) -> F
 def sinks_far_apart(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return sinks of which one is 100 and one -100: exp of their distance overflows float32."""
     ordinary = sinks(shape, causal, random)["sinks"]
-    return {"sinks": np.concatenate([[100.0, -100.0], ordinary[2:]])}
+    return {"sinks": np.concatenate([[100.0, -100.0], ordinary[2:]])[: shape.heads]}
 
 
 def slopes(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
@@ -628,10 +628,29 @@ def two_segments(shape: Shape, causal: Causal | None, random: np.random.Generato
     return {"segments": _segments(shape, 0, 2)}
 
 
+def segments_of_many_queries(
+    shape: Shape, causal: Causal | None, random: np.random.Generator
+) -> Fields:
+    """Return two members, one of 2 queries and 5 keys, and one of all others.
+
+    Of 19 queries that are 17, one more than fit a tile of the smallest size.
+    """
+    query, key = (
+        np.repeat([0, 1], [few, length - few])
+        for few, length in ((2, shape.query_length), (5, shape.key_length))
+    )
+    size = (shape.batch, 1)
+    return {"segments": Segments(query=np.tile(query, size), key=np.tile(key, size))}
+
+
 def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return members with as many queries as keys together, but not each of them."""
-    query = _segments(shape, 0).query
-    return {"segments": Segments(query=query, key=np.roll(query, -1, axis=0))}
+    """Return members that do not have as many keys as queries, although all have together.
+
+    Where there are as many keys as queries, keys are dealt out as the queries of the next entry.
+    """
+    found = _segments(shape, 0)
+    of_keys = found.query if shape.query_length == shape.key_length else found.key
+    return {"segments": Segments(query=found.query, key=np.roll(of_keys, -1, axis=0))}
 
 
 def segments_large_numbers(
