@@ -5,7 +5,7 @@ Each is one convention that an implementation may have read otherwise, or a feat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -415,6 +415,17 @@ def _norm(maker: Maker) -> Iterator[Hypothesis]:
         )
 
 
+def _told_positions(maker: Maker) -> Iterator[Hypothesis]:
+    """Yield hypotheses in which the positions that a call names are read otherwise."""
+    changes: Mapping[str, Callable[[IntArray], IntArray]] = {
+        "rotary.positions-not-read": lambda p: 0 * p + np.arange(p.shape[1]),
+        "rotary.positions-of-first-entry": lambda p: 0 * p + p[:1],
+        "rotary.positions-counted-on": lambda p: p[:, :1] + np.arange(p.shape[1]),
+    }
+    for cause, change in changes.items():
+        yield maker.staged(cause, angles=lambda a, p, change=change: Stages.angles(a, change(p)))
+
+
 def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     problem, shape, rotary = maker.problem, maker.problem.shape, maker.problem.rotary
     assert rotary is not None
@@ -454,6 +465,8 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
     yield maker.staged(
         "rotary.positions-from-the-end", angles=lambda a, p: Stages.angles(a, p[:, ::-1])
     )
+    if problem.positions is not None:
+        yield from _told_positions(maker)
     for side in ("key", "query"):
 
         def exchanged(a: Stages, other: str, x: Array, side: str = side) -> Array:

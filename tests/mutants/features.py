@@ -1908,6 +1908,124 @@ def _shared_without_cap(a: Featured) -> Featured:
     return other
 
 
+# What kernels that take no mask have together.
+
+_PRESENT = {
+    "window": "window",
+    "cap": "soft_cap",
+    "sinks": "sinks",
+    "alibi": "slopes",
+    "lengths": "key_lengths",
+    "segments": "query_segments",
+}
+
+_SAID = {"alibi": "slopes", "sink": "sinks"}
+
+
+def _dropped_beside(part: str, other: str, case: str, **changes: Any) -> None:
+    """Add a mutant that drops one thing where there is another."""
+    (stage, instead), *_ = changes.items()
+    there = f"is a {other}" if other in ("window", "cap") else f"are {_SAID.get(other, other)}"
+    _add(
+        f"{part}-dropped-beside-{other}",
+        f"drops the {_SAID.get(part, part)} where there {there}",
+        case=case,
+        **{stage: _beside(stage, _has(_PRESENT[other]), instead)},
+    )
+
+
+for _other, _case in {
+    "window": "window-causal-with-scale/gqa",
+    "cap": "soft-cap-with-scale/cross",
+    "alibi": "alibi-causal-with-scale/separate",
+    "lengths": "key-lengths-causal-with-soft-cap/gqa",
+    "sinks": "sinks-with-scale/gqa",
+}.items():
+    _dropped_beside("scale", _other, _case, factor=lambda a: a.default_factor())
+for _other, _case in {
+    "lengths": "key-lengths-causal-with-soft-cap/gqa",
+    "segments": "segments-with-soft-cap/separate",
+}.items():
+    _dropped_beside("cap", _other, _case, cap=lambda a: None)
+for _other, _case in {
+    "lengths": "key-lengths-causal-with-sinks/gqa",
+    "segments": "segments-with-sinks/separate",
+    "cap": "soft-cap-causal-with-sinks/self",
+}.items():
+    _dropped_beside("sink", _other, _case, sink_power=lambda a, peak: 0 * peak)
+_dropped_beside(
+    "alibi", "segments", "segments-with-alibi/separate", sloped=lambda a, logits: logits
+)
+_add(
+    "causal-dropped-beside-keys-after",
+    "takes a window with keys after the own one in place of the causal mask",
+    case="window-beyond-causal/separate",
+    triangle=_beside(
+        "triangle",
+        lambda a: _has("window")(a) and a.window()[1] > 0,
+        lambda a: np.ones_like(Featured.triangle(a)),
+    ),
+)
+_add(
+    "window-after-dropped-if-open-before",
+    "drops the limit after the own key where there is none before it",
+    case="window-only-after/cross",
+    window=_window(lambda a, b, f: (b, f if b >= 0 else -1)),
+)
+_add(
+    "sink-not-in-maximum",
+    "leaves the sinks out of the row's maximum, so that exp of a large one overflows",
+    *BACKWARD,
+    OUTPUT,
+    case="sinks-far-apart/self",
+    peak=Attention.peak,
+)
+_add(
+    "positions-not-read",
+    "counts tokens although their positions are passed",
+    case="positions-with-gaps/self",
+    told=lambda a, side: None,
+)
+_add(
+    "positions-of-first-entry",
+    "rotates all entries by the positions of the first",
+    case="positions-with-gaps/self",
+    told=lambda a, side: _told(a, side, lambda at: np.broadcast_to(at[:1], at.shape)),
+)
+_add(
+    "positions-counted-from-first",
+    "counts on from the position of the first token",
+    case="positions-with-gaps-interleaved/separate",
+    told=lambda a, side: _told(a, side, lambda at: at[:, :1] + np.arange(at.shape[1])),
+)
+_add(
+    "segments-keys-at-offsets-of-queries",
+    "reads the keys of each sequence where its queries lie, if there are as many in all",
+    case="segments-unequal/square",
+    segments=lambda a, side: Featured.segments(a, "query" if a.queries == a.keys else side),
+)
+_add(
+    "segments-17th-query-dropped",
+    "forgets the single query of a sequence that is left for the second tile of 16",
+    case="segments-of-many-queries/long",
+    finish=lambda a, merged: Attention.finish(a, merged * _in_whole_tiles(a)),
+)
+
+
+def _told(a: Featured, side: str, changed: Callable[[Array], Array]) -> Array | None:
+    told = Featured.told(a, side)
+    return None if told is None else changed(told)
+
+
+def _in_whole_tiles(a: Featured) -> Array:
+    """0 for the 17th query of a segment if that is its last, else 1; `[b q 1 1]`."""
+    segments = a.segments("query")
+    if segments is None:
+        return a.wide(1)
+    alone = (ranks(segments) == 16) & (ranks(segments[:, ::-1])[:, ::-1] == 0)
+    return np.where(alone, a.wide(0), a.wide(1))[:, :, None, None]
+
+
 # What two problems that must agree tell, whatever the definition says.
 
 _add = _chapter("equalities", "window/cross")

@@ -214,6 +214,22 @@ and a cache step by step |
 | packed-empty-sequences-left-out-of-queries | what takes packed batches only was not asked for \
 lengths, and no sequence was empty: a second encoding has one |
 
+Somebody who had read only the guide wrote 220 variants of ten kernels. Of those that survived the
+level `full`, most were of kernels without masks, which were asked few features together:
+
+| mutants | what was missing |
+| --- | --- |
+| scale-dropped-beside-…, cap-dropped-beside-lengths, cap-dropped-beside-segments, \
+sink-dropped-beside-lengths, sink-dropped-beside-segments, sink-dropped-beside-cap, \
+alibi-dropped-beside-segments | every pair of features without a mask, at level `core` |
+| causal-dropped-beside-keys-after, window-after-dropped-if-open-before | a window with keys after \
+the own one: `feature/window-beyond-causal`, `feature/window-only-after` |
+| sink-not-in-maximum | a sink of 100: `feature/sinks-far-apart` |
+| positions-not-read, positions-of-first-entry, positions-counted-from-first | positions that \
+leave some out: `feature/positions-with-gaps` |
+| segments-keys-at-offsets-of-queries, segments-17th-query-dropped | sequences with other lengths \
+of keys, and of 17 queries: `feature/segments-unequal`, `feature/segments-of-many-queries` |
+
 The other five were restated, because they change nothing (a reflection of queries and keys alike,
 ALiBi from another end under a causal mask, lengths beside a causal mask that ends at them), or only
 what a fully masked query gets.
