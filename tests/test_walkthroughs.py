@@ -75,3 +75,60 @@ def test_every_block_of_a_tutorial_is_gone_through():
     for page in TUTORIALS:
         fences = page.read_text(encoding="utf-8").count("\n```")
         assert fences == 2 * len(pages.blocks(page, "python", "diff", "console")), page
+
+
+MISTAKES = {
+    "window with one key fewer": (
+        "(ahead < -left)",
+        "(ahead <= -left)",
+        "feature/window-causal-with-sinks/gqa",
+        "the window counts the query's own key",
+    ),
+    "sinks that are capped, too": (
+        "sinks[:, None, None]",
+        "(sinks if softcap is None else softcap * torch.tanh(sinks / softcap))[:, None, None]",
+        "feature/soft-cap-causal-with-sinks/gqa",
+        "the soft cap applied to the sinks too",
+    ),
+    "cap that is lost beside a window": (
+        "if softcap is not None:",
+        "if softcap is not None and left < 0:",
+        "feature/window-causal-with-soft-cap/gqa",
+        "without the soft cap",
+    ),
+    "pages of the first entry": (
+        "used = pages[",
+        "used = block_table[0][",
+        "feature/key-lengths-causal/gqa",
+        "of the first batch entry for all",
+    ),
+    "key heads in turn": (
+        "repeat_interleave(heads // cache.shape[2], dim=1)",
+        "repeat(1, heads // cache.shape[2], 1)",
+        "plain/no-mask/gqa",
+        "key/value heads tiled instead of repeated",
+    ),
+}
+"""What is written wrongly, in the example of a paged kernel; the case at level core that is to
+notice it, and what it says."""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_paged_example_is_found_named_and_reproduced(mistake, tmp_path):
+    pytest.importorskip("torch")
+    right, wrong, case, named = MISTAKES[mistake]
+    code = (pages.DOCS / "examples" / "torch_paged.py").read_text(encoding="utf-8")
+    assert code.count(right) == 1
+    (tmp_path / "paged.py").write_text(code, encoding="utf-8")
+    (tmp_path / "broken.py").write_text(code.replace(right, wrong), encoding="utf-8")
+    asked = f"--level core --case {case} --dtype float32"
+    done = pages.shell(f"mha-conformance gate paged.py:paged_attention {asked}", tmp_path)
+    assert done.returncode == 0, done.stdout
+    done = pages.shell(f"mha-conformance gate broken.py:paged_attention {asked}", tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert named in done.stdout
+    reproduce = f"mha-conformance reproduce {case} broken.py:paged_attention --dtype float32"
+    done = pages.shell(f"{reproduce} -o shown.py", tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert len((tmp_path / "shown.py").read_text(encoding="utf-8").splitlines()) <= 40
+    assert "more than rounding can explain" in pages.shell("python shown.py", tmp_path).stdout

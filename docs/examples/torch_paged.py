@@ -1,4 +1,4 @@
-"""A torch kernel for serving: keys and values in pages, a window, a causal flag, no gradients.
+"""A torch kernel for serving: keys and values in pages, grouped heads, a window, a cap, sinks.
 
     mha-conformance run docs/examples/torch_paged.py:paged_attention
     mha-conformance gate docs/examples/torch_paged.py:paged_attention --level core
@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from conformance import CausalFlag, Pages, Window, attention_function
+from conformance import CausalFlag, Pages, Sinks, SoftCap, Window, attention_function
 
 
 @attention_function(
@@ -21,13 +21,23 @@ from conformance import CausalFlag, Pages, Window, attention_function
     features=(
         Pages("block_table", "cache_seqlens", size=16, only=True),
         Window("window_size", form="left right", none=-1, alignment="bottom-right"),
+        SoftCap("softcap"),
+        Sinks("sinks"),
     ),
     grouped=True,
     differentiable=False,
 )
 @torch.no_grad()
 def paged_attention(
-    query, key, value, block_table, cache_seqlens, causal=False, window_size=(-1, -1)
+    query,
+    key,
+    value,
+    block_table,
+    cache_seqlens,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=None,
+    sinks=None,
 ):
     """Attend from `[batch length heads head]` to the pages `[page token heads head]`."""
     length, heads = query.shape[1:3]
@@ -40,12 +50,18 @@ def paged_attention(
             for cache in (key, value)
         )
         logits = torch.einsum("qhc,khc->hqk", query[entry] / math.sqrt(query.shape[-1]), keys)
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
         # The last query stands at the last key.
         ahead = torch.arange(count) - torch.arange(count - length, count)[:, None]
         blocked = (ahead > 0) & causal
         blocked |= (ahead < -left) & (left >= 0)
         blocked |= (ahead > right) & (right >= 0)
-        weights = torch.softmax(logits.masked_fill(blocked, -math.inf), dim=-1)
+        logits = logits.masked_fill(blocked, -math.inf)
+        if sinks is not None:
+            # A key more, which takes weight and has no value.
+            logits = torch.cat([logits, sinks[:, None, None].expand(heads, length, 1)], dim=-1)
+        weights = torch.softmax(logits, dim=-1)[..., :count]
         weights = weights.masked_fill(blocked.all(dim=-1, keepdim=True), 0.0)
         result[entry] = torch.einsum("hqk,khc->qhc", weights, values)
     return result
