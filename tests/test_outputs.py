@@ -468,6 +468,22 @@ def test_a_comment_says_what_is_new_fixed_and_lost_with_links_to_the_panel(tmp_p
     assert "](" not in comment(changes)
 
 
+def test_a_comment_has_one_row_for_one_cause(tmp_path):
+    names = ["output.equals-definition", "weights.equal-definition", "modes.agree", "call.repeats"]
+    names = [*names, "kernel.equals-definition"]
+    cause = Phrase("mask.inverted")
+    changes = change_records(
+        tmp_path,
+        [result(*(good(name) for name in names), good("dtype.in-is-out"))],
+        [result(*(bad(name, cause=cause) for name in names), bad("dtype.in-is-out"))],
+    )
+    rows = [line for line in comment(changes).splitlines() if line.startswith("| `mine`")]
+    assert len(rows) == 2
+    (row,) = (line for line in rows if "inverted" in line)
+    assert " and 1 more | conforms → deviates | 5 | " in row
+    assert sum(f"`{name}`" in row for name in names) == 4
+
+
 def test_a_comment_about_nothing_is_short_and_one_about_much_fits(tmp_path):
     same = [result(good())]
     assert "Attention conformance: nothing new" in comment(change_records(tmp_path, same, same))

@@ -63,12 +63,13 @@ class Documented(msgspec.Struct, frozen=True):
     Attributes:
         implementations: the names of the adapters.
         says: the declaration in a few words.
-        documentation: links to the documentation of the libraries, or [].
+        documentation: links to the documentation of the libraries, each with those of
+            `implementations` whose documentation it is.
     """
 
     implementations: list[str]
     says: str
-    documentation: list[str]
+    documentation: dict[str, list[str]]
 
 
 class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
@@ -365,8 +366,9 @@ def _libraries(console: Console, title: str, groups: Iterable[Documented]) -> No
     for group in groups:
         paragraph(console, ", ".join(group.implementations), bullet="· ")
         paragraph(console, group.says, indent=6)
-        for link in group.documentation:
-            line(console, link, indent=6, style="dim")
+        for link, names in group.documentation.items():
+            of = f"{', '.join(names)}: " if len(names) < len(group.implementations) else ""
+            line(console, of + link, indent=6, style="dim")
 
 
 def _ask_it(console: Console, command: str) -> None:
@@ -398,6 +400,15 @@ def _adapters() -> tuple[Adapter, ...]:
     return tuple(importable())
 
 
+def _links(adapters: Iterable[Adapter]) -> dict[str, list[str]]:
+    """Return the names of adapters by the link to their documentation."""
+    links: dict[str, list[str]] = {}
+    for adapter in adapters:
+        if adapter.documentation:
+            links.setdefault(adapter.documentation, []).append(adapter.name)
+    return links
+
+
 def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
     """Return the registered adapters grouped by the text that `says` returns for them."""
     groups: dict[str, list[Adapter]] = {}
@@ -407,7 +418,7 @@ def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
         Documented(
             [adapter.name for adapter in alike],
             text,
-            list(dict.fromkeys(a.documentation for a in alike if a.documentation)),
+            _links(alike),
         )
         for text, alike in groups.items()
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,6 +13,7 @@ from markupsafe import Markup
 from conformance.errors import ConformanceError
 from conformance.reports.changes import Change, Changes
 from conformance.reports.page.markdown import code, render
+from conformance.reports.totals import by_key
 from conformance.text import plural
 
 MARKER = Markup("<!-- mha-conformance -->")
@@ -18,6 +21,9 @@ MARKER = Markup("<!-- mha-conformance -->")
 
 MOST = 15
 """Rows of a table: GitHub takes no comment of more than 65,536 characters."""
+
+FEW = 4
+"""Requirements that a row names."""
 
 
 def comment(changes: Changes, page: str = "") -> str:
@@ -49,12 +55,55 @@ def comment(changes: Changes, page: str = "") -> str:
         marker=MARKER,
         heading=", ".join(counted) or ("less was asked" if removed else "nothing new"),
         changes=changes,
-        tables=[("New", new), ("No longer answered", changes.lost), ("Fixed", changes.fixed)],
+        tables=[
+            ("New", _rows(new, page)),
+            ("No longer answered", _rows(changes.lost, page)),
+            ("Fixed", _rows(changes.fixed, page)),
+        ],
         removed=removed,
         page=Markup(page),
-        linked=lambda change: _linked(change, page),
         MOST=MOST,
     )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What one cause, or one requirement where none is known, changed in an implementation."""
+
+    implementation: str
+    before: str
+    after: str
+    cause: str
+    requirements: Markup
+    times: int
+
+
+def _rows(changes: Sequence[Change], page: str) -> list[_Row]:
+    """Return a row for changes that have one cause, and for each of the others."""
+
+    def alike(change: Change) -> tuple[str, ...]:
+        same = (change.implementation, change.before, change.after, change.cause)
+        return same if change.cause else (*same, change.requirement, change.device)
+
+    return [
+        _Row(
+            one.implementation,
+            one.before,
+            one.after,
+            one.cause,
+            _several([_linked(change, page) for change in group]),
+            sum(change.times for change in group),
+        )
+        for group in by_key(changes, alike).values()
+        for one in group[:1]
+    ]
+
+
+def _several(shown: Sequence[Markup]) -> Markup:
+    """Return the first few of them, and how many more there are."""
+    different = list(dict.fromkeys(shown))
+    more = f" and {len(different) - FEW} more" if len(different) > FEW else ""
+    return Markup(", ").join(different[:FEW]) + more
 
 
 def _linked(change: Change, page: str) -> Markup:

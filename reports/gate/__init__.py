@@ -248,7 +248,7 @@ class _Log:
 
     def _summary(self) -> None:
         judgement, header = self.judgement, self.judgement.record.header
-        names = ", ".join(one.name for one in header.implementations)
+        names = some([one.name for one in header.implementations], 4)
         counts = item_counts(judgement.record.results)
         items = f"items: {counts_text(counts)}" if counts else ""
         code = judgement.exit_code
