@@ -1,8 +1,9 @@
-"""What do other suites notice? The ONNX Attention node cases against the zoo.
+"""What do other suites notice? Their rules, and the ONNX Attention node cases, against the zoo.
 
     pip install onnx==1.23.2
     PYTHONPATH=tests python benchmarks/other_suites.py
     PYTHONPATH=tests python benchmarks/other_suites.py --all
+    PYTHONPATH=tests python benchmarks/other_suites.py --rules 200
 
 The node cases of the operator Attention (onnx.backend.test) are replayed, as ONNX's runner does it:
 rtol 1e-3, atol 1e-7, the output only, in float32. They know no weights of projections, no gradients
@@ -14,27 +15,41 @@ A case is replayed if it can be said to the attention: no soft cap, no window, o
 flag is aligned as ONNX does it, so mutants of the alignment are left out, and those of a padding
 that no replayed case has. Cases that expand the operator into others hold the same numbers, and are
 left out.
+
+With `--rules N`, N mutants are drawn, and each is put before the rules by which others accept an
+answer, on inputs of the sizes and kinds that their tests have (`RULES`). A rule is not the whole of
+a suite: sizes are reduced to what NumPy computes in a moment, and nothing is asked of what the rule
+does not look at.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from mutants.attention import Attention, Given
-from mutants.contestant import Contestant
+from mutants.contestant import Contestant, Featureful
+from mutants.features import FeatureMutant
 from mutants.mutant import Mutant
 from mutants.run import Examiner
 from mutants.zoo import SMALL
 
+from conformance.adapter.base import Adapter, Call
+from conformance.cases import patterns
+from conformance.cases.case import assembled, draw, rounded
 from conformance.definition.dtypes import FLOAT32
-from conformance.definition.problem import Shape
+from conformance.definition.expectation import solve
+from conformance.definition.problem import Problem, Shape
+from conformance.errors import Unsupported
 
 OUTSIDE = {
     "project",
@@ -54,6 +69,9 @@ OUTSIDE = {
     "padding",
 }
 """Stages before and behind the function, the alignment, and padding, which no replayed case has."""
+
+LAYER = {"project", "weight", "split", "merge", "finish"}
+"""Stages before and behind the function, where gradients and masks are asked, too."""
 
 FOREIGN = {"mask-ignored-with-bias", "causal-ignored-with-padding"}
 """ONNX has one mask argument, no additive score and no numbers that are not added."""
@@ -207,12 +225,225 @@ def of_the_function() -> Iterator[Mutant]:
             yield mutant
 
 
+Arrays = Mapping[str, np.ndarray]
+Accepts = Callable[[str, np.ndarray, np.ndarray, np.ndarray], bool]
+"""Whether a rule accepts an array, by its name, the answer, that of the definition, and that of
+PyTorch's operators one by one in the dtype of the problem."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """By which answers others accept, on which problems."""
+
+    name: str
+    problems: tuple[Problem, ...]
+    accepts: Accepts
+    gradients: bool = True
+
+
+def posed(
+    dtype: str, queries: int, keys: int, seed: int = 0, kv_heads: int = 4, **fields: Any
+) -> Problem:
+    """Return a problem with 4 heads of 64, whose masks and features are patterns of cases.
+
+    Its projections are the identity, because what these rules were written for has none.
+    """
+    width, of_keys = 4 * 64, kv_heads * 64
+    shape = Shape(
+        batch=2,
+        query_length=queries,
+        key_length=keys,
+        heads=4,
+        kv_heads=kv_heads,
+        head_size=64,
+        value_head_size=64,
+        query_width=width,
+        key_width=of_keys,
+        value_width=of_keys,
+        output_width=width,
+        bias=False,
+    )
+    numbers = np.random.default_rng(seed)
+    for name in fields.keys() & {"mask", "attn_bias"}:
+        fields[name] = fields[name](shape, numbers)
+    feature = fields.pop("feature", None)
+    if feature is not None:
+        fields |= feature(shape, fields.get("causal"), numbers)
+    drawn = draw(shape, numbers)
+    for name, size in shape.weight_shapes().items():
+        drawn[f"weights.{name}"] = np.eye(
+            width if name in ("query", "output") else of_keys
+        ).reshape(size)
+    return rounded(assembled(shape, drawn, **fields), dtype)
+
+
+def close(rtol: float, atol: float) -> Accepts:
+    """Return the rule of `allclose`."""
+    return lambda name, got, want, low: bool(np.allclose(got, want, rtol=rtol, atol=atol))
+
+
+def by_dtype(name: str, got: np.ndarray, want: np.ndarray, low: np.ndarray) -> bool:
+    """Transformer Engine's attention tests: 1.5e-2 in bfloat16."""
+    return bool(np.allclose(got, want, rtol=1.5e-2, atol=1.5e-2))
+
+
+def twice(name: str, got: np.ndarray, want: np.ndarray, low: np.ndarray) -> bool:
+    """FlashAttention: the largest error is twice that of PyTorch, three times for gradients."""
+    factor = 2.0 if name == "output" else 3.0
+    return bool(np.abs(got - want).max() <= factor * np.abs(low - want).max())
+
+
+FUDGE = {"output": 4.0, "gradient.query": 160.0, "gradient.key": 25.0, "gradient.value": 8.0,
+         "gradient.attn_bias": 45.0}  # fmt: skip
+
+
+def fudged(name: str, got: np.ndarray, want: np.ndarray, low: np.ndarray) -> bool:
+    """PyTorch: as many times the largest error of its operators as the file says, or 1e-5."""
+    limit = max(1e-5, FUDGE[name] * float(np.abs(low - want).max()))
+    return bool(np.abs(got - want).max() <= limit)
+
+
+def rules() -> list[Rule]:
+    """Return the rules, with inputs as their tests have them."""
+    fixed = tuple(posed("float32", 128, 128, seed) for seed in range(5))
+    causal = tuple(posed("float32", 128, 128, seed, causal="bottom-right") for seed in range(5))
+    end: dict[str, Any] = {"causal": "bottom-right"}
+    features = [{"feature": getattr(patterns, name)} for name in ("window", "slopes", "soft_cap")]
+    kinds = [{}, *features, {"mask": patterns.key_padding}]
+    flash = [posed("bfloat16", 113, 203, **kind, **more) for kind in kinds for more in ({}, end)]
+    flash.append(posed("bfloat16", 108, 256, kv_heads=2, **end))
+    masks = ({}, {"causal": "top-left"}, {"mask": patterns.per_batch},
+             {"attn_bias": patterns.bias_in_full}, {"scale": 0.1})  # fmt: skip
+    torch = [posed(dtype, 64, 128, **one) for dtype in ("float16", "float32") for one in masks]
+    engine = [posed("bfloat16", 128, 256, **kind, **more) for kind in kinds for more in ({}, end)]
+    engine += [
+        posed("bfloat16", 128, 256, attn_bias=patterns.bias_per_head),
+        posed("bfloat16", 128, 256, kv_heads=2),
+    ]
+    return [
+        Rule("allclose 1e-2", fixed, close(1e-2, 1e-2), gradients=False),
+        Rule("allclose 1e-4", fixed, close(1e-4, 1e-4), gradients=False),
+        Rule("1e-2, gradients, causal too", (*fixed, *causal), close(1e-2, 1e-2)),
+        Rule("1e-4, gradients, causal too", (*fixed, *causal), close(1e-4, 1e-4)),
+        Rule("FlashAttention", tuple(flash), twice),
+        Rule("PyTorch", tuple(torch), fudged),
+        Rule("Transformer Engine", tuple(engine), by_dtype),
+    ]
+
+
+@lru_cache(maxsize=256)
+def wanted(problem: Problem) -> tuple[Arrays, Arrays]:
+    """Return the answer of the definition, and that of PyTorch's operators in the dtype."""
+    return solve(problem).arrays(), _operators(problem)
+
+
+def _operators(problem: Problem) -> Arrays:
+    """Return output and gradients of PyTorch's operators, each of which rounds to the dtype."""
+    import torch
+
+    dtype = getattr(torch, problem.dtype)
+    named = {f"weights.{name}": array for name, array in problem.weights.named().items()}
+    named |= {name: getattr(problem, name) for name in ("query", "key", "value", "attn_bias")}
+    t = {
+        name: torch.tensor(array, dtype=dtype, requires_grad=True)
+        for name, array in named.items()
+        if array is not None
+    }
+    q, k, v = (
+        torch.einsum("ble,ehd->bhld", t[name], t[f"weights.{name}"])
+        for name in ("query", "key", "value")
+    )
+    k, v = (x.repeat_interleave(problem.shape.group, dim=1) for x in (k, v))
+    logits = q @ k.mT * problem.logit_scale
+    if problem.soft_cap is not None:
+        logits = problem.soft_cap * torch.tanh(logits / problem.soft_cap)
+    if problem.attn_bias is not None:
+        logits = logits + t["attn_bias"]
+    if problem.slopes is not None:
+        far = torch.tensor(np.abs(problem.distances()), dtype=dtype)
+        logits = logits - torch.tensor(problem.slopes, dtype=dtype)[:, None, None] * far
+    allowed = torch.tensor(problem.allowed_in_full().copy())
+    weights = torch.softmax(logits.masked_fill(~allowed, -torch.inf), dim=-1)
+    weights = weights.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
+    output = torch.einsum("bhld,hde->ble", weights @ v, t["weights.output"])
+    output.backward(torch.tensor(problem.cotangent, dtype=dtype))
+    inputs = {name: one.grad for name, one in t.items() if not name.startswith("weights.")}
+    arrays = {"output": output, **{f"gradient.{name}": one for name, one in inputs.items()}}
+    return {name: one.detach().double().numpy() for name, one in arrays.items()}
+
+
+def noticed(rule: Rule, adapter: Adapter) -> bool | None:
+    """Return whether a rule rejects an answer; None if no problem can be posed."""
+    asked = False
+    for problem in rule.problems:
+        want, low = wanted(problem)
+        for mode in adapter.modes:
+            if mode.name not in ("eval", "fused"):
+                continue
+            try:
+                with np.errstate(all="ignore"):
+                    call = Call(mode, wanted=None if rule.gradients else ())
+                    got = adapter.run(problem, call).arrays()
+            except Unsupported:
+                continue
+            except Exception:
+                return True
+            asked = True
+            seen = np.all(problem.allowed_in_full().any(axis=-1), axis=1)[..., None]
+            for name, array in got.items():
+                if name not in low:
+                    continue
+                # What a fully masked query gets is no matter of these rules.
+                mine = np.where(seen, array, want[name]) if name == "output" else array
+                if not rule.accepts(name, mine, want[name], low[name]):
+                    return True
+    return False if asked else None
+
+
+def print_rules(number: int) -> None:
+    """Print how many of the drawn mutants each rule notices."""
+    mutants = [
+        one
+        for one in SMALL
+        if one.level == "full" and one.case.count("/") == 2 and not LAYER & set(one.changes)
+        if "additive" not in one.case
+    ]
+    drawn = random.Random(0).sample(mutants, min(number, len(mutants)))
+    every = rules()
+    honest = [Contestant(), Featureful()]
+    for rule in every:
+        alarms = [adapter.name for adapter in honest if noticed(rule, adapter)]
+        print(f"{rule.name}: the original {'fails' if alarms else 'passes'}", flush=True)
+    told: Counter[tuple[str, str]] = Counter()
+    for mutant in drawn:
+        kind = "features" if isinstance(mutant, FeatureMutant) else mutant.chapter
+        told[kind, "mutants"] += 1
+        for rule in every:
+            told[kind, rule.name] += bool(noticed(rule, mutant.adapter()))
+        told[kind, "this suite"] += Examiner().kill(mutant).killed
+    columns = ["mutants", *(rule.name for rule in every), "this suite"]
+    print("\n| chapter | " + " | ".join(columns) + " |")
+    print("| --- |" + " ---: |" * len(columns))
+    kinds = list(dict.fromkeys(kind for kind, _ in told))
+    for kind in (*kinds, "all"):
+        counts = [
+            sum(told[one, column] for one in (kinds if kind == "all" else [kind]))
+            for column in columns
+        ]
+        print(f"| {kind} | " + " | ".join(map(str, counts)) + " |")
+
+
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="print every mutant, not survivors only")
+    parser.add_argument("--rules", type=int, metavar="N", help="rules of others on N mutants")
     options = parser.parse_args()
     begun = time.monotonic()
+    if options.rules:
+        print_rules(options.rules)
+        print(f"\n{time.monotonic() - begun:.0f} s")
+        return 0
     cases = node_cases()
     found = [replayed(case) for case in cases]
     replays = [item for item in found if isinstance(item, Replay)]
