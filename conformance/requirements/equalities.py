@@ -300,8 +300,8 @@ def beyond(ex: Examination) -> Finding | None:
         lengths = [every if (own := used[one]) is None else own for one in shared]
         past = np.arange(length) >= np.max(lengths, axis=0)[:, None]
         spoilt[name] = np.where(past[..., None], np.nan, getattr(problem, name))
-    again = ex.ask(problem.with_inputs(**spoilt)).arrays()
     names = ["output", *(f"gradient.{name}" for name in spoilt)]
-    one = {name: array for name, array in ex.answer.arrays().items() if name in names}
+    again = ex.ask(problem.with_inputs(**spoilt)).arrays()
+    got = {name: array for name, array in again.items() if name in names}
     said = "NaN beyond the lengths reaches {array}"
-    return _judged(ex, beyond.id, one, again, ex.expectation.sigma, said)
+    return _judged(ex, beyond.id, got, ex.answer.arrays(), ex.expectation.sigma, said)
