@@ -146,13 +146,21 @@ def narrowed(record):
     return record.replace(".json", ".narrowed.json")
 
 
-@pytest.mark.parametrize("there", WRITTEN)
+@pytest.mark.parametrize("there", [name for name in WRITTEN if name.endswith(".py")])
 def test_nothing_is_overwritten_and_then_nothing_is_written(tmp_path, capsys, there):
     (tmp_path / there).write_text("mine")
     assert new(tmp_path) == ExitCode.USAGE
     assert "already there; nothing was written" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "mine"
+
+
+def test_a_second_adapter_keeps_the_builds_of_the_first(tmp_path, capsys):
+    (tmp_path / "conformance-github.yml").write_text("mine")
+    assert new(tmp_path) == ExitCode.OK
+    assert "conformance-github.yml: kept as it was; add my_attention.py:" in capsys.readouterr().out
+    assert (tmp_path / "conformance-github.yml").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {*WRITTEN}
 
 
 def test_a_link_that_leads_nowhere_is_there_too(tmp_path):

@@ -49,6 +49,9 @@ def _new(options: argparse.Namespace) -> int:
     written = write(new, options.output)
     for path in written:
         print(path)
+    kept = [name for name in BUILDS if options.output / name not in written]
+    if kept:
+        print(f"{', '.join(kept)}: kept as it was; add {new.module}.py:{new.adapter} to its gate")
     print("\nIt conforms as it is. See for yourself, then put your own in its place:\n")
     print(f"  mha-conformance run {shlex.quote(f'{written[0]}:{new.adapter}')}")
     print(f"  pytest {shlex.quote(str(written[1]))}")
@@ -79,6 +82,13 @@ def _source() -> str:
 
 def _installed() -> str:
     return next((name for name in FRAMEWORKS if find_spec(name)), "numpy")
+
+
+BUILDS = {
+    "conformance-github.yml": "github.yml.j2",
+    "conformance-gitlab.yml": "gitlab.yml.j2",
+}
+"""The template of each build, of which adapters in one folder need one."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +140,7 @@ class NewAdapter:
         templates = {
             f"{self.module}.py": f"{self.kind}.py.j2",
             f"test_{self.module}.py": "test.py.j2",
-            "conformance-github.yml": "github.yml.j2",
-            "conformance-gitlab.yml": "gitlab.yml.j2",
+            **BUILDS,
         }
         values = {
             "module": self.module,
@@ -154,10 +163,16 @@ class NewAdapter:
 def write(new: NewAdapter, folder: Path) -> list[Path]:
     """Write all files into the folder, and return their paths.
 
+    Builds that are there already, such as those of another adapter, are left as they are.
+
     Raises:
-        ConformanceError: a file exists already, or the folder cannot be written to.
+        ConformanceError: the adapter or its test exists, or the folder cannot be written to.
     """
-    files = {folder / name: text for name, text in new.files().items()}
+    files = {
+        folder / name: text
+        for name, text in new.files().items()
+        if name not in BUILDS or not (folder / name).exists()
+    }
     there = [str(path) for path in files if path.exists() or path.is_symlink()]
     if there:
         raise ConformanceError(f"{', '.join(there)}: already there; nothing was written")
