@@ -23,6 +23,10 @@ def pytest_configure() -> None:
         )
 
 
+PAINTED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""A browser drops keys that are pressed before the first frame, which nobody has seen yet."""
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE)
@@ -55,6 +59,7 @@ def visit(browser: Browser) -> Iterator[Open]:
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(file.as_uri() + address)
+        page.evaluate(PAINTED)
         return page
 
     yield opened

@@ -392,6 +392,7 @@ def test_a_folded_implementation_has_its_deviations_when_it_is_opened(visit, fil
 def test_words_find_implementations_requirements_causes_and_cases(visit, files):
     page = visit(files["two"])
     page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
     page.keyboard.type("causal sq")
     expect(page.locator(".hits h2")).to_have_text(re.compile("^Cases"))
     page.keyboard.press("ArrowDown")
