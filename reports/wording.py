@@ -133,7 +133,7 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 def parts(name: str) -> list[str]:
     """Split a long name where a line may break: after punctuation, never within a word."""
-    return re.split(r"(?<=[._/-])", name)
+    return re.split(r"(?<=[._/])|(?<=\w-)", name)
 
 
 def shape(layout: str) -> str:

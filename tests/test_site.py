@@ -42,6 +42,10 @@ def test_it_builds_and_fetches_nothing(tmp_path):
     }
     assert "docs/examples/numpy_function.py.html" in sources  # linked to, so shown
     assert "adapters/tutorials/tutorial_1.py.html" in sources  # though it is no part of the folder
+    # A defect has a page, which those that have it lead to, and which leads to them.
+    page = "defects/flax-nnx-causal-beside-padding.html"
+    assert f"../{page}" in (tmp_path / "implementations/flax-nnx.html").read_text(encoding="utf-8")
+    assert "../implementations/flax-nnx.html" in (tmp_path / page).read_text(encoding="utf-8")
 
 
 def fetched(file: Path) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pages
 import pytest
+import records
 
 TUTORIALS = sorted((pages.DOCS / "tutorials").glob("*.md"))
 NEEDS = {"porter": ("torch", "flax"), "maintainer": ("flax",)}
@@ -29,6 +30,60 @@ def patched(folder: Path, text: str) -> None:
     file.write_text(code.replace(old, new), encoding="utf-8")
 
 
+def a_gate_of_everything(folder: Path) -> None:
+    """The kernel is mended: its tests pass, and what it cannot be asked is counted on the page."""
+    assert pages.shell("pytest -q", folder).returncode == 0
+    gate = "mha-conformance gate mine.py:my_attention --baseline conformance.toml"
+    done = pages.shell(gate, folder)
+    assert done.returncode == 0, done.stdout
+    (found,) = set(re.findall(r"\(.*items: .*?([\d,]+) unsupported", done.stdout))
+    (shown,) = re.findall(r"`unsupported`: ([\d,]+) items", tutorial("kernel-author"))
+    assert found == shown
+
+
+def figures_of_masks(folder: Path) -> None:
+    """The figures that the page leads to show what it says of them."""
+    heads = (folder / "heads.svg").read_text(encoding="utf-8")
+    assert "blocked: this query may not attend this key" in heads
+    assert all(f">head {head}<" in heads for head in range(4))
+    report = records.looked_at((folder / "both.html").read_text(encoding="utf-8"))
+    _, heading, figure = report.partition("One mask, passed unchanged to every implementation</h3>")
+    assert heading
+    shown = re.findall(r'aria-label="(tutorial-\d), ([^"]*)"', figure.partition("</section>")[0])
+    assert [text for name, text in shown if name == "tutorial-1"] == [
+        "1 = may attend: 100% on blocked keys, NaN",
+        "1 = blocked: as meant",
+        "0 and −inf, added: ignored",
+    ]
+    assert [text for name, text in shown if name == "tutorial-2"] == [
+        "1 = may attend: as meant",
+        "1 = blocked: 100% on blocked keys",
+        "0 and −inf, added: 100% on blocked keys",
+    ]
+
+
+def weights_of_another_layout(folder: Path) -> None:
+    """What `convert` wrote is Flax's: a kernel for each projection, with an axis for the heads."""
+    from safetensors.numpy import load_file
+
+    kernels = load_file(folder / "flax.safetensors")
+    assert kernels["query/kernel"].shape == kernels["key/kernel"].shape == (8, 2, 4)
+    assert kernels["out/kernel"].shape == (2, 4, 8)
+
+
+EFFECTS = {
+    "kernel-author": a_gate_of_everything,
+    "learner": figures_of_masks,
+    "porter": weights_of_another_layout,
+}
+"""What a page says of the files that its commands leave. The maintainer's panel is looked at in
+`browser/screenshots.py`."""
+
+
+def tutorial(name: str) -> str:
+    return (pages.DOCS / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_reader_gets_what_the_page_shows(page, tmp_path):
     for framework in NEEDS.get(page.stem, ("torch",)):
@@ -42,6 +97,8 @@ def test_a_reader_gets_what_the_page_shows(page, tmp_path):
             printed = pages.shell(command, tmp_path).stdout
             missing = [*pages.missing(wanted, printed)]
             assert not missing, f"{page.name}, line {line}: $ {command}\n{missing}\n\n{printed}"
+    if page.stem in EFFECTS:
+        EFFECTS[page.stem](tmp_path)
 
 
 def test_the_attention_of_the_readme_conforms(tmp_path):

@@ -185,10 +185,27 @@ def start() -> str:
     )
 
 
-def history(root: Path, name: str) -> str:
-    """Return since when an implementation answers as it does; "" if one version was measured."""
+def beyond(root: Path, name: str) -> str:
+    """Return what only the site has about an implementation: since when, and its defects' pages."""
     site = read(root)
     one = next((one for one in site["implementations"] if one["key"] == name), None)
+    return history(one) + _its_defects(site, name)
+
+
+def _its_defects(site: Site, name: str) -> str:
+    links = [
+        f"- {_link(defect['reason'], f'../defects/{page}.md')}"
+        for page, defect, found in _defects(site)
+        if any(one["key"] == name for one, _ in found)
+    ]
+    if not links:
+        return ""
+    told = "Each on a page of its own: who else has it, in which versions, and its script."
+    return "\n".join(["\n## Its defects", "", told, "", *links, ""])
+
+
+def history(one: Item | None) -> str:
+    """Return since when an implementation answers as it does; "" if one version was measured."""
     rows = [
         (_link(question, f"../conventions/{_slug(question)}.md"), _values(values), _text(since))
         for question, values in (one["answers"].items() if one else ())

@@ -54,7 +54,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         cards = '<div class="grid cards" markdown>\n\n'
         markdown = markdown.replace(cards, cards + ANSWERS["start"]() + "\n", 1)
     if uri.startswith("implementations/"):
-        markdown += ANSWERS["history"](ROOT, Path(uri).stem)
+        markdown += ANSWERS["beyond"](ROOT, Path(uri).stem)
     own = next((path for path, to in shown.items() if to == uri), f"docs/{uri}")
     links = {
         link: posixpath.relpath(

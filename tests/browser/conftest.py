@@ -59,7 +59,8 @@ def visit(browser: Browser) -> Iterator[Open]:
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(file.as_uri() + address)
-        page.evaluate(PAINTED)
+        if options.get("java_script_enabled", True):
+            page.evaluate(PAINTED)
         return page
 
     yield opened

@@ -44,7 +44,7 @@ const quoted = (word) =>
 
 // A name that may break after its punctuation.
 const breakable = (name) =>
-  name.split(/(?<=[._/-])/).flatMap((part, place) => (place ? [el("wbr"), part] : [part]));
+  name.split(/(?<=[._/])|(?<=\w-)/).flatMap((part, place) => (place ? [el("wbr"), part] : [part]));
 
 // A command, as it is typed into a shell.
 const command = (text) => copyable(el("pre", { class: "command" }, el("code", {}, text)));
