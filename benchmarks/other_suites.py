@@ -281,11 +281,6 @@ def close(rtol: float, atol: float) -> Accepts:
     return lambda name, got, want, low: bool(np.allclose(got, want, rtol=rtol, atol=atol))
 
 
-def by_dtype(name: str, got: np.ndarray, want: np.ndarray, low: np.ndarray) -> bool:
-    """Transformer Engine's attention tests: 1.5e-2 in bfloat16."""
-    return bool(np.allclose(got, want, rtol=1.5e-2, atol=1.5e-2))
-
-
 def twice(name: str, got: np.ndarray, want: np.ndarray, low: np.ndarray) -> bool:
     """FlashAttention: the largest error is twice that of PyTorch, three times for gradients."""
     factor = 2.0 if name == "output" else 3.0
@@ -326,7 +321,7 @@ def rules() -> list[Rule]:
         Rule("1e-4, gradients, causal too", (*fixed, *causal), close(1e-4, 1e-4)),
         Rule("FlashAttention", tuple(flash), twice),
         Rule("PyTorch", tuple(torch), fudged),
-        Rule("Transformer Engine", tuple(engine), by_dtype),
+        Rule("Transformer Engine", tuple(engine), close(1.5e-2, 1.5e-2)),
     ]
 
 

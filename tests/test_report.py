@@ -56,7 +56,7 @@ from conformance.reports import model as data
 from conformance.reports.deviations import normalised
 from conformance.reports.page.views import cards, polarity, pooled, position, symptoms, where
 from conformance.reports.totals import worst_verdict
-from conformance.reports.wording import fared, ratio, shape
+from conformance.reports.wording import fared, parts, ratio, shape
 
 # Counting
 
@@ -117,6 +117,11 @@ def test_a_requirement_that_the_suite_does_not_know_keeps_its_row():
     assert found.matrix[-1].requirement == "new.idea"
     assert found.matrix[-1].level == ""
     assert "new.<wbr>idea" in render_html(found)
+
+
+def test_a_line_breaks_after_a_hyphen_and_not_after_a_minus_sign():
+    assert parts("keras-jax-mha") == ["keras-", "jax-", "mha"]
+    assert parts("(blocks, -1e20)") == ["(blocks, -1e20)"]
 
 
 def test_no_percentages():

@@ -102,6 +102,9 @@ KINDS = {
 
 Item = Mapping[str, Any]
 Site = dict[str, Any]
+Defect = tuple[str, Item, list[tuple[Item, Item]]]
+"""The name of its page, what is known with the longest reason, and who has it: each
+implementation, with what is known of it."""
 
 
 def read(root: Path) -> Site:
@@ -185,18 +188,20 @@ def start() -> str:
     )
 
 
-def beyond(root: Path, name: str) -> str:
-    """Return what only the site has about an implementation: since when, and its defects' pages."""
+def beyond(root: Path) -> dict[str, str]:
+    """Return what only the site says of each implementation: since when, and its defects' pages."""
     site = read(root)
-    one = next((one for one in site["implementations"] if one["key"] == name), None)
-    return history(one) + _its_defects(site, name)
+    defects = list(_defects(site))
+    return {
+        one["key"]: _history(one) + _its_defects(one, defects) for one in site["implementations"]
+    }
 
 
-def _its_defects(site: Site, name: str) -> str:
+def _its_defects(one: Item, defects: Sequence[Defect]) -> str:
     links = [
         f"- {_link(defect['reason'], f'../defects/{page}.md')}"
-        for page, defect, found in _defects(site)
-        if any(one["key"] == name for one, _ in found)
+        for page, defect, found in defects
+        if any(item is one for item, _ in found)
     ]
     if not links:
         return ""
@@ -204,11 +209,11 @@ def _its_defects(site: Site, name: str) -> str:
     return "\n".join(["\n## Its defects", "", told, "", *links, ""])
 
 
-def history(one: Item | None) -> str:
+def _history(one: Item) -> str:
     """Return since when an implementation answers as it does; "" if one version was measured."""
     rows = [
         (_link(question, f"../conventions/{_slug(question)}.md"), _values(values), _text(since))
-        for question, values in (one["answers"].items() if one else ())
+        for question, values in one["answers"].items()
         if (since := _since(one, question))
     ]
     if not rows:
@@ -412,7 +417,7 @@ def _requirement(site: Site, one: Item) -> str:
     )
 
 
-def _defects(site: Site) -> Iterator[tuple[str, Item, list[tuple[Item, Item]]]]:
+def _defects(site: Site) -> Iterator[Defect]:
     """Yield each defect once: a name for its page, its longest reason, and who has it."""
     groups: dict[str, list[tuple[Item, Item]]] = {}
     for one in site["implementations"]:

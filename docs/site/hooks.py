@@ -31,6 +31,7 @@ def on_files(files: Any, *, config: Any) -> Any:
     """Add a page for each file that is linked and is none, with its figures, and the changes."""
     for uri, content in ANSWERS["pages"](ROOT).items():
         files.append(File.generated(config, uri, content=content))
+    config.extra["beyond"] = ANSWERS["beyond"](ROOT)
     config.extra["shown"] = shown = {"CHANGELOG.md": CHANGES}
     for page in list(files.documentation_pages()):
         for _, path in _links(page.content_string, f"docs/{page.src_uri}"):
@@ -54,7 +55,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         cards = '<div class="grid cards" markdown>\n\n'
         markdown = markdown.replace(cards, cards + ANSWERS["start"]() + "\n", 1)
     if uri.startswith("implementations/"):
-        markdown += ANSWERS["beyond"](ROOT, Path(uri).stem)
+        markdown += config.extra["beyond"].get(Path(uri).stem, "")
     own = next((path for path, to in shown.items() if to == uri), f"docs/{uri}")
     links = {
         link: posixpath.relpath(

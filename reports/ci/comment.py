@@ -14,7 +14,7 @@ from conformance.errors import ConformanceError
 from conformance.reports.changes import Change, Changes
 from conformance.reports.page.markdown import code, render
 from conformance.reports.totals import by_key
-from conformance.text import plural
+from conformance.text import plural, some
 
 MARKER = Markup("<!-- mha-conformance -->")
 """The first line, by which a build finds its earlier comment and replaces it."""
@@ -91,19 +91,12 @@ def _rows(changes: Sequence[Change], page: str) -> list[_Row]:
             one.before,
             one.after,
             one.cause,
-            _several([_linked(change, page) for change in group]),
+            Markup(some(list(dict.fromkeys(_linked(change, page) for change in group)), FEW)),
             sum(change.times for change in group),
         )
         for group in by_key(changes, alike).values()
         for one in group[:1]
     ]
-
-
-def _several(shown: Sequence[Markup]) -> Markup:
-    """Return the first few of them, and how many more there are."""
-    different = list(dict.fromkeys(shown))
-    more = f" and {len(different) - FEW} more" if len(different) > FEW else ""
-    return Markup(", ").join(different[:FEW]) + more
 
 
 def _linked(change: Change, page: str) -> Markup:
