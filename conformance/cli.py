@@ -19,6 +19,7 @@ from conformance.commands import (
     judge,
     listing,
     long,
+    matrix,
     new_adapter,
     probe,
     publish,
@@ -36,6 +37,7 @@ COMMANDS = (
     report,
     publish,
     compare,
+    matrix,
     new_adapter,
     heads,
     convert,
@@ -118,10 +120,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         from conformance.commands.completion import complete
 
         complete(parser)
-    if not (sys.argv[1:] if arguments is None else arguments):
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
+    if not given:
         parser.print_help(sys.stderr)
         return ExitCode.USAGE
-    options, rest = parser.parse_known_args(arguments)
+    # argparse takes what follows "--" for arguments of its own.
+    end = given.index("--") if given[0] == "matrix" and "--" in given else len(given)
+    options, rest = parser.parse_known_args(given[:end])
+    rest += given[end + 1 :]
     if rest and not getattr(options, "passes_on", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest

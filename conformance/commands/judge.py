@@ -68,6 +68,12 @@ def add_parser(commands: Commands) -> None:
     )
     judge.add_argument("--jobs", type=int, default=1, help="candidates at a time (default: 1)")
     judge.add_argument(
+        "--on",
+        default="",
+        metavar="CLUSTER",
+        help="ray or ray://HOST:PORT: a cluster, as for matrix, whose nodes have this suite",
+    )
+    judge.add_argument(
         "--output", type=Path, metavar="FILE", help="append verdicts to FILE, one a line"
     )
     judge.set_defaults(action=_judge)
@@ -102,7 +108,7 @@ def _judge(options: argparse.Namespace) -> int:
     )
     rulings = set()
     many = len(options.candidate) > 1 or Path(options.candidate[0]).is_dir()
-    for verdict in judged(options.candidate, how, options.jobs):
+    for verdict in judged(options.candidate, how, options.jobs, options.on):
         rulings.add(verdict.verdict)
         line = msgspec.json.encode(verdict)
         if options.output is not None:

@@ -29,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     device: str = "cpu"
     baseline: str = ""
     record: str | None = None
+    resources: dict[str, dict[str, float]] = {}
 
 
 def read_settings(path: Path = FILE) -> Settings:

@@ -38,7 +38,6 @@ class Options:
 
     def checked(self) -> Options:
         """Return the options; raise `ConformanceError` where they cannot be meant."""
-        check(self.isolation)
         if self.task.level not in LEVELS:
             raise UnknownName("level", self.task.level, LEVELS)
         for name in self.task.dtypes:
@@ -76,11 +75,10 @@ class Candidates:
         Raises:
             NotAnAdapter: there is no such file.
         """
-        file, name = divided(spec)
-        try:
-            source = Path(file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise NotAnAdapter(f"{file}: cannot be read: {error}") from error
+        return self.judge_source(*read(spec))
+
+    def judge_source(self, file: str, source: str, name: str) -> Verdict:
+        """Return the verdict on a function of a file that need not be on this machine."""
         warm = tuple(sorted({*_IMPORTS.findall(source), self.options.framework} - {""}))
         if warm not in self._judges:
             options = self.options
@@ -104,6 +102,19 @@ def divided(spec: str) -> tuple[str, str]:
     return spec, ""
 
 
+def read(spec: str) -> tuple[str, str, str]:
+    """Return the file, its text, and the name of FILE or FILE:NAME.
+
+    Raises:
+        NotAnAdapter: there is no such file.
+    """
+    file, name = divided(spec)
+    try:
+        return file, Path(file).read_text(encoding="utf-8"), name
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotAnAdapter(f"{file}: cannot be read: {error}") from error
+
+
 def found(places: Iterable[str]) -> list[str]:
     """Return FILE:NAME for each place, and all Python files of each that is a folder.
 
@@ -124,10 +135,18 @@ def found(places: Iterable[str]) -> list[str]:
     return every
 
 
-def judged(places: Sequence[str], options: Options, jobs: int = 1) -> Iterator[Verdict]:
+def judged(
+    places: Sequence[str], options: Options, jobs: int = 1, on: str = ""
+) -> Iterator[Verdict]:
     """Yield the verdict on each candidate, in the order in which they are reached.
 
     All are asked the same problems, so that their scores can be compared.
+
+    Args:
+        places: files, FILE:NAME, or folders.
+        options: how they are judged.
+        jobs: how many at a time, on this machine.
+        on: a Ray cluster, as in `matrix --on`, whose nodes have this suite; "" for this machine.
 
     Raises:
         NotAnAdapter: there is no such file.
@@ -136,6 +155,10 @@ def judged(places: Sequence[str], options: Options, jobs: int = 1) -> Iterator[V
     options = options.checked()
     options = dataclasses.replace(options, token=options.token or secrets.token_hex(16))
     specs = found(places)
+    if on:
+        yield from _judged_on(on, specs, options)
+        return
+    check(options.isolation)
     jobs = max(1, min(jobs, len(specs)))
     if jobs == 1:
         with Candidates(options) as candidates:
@@ -146,6 +169,30 @@ def judged(places: Sequence[str], options: Options, jobs: int = 1) -> Iterator[V
     with ProcessPoolExecutor(jobs, context, _begin, (options,)) as pool:
         for done in as_completed([pool.submit(_one, spec) for spec in specs]):
             yield done.result()
+
+
+def _judged_on(address: str, specs: Sequence[str], options: Options) -> Iterator[Verdict]:
+    """Judge on the nodes of a cluster, one candidate for each CPU at a time."""
+    from conformance.running.matrix import connected
+
+    with connected(address) as nodes:
+        import ray
+        from ray.util import ActorPool
+
+        room = int(sum(own.get("CPU", 0) for own in nodes))
+        if not room:
+            raise ConformanceError(f"no node of the cluster at {address} has a CPU")
+        # A candidate whose node dies is judged again on another one.
+        begun = ray.remote(Candidates).options(
+            num_cpus=1, max_restarts=-1, max_task_retries=3, scheduling_strategy="SPREAD"
+        )
+        pool = ActorPool([begun.remote(options) for _ in range(min(room, len(specs)))])
+        try:
+            yield from pool.map_unordered(
+                lambda actor, spec: actor.judge_source.remote(*read(spec)), specs
+            )
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, ConformanceError) else error from None
 
 
 _OWN: list[Candidates] = []

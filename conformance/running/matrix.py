@@ -1,0 +1,389 @@
+"""Run the environments of a tox project: here with tox, or on a cluster with Ray.
+
+What an environment installs and runs stands in the configuration of tox, and nowhere else; a node
+of a cluster runs tox, too. Ray is imported only if a cluster is asked for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from conformance.errors import ConformanceError, ExitCode
+from conformance.running import node
+from conformance.running.node import Answer, Part
+from conformance.text import message
+
+RETRIES = 3
+"""How often a part is begun again after the node on which it ran died."""
+_APART = {".git", ".tox", ".venv", "venv", "__pycache__", "node_modules", "build", "dist"}
+"""Folders that are no source, where git does not say which files are."""
+_OF_SHARD = re.compile(r"\.shard-\d+-of-\d+(?=\.)")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Environments:
+    """What is to be run, in this order.
+
+    Attributes:
+        before: environments that write no record, for which others wait; such as `begin`.
+        records: the record that each of the others writes, relative to the project, by name.
+        after: further environments that write no record, such as `report`.
+    """
+
+    before: list[str]
+    records: dict[str, str]
+    after: list[str]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where and how the parts of environments are run.
+
+    Attributes:
+        address: "ray" for a cluster that is there, or one of this machine; or "ray://HOST:PORT".
+        shards: into how many parts each environment is divided.
+        workers: the processes of a part, each of which gets a CPU.
+        resources: further resources of a part, in Ray's words, by the name of its environment.
+        arguments: what tox passes on to the commands of the environments that write a record.
+    """
+
+    address: str = "ray"
+    shards: int = 1
+    workers: int = 1
+    resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+# tox
+
+
+def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> Environments:
+    """Return what tox would run.
+
+    Raises:
+        ConformanceError: tox is not installed, finds no configuration here, or refuses it; there is
+            no such environment, or none that writes a record.
+    """
+    command = ["config", "--format", "json", "-k", "depends", "commands"]
+    command += ["-e", ",".join(chosen)] if chosen else []
+    command += ["-m", *labels] if labels else []
+    done = subprocess.run(_tox(*command), cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        told = next((line for line in reversed(said) if line.strip()), "no reason given")
+        raise ConformanceError(f"tox refuses its configuration: {told}")
+    # What tox prints on the way, if it has to install itself first, is on the lines before.
+    found = json.loads(done.stdout[done.stdout.index("{") :])["env"]
+    records = {name: path for name in found if (path := _record_of(found[name]))}
+    if not records:
+        raise ConformanceError(
+            f"none of {', '.join(found) or 'no environment'} writes a record: their commands have "
+            "no --record FILE.json"
+        )
+    awaited = {other for name in records for other in found[name].get("depends") or ()}
+    aside = [name for name in found if name not in records]
+    before = [name for name in aside if name in awaited]
+    return Environments(before, records, [name for name in aside if name not in awaited])
+
+
+def _record_of(keys: Mapping[str, Any]) -> str:
+    """Return the record that the commands of an environment write, or ""."""
+    for command in keys.get("commands") or ():
+        words = shlex.split(command)
+        for option, path in pairwise(words):
+            if option == "--record" and path.endswith(".json"):
+                return path
+    return ""
+
+
+def _tox(*arguments: str) -> list[str]:
+    if find_spec("tox") is None:
+        raise ConformanceError("tox is not installed here: python -m pip install tox")
+    return [sys.executable, "-m", "tox", *arguments]
+
+
+def run_here(
+    chosen: Environments, arguments: Sequence[str], root: Path, *, jobs: int, workers: int
+) -> int:
+    """Run environments with tox, so many at once, and return the exit code of tox."""
+    names = [*chosen.before, *chosen.records, *chosen.after]
+    how = ["run-parallel", "--parallel", str(jobs)] if jobs > 1 else ["run"]
+    command = _tox(*how, "-e", ",".join(names), "--", *arguments)
+    settings = os.environ | {"WORKERS": str(workers)}
+    return subprocess.run(command, cwd=root, env=settings, check=False).returncode
+
+
+# Ray
+
+
+def run_on_cluster(chosen: Environments, cluster: Cluster, root: Path, say: Say) -> ExitCode:
+    """Run environments on the nodes of a cluster, and write their records here as they come.
+
+    Args:
+        chosen: what is to be run; what writes no record is run here, with tox.
+        cluster: where, and how.
+        root: the folder of the project.
+        say: is called with each line of the progress.
+
+    Raises:
+        ConformanceError: Ray is not installed, there is no such cluster, or no node of it has the
+            resources of a part; or another run writes the same records.
+    """
+    from conformance.running.joining import Lock
+
+    with ExitStack() as held, connected(cluster.address) as nodes:
+        # Nodes need not have this suite.
+        import ray
+
+        ray.cloudpickle.register_pickle_by_value(node)
+        for folder in {(root / path).parent for path in chosen.records.values()}:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.callback(Lock(folder / "matrix").release)
+        run = Run(chosen, cluster, root, say)
+        run.check(nodes)
+        if chosen.before and (code := _aside(chosen.before, root)):
+            return code
+        run.all()
+        after = _aside(chosen.after, root) if chosen.after else ExitCode.OK
+    return run.code() or after
+
+
+def on_ray(address: str) -> bool:
+    """Whether an engine is a cluster of Ray."""
+    return address == "ray" or address.startswith("ray://")
+
+
+@contextmanager
+def connected(address: str) -> Iterator[list[dict[str, float]]]:
+    """Connect to a cluster of Ray, or begin one; yield the resources of each node.
+
+    Args:
+        address: "ray", or "ray://HOST:PORT"; see `Cluster`.
+
+    Raises:
+        ConformanceError: this is no address, Ray is not installed, or there is no such cluster.
+    """
+    if not on_ray(address):
+        raise ConformanceError(f"--on {address}: ray or ray://HOST:PORT")
+    if find_spec("ray") is None:
+        raise ConformanceError(
+            "Ray is not installed here: python -m pip install 'mha-conformance[cluster]'"
+        )
+    import ray
+
+    is_named = address != "ray"
+    settings = {"address": address} if is_named else {"include_dashboard": False}
+    try:
+        ray.init(log_to_driver=False, logging_level="ERROR", **settings)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConformanceError(f"no Ray cluster at {address}: {message(error)}") from error
+    try:
+        yield [own["Resources"] for own in ray.nodes() if own["Alive"]]
+    finally:
+        ray.shutdown()
+
+
+def _aside(names: Sequence[str], root: Path) -> ExitCode:
+    """Run environments here, one after the other."""
+    done = subprocess.run(_tox("run", "-e", ",".join(names)), cwd=root, check=False)
+    return ExitCode.OK if done.returncode == 0 else ExitCode.INCOMPLETE
+
+
+class Run:
+    """One run of environments on a cluster."""
+
+    def __init__(self, chosen: Environments, cluster: Cluster, root: Path, say: Say) -> None:
+        self._records, self._cluster, self._root, self._say = chosen.records, cluster, root, say
+        self._codes: dict[str, ExitCode] = {}
+        self._shards: dict[str, list[Path]] = defaultdict(list)
+        self._left: dict[str, int] = {}
+        self._remote: Any = None
+
+    def check(self, nodes: Sequence[Mapping[str, float]]) -> None:
+        """Raise `ConformanceError` for an environment that no node has the resources for."""
+        for name in self._records:
+            asked = self._asked(name)
+            if not any(all(own.get(key, 0) >= asked[key] for key in asked) for own in nodes):
+                wanted = ", ".join(f"{amount:g} {key}" for key, amount in asked.items())
+                raise ConformanceError(f"no node of the cluster has what {name} needs: {wanted}")
+
+    def _asked(self, name: str) -> dict[str, float]:
+        return {"CPU": self._cluster.workers, **self._cluster.resources.get(name, {})}
+
+    def all(self) -> None:
+        """Run all parts; join the shards of an environment, and have its command judge the whole.
+
+        What has come is kept if this is interrupted, and the rest is cancelled.
+        """
+        import ray
+
+        # Each call of `remote` would send the module again.
+        self._remote = ray.remote(node.run)
+        project = ray.put(archive(self._root))
+        waiting: dict[Any, Part] = {}
+        for name in self._records:
+            shards = self._cluster.shards
+            self._left[name] = shards
+            for number in range(1, shards + 1):
+                part = self._part(name, f"{number}/{shards}" if shards > 1 else "")
+                waiting[self._begin(project, part)] = part
+        try:
+            while waiting:
+                (done,), _ = ray.wait([*waiting])
+                part = waiting.pop(done)
+                self._take(part, done)
+                whole = self._whole(part)
+                if whole is not None:
+                    waiting[self._begin(project, whole)] = whole
+                if waiting:
+                    self._say(_left([*waiting.values()]))
+        finally:
+            for ref in waiting:
+                ray.cancel(ref, force=True)
+
+    def _part(self, name: str, shard: str = "") -> Part:
+        """Return a part, with the records that are here already."""
+        record = self._root / self._records[name]
+        files = [record.with_name(file) for file in ("run", f"{record.stem}.safetensors")]
+        files += [record, *record.parent.glob(f"{record.stem}.narrowed.*")]
+        found = {self._relative(file): file.read_bytes() for file in files if file.is_file()}
+        more = ("--shard", shard) if shard else ()
+        return Part(name, shard, (*self._cluster.arguments, *more), found)
+
+    def _relative(self, file: Path) -> str:
+        return file.relative_to(self._root).as_posix()
+
+    def _begin(self, project: Any, part: Part) -> Any:
+        """Return the reference to the answer of a part, which a node will run."""
+        asked = self._asked(part.environment)
+        own = {key: asked[key] for key in asked if key not in ("CPU", "GPU")}
+        remote = self._remote.options(
+            num_cpus=asked["CPU"],
+            num_gpus=asked.get("GPU", 0),
+            resources=own,
+            max_retries=RETRIES,
+            scheduling_strategy="SPREAD",
+            name=part.name,
+        )
+        folder = Path(self._records[part.environment]).parent.as_posix()
+        return remote.remote(project, key_of(self._root), folder, part, self._cluster.workers)
+
+    def _take(self, part: Part, ref: Any) -> None:
+        """Write what a part has found, and say so."""
+        import ray
+
+        try:
+            answer: Answer = ray.get(ref)
+        except ray.exceptions.RayError as error:
+            told = str(error).strip().splitlines()
+            self._tell(part, f"lost: {told[-1] if told else type(error).__name__}")
+            self._note(part, ExitCode.INCOMPLETE)
+            return
+        records = []
+        for path, content in sorted(answer.files.items()):
+            file = self._root / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            written = file.with_name(file.name + ".part")
+            written.write_bytes(content)
+            written.replace(file)
+            records += [file] if file.suffix == ".json" else []
+        where = f"{answer.seconds:.0f} s on {answer.node}"
+        if not records and answer.code:
+            self._tell(part, f"was not run (exit code {answer.code}), {where}")
+            self._say(answer.tail.strip())
+            self._note(part, ExitCode.INCOMPLETE)
+            return
+        if part.shard:
+            self._shards[part.environment] += records
+        self._tell(part, f"{_items(records)}exit code {answer.code}, {where}")
+        if answer.code and not part.shard:
+            self._say(answer.tail.strip())
+        known = answer.code in {*ExitCode}
+        self._note(part, ExitCode(answer.code) if known else ExitCode.INCOMPLETE)
+
+    def _tell(self, part: Part, text: str) -> None:
+        self._say(f"{part.name}: {text}")
+
+    def _note(self, part: Part, code: ExitCode) -> None:
+        # The whole is judged by the command of the environment, once its shards are joined.
+        if not part.shard or code == ExitCode.INCOMPLETE:
+            self._codes[part.name] = code
+        if part.shard:
+            self._left[part.environment] -= 1
+
+    def _whole(self, part: Part) -> Part | None:
+        """Return what judges an environment whose last shard has just come."""
+        from conformance.running.joining import join
+
+        shards = self._shards.pop(part.environment, []) if not self._left[part.environment] else []
+        if not part.shard or not shards:
+            return None
+        output = shards[0].with_name(_OF_SHARD.sub("", shards[0].name))
+        joined = join(shards, output)
+        for line in joined.contradictions:
+            self._say(f"{part.environment}: contradiction: {line}")
+            self._codes[f"{part.environment}, joined"] = ExitCode.DEVIATES
+        for file in shards:
+            file.unlink()
+            file.with_suffix(".safetensors").unlink(missing_ok=True)
+        return self._part(part.environment)
+
+    def code(self) -> ExitCode:
+        """Return the exit code: incomplete before worse than the baselines say."""
+        found = {*self._codes.values()} - {ExitCode.OK}
+        order = (ExitCode.INCOMPLETE, ExitCode.USAGE, ExitCode.DEVIATES)
+        return next((code for code in order if code in found), max(found, default=ExitCode.OK))
+
+
+def _left(parts: Sequence[Part]) -> str:
+    environments = {part.environment for part in parts}
+    counts = [f"{len(environments)} environment{'s' * (len(environments) > 1)}"]
+    if any(part.shard for part in parts):
+        counts.insert(0, f"{len(parts)} part{'s' * (len(parts) > 1)}")
+    return f"  left: {' of '.join(counts)}"
+
+
+def _items(records: Sequence[Path]) -> str:
+    from conformance.records.record import read
+
+    count = sum(len(read(file).results) for file in records)
+    return f"{count:,} items, " if records else "as measured before, "
+
+
+def key_of(root: Path) -> str:
+    """Return a name for the project, under which nodes keep what tox installed for it."""
+    return f"{root.name}-{sha256(str(root).encode()).hexdigest()[:8]}"
+
+
+def archive(root: Path) -> bytes:
+    """Return the source of a project as a tar archive: what git knows, or does not ignore."""
+    git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(git, cwd=root, capture_output=True, check=True)
+        files: Iterator[Path] = (root / name for name in done.stdout.decode().split("\0") if name)
+    except (OSError, subprocess.CalledProcessError):
+        files = (file for file in root.rglob("*") if not _APART & {*file.relative_to(root).parts})
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as into:
+        for file in sorted(files):
+            if file.is_file():
+                into.add(file, arcname=file.relative_to(root).as_posix(), recursive=False)
+    return content.getvalue()
