@@ -1,0 +1,116 @@
+"""DeepSpeed's `DistributedAttention` (Ulysses) over `scaled_dot_product_attention`.
+
+Each rank has a part of the sequence. An exchange gives it some of the heads of all tokens, with
+which any local function attends, and another exchange gives back its tokens with all heads.
+
+What a port gets wrong: masks are handed on to the local function as they are. Each rank needs the
+rows and columns of all tokens there, and of a mask for every head its own part, and the gradient of
+an additive one has to be summed over ranks. Which axis is the batch is named twice: by
+`batch_dim_idx` in the call, and by `gather_idx`, the axis of the sequence, in the constructor,
+whose default, 0, is a sequence that comes first. Heads need not be a multiple of the ranks; but
+they are divided by the rank that `deepspeed.utils.groups` knows, not by that in the process group
+which is passed, and without a mesh every rank is the first one to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from conformance import CausalFlag, Distributed, MaskArgument, Mode, Split, Unsupported, World
+
+
+def local(query: Any, key: Any, value: Any, sequence: int, **options: Any) -> Any:
+    """Attend to all tokens with the heads of this rank; `sequence` is the axis of tokens."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    inputs = (it.movedim((1 - sequence, sequence), (0, 2)) for it in (query, key, value))
+    grouped = query.shape[2] != key.shape[2]
+    context = scaled_dot_product_attention(*inputs, enable_gqa=grouped, **options)
+    return context.movedim((0, 2), (1 - sequence, sequence))
+
+
+def of_this_rank(mask: Any, kv_heads: int, rank: int, size: int) -> Any:
+    """Return the heads of this rank; the gradient is that of the whole, on every rank."""
+    import torch.distributed
+
+    def summed(gradient: Any) -> Any:
+        gradient = gradient.clone()
+        torch.distributed.all_reduce(gradient)
+        return gradient
+
+    mask = mask.view_as(mask)
+    if mask.requires_grad:
+        mask.register_hook(summed)
+    if mask.shape[1] == 1:
+        return mask
+    heads = mask.unflatten(1, (kv_heads, -1)).tensor_split(size, 1)
+    return heads[rank].flatten(1, 2)
+
+
+def on_rank(
+    query: Any, key: Any, value: Any, shard: Any, attn_mask: Any = None, **options: Any
+) -> Any:
+    """Attend with the axes in the order that the split names."""
+    import deepspeed
+    from deepspeed.sequence.layer import DistributedAttention
+    from deepspeed.utils import groups
+
+    if not deepspeed.comm.is_initialized():
+        # What sums small tensors in shared memory would be compiled now; nothing is summed here.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+        # As deepspeed.initialize(mesh_param=...) does.
+        groups.mesh_device = deepspeed.comm.initialize_mesh_device(
+            (1, shard.size), ("data_parallel", "sequence_parallel")
+        )
+    if attn_mask is not None:
+        options["attn_mask"] = of_this_rank(attn_mask, key.shape[1], shard.rank, shard.size)
+    batch, sequence = (0, 1) if shard.split == "batch-first" else (1, 0)
+    group = groups.mesh_device.get_group("sequence_parallel")
+    attend = DistributedAttention(local, group, scatter_idx=2, gather_idx=sequence)
+    inputs = (it.movedim((0, 2), (batch, sequence)) for it in (query, key, value))
+    return attend(*inputs, batch, sequence=sequence, **options).movedim((batch, sequence), (0, 2))
+
+
+class DeepSpeedUlysses(Distributed):
+    """Lengths have to be multiples of the number of ranks, and each needs a key/value head."""
+
+    title = "deepspeed.sequence.layer.DistributedAttention"
+    documentation = "https://www.deepspeed.ai/tutorials/ds-sequence/"
+    packages = ("deepspeed",)
+    world = World(
+        sizes=(1, 2, 3, 4),
+        splits=(
+            Split("batch-first", queries=True, keys=True),
+            Split("sequence-first", queries=True, keys=True),
+        ),
+    )
+    on_rank = on_rank
+    axes: ClassVar[dict[str, tuple[str, ...]]] = {}
+    dtypes = ("float32", "bfloat16")
+    grouped = True
+    custom_scale = True
+    mask_arguments = (
+        MaskArgument(
+            "attn_mask",
+            "batch heads query key",
+            true="attends",
+            number="added",
+            broadcasts=True,
+        ),
+    )
+    causal_flag = CausalFlag("is_causal", alignment="top-left", alone=True)
+    fully_masked_row = "zeros"
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
+    ) -> Any:
+        size = mode["size"]
+        if any(length % size for length in (query.shape[2], key.shape[2])):
+            raise Unsupported(f"lengths are no multiples of {size}")
+        if key.shape[1] < size:
+            raise Unsupported(f"{key.shape[1]} key/value heads are fewer than {size} ranks")
+        return super().attend(query, key, value, masks, mode, **options)
+
+
+ADAPTERS = {"deepspeed-ulysses": "DeepSpeedUlysses"}
