@@ -48,6 +48,7 @@ NEEDS = {
     "keras": ("keras", "tensorflow"),
     "kerashub": ("keras_hub",),
     "flax": ("flax", "jax"),
+    "ring": ("ring_attention_pytorch",),
     "x": ("x_transformers",),
 }
 
