@@ -290,14 +290,14 @@ _Owner = tuple[str, str]
 
 
 class Records:
-    """Several records as a whole.
+    """Several records as a whole: one of the two sides of a comparison.
 
     Attributes:
-        side: what they are, for people.
-        specs: implementation and device to how the implementation is named on a command line.
-        levels: requirement to its level.
-        results: by item.
-        cases: what each case asks.
+        side: the summary of these records that a report shows.
+        specs: the name of each implementation on a command line, by implementation and device.
+        levels: the level of each requirement.
+        results: the result of each item.
+        cases: the description of each case.
     """
 
     def __init__(self, records: Sequence[Record], where: str = "") -> None:

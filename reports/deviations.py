@@ -71,7 +71,7 @@ def _alike(wrong: Sequence[Located], known: Mapping[Located, KnownDeviation]) ->
     """Group findings that say the same.
 
     Where no cause is known, they are apart if their cases deviate in other dtypes: what is wrong
-    in float64 alone is another fault than what is wrong in all.
+    in float64 alone is not the same fault as what is wrong in all.
     """
 
     def says(one: Located) -> tuple[object, ...]:

@@ -200,7 +200,7 @@ class Questions(Protocol):
     """The source of case descriptions: the header of a record, or the suite itself."""
 
     def requirement(self, name: str, /) -> RequirementInfo | None:
-        """Return the requirement of this id, or None if it is not known."""
+        """Return the requirement with this id, or None if it is not known."""
 
     def question(self, case: str, /) -> str:
         """Return what a case or an experiment asks, in words; "" if it is not known."""

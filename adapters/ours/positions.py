@@ -97,7 +97,7 @@ class Tokens:
         return p + keys.sum(-1) - queries.sum(-1), r
 
     def used(self, device: torch.device) -> tuple[Bool[Tensor, ...], Bool[Tensor, ...]]:
-        """Return which queries and keys are no padding, `[#batch length]` each."""
+        """Return which queries and keys are not padding, `[#batch length]` each."""
         found = []
         for number, lengths in ((self.queries, self.query_lengths), (self.keys, self.key_lengths)):
             index = torch.arange(number, device=device)[None]

@@ -59,7 +59,7 @@ class Ring:
         return logits.masked_fill(~self.sees(source), -math.inf)
 
     def first(self, query: Tensor, sinks: Tensor | None, width: int) -> list[Tensor]:
-        """Maximum, sum of weights and weighted values before the first hop."""
+        """Return the running maximum, sum of weights and weighted sum of values before any hop."""
         rows = query.shape[:-1]
         if sinks is None:
             start = [query.new_full(rows, -math.inf), query.new_zeros(rows)]

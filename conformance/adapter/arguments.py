@@ -6,8 +6,8 @@ the first encoding is passed; all of them mean the same, so all must give the sa
 adapter inverts a mask by hand.
 
 Features beyond masks (`conformance.adapter.features`) have arguments of their own. An argument that
-is made for a window, lengths, segments or ALiBi comes first; to leave them to a mask, or to a bias
-that is added, is another encoding.
+is made for a window, lengths, segments or ALiBi is preferred. To express them by a mask, or by an
+additive bias, is another encoding.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Spelling:
         bias: name and layout of the argument that holds the bias, None if the problem has none.
         variables: the arguments with gradients besides the bias, by the gradient's canonical name.
         parameters: the arguments that are parameters of a layer.
-        handing: how queries, keys and values are moved, for functions that take them otherwise.
+        handing: how queries, keys and values are packed, paged or cached; None if they are not.
     """
 
     label: str
@@ -475,7 +475,7 @@ class MaskTable:
         return ""
 
     def _check_features(self) -> None:
-        """Raise `WrongDeclaration` for one name twice, or for what is no declaration."""
+        """Raise `WrongDeclaration` if a name occurs twice or something is not a declaration."""
         for declared in self.features:
             if not isinstance(declared, Feature):
                 raise WrongDeclaration(f"features: {declared!r} declares no feature")
@@ -543,7 +543,7 @@ def _encoded(
 ) -> np.ndarray | None:
     """Return the parts in `kinds` as one array of booleans or numbers for the argument.
 
-    Return None if the argument does not accept it, or if a sum is no number of the problem's
+    Return None if the argument does not accept it, or if a sum is not a number of the problem's
     dtype. Each of the four axes may have size 1.
     """
     allowed: BoolArray = np.ones((1, 1, 1, 1), np.bool_)

@@ -211,7 +211,7 @@ class Adapter(ABC):
 
     @property
     def has_gradients(self) -> bool:
-        """Whether there are gradients: it is declared, and the framework has derivatives."""
+        """Whether the adapter declares gradients and its framework can compute them."""
         return self.differentiable
 
     @property

@@ -49,20 +49,20 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """What arguments say of a problem.
+    """The part of a problem that some arguments express, and the values of these arguments.
 
     Attributes:
-        parts: the parts that need no mask, of `PARTS` and "causal".
-        arguments: native values by argument: arrays, and plain values.
+        parts: which of `PARTS` and "causal" the arguments express, so that no mask has to.
+        arguments: the value of each argument: an array or a plain value.
         variables: the arguments that have gradients, by the gradient's canonical name.
         parameters: the arguments that are parameters of a layer.
         labels: a readable name of each argument.
         keys, queries: how many of each entry's tokens the implementation counts, `[batch]`; None
-            for all of them. Where it aligns at the end, this is the end.
-        placed: the parts for which it is told every token's position.
-        handing: how queries, keys and values are moved; None if they are handed over as they are.
-        stands: how far keys are ahead of queries then, `[batch query key]`, by the alignment; None
-            for an alignment that refuses the lengths.
+            for all of them. An alignment at the end is one at the last token counted.
+        placed: the parts for which the arguments tell the position of every token.
+        handing: how queries, keys and values are packed, paged or cached; None if they are not.
+        stands: with `handing`, a function from an alignment to the position of each key minus that
+            of each query, `[batch query key]`, or to None if the alignment rejects the lengths.
         needs_flag: whether the causal flag has to be set too.
     """
 
@@ -114,7 +114,7 @@ class Said:
         return not np.any(reduce(np.logical_and, met, differs))
 
     def _ahead(self, problem: Problem, alignment: Causal | None) -> np.ndarray | None:
-        """Return how far keys are ahead of queries where each entry's tokens are counted."""
+        """Return the position of each key minus that of each query, counted in each entry."""
         shape = problem.shape
         if alignment is None and shape.query_length != shape.key_length:
             return None
@@ -160,12 +160,12 @@ class Window(Feature):
 
     Args:
         name: the name of the argument.
-        form: "left right": a pair of the numbers of keys before and after the own position.
-            "own and before": one number, of keys up to and including the own one. "before": one
-            number, of keys before the own one. "each side": one number, of keys before and again
-            after the own one. With one number for the past, no query sees a key after its own.
+        form: "left right": a pair, the numbers of keys before and after the query's own position.
+            "own and before": one number, of keys up to and including its own. "before": one
+            number, of keys before its own. "each side": one number, of keys before and again
+            after its own. With one number for the past, no query sees a key after its own.
         none: the number that stands for no limit.
-        alignment: where the own position is if lengths differ, or None if such a call is refused.
+        alignment: where that position is if lengths differ, or None if such a call is refused.
         needs_causal: whether it is read only if the causal flag is set too.
     """
 
@@ -643,7 +643,7 @@ def check_field(name: str, **fields: tuple[Any, Any]) -> None:
 
 
 def check_alignment(name: str, alignment: Any) -> None:
-    """Raise `WrongDeclaration` for what is no alignment."""
+    """Raise `WrongDeclaration` for anything that is not an alignment."""
     if alignment not in (*get_args(Causal), None):
         raise WrongDeclaration(
             f"{name}: alignment={alignment!r}; say 'top-left' or 'bottom-right', or None where "

@@ -347,7 +347,7 @@ def _wrapped(cached: np.ndarray, places: int) -> Index:
 def _ranks(
     problem: Problem, members: list[tuple[Index, Index]]
 ) -> Callable[[Causal | None], np.ndarray | None]:
-    """Return how far keys are ahead of queries if tokens stand where they are in their sequence."""
+    """Return each key's position minus each query's, both counted in their own sequence."""
     shape = problem.shape
 
     def ahead(alignment: Causal | None) -> np.ndarray | None:
@@ -364,7 +364,7 @@ def _ranks(
 
 
 def _behind(problem: Problem, cached: np.ndarray) -> Callable[[Causal | None], np.ndarray]:
-    """Return how far keys are ahead of queries that stand behind the cached keys.
+    """Return each key's position minus that of each query, which follows the cached keys.
 
     That does not depend on the alignment: there are as many queries as new keys.
     """

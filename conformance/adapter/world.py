@@ -35,7 +35,7 @@ class Split:
         heads: whether heads are. Each rank needs whole groups of them.
         zigzag: whether rank r of n gets the parts r and 2n-1-r of a length in 2n parts, and not
             part r of n, so that causal attention is the same work for every rank. The first parts
-            are longer by one where a length is no multiple.
+            are longer by one where a length is not a multiple.
     """
 
     name: str
@@ -213,7 +213,7 @@ def reference(function: Callable[..., Any]) -> tuple[str, str, str]:
     """Return module, file and name of a function, by which a rank finds it.
 
     Raises:
-        WrongDeclaration: it is no function of a module.
+        WrongDeclaration: it is not a function of a module.
     """
     name = function.__qualname__
     if "<" in name:

@@ -77,7 +77,7 @@ class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The features of a problem as far as they are no arrays; `epsilon` is that of the norm."""
+    """The features of a problem that are not arrays; `epsilon` is that of the norm."""
 
     window: tuple[Size | None, Size | None] = NO_WINDOW
     soft_cap: float | None = None
@@ -251,7 +251,7 @@ def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Proble
 
 
 def _features(described: Features | None, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the fields of `Problem` for its features; raises `BrokenCase`."""
+    """Return the fields of `Problem` for its features; raise `BrokenCase` if they are wrong."""
     if described is None:
         return {}
     rotary, epsilon = described.rotary, described.epsilon

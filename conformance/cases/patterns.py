@@ -459,26 +459,26 @@ def window_before(shape: Shape, causal: Causal | None, random: np.random.Generat
 
 
 def window_narrow(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a window of the own key and the next, which cuts short members, too."""
+    """Return a window of a query's own key and the next, narrow enough to cut short members."""
     return {"window": (0, 1)}
 
 
 def window_nothing_before(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return a window of the own key and two after: 0 keys before are not the same as no limit."""
+    """Return a window of a query's own key and two after: 0 keys before does not mean no limit."""
     return {"window": (0, 2)}
 
 
 def window_nothing_after(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return a window that ends with the own key, although nothing is causal."""
+    """Return a window that ends with a query's own key, although nothing is causal."""
     return {"window": (_before(shape), 0)}
 
 
 def window_only_after(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a window that ends one key after the own one, and has no limit before it."""
+    """Return a window that ends one key after a query's own, and has no limit before it."""
     return {"window": (None, 1)}
 
 
@@ -523,7 +523,7 @@ def slopes(shape: Shape, causal: Causal | None, random: np.random.Generator) -> 
 
 
 def slopes_of_alibi(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return the slopes of the paper (arXiv:2108.12409), also for heads that are no power of two.
+    """Return the slopes of the paper (arXiv:2108.12409), for any number of heads.
 
     These are the slopes for the next smaller power of two, and then every other slope for twice as
     many heads.
@@ -586,7 +586,7 @@ def norm(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fi
 
 
 def key_lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return lengths of keys: about half of them, one, all, all but one."""
+    """Return key lengths: about half of the keys, one, all, all but one."""
     keys = shape.key_length
     return {"key_lengths": np.resize([keys // 2 + 1, 1, keys, keys - 1], shape.batch)}
 
@@ -594,20 +594,20 @@ def key_lengths(shape: Shape, causal: Causal | None, random: np.random.Generator
 def key_lengths_from_queries(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return lengths of keys that are at least the number of queries, as beside a cache."""
+    """Return key lengths no smaller than the number of queries, as with a cache."""
     most, least = shape.key_length, min(shape.query_length, shape.key_length)
     return {"key_lengths": most - 1 - np.arange(shape.batch) % max(1, most - least)}
 
 
 def key_lengths_empty(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return lengths of keys of which every other one is 0."""
+    """Return key lengths of which every second one is 0."""
     lengths = key_lengths(shape, causal, random)["key_lengths"]
     lengths[1::2] = 0
     return {"key_lengths": lengths}
 
 
 def lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return lengths of queries, of which some are missing in every entry, and of keys."""
+    """Return query lengths, which leave out some queries in every entry, and key lengths."""
     entries = np.arange(shape.batch)
     return {
         "query_lengths": np.maximum(1, shape.query_length - 1 - 2 * entries),

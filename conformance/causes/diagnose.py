@@ -357,7 +357,7 @@ def _errors_beside(
     problem: Problem, ask: Callable[[Problem], Answer], bits: int
 ) -> dict[str, Array]:
     """Return the errors of the answer by array, with inputs perturbed by 16 times 2^-bits, so that
-    a logit of a hundred is rounded otherwise too. The result is {} if there is no answer."""
+    a logit of a hundred is rounded differently too. The result is {} if there is no answer."""
     random = np.random.Generator(np.random.PCG64(bits))
     moved = {}
     for name in problem.shape.distinct_inputs():

@@ -416,7 +416,7 @@ def _norm(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _told_positions(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which the positions that a call names are read otherwise."""
+    """Yield hypotheses in which the positions that a call passes are ignored or misread."""
     changes: Mapping[str, Callable[[IntArray], IntArray]] = {
         "rotary.positions-not-read": lambda p: 0 * p + np.arange(p.shape[1]),
         "rotary.positions-of-first-entry": lambda p: 0 * p + p[:1],
@@ -435,7 +435,7 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
         return lambda a, side, x: x if side == skipped else Stages.rotated(a, side, x)
 
     def queries(cause: str, change: Callable[[IntArray], IntArray], about: Any = ()) -> Hypothesis:
-        """Return the hypothesis that queries are rotated by other positions."""
+        """Return the hypothesis that rotations of queries use wrong positions."""
 
         def rotated(a: Stages, side: str, x: Array) -> Array:
             positions = a.positions(side)
@@ -528,7 +528,7 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _positioned(maker: Maker, cause: str, count: int, change: Callable[..., Array]) -> Hypothesis:
-    """Return the hypothesis that all tokens are rotated by other positions."""
+    """Return the hypothesis that rotations of queries and keys use wrong positions."""
     about = {"count": count} if count else {}
     return maker.staged(cause, about, angles=lambda a, p: Stages.angles(a, change(p, count)))
 
@@ -744,7 +744,7 @@ def _slope(values: Array) -> Array:
 
 def _backward_of_sinks(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
     def of(*axes: int) -> Change:
-        """Return a gradient of the sinks that is not summed over some axes."""
+        """Return a gradient of the sinks in which each of these axes is cut to its first index."""
 
         def d_sinks(a: Stages, row: Array) -> Array:
             found = a.share_of_sinks() * row

@@ -118,8 +118,8 @@ def ask(question: Question) -> Seen:
 
     Raises:
         UnknownName: there is no such implementation, case, dtype or mode.
-        ConformanceError: the pattern matches several cases, the entry is not a number, or the
-            implementation cannot be loaded.
+        ConformanceError: the pattern matches several cases, the entry is neither a number nor
+            "all", or the implementation cannot be loaded.
         NothingToShow: the implementation returns no weights, does not support the case, or fails.
         Unavailable: the framework or the device is missing.
     """

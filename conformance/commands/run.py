@@ -150,7 +150,7 @@ def examine(
         options: the options of `add_examination`, the implementations, and arguments for pytest.
         more: further options of the plugin.
         survey: whether deviations are only recorded, not failures.
-        baseline: the file of known deviations with which a gate compares; None if it is no gate.
+        baseline: the file of known deviations with which a gate compares; None without a gate.
     """
     # TensorFlow's log level stays, because a crash report shows the last line that it printed.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -206,7 +206,7 @@ def examine(
 
 
 def _interruptible(arguments: list[str], plugins: list[object]) -> int:
-    """Run pytest; return `INTERRUPTED` also where it cannot draw the traceback of the interrupt."""
+    """Run pytest; return `INTERRUPTED` even if pytest fails to print the interrupt's traceback."""
     import pytest
 
     try:

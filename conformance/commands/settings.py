@@ -1,4 +1,4 @@
-"""The table `[tool.mha-conformance]` of a project: what an option leaves open."""
+"""The table `[tool.mha-conformance]` of a project: values for options that are not given."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_settings(path: Path = FILE) -> Settings:
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Fill in what the command line leaves open; an option replaces what the table says.
+    """Take options that are not given from the table; an option that is given replaces it.
 
     Nothing is examined with --from-record, so only the baseline is taken from the table then.
     """

@@ -67,7 +67,7 @@ CLASSES = (
 
 
 def classes_of(dtype: DType) -> tuple[AccuracyClass, ...]:
-    """Return the classes that differ: only one if the accumulator is no wider than the dtype."""
+    """Return the classes that differ: only one unless the accumulator is wider than the dtype."""
     return CLASSES if dtype.accumulator < dtype.roundoff else CLASSES[:1]
 
 

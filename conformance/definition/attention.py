@@ -40,8 +40,8 @@ class Forward:
     and rotated, and repeated to all heads; `hidden` is tanh(q + k) of the additive score;
     `log_total` is the logarithm of the softmax's normaliser. `softmax` and `weights` differ only in
     rounding: the former divides exponentials by their sum, the latter is exp(logits - log_total).
-    `queries` and `keys` are of the own heads; `capped` is tanh(logits / cap); `of_sink`
-    `[batch heads query 1]` is the weight of the sink.
+    `queries` and `keys` hold the heads before they are repeated; `capped` is tanh(logits / cap);
+    `of_sink` `[batch heads query 1]` is the weight of the sink.
     """
 
     q: Array

@@ -67,7 +67,7 @@ class Positions:
 
 
 def ranks(segments: IntArray) -> IntArray:
-    """Return how many earlier tokens of a row `[batch length]` are of the token's own segment."""
+    """Return each token's index within its segment: the number of earlier tokens in it."""
     order = np.argsort(segments, axis=1, kind="stable")
     together = np.take_along_axis(segments, order, axis=1)
     begins = np.ones(segments.shape, dtype=np.bool_)

@@ -169,7 +169,7 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
             heads have the size of key heads.
 
     Raises:
-        WrongDeclaration: the sizes contradict each other, or are no sizes.
+        WrongDeclaration: the sizes contradict each other, or are not sizes.
     """
 
     head_sizes: tuple[int, ...]
@@ -325,7 +325,7 @@ _HEADS: Mapping[str, Pair] = {
 
 
 def _beyond_a_tile(small: Shape) -> Lengths:
-    """Return the lengths of a family that the table does not name: single tokens stay single."""
+    """Return the lengths of a family that is not in the table: one tile more, but 1 remains 1."""
 
     def lengths(query_tile: int, key_tile: int) -> Pair:
         queries, keys = small.query_length, small.key_length

@@ -236,7 +236,7 @@ def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator
 
 
 def _effect(lab: Laboratory, seen: Seen, one: _Given, other: _Given) -> Phrase:
-    """Return which of two arguments, and of the scale, had an effect on the weights."""
+    """Return which of two arguments, and whether the scale, had an effect on the weights."""
     problem = seen.problem
     plain = lab.unmasked(seen)
     for value, added in _additions(one, other, problem.logit_scale):

@@ -26,8 +26,8 @@ SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, 
     revision=2,
 )
 def returned(lab: Laboratory) -> Iterator[Entry]:
-    """Compare the returned weights with the applied ones, which the output of the problem contains,
-    and sum the returned weights over the keys."""
+    """Compare the returned weights with the applied ones, which can be read from the output of the
+    problem, and sum the returned weights over the keys."""
     found = lab.plain()
     weights = found.answer.weights
     declared = (lab.adapter.returns_weights or "none") if lab.mode.weights else "none"

@@ -145,7 +145,7 @@ def _candidates(shape: Shape) -> Iterator[tuple[Causal, Limits]]:
 
 
 def _named(shape: Shape, limits: Limits, alignment: Causal) -> Phrase:
-    """Return a window by name: the first candidate that shows the same keys."""
+    """Name a window after the first candidate in which the same keys are visible."""
     wanted = near(shape, limits, alignment)
     if wanted.all():
         return EVERY_KEY
@@ -173,8 +173,8 @@ def _named(shape: Shape, limits: Limits, alignment: Causal) -> Phrase:
     needs=(Lengths,),
 )
 def lengths(lab: Laboratory) -> Iterator[Entry]:
-    """Give each batch entry another number of keys, or of queries, and find which keys the other
-    queries see, and what the queries beyond get."""
+    """Pass lengths that leave out the last keys, or the last queries, of each batch entry. Find
+    which keys queries see, and what a query gets that is left out or has no keys."""
     for argument in lab.features(Lengths):
         problem = lab.problem(LENGTHS[0][1] if argument.needs_causal else None)
         shape = problem.shape

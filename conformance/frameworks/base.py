@@ -144,7 +144,7 @@ class Framework(ABC):
         """Return the framework's einsum of the operands, used for projections around functions."""
 
     def take(self, native: Any, index: np.ndarray) -> Any:
-        """Return the rows of an array along its first axis that an index, `[row]`, names."""
+        """Return the entries of an array at these indices, `[row]`, along its first axis."""
         return native[index]
 
     @abstractmethod

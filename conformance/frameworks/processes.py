@@ -36,7 +36,7 @@ MOST = 64
 
 
 class Host:
-    """A process that forks ranks; their server, "module:class", is imported before."""
+    """A process that imports the server of its ranks, "module:class", and then forks the ranks."""
 
     def __init__(self, server: str) -> None:
         if not hasattr(os, "fork"):

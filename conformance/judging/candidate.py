@@ -1,7 +1,8 @@
 """A candidate as an implementation: its declaration, and calls that go to its worker.
 
-The declaration is read in the worker and arrives as plain data. Only words of the interface are
-made of it, with bounds on sizes, so that a false one harms the candidate alone.
+The declaration is read in the worker and arrives as plain data. Nothing but declarations of the
+adapter interface can be built from it, and sizes are bounded, so that a false declaration harms
+only the candidate itself.
 """
 
 from __future__ import annotations
@@ -162,13 +163,13 @@ class Remote(Framework):
 
 
 class Candidate(Function):
-    """A function in a worker. It is given heads: problems whose projections are identities.
+    """A function in a worker process. It gets only problems whose projections are identities.
 
     Attributes:
-        worker: the process that is asked; None before the first.
+        worker: the process that runs the function; None until one is started.
         profiled: whether the framework's profiler watches every call, in all threads, which takes
             most of the time. A candidate can see whether it is watched.
-        watched: whether it watches the next one.
+        watched: whether the profiler watches the next call if not every call is watched.
     """
 
     worker: Worker | None = None

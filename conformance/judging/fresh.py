@@ -107,7 +107,7 @@ def shuffled(token: str, purpose: str, count: int) -> list[int]:
 
 @lru_cache(maxsize=512)
 def _jittered(family: str, token: str) -> Shape:
-    """Return the shape of a family with other sizes."""
+    """Return the shape of a family with sizes that grow at random; the token is the seed."""
     shape, random = FAMILIES[family], _random(token, f"sizes of {family}")
     more = {
         name: int(random.integers(most))

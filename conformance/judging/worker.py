@@ -29,7 +29,7 @@ MOST_JSON, MOST_ARRAYS = 2**20, 2**28
 
 
 class Lost(ConformanceError):
-    """The process of a candidate ended, hung, or sent what is no answer."""
+    """The process of a candidate ended, hung, or sent something that is not an answer."""
 
 
 class Refused(ConformanceError):

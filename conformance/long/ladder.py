@@ -103,7 +103,7 @@ class Sizes:
 
 
 def lengths(first: int, last: int) -> list[int]:
-    """Return the lengths from the first to the last, each four times the one before."""
+    """Return lengths from first to last in steps of a factor of 4; the last step may be smaller."""
     count = max(0, math.ceil(math.log(last / first, 4) - 1e-9))
     return [*(first * 4**step for step in range(count)), last]
 
@@ -257,7 +257,7 @@ class Ladder:
             yield self._measured(step, mode)
 
     def _warm_up(self) -> None:
-        """Call it for a few tokens: what is imported and started by that is no cost of a length.
+        """Call it for a few tokens, so that what this imports and starts is not a cost of a length.
 
         A second time it tells whether even the shortest length takes too long.
         """

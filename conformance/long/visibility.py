@@ -29,7 +29,7 @@ class Visibility:
         causal: key j is visible to query i iff j <= i ("top-left") or
             j <= i + key_length - query_length ("bottom-right"), within their packed member.
         window: how many keys before and after the query's own position are visible; None for no
-            limit. The own position is that of the alignment, top-left without `causal`.
+            limit. That position follows from the alignment, top-left without `causal`.
         members: lengths of the packed members, of queries and of keys; a query sees the keys of its
             own member. Queries beyond the last member see nothing.
         key_lengths: number of keys of each batch entry; those beyond are padding.
@@ -49,9 +49,9 @@ class Visibility:
             raise WrongShape("there are as many members of queries as of keys")
 
     def intervals(self, entry: int, queries: int, keys: int) -> tuple[Index, Index]:
-        """Return `first` and `last` `[queries]` of a batch entry; both are sorted.
+        """Return `first` and `last`, `[queries]` each, of a batch entry; both are sorted.
 
-        A query that sees nothing has first = last.
+        A query sees the keys from `first` to `last`, without `last` itself; none if they are equal.
 
         Raises:
             WrongShape: the members are longer than the sequence.

@@ -247,7 +247,7 @@ def _of_features(
     """Return the target's parameters of features by native name, given those by canonical name.
 
     Raises:
-        WrongTensors: one of them has another shape than heads of this number and size.
+        WrongTensors: one of them does not have the shape of heads of this number and size.
         Untranslatable: the target has no such parameter, or other units of it.
     """
     becomes = {canonical: native for native, canonical in _parameters_of_features(target).items()}

@@ -211,8 +211,9 @@ def twice(ex: Examination) -> Finding | None:
     why="Servers keep their buffers and write into them; a cache by identity is then stale.",
 )
 def rewritten(ex: Examination) -> Finding | None:
-    """Call with other numbers, overwrite them in place with the numbers of the case, and call again
-    with the same arrays. The second answer must equal the answer for new arrays."""
+    """Call the implementation with other numbers, overwrite them in place with the numbers of the
+    case, and call again with the same arrays. The second answer must equal the answer for new
+    arrays."""
     if ex.adapter.compiles:
         return None
     compared = _compared(ex, ex.ask_rewritten(_other(ex)), ex.answer)
@@ -256,8 +257,9 @@ def memory_layout(ex: Examination) -> Finding | None:
     "and evaluates two models.",
 )
 def dropout_off(ex: Examination) -> Finding | None:
-    """Ask with a dropout probability of 0.5 in a mode in which the adapter declares that dropout is
-    not active. Everything must be as with a probability of 0."""
+    """Call the implementation with a dropout probability of 0.5 in a mode in which the adapter
+    declares that dropout is not active. Output and gradients must equal those of a call with a
+    probability of 0."""
     names = ex.adapter.dropout_modes
     if not names or ex.mode.name in names or not ex.calls_eagerly:
         return None

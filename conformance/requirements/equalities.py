@@ -63,8 +63,8 @@ def _judged(
     cases=("feature/window/*", "feature/window-causal/*", "feature/gpt-oss/*"),
 )
 def wide_window(ex: Examination) -> Finding | None:
-    """Ask with a window of as many keys as there are tokens, and without a window. Both answers
-    must be the same up to rounding noise."""
+    """Call the implementation with a window of as many keys as there are tokens, and without a
+    window. Both answers must be the same up to rounding noise."""
     if not (_declares(ex, "window") and ex.varies_arguments):
         return None
     shape, (_, after) = ex.problem.shape, ex.problem.window
@@ -82,8 +82,8 @@ def wide_window(ex: Examination) -> Finding | None:
     cases=("feature/soft-cap*",),
 )
 def high_cap(ex: Examination) -> Finding | None:
-    """Ask with a soft cap far above the logits, and without one. Both answers must be the same up
-    to rounding noise."""
+    """Call the implementation with a soft cap far above the logits, and without one. Both answers
+    must be the same up to rounding noise."""
     if not (_declares(ex, "soft cap") and ex.varies_arguments):
         return None
     cap = {"float64": 2.0**40, "float32": 2.0**20}.get(ex.dtype, 2.0**12)
@@ -99,8 +99,8 @@ def high_cap(ex: Examination) -> Finding | None:
     cases=("feature/sinks*", "feature/soft-cap-with-sinks/*", "feature/gpt-oss/*"),
 )
 def low_sinks(ex: Examination) -> Finding | None:
-    """Ask with sinks of −30,000, and without sinks. Both answers must be the same up to rounding
-    noise, but for the gradient of the sinks."""
+    """Call the implementation with sinks of −30,000, and without sinks. Both answers must be the
+    same up to rounding noise, but for the gradient of the sinks."""
     if not (_declares(ex, "sinks") and ex.varies_arguments and ex.problem.sinks is not None):
         return None
     low = ex.problem.replace(sinks=ex.problem.format.round(0 * ex.problem.sinks - 30000.0))
@@ -115,8 +115,8 @@ def low_sinks(ex: Examination) -> Finding | None:
     cases=("feature/alibi*",),
 )
 def no_slopes(ex: Examination) -> Finding | None:
-    """Ask with slopes of 0, and without slopes. Both answers must be the same up to rounding
-    noise."""
+    """Call the implementation with slopes of 0, and without slopes. Both answers must be the same
+    up to rounding noise."""
     if not (_declares(ex, "alibi") and ex.varies_arguments and ex.problem.slopes is not None):
         return None
     flat = ex.problem.replace(slopes=0.0 * ex.problem.slopes)
@@ -191,7 +191,7 @@ def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray)
     cases=("feature/segments/*", "feature/segments-causal/*", "feature/segments-with-*"),
 )
 def members(ex: Examination) -> Finding | None:
-    """Ask for each packed sequence of the last entry on its own. Its output and the gradients of
+    """Pass each packed sequence of the last entry on its own. Its output and the gradients of
     its inputs must be those of the packed batch up to rounding noise."""
     segments, answer = ex.problem.segments, ex.answer.arrays()
     if segments is None or not (_declares(ex, "segments") and ex.varies_arguments):

@@ -252,7 +252,7 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
 
 
 def _verdict(rule: Rule, entry: Entry) -> Verdict:
-    """Return the verdict on an entry; what the adapter itself declares is no deviation."""
+    """Return the verdict on an entry; what the adapter itself declares is not a deviation."""
     verdict = rule.verdicts.get(entry.value.id, "unsupported")
     return "conforms" if verdict == "deviates" and entry.declared and entry.agrees else verdict
 

@@ -100,7 +100,7 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
 def _call_failed(result: CaseResult) -> bool:
     """Return whether the call raised whatever was asked: nothing conforms, and nothing is measured.
 
-    What an experiment says of the arguments, "rejected" for one, deviates then, and is no error.
+    What an experiment says of the arguments, such as "rejected", then deviates; it is no error.
     """
     answered = [one for one in result.findings if one.verdict != "unsupported"]
     return any(one.verdict == "error" for one in answered) and all(

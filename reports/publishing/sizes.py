@@ -137,7 +137,7 @@ class Length:
 
 
 def _reason(why: str) -> str:
-    """Return a reason without the figures of one length."""
+    """Return a reason without its figures, in words that are the same for all lengths."""
     for begin, said in (("takes", "the time"), ("needs", "the memory")):
         if why.startswith(begin):
             return said
