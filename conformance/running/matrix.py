@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
@@ -195,9 +196,12 @@ def connected(address: str) -> Iterator[list[dict[str, float]]]:
         ray.init(log_to_driver=False, logging_level="ERROR", **settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConformanceError(f"no Ray cluster at {address}: {message(error)}") from error
+    # A build that is cancelled sends this; by default, Ray aborts then.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield [own["Resources"] for own in ray.nodes() if own["Alive"]]
     finally:
+        signal.signal(signal.SIGTERM, before)
         ray.shutdown()
 
 

@@ -156,7 +156,10 @@ def test_what_a_dead_node_ran_is_run_elsewhere(project, nodes, whole, later):
         assert outcomes(project / "records" / f"{name}.narrowed.json") == whole
 
 
-def test_an_interrupted_run_keeps_what_has_come_and_leaves_nothing_running(project, nodes, whole):
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_has_come_and_leaves_nothing_running(
+    project, nodes, whole, by
+):
     running = subprocess.Popen(
         command("first", "slow", *FEW),
         cwd=project,
@@ -167,7 +170,7 @@ def test_an_interrupted_run_keeps_what_has_come_and_leaves_nothing_running(proje
     await_process("time.sleep(600)")
     assert running.stdout is not None
     assert running.stdout.readline().startswith("first: ")
-    running.send_signal(signal.SIGINT)
+    running.send_signal(by)
     _, printed = running.communicate(timeout=60)
     assert running.returncode == 130, printed
     assert outcomes(project / "records" / "first.narrowed.json") == whole
