@@ -23,7 +23,7 @@ from conformance.adapter.features import (
     Window,
 )
 from conformance.adapter.handing import Cache, Packed, Pages
-from conformance.adapter.native import NativeAdapter
+from conformance.adapter.native import NativeAdapter, Prepared
 from conformance.definition.dtypes import DTYPES
 from conformance.frameworks import framework
 from conformance.frameworks.base import Framework, Natives, since
@@ -43,6 +43,7 @@ __all__ = [
     "Packed",
     "Pages",
     "PositionIds",
+    "Prepared",
     "RotaryBase",
     "RotaryTables",
     "Said",

@@ -247,7 +247,12 @@ class NativeAdapter(Adapter):
         returned = problem.weights_cotangent
         if returned is not None:
             returned = bridge.array(returned, problem.dtype, call.device)
-        return Prepared(function, variables, constants, cotangent, spelling, signature, returned)
+        ready = Prepared(function, variables, constants, cotangent, spelling, signature, returned)
+        return self.placed(ready, problem, call)
+
+    def placed(self, ready: Prepared, problem: Problem, call: Call) -> Prepared:
+        """Return a call with its arrays where the implementation wants them: on a mesh, say."""
+        return ready
 
     def _passed(self, plain: dict[str, Static]) -> dict[str, Static]:
         """Return those plain values of an encoding that are passed with each call."""

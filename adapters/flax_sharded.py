@@ -1,0 +1,68 @@
+"""flax.linen.MultiHeadDotProductAttention with its heads on several devices: tensor-parallel.
+
+What a port gets wrong: kernels are `[embed heads head]`, but that of the output is
+`[heads head embed]`, so heads are another axis of it. The biases of query, key and value are
+divided by heads as well; that of the output is not, because it is added once, to the sum over all
+devices. Only parameters and inputs are placed: the partitioner of XLA finds the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conformance import Example, Mode, Shape
+from conformance.adapters.flax_linen import FlaxLinen
+from conformance.adapters.jax_mesh import AXES, DEVICES, PARAMETER, LayerOnMesh, mesh_modes
+
+DIVIDED: dict[str, tuple[str | None, ...]] = {
+    "query/kernel": (None, "heads"),
+    "query/bias": ("heads",),
+    "key/kernel": (None, "heads"),
+    "key/bias": ("heads",),
+    "value/kernel": (None, "heads"),
+    "value/bias": ("heads",),
+    "out/kernel": ("heads",),
+    "out/bias": (),
+}
+"""Among which axes of the mesh the first axes of each parameter are divided."""
+
+
+class FlaxSharded(LayerOnMesh, FlaxLinen):
+    """The adapter of flax.linen.MultiHeadDotProductAttention with its parameters on a mesh."""
+
+    title = "flax.linen.MultiHeadDotProductAttention on a mesh"
+    modes = mesh_modes({"sow": True})
+
+    def divided(self, name: str) -> tuple[str | None, ...] | None:
+        if name.startswith(PARAMETER):
+            return DIVIDED[name.removeprefix(PARAMETER)]
+        return super().divided(name)
+
+    def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
+        example = super().example_for(shape, dtype, scale, mode)
+        sizes = mode["mesh"]
+        return replace(
+            example,
+            imports=(
+                "import jax, jax.numpy as jnp",
+                f'jax.config.update("jax_num_cpu_devices", {DEVICES})',
+                "from jax.sharding import Mesh, NamedSharding, PartitionSpec as P",
+                str(example.imports),
+            ),
+            build=(
+                str(example.build),
+                f"devices = np.array(jax.devices()[:{sizes[0] * sizes[1]}]).reshape({sizes})",
+                f"mesh = Mesh(devices, {AXES})",
+                "put = lambda a, *axes: "
+                "jax.lax.with_sharding_constraint(a, NamedSharding(mesh, P(*axes)))",
+                f"axes = {DIVIDED}",
+            ),
+            load=(
+                "native = {k: put(a, *axes[k]) for k, a in native.items()}",
+                'query, key, value = (put(a, "batch") for a in (query, key, value))',
+                str(example.load),
+            ),
+        )
+
+
+ADAPTERS = {"flax-sharded": "FlaxSharded"}

@@ -1,0 +1,172 @@
+"""Several devices of JAX, of which a CPU has as many as JAX is told to make.
+
+It has to be told before it starts: before any array is made.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance import Call, Function, Layer, Mode, Problem, Shape, Unavailable, Unsupported
+from conformance.adapter import NativeAdapter, Natives, Prepared, since
+
+DEVICES = 4
+"""The number of devices of the largest mesh."""
+FLAG = "--xla_force_host_platform_device_count"
+AXES = ("batch", "heads")
+"""The names of the axes of the mesh of a layer."""
+PARAMETER = "weights."
+"""What the names of parameters begin with, among the arrays of a call."""
+
+
+class OnMesh(NativeAdapter):
+    """The base class of adapters whose arrays lie on several devices."""
+
+    framework = "jax"
+    dtypes = ("float32", "bfloat16")
+
+    def prepare(self) -> None:
+        """Have JAX divide the CPU into `DEVICES`, unless it was told how many.
+
+        Raises:
+            Unavailable: JAX has fewer; it had started before, or it is too old.
+        """
+        super().prepare()
+        if not since("jax", "0.6"):
+            raise Unavailable("jax.shard_map and what goes with it came with JAX 0.6")
+        import jax
+
+        if FLAG not in os.environ.get("XLA_FLAGS", "") and jax.config.jax_num_cpu_devices == -1:
+            with suppress(RuntimeError):  # It has started; perhaps with enough of them.
+                jax.config.update("jax_num_cpu_devices", DEVICES)
+        if (found := len(jax.devices("cpu"))) < DEVICES:
+            raise Unavailable(
+                f"JAX has started with {found} of {DEVICES} CPU devices; run this "
+                f"implementation alone, or with JAX_NUM_CPU_DEVICES={DEVICES}"
+            )
+
+    def check_device(self, device: str) -> None:
+        super().check_device(device)
+        if device != "cpu":
+            raise Unavailable("its devices are those of the CPU")
+
+    def placed(self, ready: Prepared, problem: Problem, call: Call) -> Prepared:
+        import jax
+
+        def place(arrays: Natives) -> Natives:
+            found = {}
+            for name, array in arrays.items():
+                lies = self.lies(name, call.mode)
+                found[name] = array if lies is None else jax.device_put(array, lies)
+            return found
+
+        given = {"cotangent": ready.cotangent}
+        if ready.weights_cotangent is not None:
+            given["weights_cotangent"] = ready.weights_cotangent
+        return replace(
+            ready,
+            variables=place(ready.variables),
+            constants=place(ready.constants),
+            **place(given),
+        )
+
+    @abstractmethod
+    def lies(self, name: str, mode: Mode) -> Any:
+        """Return the sharding of an array of a call; None leaves it where it is."""
+
+
+# Functions: one axis, "devices"
+
+
+def modes(names: Iterable[str]) -> tuple[Mode, ...]:
+    """Return a mode for each name, such as "heads-3" where heads are divided over three devices.
+
+    Each shape is compiled anew in each mode, so all are asked the cases of level "core" only.
+    """
+    return tuple(
+        Mode(
+            name,
+            {"divided": divided, "size": int(size)},
+            every_case=False,
+            core_cases=True,
+            about=f"on {size} device{'s' * (size != '1')}",
+        )
+        for name in names
+        for divided, _, size in [name.partition("-")]
+    )
+
+
+class FunctionOnMesh(OnMesh, Function):
+    """The base class of adapters of functions, in `modes`; they divide the arrays themselves."""
+
+    def lies(self, name: str, mode: Mode) -> Any:
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        return NamedSharding(mesh(mode["size"]), PartitionSpec())
+
+
+def mesh(size: int) -> Any:
+    """Return a mesh of so many devices with the one axis "devices"."""
+    import jax
+
+    return jax.sharding.Mesh(np.array(jax.devices("cpu")[:size]), ("devices",))
+
+
+# Layers: the axes of `AXES`
+
+
+def mesh_modes(options: Mapping[str, Any]) -> tuple[Mode, ...]:
+    """Return a mode with these options for each mesh; the option `mesh` has its sizes."""
+    return tuple(
+        Mode(name, {**options, "mesh": sizes}, every_case=every, core_cases=True, about=about)
+        for name, sizes, every, about in (
+            ("mesh-1", (1, 1), True, "on a mesh of one device"),
+            ("mesh-2", (1, 2), True, "heads are divided among two devices"),
+            ("mesh-3", (1, 3), False, "heads are divided among three devices"),
+            ("mesh-4", (1, 4), False, "heads are divided among four devices"),
+            ("mesh-2x2", (2, 2), False, "batch and heads are divided among two devices each"),
+        )
+    )
+
+
+class LayerOnMesh(OnMesh, Layer):
+    """The base class of adapters of layers that run in `mesh_modes`, before that of the layer.
+
+    Query, key and value are divided by batch. Masks are whole on all devices.
+    """
+
+    dropout_modes = ()
+
+    def build(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Any:
+        batch, heads = mode["mesh"]
+        if shape.heads % heads:
+            raise Unsupported(f"{shape.heads} heads cannot be divided among {heads} devices")
+        if shape.batch % batch:
+            raise Unsupported(f"a batch of {shape.batch} cannot be divided among {batch} devices")
+        return super().build(shape, dtype, scale, mode)  # type: ignore[safe-super]
+
+    def lies(self, name: str, mode: Mode) -> Any:
+        import jax
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        if (axes := self.divided(name)) is None:
+            return None
+        sizes = mode["mesh"]
+        devices = np.array(jax.devices("cpu")[: np.prod(sizes)]).reshape(sizes)
+        return NamedSharding(Mesh(devices, AXES), PartitionSpec(*axes))
+
+    def divided(self, name: str) -> tuple[str | None, ...] | None:
+        """Return the axes of the mesh among which the first axes of an array are divided.
+
+        None leaves the array where it is: by default a parameter, which the layer has placed.
+        """
+        if name.startswith(PARAMETER):
+            return None
+        return ("batch",) if name in ("query", "key", "value", "cotangent") else ()

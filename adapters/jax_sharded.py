@@ -1,0 +1,75 @@
+"""jax.nn.dot_product_attention on arrays that are divided over devices: XLA's partitioner does it.
+
+What a port gets wrong: a sharding says where an array lies, never what is computed, so the result
+is that of one device, and XLA sends whatever is missing. Tensor-parallel, heads are divided, which
+needs nothing sent. With divided queries, keys are whole. With divided keys, the maximum, the sum
+and the weighted values are joined over devices. Masks are divided as what they are about, except
+for axes of size 1. A divided axis must be a multiple of the number of devices: JAX pads nothing.
+
+The rest is as on one device, in `jax_sdpa.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance import Mode, Unsupported
+from conformance.adapters.jax_mesh import FunctionOnMesh, mesh, modes
+from conformance.adapters.jax_sdpa import DotProductAttention
+
+AXES = {
+    "query": ("batch", "queries", "heads", "head"),
+    "key": ("batch", "keys", "heads", "head"),
+    "value": ("batch", "keys", "heads", "head"),
+    "mask": ("batch", "heads", "queries", "keys"),
+    "bias": ("batch", "heads", "queries", "keys"),
+}
+"""What the axes of each argument are; lengths are the same on all devices."""
+
+
+class ShardedAttention(FunctionOnMesh, DotProductAttention):
+    """Heads are divided over devices, or queries, or keys."""
+
+    title = "jax.nn.dot_product_attention on divided arrays"
+    documentation = "https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html"
+    dtypes = ("float32", "bfloat16")
+    example = None
+    modes = modes(
+        ("heads-1", "heads-2", "heads-3", "heads-4", "queries-2", "queries-3", "keys-2", "keys-3")
+    )
+
+    def attend(
+        self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
+    ) -> Any:
+        import jax
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        attend, divided, size = super().attend, mode["divided"], mode["size"]
+        arrays = {"query": query, "key": key, "value": value}
+        arrays |= {name: mask for name, mask in masks.items() if self.bridge.is_array(mask)}
+        others = {name: mask for name, mask in masks.items() if name not in arrays}
+        devices = mesh(size)
+
+        def divided_as(name: str) -> NamedSharding:
+            axes = zip(AXES.get(name, ()), arrays[name].shape, strict=False)
+            places = [
+                "devices" if kind == divided and (length > 1 or name not in masks) else None
+                for kind, length in axes
+            ]
+            for place, length in zip(places, arrays[name].shape, strict=False):
+                if place and length % size:
+                    raise Unsupported(f"{length} {divided} are no multiple of {size}")
+            return NamedSharding(devices, PartitionSpec(*places))
+
+        shardings = {name: divided_as(name) for name in arrays}
+
+        def attention(arrays: dict[str, Any]) -> Any:
+            arrays = jax.lax.with_sharding_constraint(arrays, shardings)
+            query, key, value = (arrays[name] for name in ("query", "key", "value"))
+            rest = {name: arrays[name] for name in masks if name in arrays}
+            return attend(query, key, value, rest | others, **options)
+
+        return jax.jit(attention, out_shardings=shardings["query"])(arrays)
+
+
+ADAPTERS = {"jax-sharded": "ShardedAttention"}
