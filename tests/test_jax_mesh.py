@@ -1,4 +1,4 @@
-"""Layers on a mesh of JAX have parts of their parameters on each device.
+"""On a mesh of JAX, each device has a part: of a layer's parameters, of a function's result.
 
 Each test asks a process of its own, because JAX makes its devices when it starts.
 """
@@ -32,6 +32,21 @@ for mode in adapter.modes:
         }
 print("FOUND", json.dumps(found))
 """
+RESULTS = """
+import json, sys
+import jax, numpy as np
+from conformance.adapter.loading import load
+
+adapter = load(sys.argv[1])
+adapter.prepare()
+found = {}
+for mode in adapter.modes:
+    query = jax.device_put(np.ones((2, 12, 12, 4), "float32"), adapter.lies("query", mode))
+    result = adapter.attend(query, query, query, {}, mode=mode)
+    parts = result.size // result.addressable_data(0).size
+    found[mode.name] = len(result.sharding.device_set), parts
+print("FOUND", json.dumps(found))
+"""
 LATE = """
 import sys
 import jax
@@ -48,7 +63,7 @@ except Unavailable as error:
 
 def asked(program, name):
     pytest.importorskip("jax")
-    pytest.importorskip(NEEDS[name])
+    pytest.importorskip(NEEDS.get(name, "jax"))
     done = subprocess.run(
         [sys.executable, "-c", program, name],
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "jax"},
@@ -70,6 +85,16 @@ def test_each_device_has_a_part_of_the_heads_and_of_the_batch(name):
         parts[f"{OUTPUT[name]}/bias"] = 1
         wanted = {f"weights.{key}": [batch * heads, part] for key, part in parts.items()}
         assert arrays == wanted | {"query": [batch * heads, batch]}
+
+
+@pytest.mark.parametrize("name", ["jax-sharded", "ours-jax-ring"])
+def test_each_device_has_a_part_of_the_result(name):
+    found = asked(RESULTS, name)
+    assert len(found) >= 4
+    for mode, parts in found.items():
+        divided, _, size = mode.partition("-")
+        # Where keys are divided, every device ends up with the whole result.
+        assert parts == [int(size), 1 if divided == "keys" else int(size)], mode
 
 
 @pytest.mark.parametrize("name", NEEDS)
