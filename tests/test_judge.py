@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 
 import msgspec
 import numpy as np
@@ -14,9 +15,10 @@ import pytest
 from cheats import CHEATS
 
 from conformance.cases.catalogue import every_case
-from conformance.judging import runner
+from conformance.judging import runner, sandbox
 from conformance.judging.fresh import fresh
 from conformance.judging.judge import Judge, Task
+from conformance.judging.pool import Candidates, Options
 from conformance.judging.sandbox import IsolationMissing, Limits, Sandbox, check
 from conformance.judging.verdict import Marks, scored
 from conformance.requirements.examination import Memory
@@ -259,3 +261,11 @@ def test_the_score_never_falls_with_what_is_right():
             for marks in (before, after)
         ]
         assert 0 <= scores[0] <= scores[1] <= 1
+
+
+def test_where_nothing_isolates_no_candidate_runs_on_a_node_either(monkeypatch):
+    monkeypatch.setattr(sandbox, "_why_not", lambda: "bubblewrap does not work: no walls")
+    with pytest.raises(IsolationMissing) as raised, Candidates(Options()) as candidates:
+        candidates.judge_source("attempt.py", "def attention(query, key, value): ...", "attention")
+    assert str(raised.value).count("no walls") == 1
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)

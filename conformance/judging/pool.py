@@ -78,10 +78,15 @@ class Candidates:
         return self.judge_source(*read(spec))
 
     def judge_source(self, file: str, source: str, name: str) -> Verdict:
-        """Return the verdict on a function of a file that need not be on this machine."""
+        """Return the verdict on a function of a file that need not be on this machine.
+
+        Raises:
+            IsolationMissing: candidates cannot be isolated so on this machine.
+        """
         warm = tuple(sorted({*_IMPORTS.findall(source), self.options.framework} - {""}))
         if warm not in self._judges:
             options = self.options
+            check(options.isolation)
             self._judges[warm] = Judge(
                 Sandbox(options.isolation, options.limits, warm or ("numpy",)),
                 options.task,

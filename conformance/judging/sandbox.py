@@ -78,6 +78,11 @@ class IsolationMissing(ConformanceError):
             "`apt install bubblewrap`; or accept less with --isolation limits, which lacks this: "
             + "; ".join(LACKS["limits"])
         )
+        self.why = why
+
+    def __reduce__(self) -> tuple[type[IsolationMissing], tuple[str]]:
+        # A node of a cluster hands it on.
+        return type(self), (self.why,)
 
 
 def check(isolation: str) -> None:
