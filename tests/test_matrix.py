@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from conformance.cli import main
 from conformance.commands.settings import read_settings
 from conformance.running import matrix, node
 
+ROOT = Path(__file__).parents[1]
 TOX = """\
 [tox]
 env_list = begin, right, report
@@ -165,3 +167,21 @@ def test_a_node_needs_nothing_of_this_suite_and_nobody_imports_ray():
         "assert 'ray' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_shards_of_a_narrowed_run_leave_a_complete_record_alone(tmp_path):
+    example = ROOT / "docs" / "examples" / "numpy_function.py"
+    record = tmp_path / "records" / "right.json"
+    for number in (1, 2):
+        few = ["--case", "plain/no-mask/", "--dtype", "float32", "--shard", f"{number}/2"]
+        assert main(["run", f"{example}:attention", *few, "--record", str(record), "-q"]) == 0
+    shards = sorted(record.parent.glob("*.json"))
+    assert len(shards) == 2
+    record.write_text("complete")
+    chosen = matrix.Environments([], {"right": "records/right.json"}, [])
+    run = matrix.Run(chosen, matrix.Cluster(shards=2), tmp_path, print)
+    run._shards["right"], run._left["right"] = shards, 0
+    whole = run._whole(node.Part("right", "2/2"))
+    assert record.read_text() == "complete"
+    assert "records/right.narrowed.json" in whole.files
+    assert not [*record.parent.glob("*.shard-*")]

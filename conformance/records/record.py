@@ -126,7 +126,7 @@ class Journal:
     def __init__(self, record: Path, header: Header, lines: Iterable[bytes] = ()) -> None:
         self.path = journal_path(record)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(self.path, b"".join(line + b"\n" for line in (_encoded(header), *lines)))
+        replace_file(self.path, b"".join(line + b"\n" for line in (_encoded(header), *lines)))
         self._file: IO[bytes] = self.path.open("ab")
 
     def add(self, line: bytes) -> None:
@@ -160,6 +160,11 @@ def check_writable(record: Path) -> None:
 def journal_path(record: Path) -> Path:
     """Return the path of the journal that belongs to the record at this path."""
     return record.with_name(record.name + ".journal")
+
+
+def narrowed_path(record: Path) -> Path:
+    """Return the path of the record of a narrowed run, which leaves the complete one alone."""
+    return record.with_suffix(".narrowed.json")
 
 
 def finish(
@@ -197,10 +202,10 @@ def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
 
 def save(path: Path, record: Record) -> None:
     """Write the record's JSON document atomically; its file of arrays is not changed."""
-    _replace(path, msgspec.json.format(_encoded(record), indent=0) + b"\n")
+    replace_file(path, msgspec.json.format(_encoded(record), indent=0) + b"\n")
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file in one step; if the disk is full, nothing is left of it."""
     temporary = path.with_name(path.name + ".new")
     try:
@@ -352,7 +357,7 @@ def _bounded(path: Path) -> bytes:
         return path.read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        beside = path.with_suffix(".narrowed.json")
+        beside = narrowed_path(path)
         if isinstance(error, FileNotFoundError) and beside.exists():
             reason = f"the run was narrowed, so its record is {beside.name}"
         raise BrokenRecord(f"{path}: cannot be read ({reason})") from error

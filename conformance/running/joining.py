@@ -203,7 +203,7 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
             created=max(each.created for each in made),
             packages=dict(sorted(packages.items())),
             command=shlex.join(["mha-conformance", *sys.argv[1:]]),
-            selection=_joined_selection([each.selection for each in made]),
+            selection=joined_selection([each.selection for each in made]),
             platform=several("platform"),
             machine=several("machine"),
             device_model=several("device_model"),
@@ -211,7 +211,7 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
     )
 
 
-def _joined_selection(selections: Sequence[str]) -> str:
+def joined_selection(selections: Sequence[str]) -> str:
     """Return the selection of the joined record: "" if a part or its shards are complete."""
     shards: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     left: dict[str, None] = {}

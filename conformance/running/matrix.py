@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -34,7 +33,6 @@ RETRIES = 3
 """How often a part is begun again after the node on which it ran died."""
 _APART = {".git", ".tox", ".venv", "venv", "__pycache__", "node_modules", "build", "dist"}
 """Folders that are no source, where git does not say which files are."""
-_OF_SHARD = re.compile(r"\.shard-\d+-of-\d+(?=\.)")
 
 Say = Callable[[str], None]
 
@@ -265,9 +263,12 @@ class Run:
 
     def _part(self, name: str, shard: str = "") -> Part:
         """Return a part, with the records that are here already."""
+        from conformance.records.record import narrowed_path
+
         record = self._root / self._records[name]
-        files = [record.with_name(file) for file in ("run", f"{record.stem}.safetensors")]
-        files += [record, *record.parent.glob(f"{record.stem}.narrowed.*")]
+        files = [record.with_name("run")]
+        for own in (record, narrowed_path(record)):
+            files += [own, own.with_suffix(".safetensors")]
         found = {self._relative(file): file.read_bytes() for file in files if file.is_file()}
         more = ("--shard", shard) if shard else ()
         return Part(name, shard, (*self._cluster.arguments, *more), found)
@@ -294,6 +295,8 @@ class Run:
         """Write what a part has found, and say so."""
         import ray
 
+        from conformance.records.record import replace_file
+
         try:
             answer: Answer = ray.get(ref)
         except ray.exceptions.RayError as error:
@@ -305,9 +308,7 @@ class Run:
         for path, content in sorted(answer.files.items()):
             file = self._root / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            written = file.with_name(file.name + ".part")
-            written.write_bytes(content)
-            written.replace(file)
+            replace_file(file, content)
             records += [file] if file.suffix == ".json" else []
         where = f"{answer.seconds:.0f} s on {answer.node}"
         if not records and answer.code:
@@ -335,13 +336,15 @@ class Run:
 
     def _whole(self, part: Part) -> Part | None:
         """Return what judges an environment whose last shard has just come."""
-        from conformance.running.joining import join
+        from conformance.records.record import narrowed_path, read
+        from conformance.running.joining import join, joined_selection
 
         shards = self._shards.pop(part.environment, []) if not self._left[part.environment] else []
         if not part.shard or not shards:
             return None
-        output = shards[0].with_name(_OF_SHARD.sub("", shards[0].name))
-        joined = join(shards, output)
+        record = self._root / self._records[part.environment]
+        selections = [read(file).header.provenance.selection for file in shards]
+        joined = join(shards, narrowed_path(record) if joined_selection(selections) else record)
         for line in joined.contradictions:
             self._say(f"{part.environment}: contradiction: {line}")
             self._codes[f"{part.environment}, joined"] = ExitCode.DEVIATES

@@ -34,6 +34,7 @@ from conformance.records.record import (
     encode_line,
     finish,
     journal_path,
+    narrowed_path,
 )
 from conformance.running import digests, ending, gated
 from conformance.running.earlier import Earlier, as_measured, earlier
@@ -288,7 +289,7 @@ class Run:
         if given is not None and self.shard[1] > 1:
             return given.with_suffix(f".shard-{self.shard[0]}-of-{self.shard[1]}.json")
         narrowed = self.narrowing or len(self.chosen) < len(self.planned)
-        return given.with_suffix(".narrowed.json") if given is not None and narrowed else given
+        return narrowed_path(given) if given is not None and narrowed else given
 
     @cached_property
     def _planned_header(self) -> Header:
