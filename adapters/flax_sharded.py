@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from conformance import Example, Mode, Shape
 from conformance.adapters.flax_linen import FlaxLinen
-from conformance.adapters.jax_mesh import AXES, DEVICES, PARAMETER, LayerOnMesh, mesh_modes
+from conformance.adapters.jax_mesh import AXES, PARAMETER, STARTED, LayerOnMesh, mesh_modes
 
 DIVIDED: dict[str, tuple[str | None, ...]] = {
     "query/kernel": (None, "heads"),
@@ -44,8 +44,7 @@ class FlaxSharded(LayerOnMesh, FlaxLinen):
         return replace(
             example,
             imports=(
-                "import jax, jax.numpy as jnp",
-                f'jax.config.update("jax_num_cpu_devices", {DEVICES})',
+                *STARTED,
                 "from jax.sharding import Mesh, NamedSharding, PartitionSpec as P",
                 str(example.imports),
             ),

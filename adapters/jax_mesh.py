@@ -22,6 +22,11 @@ DEVICES = 4
 FLAG = "--xla_force_host_platform_device_count"
 AXES = ("batch", "heads")
 """The names of the axes of the mesh of a layer."""
+STARTED = (
+    "import jax, jax.numpy as jnp",
+    f'jax.config.update("jax_num_cpu_devices", {DEVICES})',
+)
+"""What an example begins with."""
 PARAMETER = "weights."
 """What the names of parameters begin with, among the arrays of a call."""
 
@@ -82,6 +87,14 @@ class OnMesh(NativeAdapter):
         """Return the sharding of an array of a call; None leaves it where it is."""
 
 
+def mesh(*sizes: int, axes: tuple[str, ...] = ("devices",)) -> Any:
+    """Return a mesh of the first devices, with so many along each of its axes."""
+    import jax
+
+    devices = np.array(jax.devices("cpu")[: np.prod(sizes)])
+    return jax.sharding.Mesh(devices.reshape(sizes), axes)
+
+
 # Functions: one axis, "devices"
 
 
@@ -110,13 +123,6 @@ class FunctionOnMesh(OnMesh, Function):
         from jax.sharding import NamedSharding, PartitionSpec
 
         return NamedSharding(mesh(mode["size"]), PartitionSpec())
-
-
-def mesh(size: int) -> Any:
-    """Return a mesh of so many devices with the one axis "devices"."""
-    import jax
-
-    return jax.sharding.Mesh(np.array(jax.devices("cpu")[:size]), ("devices",))
 
 
 # Layers: the axes of `AXES`
@@ -153,14 +159,11 @@ class LayerOnMesh(OnMesh, Layer):
         return super().build(shape, dtype, scale, mode)  # type: ignore[safe-super]
 
     def lies(self, name: str, mode: Mode) -> Any:
-        import jax
-        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+        from jax.sharding import NamedSharding, PartitionSpec
 
         if (axes := self.divided(name)) is None:
             return None
-        sizes = mode["mesh"]
-        devices = np.array(jax.devices("cpu")[: np.prod(sizes)]).reshape(sizes)
-        return NamedSharding(Mesh(devices, AXES), PartitionSpec(*axes))
+        return NamedSharding(mesh(*mode["mesh"], axes=AXES), PartitionSpec(*axes))
 
     def divided(self, name: str) -> tuple[str | None, ...] | None:
         """Return the axes of the mesh among which the first axes of an array are divided.

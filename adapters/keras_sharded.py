@@ -17,7 +17,7 @@ import numpy as np
 
 from conformance import Call, Example, Mode, Problem, Shape
 from conformance.adapter import Natives
-from conformance.adapters.jax_mesh import AXES, DEVICES, LayerOnMesh, mesh_modes
+from conformance.adapters.jax_mesh import AXES, STARTED, LayerOnMesh, mesh_modes
 from conformance.adapters.keras_layers import JaxMultiHeadAttention
 
 LAYOUTS: dict[str, tuple[str | None, ...]] = {
@@ -81,8 +81,7 @@ class KerasSharded(LayerOnMesh, JaxMultiHeadAttention):
         return replace(
             example,
             imports=(
-                "import jax, jax.numpy as jnp",
-                f'jax.config.update("jax_num_cpu_devices", {DEVICES})',
+                *STARTED,
                 *example.imports,
                 "from keras import distribution",
             ),
