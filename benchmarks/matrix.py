@@ -61,10 +61,12 @@ def compared(folder: Path, environments: list[str]) -> None:
     with tarfile.open(fileobj=io.BytesIO(matrix.archive(ROOT))) as archive:
         archive.extractall(project, filter="data")
     took = {"tox": timed(project, environments, "tox", os.environ)}
+    # Nodes take the settings of this process. What was downloaded once is shared with them, as
+    # machines share an index of packages near them.
+    os.environ.setdefault("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv"))
+    os.environ["XDG_CACHE_HOME"] = str(folder / "caches")
     nodes = cluster(0, 1, 1)
-    settings = {"RAY_ADDRESS": nodes.address, "XDG_CACHE_HOME": str(folder / "caches")}
-    # What is downloaded once is shared, as machines share an index of packages near them.
-    settings["UV_CACHE_DIR"] = os.environ.get("UV_CACHE_DIR") or str(Path.home() / ".cache" / "uv")
+    settings = {"RAY_ADDRESS": nodes.address}
     took["ray"] = timed(project, environments, "ray", os.environ | settings)
     nodes.shutdown()
     print(f"{'tox':>8} {took['tox']:8.1f} s\n{'ray':>8} {took['ray']:8.1f} s")
