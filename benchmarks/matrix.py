@@ -5,11 +5,12 @@
     python benchmarks/matrix.py --simulated     a thousand environments of a second, 64 workers
     python benchmarks/matrix.py --worlds        our ring attention on one to four processes
 
-The nodes are processes of this machine, which needs two free CPUs. Both engines find what they
-install installed, because each runs the environments twice; the second run is timed.
+The nodes are processes of this machine, which needs two free CPUs. The engines take turns, four
+times. In the first round they install; medians of the other rounds are printed.
 
     tox         seconds of `mha-conformance matrix --on tox`, with one worker
     ray         seconds of `mha-conformance matrix --on ray`, with two nodes of one CPU
+    ratio       tox / ray
     overhead    what an environment takes longer on Ray: (2 ray - tox) / environments
     ideal       a thousand seconds by the number of workers
     start       seconds of the first run in a world, less those of the second
@@ -27,6 +28,7 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 from ray.cluster_utils import Cluster as Nodes
 
@@ -35,6 +37,7 @@ from conformance.running import matrix, node
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ["ours", "tutorials", "torch", "torch-kernels", "flax", "haiku", "equinox", "jax"]
+ROUNDS = 3
 SIMULATED, WORKERS = 1_000, 64
 
 
@@ -60,38 +63,39 @@ def compared(folder: Path, environments: list[str]) -> None:
     project = folder / "project"
     with tarfile.open(fileobj=io.BytesIO(matrix.archive(ROOT))) as archive:
         archive.extractall(project, filter="data")
-    took = {"tox": timed(project, environments, "tox", os.environ)}
     # Nodes take the settings of this process. What was downloaded once is shared with them, as
     # machines share an index of packages near them.
     os.environ.setdefault("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv"))
     os.environ["XDG_CACHE_HOME"] = str(folder / "caches")
     nodes = cluster(0, 1, 1)
-    settings = {"RAY_ADDRESS": nodes.address}
-    took["ray"] = timed(project, environments, "ray", os.environ | settings)
+    os.environ["RAY_ADDRESS"] = nodes.address
+    rounds = []
+    # The first round installs. The speed of a machine changes, so each round is compared by itself.
+    for number in range(ROUNDS + 1):
+        tox, ray = timed(project, environments, "tox"), timed(project, environments, "ray")
+        print(f"{'warm' if number else 'cold'}: tox {tox:.1f} s, ray {ray:.1f} s", flush=True)
+        rounds.append((tox, ray))
     nodes.shutdown()
-    print(f"{'tox':>8} {took['tox']:8.1f} s\n{'ray':>8} {took['ray']:8.1f} s")
-    print(f"{'ratio':>8} {took['tox'] / took['ray']:8.2f}")
-    print(f"overhead {(2 * took['ray'] - took['tox']) / len(environments):8.1f} s")
+    ratio = median(tox / ray for tox, ray in rounds[1:])
+    overhead = median((2 * ray - tox) / len(environments) for tox, ray in rounds[1:])
+    print(f"{'ratio':>8} {ratio:8.2f}\n{'overhead':>8} {overhead:8.1f} s")
 
 
-def timed(project: Path, environments: list[str], engine: str, settings: dict[str, str]) -> float:
-    """Return the seconds of the second of two runs."""
+def timed(project: Path, environments: list[str], engine: str) -> float:
+    """Return the seconds of a run."""
     command = [sys.executable, "-m", "conformance", "matrix", "--on", engine, *environments]
-    for _ in range(2):
-        begun = time.perf_counter()
-        done = subprocess.run(
-            [*command, "--", "--level", "core", "--fresh"],
-            cwd=project,
-            env=settings,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        took = time.perf_counter() - begun
-        # A core run that finds what is known is 0; one that found something new was made, too.
-        if done.returncode not in (0, 1):
-            raise SystemExit(done.stdout[-3_000:] + done.stderr)
-        print(f"{engine}: {took:.1f} s, exit code {done.returncode}", file=sys.stderr)
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [*command, "--", "--level", "core", "--fresh"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    took = time.perf_counter() - begun
+    # A core run that finds what is known is 0; one that found something new was made, too.
+    if done.returncode not in (0, 1):
+        raise SystemExit(done.stdout[-3_000:] + done.stderr)
     return took
 
 

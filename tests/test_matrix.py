@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
 import io
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -126,6 +129,43 @@ def test_a_node_runs_a_part_beside_others_and_hands_back_its_records(project):
     wrong = node.run(source, "key", "records", node.Part("wrong"), 1)
     assert wrong.code == 1
     assert "FAIL" in wrong.tail
+
+
+def test_a_node_keeps_bytecode_of_what_has_not_changed_and_nothing_else(project, tmp_path):
+    held = tmp_path / "held"
+    (project / "package").mkdir()
+    (project / "package" / "same.py").write_text("one = 1\n")
+    (project / "package" / "link.py").symlink_to("same.py")
+    for name in ("folder", "file"):
+        (project / name).mkdir()
+        (project / name / "gone.py").write_text("one = 1\n")
+    node._unpack(matrix.archive(project), held)
+    assert compileall.compile_dir(held, quiet=1)
+    (held / "records").mkdir()
+    (held / "records" / "old.json").write_text("{}")
+    same = held / "package" / "same.py"
+    before = same.stat().st_mtime_ns
+    (project / "record.py").write_text(RECORD.replace("sys.exit", "exit_is"))
+    (project / "tox.ini").chmod(0o755)
+    shutil.rmtree(project / "folder")
+    shutil.rmtree(project / "file")
+    (project / "file").write_text("a folder before")
+    # As a checkout leaves it, which is made anew for every build.
+    os.utime(project / "package" / "same.py", (1, 1))
+    node._unpack(matrix.archive(project), held)
+    files = {path.relative_to(held).as_posix() for path in held.rglob("*") if path.is_file()}
+    source = {path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file()}
+    kept = {name for name in files if "__pycache__" in name}
+    assert files - kept == source
+    assert {name.split(".")[0] for name in kept} == {
+        "__pycache__/record",
+        "package/__pycache__/same",
+        "package/__pycache__/link",
+    }
+    assert (held / "record.py").read_text().count("exit_is") == 1
+    assert os.access(held / "tox.ini", os.X_OK)
+    assert (held / "package" / "link.py").is_symlink()
+    assert same.stat().st_mtime_ns == before
 
 
 def test_the_source_is_what_git_does_not_ignore(project):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -103,9 +102,7 @@ def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answ
     home, release = _claimed(key, part.environment)
     try:
         root = home / "project"
-        shutil.rmtree(root, ignore_errors=True)
-        with tarfile.open(fileobj=io.BytesIO(project)) as archive:
-            archive.extractall(root, filter="data")
+        _unpack(project, root)
         for path, content in part.files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(content)
@@ -120,6 +117,38 @@ def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answ
         release()
     files = {path: content for path, content in after.items() if before.get(path) != content}
     return Answer(code, files, tail, socket.gethostname(), time.monotonic() - begun)
+
+
+def _unpack(project: bytes, root: Path) -> None:
+    """Make a folder hold the files of an archive, and no others.
+
+    Files that have not changed are left as they are, so that Python need not compile them again.
+    """
+    with tarfile.open(fileobj=io.BytesIO(project)) as archive:
+        members = {root / member.name: member for member in archive}
+        sources = {path.parent for path in members}
+        # The deepest come first, because only an empty folder can be removed.
+        for path in sorted(root.rglob("*"), reverse=True):
+            if path.is_dir() and not path.is_symlink():
+                with suppress(OSError):
+                    path.rmdir()
+            elif path not in members and not (
+                path.parent.name == "__pycache__" and path.parents[1] in sources
+            ):
+                path.unlink()
+        for path, member in members.items():
+            if not _holds(path, archive, member):
+                # Python compares this with what it has compiled.
+                member.mtime = time.time()
+                archive.extract(member, root, filter="data")
+
+
+def _holds(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
+    """Return whether a file is already what the archive has in its place."""
+    if path.is_symlink() or not path.is_file() or (content := archive.extractfile(member)) is None:
+        return False
+    is_program = bool(member.mode & 0o100)
+    return os.access(path, os.X_OK) == is_program and path.read_bytes() == content.read()
 
 
 def _claimed(key: str, environment: str) -> tuple[Path, Callable[[], None]]:
