@@ -2,8 +2,8 @@
 
 What a port gets wrong: `sm_scale` is 1 unless it is given, not 1/√head. The layout is
 `[batch, length, heads, head]`. There is no mask argument: `segment_ids`, one array for queries and
-keys, say which tokens belong together, so packed sequences can be said, and padding cannot. A
-length above the block size of 128 must be a multiple of it. The backward pass has blocks of 32, and
+keys, say which tokens belong together. This expresses packed sequences, but not padding. A length
+above the block size of 128 must be a multiple of it. The backward pass has blocks of 32, and
 no such check: with 33 to 127 tokens, but 64 and 96, it reads beyond the end.
 
 On a CPU the kernel is interpreted (`interpret=True`). On a GPU Triton compiles it, and takes

@@ -115,7 +115,7 @@ def paper_slopes(heads: int) -> np.ndarray:
 
 
 def _apart(block: str) -> tuple[Parameter, ...]:
-    """Return the table of a layer with four projections."""
+    """Return the parameter table of a layer that has four separate projections."""
     rows = []
     for native, name in _PROJECTIONS.items():
         heads = "kv_heads" if name in ("key", "value") else "heads"

@@ -386,14 +386,14 @@ def flash_attention(
         scale: the factor of the logits, 1/√head by default.
         window: how many keys before and after key i query i may attend to; −1 for no limit.
         softcap: c, if logits are bounded to c · tanh(logits / c) before a mask is added; 0: none.
-        sinks: `[heads]`, logits of a sink per head, which takes weight and has no value.
+        sinks: `[heads]`, the logit of each head's sink, which receives weight but has no value.
 
     Returns:
         The context, `[batch heads query value_head]`; 0 for a fully masked query.
 
     Raises:
         ValueError: the shapes do not fit; the kernel would read beyond an array.
-        TypeError: it cannot compute in these dtypes.
+        TypeError: the kernel does not support these dtypes.
     """
     fits = key.shape[:3] == value.shape[:3] and query.shape[0] == key.shape[0]
     if not fits or query.shape[3] != key.shape[3]:

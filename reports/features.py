@@ -149,7 +149,7 @@ _CHAPTERS = frozenset(family.chapter for family in FAMILIES if family.chapter)
 
 
 def _chapters(result: CaseResult) -> dict[str, list[str]]:
-    """Return the verdicts of the requirements that are about a family alone, by chapter."""
+    """Return the verdicts of the requirements that concern this feature alone, by chapter."""
     found: dict[str, list[str]] = {}
     for finding in result.findings:
         chapter = finding.requirement.partition(".")[0]

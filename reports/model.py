@@ -61,7 +61,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A record that this report is made of.
+    """A record from which the report is made.
 
     `missing` is how many planned items have no outcome of their own.
     """

@@ -197,7 +197,7 @@ ALONE = (
 
 
 class Questions(Protocol):
-    """The source of case descriptions: the header of a record, or the suite itself."""
+    """Descriptions of cases and requirements, from a record's header or from the suite."""
 
     def requirement(self, name: str, /) -> RequirementInfo | None:
         """Return the requirement with this id, or None if it is not known."""

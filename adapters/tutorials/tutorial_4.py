@@ -1,8 +1,8 @@
 """Tutorial 4: the Transformer in small methods.
 
-It stands for the pages that build a whole Transformer from `split_heads`,
-`scaled_dot_product_attention` and `combine_heads`, and block where `mask == 0` by filling in -1e9.
-That number is finite, so a row without any key averages all values; and float16 cannot hold it.
+It represents tutorials that build a whole Transformer from `split_heads`,
+`scaled_dot_product_attention` and `combine_heads`, and replace logits by -1e9 where `mask == 0`.
+That number is finite, so a fully masked query averages all values; float16 cannot represent it.
 """
 
 from __future__ import annotations

@@ -568,9 +568,9 @@ def _rotary(shape: Shape, pairs: Pairs, size: int = 0, base: float = 50.0) -> Fi
 
 
 def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return positions that leave some out, in each entry others, and begin after 0.
+    """Return positions with gaps that differ between batch entries and do not begin at 0.
 
-    The queries stand at the last positions of the keys, or these at those of the queries.
+    The last positions of the longer sequence are also those of the shorter one.
     """
     tokens = max(shape.query_length, shape.key_length)
     at = 2 + np.cumsum(random.integers(1, 4, (shape.batch, tokens)), axis=1)

@@ -95,8 +95,9 @@ def best_factor(got: Array, want: Array) -> float:
 
 
 def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | None:
-    """Return the factor whose predicted answer fits best, by grid and golden-section search. The
-    result is None if no factor on the grid fits as well as 1."""
+    """Return the factor whose predicted answer fits best, by grid and golden-section search.
+
+    The result is None if no factor on the grid fits as well as 1."""
 
     def misfit(exponent: float) -> float:
         found = answer(2.0**exponent)

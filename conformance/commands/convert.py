@@ -55,11 +55,11 @@ def add_parser(commands: Commands) -> None:
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """What `convert --format json` prints.
+    """The output of `convert --format json`.
 
     Attributes:
-        file: what was written.
-        kv_heads: heads of key and value; as many as heads, unless they are grouped.
+        file: the path of the file that was written.
+        kv_heads: number of key/value heads; equal to the number of heads unless they are grouped.
         build_with: the option without which the target would have biases that were not converted,
             or "".
     """

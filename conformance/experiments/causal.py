@@ -108,7 +108,7 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _telling(way: Blocking, shape: Shape) -> BoolArray:
-    """Return a mask pattern with which all hypotheses of `combined` differ, for either triangle."""
+    """Return a mask pattern for which all hypotheses of `combined` predict different weights."""
     for seed in range(200):
         visible = visible_of(way, shape, seed)
         triangles = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]

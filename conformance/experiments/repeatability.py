@@ -42,9 +42,11 @@ STRIDED = (("strided", "gaps"), ("window", "window"))
     revision=3,
 )
 def repeatability(lab: Laboratory) -> Iterator[Entry]:
-    """Repeat a call of several tiles: unchanged, without the rest of the batch, with strided
-    inputs, and compiled. Compare the attention weights with those of the first call, bit by bit,
-    then up to the noise. Do the same with a strided mask, at the usual size."""
+    """Repeat a call, and compare the attention weights with those of the first call.
+
+    The inputs span several tiles. The call is repeated unchanged, without the rest of the batch,
+    with strided inputs, and compiled; at the usual size, also with a strided mask. Weights are
+    compared bit by bit, then up to the rounding noise."""
     first = _first(lab)
     problem = first.problem
     yield _compared(lab, "twice", lab.ask(problem), first.applied)

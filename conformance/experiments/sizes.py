@@ -1,4 +1,4 @@
-"""An experiment on the sizes that an implementation takes, from which its `Geometry` follows."""
+"""An experiment that finds which sizes an implementation accepts, and derives its `Geometry`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Trials:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def takes(self, shape: Shape, tried: str) -> bool:
-        """Return whether there is an answer for a shape; note it if that is wrong."""
+        """Return whether the implementation accepts a shape; note a wrong output."""
         found, reason = self._ask(shape)
         if found == "wrong":
             self.wrong.append(tried)
@@ -181,7 +181,7 @@ def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -
 
 
 def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
-    """Return of what the number of queries, and of keys, has to be a multiple."""
+    """Return the numbers of which the query length and the key length have to be multiples."""
     both = shape.sharing == "self"
     found: list[int] = []
     for axis in ("query_length", "key_length"):

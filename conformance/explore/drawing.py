@@ -1,9 +1,9 @@
 """Draw recipes: mostly small problems, some at the sizes of kernels, all features together.
 
-What an implementation refuses is not drawn twice: its own `check` is asked with a small problem of
-each combination of features, and the answer is remembered. The sizes follow. They end where
-problems become slow, because a search lives from their number. An implementation that declares a
-`Geometry` is asked at its sizes only.
+Combinations of features that an implementation rejects are not drawn again: its own `check` is
+called with a small problem of each combination, and the result is cached. Sizes are drawn next.
+They are limited, because a search needs many problems and large ones are slow. For an
+implementation that declares a `Geometry`, only sizes of that geometry are drawn.
 """
 
 from __future__ import annotations

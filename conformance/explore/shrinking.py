@@ -437,8 +437,10 @@ def _put(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarray:
 
 
 def _kept(size: int) -> Iterator[list[int]]:
-    """Yield lists of positions to keep: one (first and last before others), beginnings that fill
-    tiles or just exceed them, a half, all but a part, all but one."""
+    """Yield lists of positions to keep, in the order in which they are tried.
+
+    First a single position (the first and the last before others), then prefixes that fill tiles
+    or just exceed them, then a half, all but a part, and all but one."""
     if size < 2:
         return
     for single in (0, size - 1, *range(1, min(size - 1, MOST_TRIED))):

@@ -99,7 +99,7 @@ class Held:
 
 
 class Remote(Framework):
-    """The bridge to the framework of a candidate, which only its worker imports."""
+    """The bridge to a candidate's framework, which is imported in the candidate's worker only."""
 
     packages: ClassVar[tuple[str, ...]] = ()
     array_type = Held

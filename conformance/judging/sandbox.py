@@ -1,10 +1,10 @@
 """A sandbox: processes in which candidates run, apart from everything else on the machine.
 
-`bubblewrap` gives a sandbox namespaces of its own: no network, no other process, a file system that
-can only be read and does not hold the suite, one temporary folder in memory. A process in it has
-imported the framework and forks a child for each candidate, which gives up system calls and gets
-limits before it imports the candidate. `limits` is that child without the namespaces: it says what
-it lacks, and it is never chosen for the user.
+With `bubblewrap`, a sandbox has its own namespaces: it has no network, sees no other processes, and
+has a read-only file system without the suite and one temporary folder in memory. A process in it
+imports the framework, then forks a child for each candidate. The child gives up system calls and is
+limited before it imports the candidate. With `limits`, the child runs without the namespaces; the
+verdict says what is missing, and this isolation is used only if the user chooses it.
 """
 
 from __future__ import annotations

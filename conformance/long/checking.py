@@ -107,7 +107,7 @@ class Tally:
         self.size += float(strength @ strength)
 
     def join(self, other: Tally) -> None:
-        """Add what another tally of the same array has seen."""
+        """Merge another tally of the same array into this one."""
         if other.largest > self.largest:
             self.largest, self.worst = other.largest, other.worst
         for name in ("count", "rows", "squares", "sum", "along", "size", "beyond"):

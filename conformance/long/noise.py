@@ -59,7 +59,7 @@ class _Terms:
 
 
 def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
-    """Return both factors for sums over `number` terms; see `_Terms`."""
+    """Return both noise factors of a sum of `number` terms; see `_Terms`."""
     found = []
     for most in (tile,) if tile else _USUAL:
         size = np.clip(number, 1, most)

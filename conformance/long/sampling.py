@@ -151,7 +151,7 @@ def _head(
     dtype: DType,
     tile: int,
 ) -> dict[str, tuple[Array, Array]]:
-    """Return each array of a head with its variance: output and query in the chosen rows only."""
+    """Return the arrays of one head with their variances, in the chosen rows only."""
     query = heads.query[0, head, chosen].astype(np.float64)
     cotangent = heads.cotangent[0, head, chosen].astype(np.float64)
     first, last = (ends[chosen][:, None] for ends in intervals)

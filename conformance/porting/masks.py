@@ -39,8 +39,8 @@ def translate(
 ) -> Any:
     """Convert a mask for one argument to the mask with the same meaning for another.
 
-    A window or a soft cap is converted likewise, to what the other argument takes for the same: a
-    window that counts the query's own key is one more than one that does not.
+    The value of a window or a soft cap is converted in the same way. For example, a window that
+    counts the query's own key is larger by one than a window that does not.
 
     Args:
         mask: an array, or anything that NumPy can read, in a layout that the source declares; for
@@ -53,7 +53,7 @@ def translate(
         heads: the number of heads; required in the same case.
         query: the length of the query; required in the same case.
         key: the length of key and value; required in the same case.
-        causal: whether both implementations get a causal mask besides, for windows.
+        causal: for windows, whether both implementations also receive a causal mask.
 
     Returns:
         The mask in the first of the target's layouts that can represent it. It is boolean if the

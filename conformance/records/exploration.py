@@ -1,8 +1,8 @@
-"""The record of an exploration: how many problems each mode was asked, and what was found.
+"""The record of an exploration: how many problems were tried in each mode, and what was found.
 
-Every finding is one class of deviations, with its smallest problem, which is kept as a case file
-beside the record. An exploration that finds a record of an earlier one goes on from it, so that
-the same deviation is one finding, however often it is published.
+Each finding is one class of deviations. Its smallest problem is saved as a case file beside the
+record. If there is a record of an earlier exploration, the next one continues it, so that the same
+deviation remains one finding.
 """
 
 from __future__ import annotations

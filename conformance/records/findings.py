@@ -181,7 +181,7 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, eq=F
     seconds: float = 0.0
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both say the same, however long it took."""
+        """Return whether two findings are equal, apart from the time that they took."""
         if not isinstance(other, CaseResult):
             return NotImplemented
         names = (name for name in self.__struct_fields__ if name != "seconds")

@@ -167,7 +167,7 @@ class RequirementInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def chapter(self) -> str:
-        """The first part of the id, before the dot."""
+        """The chapter of the requirement: the part of its id before the dot."""
         return self.id.partition(".")[0]
 
 

@@ -206,7 +206,7 @@ def save(path: Path, record: Record) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in one step; if the disk is full, nothing is left of it."""
+    """Write a file atomically; if the disk is full, leave no partial file."""
     temporary = path.with_name(path.name + ".new")
     try:
         temporary.write_bytes(content)

@@ -111,7 +111,7 @@ class Examination:
 
     @property
     def calls_eagerly(self) -> bool:
-        """Whether to examine calls without compilation; if these are slow, only in one family."""
+        """Whether to examine calls without compilation: in one shape family if slow."""
         return self.varies_arguments and (not self.adapter.compiles or self.case.family == "cross")
 
     @cached_property

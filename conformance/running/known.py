@@ -1,6 +1,8 @@
-"""What a baseline knows of a drawn problem, whose case is in no catalogue.
+"""Find which entries of a baseline explain a deviation on a randomly drawn problem.
 
-An entry names cases by patterns. Those cases of the catalogue that have the features of the drawn
+Entries name cases of the catalogue, and a drawn problem is not one of them.
+
+An entry names cases by patterns. The cases of the catalogue that have the features of the drawn
 problem stand for it: the same kinds of masks, heads and scale, or, if there are none, as many of
 these features as any case has. An entry explains a deviation of the drawn problem if it claims the
 same deviation of more than half of them. So `mask/*` explains what a search finds with a mask, and
@@ -88,7 +90,7 @@ def _finding(requirement: str, deviation: Deviation) -> Finding:
 
 
 def _explained(finding: Finding, adapter: Adapter, trial: Trial) -> Finding:
-    """Return the finding with its cause, for which the implementation is asked again."""
+    """Return the finding with its cause; the implementation is called again to find it."""
     if finding.cause:
         return finding
     ex = Examination(adapter, trial.case(), trial.problem.dtype, trial.device, trial.mode)

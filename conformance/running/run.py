@@ -570,7 +570,7 @@ class Run:
             yield f"record: {self.written}"
 
     def _worst(self) -> Iterator[str]:
-        """Yield lines with the worst deviation of each implementation, for surveys."""
+        """Yield a line with the worst deviation of each implementation, printed by `--survey`."""
         left = False
         for adapter, _ in self.adapters:
             result, of = ending.worst(self._results_of(adapter))

@@ -266,7 +266,7 @@ def to_record(entry: Entry) -> KnownDeviation:
 
 
 def _typed(table: dict[str, Any]) -> KnownDeviation:
-    """Return the values of a table, each of the type that its key asks for."""
+    """Return the values of a table, each checked for the type that its key requires."""
     for key in table:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1) or [", ".join(_KEYS)]

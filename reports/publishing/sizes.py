@@ -74,10 +74,10 @@ def large_of(part: Part, baseline: Baseline) -> list[Large]:
 
 
 def read_climbs(folder: Path) -> dict[str, Climb]:
-    """Return the examinations that are kept in a folder, by implementation.
+    """Return the saved examinations of growing sizes in a folder, by implementation.
 
     Raises:
-        BrokenRecord: a file is none, or is called otherwise than what it is about.
+        BrokenRecord: a file is not an examination, or is not named after its implementation.
     """
     found = {}
     for path in sorted(folder.glob("*.json")):
