@@ -1,7 +1,7 @@
 """Draw problems until the time is up, and find those that an implementation answers wrongly.
 
-Problem n of a seed is the same in every search with the same dtypes and modes, however long the
-search is.
+For a given seed, problem number n is the same in every search with the same dtypes and modes,
+however long the search runs.
 """
 
 from __future__ import annotations

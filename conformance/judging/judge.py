@@ -1,4 +1,4 @@
-"""Judge one candidate: ask fresh problems, look for tricks, and make a verdict of the results."""
+"""Judge one candidate: pose fresh problems, look for cheating, and reach a verdict."""
 
 from __future__ import annotations
 
@@ -69,15 +69,16 @@ VISIBLE = (
 
 @dataclass(frozen=True)
 class Task:
-    """What a candidate is asked; it is the caller's choice, because it is the scale of the score.
+    """The problems that candidates get. The caller chooses them, as they are the scale of scores.
 
     Attributes:
-        level: "core" for a loop, "full" for a merge.
+        level: "core" for use in a loop that improves a kernel, "full" before it is merged.
         chapters: chapters of the catalogue, such as "mask"; empty for all but "feature".
-        dtypes: those asked, of those that the candidate takes; empty for float32 (float64 if it
-            takes no float32) and both half precisions, and at "full" for all.
+        dtypes: the dtypes to test, as far as the candidate supports them; empty for float32 (or
+            float64 if it does not support float32) and both half precisions, or, at level "full",
+            for all dtypes.
         gradients: whether gradients count.
-        cases: parts of ids of cases; empty for all.
+        cases: parts of case ids, or wildcards that match them; empty for all.
     """
 
     level: str = "core"
@@ -97,7 +98,7 @@ class Task:
         return case.chapter in self.chapters if self.chapters else case.chapter != FEATURES
 
     def dtypes_of(self, adapter: Adapter) -> tuple[str, ...]:
-        """Return the dtypes to ask."""
+        """Return the dtypes in which to test the implementation."""
         if self.dtypes or self.level == "full":
             return tuple(name for name in adapter.dtypes if name in (self.dtypes or DTYPES))
         single = [name for name in SINGLE if name in adapter.dtypes][:1]
@@ -106,7 +107,7 @@ class Task:
 
 
 class Asked(Item):
-    """An item of which is asked what a candidate can answer."""
+    """An item that checks only the mandatory requirements that can apply to a candidate."""
 
     asked: Fresh
 
@@ -120,7 +121,7 @@ class Asked(Item):
 
 
 class Output(Asked):
-    """An item of which the output alone is asked."""
+    """An item that checks only the output."""
 
     @property
     def requirements(self) -> list[Requirement]:
@@ -132,10 +133,13 @@ class Judging:
     """Judges an implementation by a task and a token, in this process or in a worker.
 
     Attributes:
-        restart: gives a candidate another process; None for an implementation in this process.
-        expectations: what is expected, shared by candidates with the same token.
-        until: when its time is over, on the clock of `time.monotonic`.
+        restart: starts a new process for a candidate; None for an implementation in this process.
+        expectations: a cache of expected values, shared by candidates with the same token.
+        until: the deadline, on the clock of `time.monotonic`.
         found: the result of each item.
+        violations: pairs of a kind and a sentence, for behaviour that marks a cheat.
+        lost: how each process of the candidate was lost.
+        sessions: the session for the first call of items, "", and one for each kind of repetition.
     """
 
     adapter: Adapter
@@ -150,7 +154,7 @@ class Judging:
     sessions: dict[str, Session] = field(default_factory=dict)
 
     def items(self) -> list[Asked]:
-        """Return what is asked, in the order of the token."""
+        """Return the items to run, in an order that the token determines."""
         heads = isinstance(self.adapter, Candidate)
         asked: dict[str, Fresh] = {}
         for case in every_case():
@@ -169,7 +173,7 @@ class Judging:
         return [rows[place] for place in shuffled(self.token, "order", len(rows))]
 
     def ask(self, item: Asked, again: str = "", *, explains: bool = False) -> CaseResult:
-        """Return the result of an item; `again` names a repetition, which is asked anew."""
+        """Return the result of an item; `again` names a repetition, which is computed anew."""
         if again not in self.sessions:
             bench = Workbench(expect=expect, expectations=self.expectations)
             self.sessions[again] = Session(bench, explains=explains)
@@ -178,7 +182,11 @@ class Judging:
         return result
 
     def run(self) -> None:
-        """Ask everything."""
+        """Run all items and, if they are a candidate's, look for answers that depend on history.
+
+        Raises:
+            ConformanceError: the task has no problem for the candidate.
+        """
         items = self.items()
         if not items:
             raise ConformanceError("the task has no problem for this candidate")
@@ -223,7 +231,7 @@ class Judging:
         return result
 
     def right(self) -> list[Asked]:
-        """Return the items that were answered rightly."""
+        """Return the items whose output was right."""
         return [item for item, result in self.found if marked(result).output]
 
     # What no kernel that computes its answers does
