@@ -1,8 +1,8 @@
 """Call an implementation on long sequences, be it a function of heads or a whole layer.
 
-An implementation may also take masks as structure, see `AtLength`. The inputs are created once, as
-`[batch heads length head]`, and results are read in slices, so that no array with an element for
-every pair of positions, and no second copy of a result, is needed.
+An implementation may also take masks as structure, see `AtLength`; for others, masks become arrays
+only if these are small. The inputs are created once, as `[batch heads length head]`, and results
+are read in slices, so that no second copy of them is needed.
 
 A layer gets projections that pass the heads on unchanged. Products with 0 and 1 are exact in every
 precision, so the layer returns the attention of these heads. If it takes only one input for query,
@@ -39,8 +39,8 @@ class Heads:
     """The inputs of an implementation: arrays `[batch heads length head]`, and masks as structure.
 
     Arrays are float64 if `dtype` is, and float32 otherwise; `dtype` represents all their numbers.
-    `sinks` `[heads]` are logits that enter only the sum of the softmax. `soft_cap` is the cap of the
-    logits. `sees` says which keys each query sees.
+    `sinks` `[heads]` are logits that enter only the sum of the softmax. `soft_cap` is the cap of
+    the logits. `sees` says which keys each query sees.
     """
 
     dtype: str
@@ -75,9 +75,9 @@ Slices = Callable[[int, int, slice], Array]
 class Answered:
     """The results of an implementation, and the seconds that the call took.
 
-    `arrays` holds "output" and, if there are gradients, "query", "key" and "value". It may also hold
-    "log_total" and "sinks", with one number in each row. `first` is the additional time, in seconds,
-    that only the first call of a shape takes, such as for compiling.
+    `arrays` holds "output" and, if there are gradients, "query", "key" and "value". It may also
+    hold "log_total" and "sinks", with one number in each row. `first` is the additional time, in
+    seconds, that only the first call of a shape takes, such as for compiling.
     """
 
     arrays: Mapping[str, Slices]
@@ -290,7 +290,7 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
         bias: whether the projections have biases, which are 0.
 
     Raises:
-        Unsupported: one input cannot hold these heads, because their sizes or numbers differ.
+        Unsupported: one input cannot hold all three, which takes one head and equal sizes.
     """
     batch, count, queries, size = heads.query.shape
     kv_heads, keys, value_size = heads.value.shape[1:]

@@ -136,10 +136,12 @@ class Tally:
         if self.count >= FEWEST:
             groups = min(self.groups, self.rows)
             alone = 1 / math.sqrt(self.count)
-            # The weights of a row share an error, so all keys do in dV_j = Σ_i P_ij dO_i.
+            # Weights of a row share an error, so the errors of dV_j = Σ_i P_ij dO_i are alike for
+            # all keys.
             sides = 1 if self.array == "value" else groups
             bias = alone + DRIFT / math.sqrt(sides * self.count / self.rows)
-            # If there is one query, its normaliser's error is in all keys, and may be a large one.
+            # The error of a single query's normaliser is in all keys, and may be as large as that
+            # of a single element.
             few = (1 - RMS) / math.sqrt(groups) if groups < FEW else 0.0
             gain = alone + (DRIFT + few) / math.sqrt(groups)
             parts.append(self.rms / ((RMS + few) * LIMIT))

@@ -42,8 +42,7 @@ class Sums:
         self._first = self._last = 0
 
     def over(self, blocks: tuple[int, int]) -> Array:
-        """Return the sums over blocks first to last - 1; neither may be less than in earlier calls.
-        """
+        """Return the sums over blocks first to last - 1; neither may decrease from call to call."""
         first, last = blocks
         if first >= self._last:
             self._total[:], self._carry[:] = 0.0, 0.0
@@ -68,5 +67,5 @@ class Sums:
 
 
 def one_hot(classes: Classes, names: Classes) -> Array:
-    """Return an array `[classes columns]`, which is 1 where a column is of the class, and else 0."""
+    """Return an array `[classes columns]` that is 1 where a column is of the class, else 0."""
     return (classes == names).astype(np.float64)

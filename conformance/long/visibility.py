@@ -1,7 +1,7 @@
 """Masks as one interval of visible keys per query, so that they need not become arrays.
 
-With causal masks, windows, packed sequences and padding, query i sees the keys first_i ≤ j < last_i,
-and neither end ever moves left as i grows. All checks of long sequences rely on these two
+With causal masks, windows, packed sequences and padding, query i sees the keys j with first_i ≤ j
+< last_i, and neither end moves left as i grows. All checks of long sequences rely on these two
 properties: sums over the keys that a query sees are sums over intervals, and the queries that see a
 key form an interval too.
 """
@@ -29,7 +29,7 @@ class Visibility:
         causal: key j is visible to query i iff j <= i ("top-left") or
             j <= i + key_length - query_length ("bottom-right"), within their packed sequence.
         window: how many keys before and after the query's position are visible; None for no limit.
-            The position of a query among the keys depends on `causal`; without it, on top-left.
+            That position follows the alignment of `causal`, which is top-left if there is none.
         members: the lengths of packed sequences, of queries and of keys. A query sees only the keys
             of its sequence; queries beyond the last sequence see nothing.
         key_lengths: the number of keys of each batch entry; keys beyond it are padding.
