@@ -52,7 +52,7 @@ class Class:
 
     @classmethod
     def of(cls, trial: Trial, deviation: Deviation) -> Class:
-        """Return the class whose smallest problem is that of the trial."""
+        """Return the class of a deviation, with the problem of the trial as its smallest one."""
         problem = trial.problem
         sizes = tuple(getattr(problem.shape, name) for name in SIZES)
         return cls(problem.dtype, _nature(deviation), features(problem), sizes)

@@ -72,7 +72,7 @@ CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
 
 
 class Drawer:
-    """Draws recipes that an adapter accepts, as its `check` decides in one dtype.
+    """Draws recipes that the adapter's own `check` accepts; all checks use one dtype.
 
     Args:
         adapter: the implementation.
@@ -104,9 +104,9 @@ class Drawer:
         return _sized(recipe, self._geometry)
 
     def _declared(self) -> dict[str, list[int]]:
-        """Return the features that the adapter accepts, each with its usable places in `FEATURES`.
+        """Return the features that the adapter accepts, with the indices of accepted variants.
 
-        Each feature is tried alone.
+        Each variant of a feature in `FEATURES` is tried alone.
         """
         found: dict[str, list[int]] = {}
         for name, ways in FEATURES.items():
@@ -176,7 +176,7 @@ class Drawer:
         return recipe
 
     def _small(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
-        """Return the recipe with small sizes, some lengths of which span several tiles."""
+        """Return the recipe with small sizes, although some lengths span several tiles."""
         query = self._length(random)
         key = query if recipe.frame.sharing == "self" else self._length(random)
         if recipe.causal == "bottom-right" and key < query:
@@ -191,7 +191,8 @@ class Drawer:
     def _at_size(self, recipe: Recipe, geometry: Geometry, random: np.random.Generator) -> Recipe:
         """Return the recipe at sizes of a geometry, with lengths around the edges of its tiles.
 
-        Usually, only one of queries, keys and heads is numerous, so that problems stay cheap.
+        Usually, only one of query length, key length and number of heads is large, so that such
+        problems are as cheap as small ones.
         """
         kind = _one(random, KINDS)
         query = self._edge(geometry.tiles[0], random) if "queries" in kind else self._short(random)

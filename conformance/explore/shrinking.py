@@ -111,7 +111,7 @@ def shrink(
 
     Args:
         until: the deadline, on the clock of `time.monotonic`; Ctrl-C ends shrinking too.
-        modes, dtypes: those that the trial may be moved to; empty for all.
+        modes, dtypes: the modes and dtypes to which the trial may be moved; empty for all.
     """
 
     def failing(candidate: Trial) -> Deviation | None:

@@ -112,7 +112,7 @@ class Deviation:
         return (self.requirement, self.kind, self.array)
 
     def as_clear_as(self, other: Deviation) -> bool:
-        """Return whether this has the nature of the other, and is as large or beyond doubt."""
+        """Return whether this has the other's nature, and a ratio as large or 100 × `LIMIT`."""
         return self.nature == other.nature and self.ratio >= min(other.ratio, 100 * LIMIT)
 
 

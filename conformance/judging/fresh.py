@@ -48,7 +48,7 @@ class Fresh(Case):
 
     @property
     def shape(self) -> Shape:
-        """The shape of the problem as it is drawn, before `heads` replaces its projections."""
+        """The shape of the problem as drawn; with `heads`, projections are replaced afterwards."""
         small = super().shape
         # A grid has the sizes that an implementation declares; it may not support others.
         return _jittered(self.family, self.token) if self._varies else small

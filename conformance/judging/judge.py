@@ -130,7 +130,7 @@ class Output(Asked):
 
 @dataclass
 class Judging:
-    """Judges an implementation by a task and a token, in this process or in a worker.
+    """Judges an implementation on a task, in this process or in a worker; a token is the seed.
 
     Attributes:
         restart: starts a new process for a candidate; None for an implementation in this process.
@@ -291,7 +291,7 @@ class Judging:
             self.violations["recognition", "only the sizes of the catalogue are right"] = None
 
     def _second(self) -> None:
-        """Repeat some items that were right in another process, in another order."""
+        """Repeat some of the items that were right, in a new process and in another order."""
         right = self.right()
         for place in shuffled(self.token, "second", len(right))[:SECOND]:
             if not marked(self.ask(right[place], "second")).output:
@@ -338,7 +338,7 @@ class Judging:
         return {name: Chapter(**count) for name, count in sorted(counts.items())}
 
     def _differentiates(self, result: CaseResult) -> bool:
-        """Return whether the task includes gradients and one of this result is wrong."""
+        """Return whether the task includes gradients and a gradient of this result is wrong."""
         return self.task.gradients and any(
             finding.requirement.startswith("gradient.") and finding.verdict in ("deviates", "error")
             for finding in result.findings

@@ -359,7 +359,7 @@ def _base(array):
 
 
 class Said:
-    """A call of one of the suite's declarations, to be recorded as plain data."""
+    """A recorded call of one of the suite's declaration classes, such as `MaskArgument`."""
 
     def __init__(self, kind, args, named):
         self.kind, self.args, self.named = kind, args, named
@@ -777,7 +777,7 @@ on their arguments; calls that are refused; and more that are, unless processes 
 
 
 def refuse_system_calls(processes):
-    """Install a filter of system calls against the network, programs and access to processes.
+    """Install a system call filter that denies network access, new programs, and other processes.
 
     If `processes` is true, a candidate may start processes, as kernels with a compiler need.
     """

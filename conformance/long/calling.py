@@ -114,12 +114,12 @@ def call(
     device: str = "cpu",
     mode: Mode | None = None,
 ) -> Answered:
-    """Return the answer of an implementation, in its first mode by default.
+    """Call an implementation, in its first mode by default, and return its results.
 
     Raises:
-        Unsupported: it cannot express the problem.
-        WrongAnswer: it returned something other than the expected arrays.
-        WrongShape: it returned arrays of wrong shapes.
+        Unsupported: the implementation cannot express the problem.
+        WrongAnswer: the implementation returned something other than the expected arrays.
+        WrongShape: the implementation returned arrays of wrong shapes.
     """
     heads = heads_of(problem) if isinstance(problem, LongProblem) else problem
     if isinstance(adapter, AtLength):
@@ -144,7 +144,7 @@ compiling."""
 
 
 def _timed(action: Callable[[], Any], *, compiles: bool) -> tuple[Any, float, float]:
-    """Return the action's result, the seconds of a call, and the extra ones of the first call."""
+    """Return an action's result, the seconds it takes, and extra seconds of only the first call."""
     started = time.perf_counter()
     result = action()
     seconds = time.perf_counter() - started
@@ -290,7 +290,7 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
         bias: whether the projections have biases, which are 0.
 
     Raises:
-        Unsupported: one input cannot hold all three, which takes one head and equal sizes.
+        Unsupported: one input cannot hold all three, because this takes one head and equal sizes.
     """
     batch, count, queries, size = heads.query.shape
     kv_heads, keys, value_size = heads.value.shape[1:]

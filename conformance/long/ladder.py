@@ -182,7 +182,7 @@ class _Cost:
 
 
 def _work(queries: int, keys: int) -> float:
-    """Return the work of a problem in arbitrary units, to which its time is proportional."""
+    """Return the work of a problem in arbitrary units, roughly proportional to its time."""
     return float(queries) * keys + 300.0 * (queries + keys)
 
 

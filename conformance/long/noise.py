@@ -5,11 +5,11 @@ Tensors, logits, probabilities and accumulators are held with the roundoffs u_t,
 each error is uniform, so that its variance is u²/3. Three things are particular to long sequences:
 
 - *Equal pairs are rounded alike.* The errors of a logit, its exponential and its rounding are the
-  same for all keys of a class. Their sum ε_ac therefore multiplies S_c − n_c O as a whole. At the
-  edges of a block, a few hundred keys, errors are added as if they were independent.
+  same for all keys of a class. Together they are one error ε_ac, which multiplies S_c − n_c O as a
+  whole. At the edges of a block, a few hundred keys, errors are added as if they were independent.
 - *Accumulators run over tiles.* A sum over n terms consists of n/t sums over tiles of t terms, one
   after another. For n ≤ t this is the definition's model, in which all terms are added one after
-  another; over a million terms, its noise would be so large that it hid every defect.
+  another. Over a million terms, that model would give so much noise that it would hide any defect.
 - *Second moments.* Where values are arbitrary, Σ_j P_ij² (dO_i·V_j)² is not a sum by class; it is
   replaced by |dO_i|² Σ_j P_ij² |V_j|²/head, which is its mean over independent components.
 """
@@ -194,7 +194,7 @@ class Noise:
         return head.of_sink**2 * self.logits * (moved + 1.0)
 
     def of_sinks(self, head: Head, rows: slice, whole: Array, of_row: Array) -> Array:
-        """Return the terms of some queries in the gradient of their sink and in its σ.
+        """Return what some queries contribute to the gradient of their sink and to its σ.
 
         Args:
             head: the head, after `of_rows` of these queries.

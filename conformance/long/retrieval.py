@@ -59,7 +59,7 @@ def retrieval(
     causal: bool = False,
     seed: int = 0,
 ) -> Retrieval:
-    """Return a retrieval of random positions; the first and the last position are always included.
+    """Return a retrieval problem with random positions, which include the first and the last one.
 
     Raises:
         Unsupported: the head is too small to hold a position in binary.

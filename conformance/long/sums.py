@@ -3,7 +3,7 @@
 Prefix sums over a million numbers lose digits if the difference of two of them is the sum of only a
 hundred numbers. Instead, the sum over the current interval is kept: blocks of columns are added as
 the interval grows and subtracted as it leaves them. Thanks to double-double arithmetic, subtracted
-blocks leave an error of at most 1e-32 of the largest intermediate sum.
+blocks leave an error of only about 1e-32 of the largest intermediate sum.
 """
 
 from __future__ import annotations
