@@ -1,4 +1,4 @@
-"""Search for problems that an implementation answers wrongly, and shrink them.
+"""Search for problems that an implementation gets wrong, and shrink them.
 
 A search draws recipes (`recipe`, `search`), runs the implementation on them (`trial`), and makes a
 failing problem smaller (`shrinking`). The problem is saved as a case file, which the gate can run

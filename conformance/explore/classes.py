@@ -1,8 +1,8 @@
-"""Classes of deviations: whether a failing problem shows what another, smaller one showed already.
+"""Classes of deviations, which group failing problems so that each defect is reported once.
 
-A small problem that was shrunk has only the features and the sizes that its deviation needs. Every
-problem with all of these, which deviates in the same way, is taken for another sight of it. That
-may hide a second defect behind a first, and never reports one defect for each problem that has it.
+A problem that has been shrunk has only the features and sizes that its deviation needs. Any other
+problem that has all of these and deviates in the same way is assumed to show the same defect. This
+may hide a second defect behind the first, but one defect is not reported again for every problem.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def features(problem: Problem) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Class:
-    """What all sights of one deviation have in common.
+    """The properties that all problems showing the same deviation share.
 
     Attributes:
-        dtype: the dtype of the smallest problem. One in float32 is expected in every dtype.
-        nature: what deviates, and how.
-        features, sizes: those of the smallest problem.
+        dtype: the dtype of the smallest problem. A deviation in float32 is expected in every dtype.
+        nature: the requirement that is not met and how; for an exception, its type and the name of
+            the function that raised it.
+        features, sizes: the features and sizes of the smallest problem.
     """
 
     dtype: str
@@ -51,17 +52,17 @@ class Class:
 
     @classmethod
     def of(cls, trial: Trial, deviation: Deviation) -> Class:
-        """Return the class of the smallest problem of a deviation."""
+        """Return the class of a deviation, with the problem of the trial as its smallest one."""
         problem = trial.problem
         sizes = tuple(getattr(problem.shape, name) for name in SIZES)
         return cls(problem.dtype, _nature(deviation), features(problem), sizes)
 
     def has(self, trial: Trial, deviation: Deviation) -> bool:
-        """Return whether this is another sight of the same deviation."""
+        """Return whether the deviation of a trial belongs to this class."""
         return self.includes(Class.of(trial, deviation))
 
     def includes(self, other: Class) -> bool:
-        """Return whether every problem of the other class is in this one."""
+        """Return whether every problem of the other class also belongs to this one."""
         return (
             self.nature == other.nature
             and self.dtype in (other.dtype, ORDER[0])
@@ -71,7 +72,7 @@ class Class:
 
 
 def _nature(deviation: Deviation) -> tuple[str, ...]:
-    """Return the requirement and the kind; for an exception, its type and where it was raised."""
+    """Return the requirement and the kind, or for an exception its type and where it was raised."""
     if deviation.requirement:
         return (deviation.requirement, deviation.kind)
     return (deviation.kind, deviation.array)

@@ -1,4 +1,4 @@
-"""Write arrays and the definition as Python code: the part of a reproduction that is pure NumPy."""
+"""Write arrays and the definition of attention as code: the pure NumPy part of a reproduction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = {
 
 
 def called(name: str) -> str:
-    """Return the name in a generated script of the array with this canonical name."""
+    """Return the name that the array with this canonical name has in a generated script."""
     return NAMES.get(name, name)
 
 
@@ -71,7 +71,7 @@ def _nested(value: object) -> str:
 
 
 def written(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Return code lines that assign the mask to `mask`, and a dictionary of other arrays to `n`."""
+    """Return code that assigns the mask to `mask`, and a dictionary of the other arrays to `n`."""
     entries = [f"{name}={literal(array)}," for name, array in arrays.items() if name != "mask"]
     lines = enclosed("n = dict(", entries, ")")
     lines.append("n = {name: np.array(numbers, float) for name, numbers in n.items()}")
@@ -81,7 +81,7 @@ def written(arrays: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def enclosed(before: str, entries: Iterable[str], after: str) -> list[str]:
-    """Return code lines with the entries between two brackets, in a single line if they fit."""
+    """Return code lines with the entries between two brackets, on a single line if they fit."""
     every = list(entries)
     whole = before + " ".join(every).rstrip(",") + after
     if len(whole) <= WIDTH:
@@ -118,7 +118,7 @@ def definition(problem: Problem, returned: str) -> list[str]:
     """Return the lines of a function `attention(n)` that computes the definition in plain NumPy.
 
     `returned` is "output", "weights" or "averaged" (weights averaged over heads). The function also
-    takes complex numbers, so that an imaginary step gives derivatives.
+    accepts complex numbers, so that a small imaginary step yields derivatives.
     """
     shape = problem.shape
     key = "query" if shape.sharing == "self" else "key"
@@ -176,7 +176,7 @@ def definition(problem: Problem, returned: str) -> list[str]:
 
 
 def _prepared(problem: Problem) -> list[str]:
-    """Return the lines that norm and rotate the heads `q` and `k`."""
+    """Return the lines that normalise and rotate the heads `q` and `k`."""
     lines, norm = [], problem.norm
     for x, gain in (("q", "gq"), ("k", "gk")) if norm is not None else ():
         assert norm is not None
@@ -188,7 +188,7 @@ def _prepared(problem: Problem) -> list[str]:
 
 
 def _placed(problem: Problem) -> list[str]:
-    """Return the lines that assign the positions and define the rotation, where they are used."""
+    """Return the lines that assign the positions and define the rotation, if they are used."""
     rotary = problem.rotary
     if rotary is None and problem.slopes is None:
         return []
@@ -239,7 +239,7 @@ def parameter(row: Parameter, shape: Shape) -> str:
     joined = f"np.concatenate([{', '.join(parts)}]{f', axis={axis}' if axis else ''})"
     if not row.grouped:
         return joined
-    # The groups and what each has become one axis; `reshaped` is that of the last part.
+    # Merge the axis of the groups with the next one; `reshaped` is the shape of the last part.
     whole = (*reshaped[:stack], -1, *reshaped[stack + 2 :])
     return f"{joined}.reshape({', '.join(map(str, whole))})"
 

@@ -1,9 +1,16 @@
-"""Draw recipes: mostly small problems, some at the sizes of kernels, all features together.
+"""Draw recipes: mostly small problems, some at the sizes of real kernels, with features combined.
 
+<<<<<<< HEAD
 Combinations of features that an implementation rejects are not drawn again: its own `check` is
 called with a small problem of each combination, and the result is cached. Sizes are drawn next.
 They are limited, because a search needs many problems and large ones are slow. For an
 implementation that declares a `Geometry`, only sizes of that geometry are drawn.
+=======
+Each combination of features is first tried as a small problem in the adapter's own `check`, and the
+result is cached, so that a combination which the implementation refuses is not drawn again. Sizes
+are drawn afterwards. They are limited, because a search depends on running many problems quickly.
+An implementation that declares a `Geometry` gets only problems of the sizes declared there.
+>>>>>>> doc3
 """
 
 from __future__ import annotations
@@ -72,13 +79,15 @@ CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
 
 
 class Drawer:
-    """Draws recipes that an adapter takes, in one dtype for all checks.
+    """Draws recipes that the adapter's own `check` accepts; all checks use one dtype.
 
     Args:
+        adapter: the implementation.
+        dtype: the dtype in which recipes are checked.
         few_shapes: draw from fewer sizes, for implementations that compile each new shape.
 
     Raises:
-        Unsupported: the adapter takes none of the plainest problems.
+        Unsupported: the adapter accepts none of the simplest problems.
     """
 
     def __init__(self, adapter: Adapter, dtype: str, *, few_shapes: bool = False) -> None:
@@ -94,7 +103,7 @@ class Drawer:
         self._features_taken = self._declared() if adapter.features else {}
 
     def _plain(self, **features: object) -> Recipe:
-        """Return a recipe with these features, as small as the implementation takes."""
+        """Return a recipe with these features, as small as the adapter's geometry allows."""
         recipe = dataclasses.replace(Recipe(), **features)  # type: ignore[arg-type]
         if self._geometry is None:
             return recipe
@@ -102,7 +111,10 @@ class Drawer:
         return _sized(recipe, self._geometry)
 
     def _declared(self) -> dict[str, list[int]]:
-        """Return the features that the adapter takes by themselves, and the ways to draw each."""
+        """Return the features that the adapter accepts, with the indices of accepted variants.
+
+        Each variant of a feature in `FEATURES` is tried alone.
+        """
         found: dict[str, list[int]] = {}
         for name, ways in FEATURES.items():
             for place in range(len(ways)):
@@ -114,7 +126,7 @@ class Drawer:
         return found
 
     def _some_features(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
-        """Return the recipe with features that the adapter takes beside all else that it has."""
+        """Return the recipe with random features added, as far as the adapter accepts them."""
         for name, places in self._features_taken.items():
             if random.random() < FEATURED:
                 more = (*recipe.features, (name, _one(random, places)))
@@ -124,11 +136,11 @@ class Drawer:
         return recipe
 
     def _width(self, frame: Frame) -> int:
-        """Return how wide inputs are at the sizes of kernels; 0 if that follows from the heads."""
+        """Return the width of inputs at the sizes of kernels; 0 if it follows from the heads."""
         return WIDTH if self._adapter.projections_supplied and frame.widths == "free" else 0
 
     def takes(self, recipe: Recipe) -> bool:
-        """Return whether the adapter's own check takes a recipe; the answer is remembered."""
+        """Return whether the adapter's own `check` accepts a recipe; the result is cached."""
         if recipe not in self._taken:
             try:
                 self._adapter.check(recipe.problem(self._dtype))
@@ -142,7 +154,7 @@ class Drawer:
         return self._taken[recipe]
 
     def draw(self, random: np.random.Generator) -> Recipe:
-        """Return a recipe with features that the adapter takes."""
+        """Return a random recipe with features that the adapter accepts."""
         recipe = self._features(random)
         recipe = dataclasses.replace(
             recipe,
@@ -161,17 +173,17 @@ class Drawer:
         else:
             recipe = self._at_size(recipe, geometry, random)
         if recipe.causal == "bottom-right" and recipe.shape.key_length < recipe.query:
-            # Some queries would have no key.
+            # Some queries would have no visible key.
             recipe = dataclasses.replace(recipe, causal=None)
         if recipe.mask != "none" and recipe.shape.key_length < 2:
             recipe = dataclasses.replace(recipe, mask="none")
         if recipe.features and recipe.shape.key_length < recipe.query:
-            # Beyond the last key, windows and lengths would leave some queries without any.
+            # Windows and lengths could leave queries beyond the last key without a visible key.
             recipe = dataclasses.replace(recipe, query=recipe.key, key=recipe.query)
         return recipe
 
     def _small(self, recipe: Recipe, random: np.random.Generator) -> Recipe:
-        """Return the recipe with small sizes and some lengths of several tiles."""
+        """Return the recipe with small sizes, although some lengths span several tiles."""
         query = self._length(random)
         key = query if recipe.frame.sharing == "self" else self._length(random)
         if recipe.causal == "bottom-right" and key < query:
@@ -186,7 +198,8 @@ class Drawer:
     def _at_size(self, recipe: Recipe, geometry: Geometry, random: np.random.Generator) -> Recipe:
         """Return the recipe at sizes of a geometry, with lengths around the edges of its tiles.
 
-        Mostly few things are many at once: problems are then as cheap as small ones.
+        Usually, only one of query length, key length and number of heads is large, so that such
+        problems are as cheap as small ones.
         """
         kind = _one(random, KINDS)
         query = self._edge(geometry.tiles[0], random) if "queries" in kind else self._short(random)
@@ -221,7 +234,7 @@ class Drawer:
         )
         large = random.random() < LARGE
         most = MOST_COST_IF_LARGE if large else MOST_COST_AT_SIZE
-        # Large heads or multiples make everything costly; three tiles are possible all the same.
+        # Large heads or multiples make everything costly, but three tiles are always possible.
         least = dataclasses.replace(recipe, batch=1, query=1, kv_heads=1, group=1)
         least = dataclasses.replace(least, key=3 * geometry.tiles[1] + 1)
         if self._geometry is not None:
@@ -230,7 +243,7 @@ class Drawer:
         return _fitting(recipe, most, self._geometry, random)
 
     def _features(self, random: np.random.Generator) -> Recipe:
-        """Return a small recipe that the adapter takes: a frame with a combination of features."""
+        """Return a small recipe that the adapter accepts, with a combination of features."""
         for _ in range(MOST_REFUSED):
             recipe = self._plain(
                 frame=_one(random, self._frames),
@@ -268,13 +281,13 @@ class Drawer:
         return int(random.choice((200, 300, 513, 600)) if self._few else random.integers(41, 601))
 
     def _short(self, random: np.random.Generator) -> int:
-        """Return a length within a tile."""
+        """Return a random short length, usually within one tile."""
         if self._few:
             return _one(random, (1, 9))
         return int(random.integers(1, 9) if random.random() < 0.6 else random.integers(1, 41))
 
     def _edge(self, tile: int, random: np.random.Generator) -> int:
-        """Return a length at, beside or between edges of tiles."""
+        """Return a random length at, next to or between the edges of tiles."""
         most = max(1, LONGEST // tile)
         tiles = _one(random, (1, 3)) if self._few else min(int(random.integers(1, 5)), most)
         beyond = (1,) if self._few else (0, 1, -1, int(random.integers(1, tile + 1)))
@@ -295,7 +308,7 @@ class Drawer:
 
 
 def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
-    """Return the recipe with the sizes of a geometry that are nearest to its own."""
+    """Return the recipe with its sizes replaced by the nearest ones of a geometry."""
     equal = recipe.frame.sharing == "self"
     key = recipe.query if equal else recipe.key
     query, key = geometry.lengths(recipe.query, key, equal=equal)
@@ -303,7 +316,7 @@ def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
     sizes: Pair = (recipe.size, recipe.value_size or recipe.size)
     wants_other = recipe.value_size not in (0, recipe.size)
     if sizes not in geometry.pairs:
-        # A pair of different sizes where one is wanted, if there is any.
+        # Prefer a pair whose sizes differ exactly if those of the recipe do.
         pairs = [pair for pair in geometry.pairs if (pair[0] != pair[1]) == wants_other]
         sizes = (pairs or geometry.pairs)[0]
     return dataclasses.replace(
@@ -320,8 +333,11 @@ def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
 def _fitting(
     recipe: Recipe, most: int, geometry: Geometry | None, random: np.random.Generator
 ) -> Recipe:
-    """Return the recipe with sizes reduced, in random order, until it costs at most `most`. They
-    stay those of the geometry, if there is one; a size for which kernels have code stays too."""
+    """Return the recipe with sizes reduced, in random order, until it costs at most `most`.
+
+    Reduced sizes are still sizes of the geometry, if there is one. The head size of a recipe with
+    tiles is kept, because kernels may have special code for it.
+    """
 
     def sized(recipe: Recipe, field: str, size: int) -> Recipe:
         changed: dict[str, Any] = {field: size}
@@ -338,7 +354,7 @@ def _fitting(
         while (cost := _cost(recipe)) > most:
             size = getattr(recipe, field)
             tile = dict(zip(("query", "key"), recipe.tiles or (), strict=False)).get(field, size)
-            # What lies beside the edge of a tile stays beside one.
+            # A length next to the edge of a tile stays next to one.
             smaller = sized(recipe, field, size - tile if size > tile else max(1, size // 2))
             if _cost(smaller) >= cost:
                 break
@@ -349,8 +365,10 @@ def _fitting(
 
 
 def _cost(recipe: Recipe) -> int:
-    """Return about how many products an evaluation takes; the noise of a number takes as long as
-    eight."""
+    """Return roughly how many multiplications an evaluation takes.
+
+    Estimating the noise of one number takes about as long as eight of them.
+    """
     heads = recipe.kv_heads * recipe.group
     lengths = recipe.batch * (recipe.query + recipe.shape.key_length)
     logits = recipe.batch * heads * recipe.query * recipe.shape.key_length
@@ -364,5 +382,5 @@ def _one(random: np.random.Generator, items: Sequence[T]) -> T:
 
 
 def _often(random: np.random.Generator, usual: T, items: Sequence[T]) -> T:
-    """Return the usual value in half of the cases, and any of them otherwise."""
+    """Return the usual value half of the time, and a random one of the items otherwise."""
     return usual if random.random() < 0.5 else _one(random, items)

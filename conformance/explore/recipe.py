@@ -1,8 +1,8 @@
 """A `Recipe`: the names and sizes that determine all numbers of a problem.
 
 A search draws recipes instead of arrays, so that it can change one thing at a time. Numbers,
-masks, biases and regimes are those of the catalogue, whose noise is known to be realistic; their
-combinations and sizes are new.
+masks, biases and regimes are drawn as in the catalogue, for which the estimates of noise are known
+to be realistic; their combinations and sizes are new.
 """
 
 from __future__ import annotations
@@ -117,10 +117,11 @@ class Frame:
 class Recipe:
     """One problem, described by names (keys of `MASKS`, `BIASES` and `REGIMES`) and small numbers.
 
-    `frame.widths` says which widths differ from heads × head size: none if it is "equal", those of
-    key and value if it is "memory", and all if it is "free". The key width then exceeds it by
-    `extra`. `size` is the head size of queries and keys, and `value_size` that of values. A `width`
-    other than 0 is that of all inputs and of the output. Masks end around the edges of `tiles`.
+    `frame.widths` specifies which widths differ from heads × head size: none for "equal", those of
+    key and value for "memory", and all for "free". A key width that differs exceeds heads × head
+    size by `extra`. `size` is the head size of queries and keys, and `value_size` that of values. A
+    `width` other than 0 is the width of all inputs and of the output. If `tiles` are given, masks
+    end around their edges.
     """
 
     frame: Frame = Frame()
@@ -202,7 +203,7 @@ class Recipe:
 
 
 def _visible(problem: Problem) -> Problem:
-    """Return the problem without its mask where that hides all that its features leave a query."""
+    """Return the problem with the mask lifted for queries that would otherwise see no key."""
     if problem.mask is None:
         return problem
     hidden = ~problem.allowed_in_full().any(axis=-1, keepdims=True)

@@ -45,7 +45,7 @@ class TooLong(ConformanceError):
 
 
 def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case: str) -> str:
-    """Return a program that reproduces the deviation; `spec` is how to load the adapter.
+    """Return a program that reproduces the deviation; `spec` names the adapter to load.
 
     Raises:
         TooLong: the program would have more than `MOST_LINES` lines.
@@ -128,8 +128,10 @@ def _wrapped(line: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Call:
-    """Code lines that assign the implementation's answer to `got`, and the imports they need.
-    `standalone` is False if the lines need this suite because the implementation does."""
+    """Code lines that assign the implementation's result to `got`, and the imports they need.
+
+    `standalone` is False if the lines need this suite because the implementation does.
+    """
 
     imports: Sequence[str]
     lines: Sequence[str]
@@ -223,7 +225,11 @@ def _shared(trial: Trial) -> list[tuple[str, ...]]:
 def _gradient(
     adapter: Layer, example: Example, trial: Trial, deviation: Deviation, result: str
 ) -> list[str]:
-    """Return code lines that assign one element of a gradient to `got`; raises `Unsupported`."""
+    """Return code lines that assign one element of a gradient to `got`.
+
+    Raises:
+        Unsupported: the example or the framework gives no access to this gradient.
+    """
     framework, dtype, index = adapter.framework, trial.problem.dtype, deviation.index
     words, name = FRAMEWORKS[framework], deviation.gradient_of
     cotangent = words.array('n["cotangent"]', dtype)
@@ -328,7 +334,7 @@ def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, 
 
 
 def _features(problem: Problem) -> list[str]:
-    """Return the arguments with which a problem gets its features."""
+    """Return the keyword arguments of `Problem` that define its features, as code."""
     arguments = []
     if problem.window != NO_WINDOW:
         arguments.append(f"window={problem.window!r},")

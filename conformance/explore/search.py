@@ -1,7 +1,7 @@
-"""Draw problems until the time is up, and find those that an implementation answers wrongly.
+"""Draw problems until the time is up, and find those that an implementation gets wrong.
 
-Problem n of a seed is the same in every search with the same dtypes and modes, however long the
-search is.
+For a given seed, problem number n is the same in every search with the same dtypes and modes,
+however long the search runs.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Options:
 
 @dataclass
 class Search:
-    """A search. Iterating over it draws problems, and yields those that are answered wrongly.
+    """A search, which draws problems when iterated over, and yields those with wrong results.
 
     Attributes:
         until: the deadline, on the clock of `time.monotonic`; it may be moved between two problems.
-        drawn, answered: the numbers of problems drawn, and of those answered.
-        why_not: why the last unsupported problem was not answered.
+        drawn, answered: how many problems were drawn, and how many of them are supported.
+        why_not: why the last unsupported problem is not supported.
     """
 
     adapter: Adapter

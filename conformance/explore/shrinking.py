@@ -111,7 +111,7 @@ def shrink(
 
     Args:
         until: the deadline, on the clock of `time.monotonic`; Ctrl-C ends shrinking too.
-        modes, dtypes: those that the trial may be moved to; empty for all.
+        modes, dtypes: the modes and dtypes to which the trial may be moved; empty for all.
     """
 
     def failing(candidate: Trial) -> Deviation | None:
@@ -248,7 +248,7 @@ def _less(axis: str) -> Move:
 
 
 def _declared(adapter: Adapter, axis: str, size: int) -> Iterator[list[int]]:
-    """Yield lists of positions to keep that leave a size which the adapter's geometry has."""
+    """Yield lists of positions to keep that leave a size allowed by the adapter's geometry."""
     geometry = adapter.geometry
     if geometry is None:
         return
@@ -264,7 +264,7 @@ def _declared(adapter: Adapter, axis: str, size: int) -> Iterator[list[int]]:
 
 
 def _fewer_queries(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
-    """Yield trials that attend from fewer queries to all keys, in place of self-attention."""
+    """Yield trials in which fewer queries attend to all keys, instead of self-attention."""
     problem = trial.problem
     if problem.shape.sharing == "self":
         apart = _with_arrays(trial, {"key": problem.key}, sharing="memory").problem
@@ -291,7 +291,7 @@ _STRUCTURE: tuple[Move, ...] = (
 
 
 def _number_moves(trial: Trial) -> Iterator[Move]:
-    """Yield steps that simplify the numbers of whole arrays, then single ones, then the mask."""
+    """Yield steps that simplify whole arrays of numbers, then single numbers, then the mask."""
     arrays = _arrays(trial.problem)
     for name in arrays:
         yield partial(_simpler, name)
@@ -332,7 +332,7 @@ def _simpler_arrays(array: Array) -> Iterator[Array]:
         return
     yield np.ones_like(array)
     if array.ndim >= 2:
-        # From the first axis to all others.
+        # An identity between the first axis and all the others.
         yield np.eye(array.shape[0], array.size // array.shape[0]).reshape(array.shape)
     for unit in (*UNITS, 2.0**-10):
         simple = np.round(array / unit) * unit
@@ -385,8 +385,10 @@ def _with_arrays(trial: Trial, arrays: Mapping[str, Array] = NO_ARRAYS, **fields
 
 
 def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Problem:
-    """Return the problem made of these arrays, with fields of its shape replaced. Arrays that the
-    new shape does not have are left out."""
+    """Return the problem rebuilt from these arrays, with fields of its shape replaced.
+
+    Arrays that the new shape does not have are omitted.
+    """
     shape = dataclasses.replace(problem.shape, **fields)
     names = {*shape.distinct_inputs(), "cotangent"}
     names |= {f"weights.{name}" for name in shape.weight_shapes()}
@@ -402,7 +404,7 @@ def _rebuilt(problem: Problem, arrays: Mapping[str, Any], **fields: Any) -> Prob
 
 
 def _features(problem: Problem, arrays: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    """Return the fields for the features of a problem, made of these arrays, in a new shape."""
+    """Return the fields for a problem's features, rebuilt from these arrays for a new shape."""
 
     def whole(name: str) -> Any:
         # Simpler numbers are floats.
@@ -437,10 +439,11 @@ def _put(array: np.ndarray, at: tuple[int, ...], value: float) -> np.ndarray:
 
 
 def _kept(size: int) -> Iterator[list[int]]:
-    """Yield lists of positions to keep, in the order in which they are tried.
+    """Yield lists of positions to keep: single ones, beginnings, halves, and all but one.
 
-    First a single position (the first and the last before others), then prefixes that fill tiles
-    or just exceed them, then a half, all but a part, and all but one."""
+    Of single positions, the first and the last come first. Beginnings fill tiles, just exceed them,
+    or omit a part at the end.
+    """
     if size < 2:
         return
     for single in (0, size - 1, *range(1, min(size - 1, MOST_TRIED))):
@@ -476,7 +479,7 @@ def _cut(problem: Problem, axis: str, kept: list[int]) -> Problem:
         arrays["mask"] = problem.mask
     for name, axis_of in (("query_lengths", "query_length"), ("key_lengths", "key_length")):
         if name in arrays and axis_of in positions:
-            # How many of those that are kept were within the length.
+            # Count the kept positions that are within the length.
             left = np.array(positions[axis_of]) < arrays[name][:, None]
             arrays[name] = left.sum(axis=1)
     for name, array in arrays.items():
@@ -491,7 +494,7 @@ def _narrowed(problem: Problem, before: Shape) -> Problem:
     """Return the problem with widths cut to heads × head size, if they equalled that in `before`.
 
     Raises:
-        ConformanceError: no width has to be cut.
+        ConformanceError: no width equalled heads × head size, or none has to be cut.
     """
     whole, width = before.heads * before.head_size, problem.shape.heads * problem.shape.head_size
     widths = [field for field in _WIDTHS if getattr(before, field) == whole]

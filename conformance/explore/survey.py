@@ -1,4 +1,4 @@
-"""Explore every mode of an implementation, and keep what is found beside what was found before."""
+"""Explore every mode of an implementation, and add the findings to those of earlier runs."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ def survey(
     folder: Path,
     known: Known = lambda trial, deviation: False,
 ) -> list[Found]:
-    """Explore each mode for some seconds, write NAME.json with its case files, and return what is
-    new.
+    """Explore each mode for some seconds, write NAME.json and case files, and return new findings.
 
-    Making a problem smaller takes at most half as long again, for each class of deviations. What is
-    `known`, as it was drawn or once it is small, is not kept.
+    For each class of deviations, shrinking a problem takes at most half of `seconds` in addition. A
+    deviation that is `known`, either as drawn or after shrinking, is not kept.
 
     Raises:
         Unsupported: the adapter supports none of the simplest problems.
@@ -100,16 +99,16 @@ def _sort(
     folder: Path,
     known: Known,
 ) -> None:
-    """Count the deviation where its class is known already, or add its class."""
+    """Count the deviation in its class if that is known already, or add a new class for it."""
     if _counted(trial, deviation, found) or len(found) >= MOST_CLASSES:
         return
     small = shrink(adapter, trial, deviation, until, modes=(trial.mode.name,))
-    # What looked new because of its size may be a sight of something known, once it is small.
+    # A deviation that looked new because of its size may belong to a known class once shrunk.
     if _counted(small.trial, small.deviation, found) or known(small.trial, small.deviation):
         return
     numbers = {int(one.case.rpartition("-")[2].partition(".")[0]) for one in found}
     new = _kept(adapter, small, max(numbers, default=0) + 1, folder)
-    # And what was found with more features may be a sight of the new one.
+    # Conversely, earlier findings that have more features may belong to the new class.
     narrower = [one for one in found if _class(new).includes(_class(one))]
     for one in narrower:
         found.remove(one)
@@ -122,7 +121,7 @@ def _class(one: Found) -> Class:
 
 
 def _counted(trial: Trial, deviation: Deviation, found: list[Found]) -> bool:
-    """Count another sight of a known class; return whether there is one."""
+    """Count the deviation in the known class that includes it; return whether there is one."""
     for place, one in enumerate(found):
         if _class(one).has(trial, deviation):
             modes = [*one.modes, *({trial.mode.name} - {*one.modes})]
@@ -132,7 +131,7 @@ def _counted(trial: Trial, deviation: Deviation, found: list[Found]) -> bool:
 
 
 def _kept(adapter: Adapter, small: Small, number: int, folder: Path) -> Found:
-    """Return the finding of a small problem, which is stored as a case file."""
+    """Store a shrunk problem as a case file, and return its finding."""
     trial, deviation = small.trial, small.deviation
     problem, versions = trial.problem, adapter.versions()
     failure = Failure(

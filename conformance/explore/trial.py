@@ -1,7 +1,7 @@
 """Run an implementation on one problem, and list where its answer deviates from the definition.
 
-The rule is that of the gate: the requirements that depend on one answer. Across millions of
-elements, however, a correct one occasionally exceeds 8σ, because σ is estimated from few samples.
+As in the gate, an answer must meet the requirements that depend on a single answer. Across millions
+of elements, however, a correct one occasionally exceeds 8σ, as σ is estimated from few samples.
 Each deviation is therefore measured again, with σ estimated from eight times as many samples.
 """
 
@@ -83,7 +83,8 @@ class Deviation:
     Attributes:
         requirement: the id of the requirement that is not met.
         kind: "off", "not finite", "missing", "dtype", or the type of the exception.
-        array: "output", "weights", "gradient.query", ...; "" if no array was returned.
+        array: "output", "weights", "gradient.query", ...; for an exception, the name of the
+            function that raised it; "" if the deviation is in no particular array.
         index: the element with the largest error.
         ratio: the error of that element, in units of σ.
         got, want, allowed: that element, its expected value, and the largest allowed difference.
@@ -102,7 +103,7 @@ class Deviation:
 
     @property
     def gradient_of(self) -> str:
-        """The array whose gradient is wrong; "" if it is not a gradient that is wrong."""
+        """The array whose gradient is wrong; "" if the deviation is not in a gradient."""
         return self.array.removeprefix("gradient.") if self.array.startswith("gradient.") else ""
 
     @property
@@ -111,7 +112,7 @@ class Deviation:
         return (self.requirement, self.kind, self.array)
 
     def as_clear_as(self, other: Deviation) -> bool:
-        """Return whether this deviation has the nature of another one and is not much smaller."""
+        """Return whether this has the other's nature, and a ratio as large or 100 × `LIMIT`."""
         return self.nature == other.nature and self.ratio >= min(other.ratio, 100 * LIMIT)
 
 
@@ -139,9 +140,10 @@ def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
 
 
 def examined(examination: Examination, *, careful: bool = True) -> tuple[Deviation, ...]:
-    """Return all deviations of the answer to any case; raises the exceptions of `deviations`.
+    """Return all deviations of the answer to a case; raises the same exceptions as `deviations`.
 
-    If not `careful`, no deviation is measured again: that takes as long as 30 rough estimates.
+    If `careful`, each deviation is measured again with a more precise σ, which takes as long as 30
+    rough estimates.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -173,7 +175,7 @@ def examined(examination: Examination, *, careful: bool = True) -> tuple[Deviati
 
 
 def _strict(problem: Problem, *, gradients: bool = True) -> Expectation:
-    """Return an expectation that suspects too much: a part of a σ that is estimated roughly."""
+    """Return an expectation that suspects too much, because it reduces a roughly estimated σ."""
     rough = expect(problem, samples=ROUGH, gradients=gradients)
     noise = {
         name: {array: SUSPECT * sigma for array, sigma in sigmas.items()}
@@ -185,7 +187,7 @@ def _strict(problem: Problem, *, gradients: bool = True) -> Expectation:
 def worst(
     adapter: Adapter, case: Case, dtypes: Sequence[str], modes: Sequence[str], device: str
 ) -> tuple[tuple[Trial, Deviation] | None, int]:
-    """Return the worst deviation over dtypes and modes with its trial, and the count of answers."""
+    """Return the worst deviation over dtypes and modes, its trial, and the number of answers."""
     best: tuple[Trial, Deviation] | None = None
     answered = 0
     for dtype in [d for d in ORDER if d in adapter.dtypes and (not dtypes or d in dtypes)]:
@@ -203,7 +205,11 @@ def worst(
 
 
 def askable(problem: Problem) -> bool:
-    """Return whether the definition has an answer to the problem, with noise of a useful size."""
+    """Return whether the problem has a defined answer whose noise is small enough to be useful.
+
+    Every query must see a key, inputs and weights must be finite, and logits must not exceed
+    `LARGEST_LOGIT`.
+    """
     if not problem.allowed_in_full().any(axis=-1).all():
         return False
     arrays = (problem.query, problem.key, problem.value, *problem.weights.named().values())
@@ -219,8 +225,10 @@ def _raised(error: BaseException, text: str) -> Deviation:
 
 
 def _deviation(finding: Finding, examination: Examination, *, careful: bool) -> Deviation | None:
-    """Return the deviation of a finding. If `careful`, it is measured again; None if the more
-    precise σ allows it."""
+    """Return the deviation of a finding, or None if it turns out to be within the limit.
+
+    If `careful`, it is measured again with a more precise σ.
+    """
     if finding.requirement == "dtype.in-is-out":
         return Deviation(finding.requirement, "dtype", text=finding.detail)
     expectation = examination.suited_expectation

@@ -36,7 +36,12 @@ compiler or a GPU."""
 
 @cache
 def framework(name: str) -> Framework:
-    """Return the bridge; raise `Unavailable` if the framework cannot be imported."""
+    """Return the bridge to a framework.
+
+    Raises:
+        UnknownName: there is no bridge to a framework of this name.
+        Unavailable: the framework cannot be imported.
+    """
     if name not in BRIDGES:
         raise UnknownName("framework", name, BRIDGES)
     module, bridge, needed = BRIDGES[name]
@@ -71,7 +76,10 @@ def require(module: str) -> None:
 
 @cache
 def _why_not(module: str) -> str:
-    """Return why a module cannot be imported, or ""; cached, as a second attempt may differ."""
+    """Return why a module cannot be imported, or "" if it can.
+
+    The result is cached, because a second attempt at importing it may end differently.
+    """
     try:
         importlib.import_module(module)
     except Exception as error:

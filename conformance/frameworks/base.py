@@ -39,14 +39,15 @@ Divided = list[tuple[int, Sequence[np.ndarray]]]
 
 @dataclass(frozen=True)
 class OnRanks:
-    """A call on all ranks of a world.
+    """A call of a function on all ranks of a world, which is a group of processes.
 
     Attributes:
-        function: by what a rank finds it: its module, the file of that, and its name there.
-        divided: how each tensor is divided.
-        result: how the result is.
-        others: further arguments of each rank.
-        ask: hands each rank a payload for the `serve` of the bridge's `rank`; returns the answers.
+        function: where a rank finds the function: its module, the module's file, and its name.
+        divided: how each tensor is divided among the ranks.
+        result: how the result is divided among the ranks.
+        others: further arguments, for each rank.
+        ask: sends each rank one payload, which is passed to `serve` of the class that the bridge
+            names in `rank`, and returns the results of all ranks.
     """
 
     function: tuple[str, str, str]
@@ -66,14 +67,15 @@ class Request:
 
     Attributes:
         function: a pure function of the variables and the constants.
-        variables: the arrays to differentiate by.
+        variables: the arrays with respect to which to differentiate.
         constants: the other arrays, such as masks.
         cotangent: the cotangent of the output, of the same shape.
-        weights_cotangent: that of the returned weights, or None if the loss does not depend on
-            them.
+        weights_cotangent: the cotangent of the returned weights, or None if the loss does not
+            depend on them.
         gradients: whether to differentiate.
         program: a key; functions with equal keys can share one compiled program.
-        optimised: whether to compile with the options of normal use, not the quickest ones.
+        optimised: whether to compile with the options of normal use rather than those that compile
+            fastest.
         compiled: False to call operation by operation even if the framework compiles.
         backwards: the number of backward passes through the same graph; the last gradients are
             returned.
@@ -91,7 +93,7 @@ class Request:
     weights_cotangent: Any = None
 
     def losses(self, output: Any, weights: Any) -> tuple[list[Any], list[Any]]:
-        """Return what the loss depends on, and the cotangent of each."""
+        """Return the results on which the loss depends, and the cotangent of each."""
         if self.weights_cotangent is None:
             return [output], [self.cotangent]
         return [output, weights], [self.cotangent, self.weights_cotangent]
@@ -133,7 +135,7 @@ class Framework(ABC):
 
     @abstractmethod
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        """Return a native array: float64 input is converted to `dtype`, others keep their dtype."""
+        """Return a native array; float64 input is converted to `dtype`, others keep their dtype."""
 
     @abstractmethod
     def numpy(self, native: Any) -> np.ndarray:
@@ -141,7 +143,7 @@ class Framework(ABC):
 
     @abstractmethod
     def einsum(self, axes: str, *operands: Any) -> Any:
-        """Return the framework's einsum of the operands, used for projections around functions."""
+        """Return the einsum of the operands, which computes the projections around functions."""
 
     def take(self, native: Any, index: np.ndarray) -> Any:
         """Return the entries of an array at these indices, `[row]`, along its first axis."""
@@ -155,7 +157,8 @@ class Framework(ABC):
         """Call the function and, if requested, compute the gradients of the variables.
 
         A result that is not an array of the cotangent's shape is returned without gradients. Raise
-        `Unsupported` for repeated backward passes in a framework without graphs.
+        `Unsupported` for repeated backward passes in a framework without graphs, and for a loss on
+        the weights if the bridge does not support one.
         """
         if request.weights_cotangent is not None and not self.differentiates_weights:
             raise Unsupported(f"the bridge to {self.name} takes a loss on the output only")
@@ -195,7 +198,7 @@ class Framework(ABC):
     def load(
         self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
     ) -> Natives:
-        """Return native parameters by name, as variables to differentiate by.
+        """Return native parameters by name, as variables with respect to which to differentiate.
 
         Raise `WrongDeclaration` if they are loaded in place and do not match those of the layer.
         """
@@ -212,7 +215,7 @@ class Framework(ABC):
         self.overwrite(native, self.array(values, dtype, device))
 
     def place(self, layer: Any, device: str) -> Any:
-        """Return a new layer moved to a device; unchanged if its parameters are arguments."""
+        """Return a new layer, moved to the device unless its parameters are passed as arguments."""
         return layer
 
     @contextmanager
@@ -259,8 +262,11 @@ class Framework(ABC):
         return around[window]
 
     def surrounded(self, native: Any, by: float, device: str) -> Any:
-        """Return the same numbers, contiguous, as a view of a larger array that holds `by` before
-        and behind them; the array itself if the framework's arrays have no strides."""
+        """Return the same numbers as a contiguous view into a larger array, with guards around it.
+
+        The guards before and after the view are filled with `by`. Return the array itself if the
+        framework's arrays have no strides.
+        """
         if not self.has_strides:
             return native
         sizes, dtype = tuple(native.shape), self.dtype(native)
@@ -275,8 +281,9 @@ class Framework(ABC):
     def on_ranks(self, told: OnRanks, tensors: Natives) -> Any:
         """Call a function on each rank of a world with its part of the tensors; join the results.
 
-        What is not divided comes from the ranks in turn, element by element, also gradients, so
-        that all ranks must have it right. Raise `Unsupported` if the framework has no worlds.
+        The elements of results and gradients that are not divided are taken from the ranks in turn,
+        so that every rank must compute them correctly. Raise `Unsupported` if the framework has no
+        worlds.
         """
         raise Unsupported(f"the bridge to {self.name} starts no ranks")
 
@@ -289,7 +296,7 @@ class Framework(ABC):
         raise Unsupported(f"arrays of {self.name} cannot be written to")
 
     def attached(self, native: Any) -> dict[str, str]:
-        """Return the attributes attached to an array (a mask, say): type name by attribute name."""
+        """Return the names of attributes attached to an array, such as a mask, with their types."""
         return {
             name: type(value).__name__ for name, value in getattr(native, "__dict__", {}).items()
         }

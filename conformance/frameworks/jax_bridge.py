@@ -1,10 +1,10 @@
 """The JAX bridge compiles one program per family, dtype and set of arguments.
 
 Called eagerly, each new shape takes two seconds, because every operation is compiled separately; as
-one program it takes 0.5 s, and with the options `QUICK` 0.14 s, deviating by at most 4 ulp. So most
-of the suite uses these options, and modes with `optimised` compare with what users run. Operations
-that experiments call eagerly also compile with fewer optimisations, at half the cost; with
-`--xla_cpu_use_fusion_emitters=false` in `XLA_FLAGS`, at a third.
+one program it takes 0.5 s, and with the options `QUICK` 0.14 s, deviating by at most 4 ulp. Most of
+the suite therefore uses these options, and modes with `optimised` check what users run. Operations
+that experiments call eagerly also compile with fewer optimisations, at half the cost, or at a third
+of it with `--xla_cpu_use_fusion_emitters=false` in `XLA_FLAGS`.
 
 JAX 0.4.31 or later is required; newer features are detected by name, not by version.
 """
@@ -194,7 +194,7 @@ def _vjp(function: Function) -> Callable[..., tuple[Any, Any, Natives]]:
 
 
 def _vjp_of_both(function: Function) -> Callable[..., tuple[Any, Any, Natives]]:
-    """Differentiate a loss on the output and on the weights."""
+    """Return a function that differentiates a loss on the output and on the weights."""
 
     def run(variables: Natives, constants: Natives, cotangents: Any) -> tuple[Any, Any, Natives]:
         found, pull = jax.vjp(lambda given: function(given, constants), variables)

@@ -1,6 +1,6 @@
 """ONNX models of one operator, run by ONNX's reference evaluator or by onnxruntime.
 
-Models contain the number of axes of their inputs but no sizes, so that one model serves all shapes.
+Models fix the number of axes of their inputs but not the sizes, so one model serves all shapes.
 The reference evaluator runs each operator in NumPy. onnxruntime runs on the CPU with its default
 optimisations; operators without a float16 kernel are computed in float32.
 """
@@ -35,7 +35,8 @@ class Node:
         inputs: the names of all its inputs, in order; optional inputs need not be passed.
         outputs: the names of its outputs, in order; "" for one that is not requested.
         attributes: names and values of the attributes that differ from their default.
-        opset, domain: where it is defined; domains other than ONNX's have version 1.
+        opset, domain: the operator set and the domain that define the operator; of domains other
+            than ONNX's, version 1 is used.
     """
 
     operator: str
@@ -46,7 +47,7 @@ class Node:
     domain: str = ""
 
     def model(self, given: Signature) -> onnx.ModelProto:
-        """Return a model of the operator for these inputs; outputs have the first one's dtype."""
+        """Return a model of the operator for these inputs; outputs have the first input's dtype."""
         names = [name if name in {item[0] for item in given} else "" for name in self.inputs]
         while not names[-1]:
             names.pop()

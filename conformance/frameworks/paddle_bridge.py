@@ -1,6 +1,6 @@
 """The PaddlePaddle bridge loads parameters into the layer and differentiates with autograd.
 
-Paddle has no matrix product of bfloat16 or float16 on the CPU: there they are `Unsupported`.
+Paddle cannot multiply matrices of bfloat16 or float16 on the CPU: these are `Unsupported` there.
 """
 
 from __future__ import annotations

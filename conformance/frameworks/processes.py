@@ -1,9 +1,9 @@
-"""Worlds of processes: ranks that are started once, and asked with one payload each.
+"""Worlds of processes: groups of ranks that are started once and then called with payloads.
 
-Ranks are forked by a host, a process of its own that has imported the framework and nothing else,
-so that a world starts in a fraction of a second. A world lives until the process that started it
-ends. One in which a rank raised, died or was late is ended as a whole, because the other ranks may
-wait for that rank in a collective; the next call starts it anew.
+Ranks are forked by a host, a separate process that has already imported the framework, so that a
+world starts in a fraction of a second. A world lives until the process that started it ends. If a
+rank raises an exception, dies or is late, the whole world is ended, because the other ranks may be
+waiting for that rank in a collective operation; the next call starts a new world.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Host:
         atexit.register(self.end)
 
     def fork(self, ends: Sequence[int]) -> list[int]:
-        """Fork a rank for each descriptor, its end of a pipe; return their process ids."""
+        """Fork a rank for each descriptor, which is its end of a pipe; return the process ids."""
         return list(map(int, self._ask(b"fork", ends).split()))
 
     def ended(self, pid: int) -> int:
@@ -127,10 +127,11 @@ class Processes:
     """The ranks of one world.
 
     Args:
-        size: how many there are.
-        server: "module:class"; every rank makes one with (rank, size, path, seconds to wait for
-            other ranks), where `path` is a file that does not exist yet, and calls its `serve` with
-            every payload. Before ranks are forked, its `prepare` is called once.
+        size: the number of ranks.
+        server: "module:class". Every rank creates an instance with (rank, size, path, seconds to
+            wait for other ranks), where `path` is a file that does not exist yet, and calls its
+            `serve` with the contents of each payload. The class's `prepare` is called once before
+            ranks are forked.
     """
 
     def __init__(self, size: int, server: str) -> None:
@@ -148,13 +149,19 @@ class Processes:
         atexit.register(self.end)
 
     def call(self, payloads: Sequence[Any], limit: float) -> list[Any]:
-        """Return what every rank answers to its payload, within as many seconds.
+        """Send each rank its payload, and return the results of all ranks.
+
+        If this raises an exception, the world has been ended.
+
+        Args:
+            payloads: one payload for each rank.
+            limit: the seconds within which all ranks must answer.
 
         Raises:
-            RankRaised: a rank raised; the world has ended, as after the next three.
+            RankRaised: a rank raised an exception other than `Unsupported`.
             RankDied: the process of a rank ended.
             RankLate: a rank did not answer within the limit.
-            Unsupported: a rank raised it.
+            Unsupported: a rank raised `Unsupported`.
         """
         try:
             return self._call(payloads, limit)
@@ -199,7 +206,7 @@ class Processes:
         return [answers[rank] for rank in range(size)]
 
     def end(self) -> None:
-        """Kill all ranks; nothing is left running."""
+        """Kill all ranks, and wait until they have ended."""
         atexit.unregister(self.end)
         for pipe in self._pipes:
             pipe.close()
@@ -217,9 +224,10 @@ _WORLDS: dict[tuple[int, str], Processes] = {}
 
 
 def call_ranks(server: str, limit: float, first: Any, payloads: Sequence[Any]) -> list[Any]:
-    """Call the kept world of as many ranks as there are payloads, within as many seconds.
+    """Send one payload to each rank of a world, and return the results within `limit` seconds.
 
-    Where there is none, it is started, and every rank is handed the payload `first`.
+    The world has as many ranks as there are payloads, and is kept for later calls. When it is
+    started, every rank first gets the payload `first`.
 
     Raises:
         RankRaised, RankDied, RankLate, Unsupported: see `Processes.call`.
@@ -235,7 +243,7 @@ def call_ranks(server: str, limit: float, first: Any, payloads: Sequence[Any]) -
 
 
 def _serve(pipe: Connection, server: str, rank: int, size: int) -> None:
-    """Answer payloads until the other end of the pipe is closed."""
+    """Process payloads and send the results until the other end of the pipe is closed."""
     served = None
     with contextlib.suppress(EOFError, OSError):
         sys.path[:], path = pipe.recv()

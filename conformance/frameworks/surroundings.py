@@ -68,8 +68,8 @@ _copied: list[Any] = [None, ()]
 def _numpy_generator() -> tuple[Any, ...]:
     """Return the state of NumPy's global generator.
 
-    NumPy's copy of the state is a hundred times as slow as reading its words, so the last copy is
-    reused while the words are equal and no second normal number is cached.
+    Copying the state with NumPy takes a hundred times as long as reading its words, so the last
+    copy is reused while the words are equal and the generator holds no second normal number.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     words = None
@@ -92,7 +92,7 @@ def _put_numpy_generator(state: tuple[Any, ...]) -> None:
 
 
 def _environment() -> dict[Any, Any]:
-    """Return the environment as undecoded bytes, because decoding it is twenty times as slow."""
+    """Return the environment as undecoded bytes, because decoding it takes twenty times as long."""
     held: dict[Any, Any] | None = getattr(os.environ, "_data", None)
     return dict(os.environ if held is None else held)
 

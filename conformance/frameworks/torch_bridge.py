@@ -171,7 +171,7 @@ _CALLS = itertools.count()
 
 
 class _OnRanks(torch.autograd.Function):  # type: ignore[misc]
-    """A call on all ranks; each keeps its graph for the backward pass."""
+    """A differentiable call on all ranks; each rank keeps its graph for the backward pass."""
 
     @staticmethod
     def forward(context: Any, told: OnRanks, names: list[str], *tensors: Any) -> Any:
@@ -186,7 +186,7 @@ class _OnRanks(torch.autograd.Function):  # type: ignore[misc]
         context.told, context.names, context.number, context.wanted = told, names, number, wanted
         answers = told.ask(payloads)
         for name, tensor in zip(names, tensors, strict=True):
-            # What a rank writes into its part, it would write into the tensor of its caller.
+            # A rank that writes to its part would otherwise write to the caller's tensor.
             if any(name in written for _, written in answers):
                 whole = [
                     written.get(name, parts[name][r]) for r, (_, written) in enumerate(answers)
@@ -203,7 +203,7 @@ class _OnRanks(torch.autograd.Function):  # type: ignore[misc]
         for name in context.wanted:
             found = [answer[name] for answer in answers]
             all_there = all(part is not None for part in found)
-            # A part without elements has a gradient also where the others have none.
+            # An empty part has a gradient even where the other parts have none.
             if any(part is not None and (part.numel() or all_there) for part in found):
                 what = f"the gradient of {name}"
                 gradients[name] = _join(what, found, told.divided[name])
@@ -211,7 +211,7 @@ class _OnRanks(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _divide(tensor: Any, axes: Divided, size: int) -> list[Any]:
-    """Return each rank's part of a tensor, as memory of its own."""
+    """Return each rank's part of a tensor, as a copy."""
     parts = []
     for rank in range(size):
         part = tensor.detach()
@@ -222,7 +222,11 @@ def _divide(tensor: Any, axes: Divided, size: int) -> list[Any]:
 
 
 def _join(what: str, parts: list[Any], axes: Divided) -> Any:
-    """Return the tensor of which ranks have these parts."""
+    """Return the tensor joined from the parts that the ranks returned.
+
+    If no axis is divided, the elements are taken from the ranks in turn. `what` names the tensor in
+    messages of `WrongAnswer`, which is raised if a part is not a tensor of the right shape.
+    """
     for rank, part in enumerate(parts):
         if not isinstance(part, torch.Tensor):
             kind = type(part).__name__
@@ -254,11 +258,11 @@ _KEPT = 4
 
 
 class Rank:
-    """One rank of a world, in its process group of gloo."""
+    """The server in the process of one rank, which belongs to a gloo process group."""
 
     @staticmethod
     def prepare() -> None:
-        """Import what the first backward pass would, and start no thread: ranks are forked next."""
+        """Import what the first backward pass needs, without starting a thread before the fork."""
         importlib.import_module("torch.fx.experimental.symbolic_shapes")
 
     def __init__(self, rank: int, size: int, path: str, seconds: float) -> None:
@@ -273,7 +277,7 @@ class Rank:
         self._kept: OrderedDict[int, tuple[Any, Natives]] = OrderedDict()
 
     def serve(self, what: str, *given: Any) -> Any:
-        """Answer a payload: ("load", ...), ("forward", ...) or ("backward", ...)."""
+        """Process a payload, which is ("load", ...), ("forward", ...) or ("backward", ...)."""
         return getattr(self, f"_{what}")(*given)
 
     def _load(self, function: tuple[str, str, str]) -> None:
@@ -311,12 +315,12 @@ class Rank:
                 output, list(tensors.values()), cotangent, retain_graph=True, allow_unused=True
             )
             found = dict(zip(tensors, gradients, strict=True))
-        # The gradient of nothing is nothing.
+        # The gradient of an empty tensor is empty.
         return found | {n: torch.zeros_like(t) for n, t in tensors.items() if not t.numel()}
 
 
 def _found(module: str, file: str, name: str) -> Any:
-    """Return what a module, which may be a file that cannot be imported, holds by name."""
+    """Return an object of a module by name, loading the module from its file if necessary."""
     if module not in sys.modules:
         try:
             importlib.import_module(module)

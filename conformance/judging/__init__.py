@@ -1,11 +1,11 @@
-"""Judge kernels that nobody trusts yet: fresh problems, a sandbox, and a verdict that teaches.
+"""Judge untrusted kernels on fresh problems, in a sandbox, with a verdict that explains mistakes.
 
-A candidate is a function in a file. It runs in a sandbox (`sandbox`) with a small program beside it
-(`runner`), which gets problems and returns arrays. All else happens here, in the controller: the
-problems are drawn (`fresh`), answers are compared, and a verdict is made (`judge`, `verdict`). Many
-candidates are judged by several processes (`pool`).
+A candidate is a function in a file. It runs in a sandbox (`sandbox`), where a small program
+(`runner`) receives problems, calls the candidate, and returns arrays. Everything else happens in
+the controlling process: it draws problems (`fresh`), compares answers, and reaches a verdict
+(`judge`, `verdict`). Several processes can share the judging of many candidates (`pool`).
 
-What is trusted, what is defended and what is not: docs/judge.md.
+docs/judge.md says what is trusted, what is defended against, and what is not.
 """
 
 from __future__ import annotations

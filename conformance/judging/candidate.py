@@ -1,8 +1,8 @@
-"""A candidate as an implementation: its declaration, and calls that go to its worker.
+"""The adapter of a candidate: its declaration, and calls that are forwarded to its worker.
 
-The declaration is read in the worker and arrives as plain data. Nothing but declarations of the
-adapter interface can be built from it, and sizes are bounded, so that a false declaration harms
-only the candidate itself.
+The declaration is read in the worker and arrives as plain data. Only declarations of the adapter
+interface can be built from it, and sizes are bounded, so that a false declaration harms only the
+candidate itself.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _FLAGS = ("is_causal", "causal")
 
 @dataclass(eq=False)
 class Held:
-    """An array of a candidate's framework, as the controller holds it."""
+    """A stand-in, in the controlling process, for an array of a candidate's framework."""
 
     values: np.ndarray
     dtype: str
@@ -116,7 +116,7 @@ class Remote(Framework):
         self.gradients: Natives = {}
 
     def array(self, values: np.ndarray, dtype: str, device: str) -> Held:
-        """Return the values, which `dtype` represents exactly."""
+        """Return a stand-in for the values, which `dtype` must represent exactly."""
         own = dtype if values.dtype == np.float64 else str(values.dtype)
         return Held(values.copy(), own, next(self._slots))
 
@@ -163,12 +163,12 @@ class Remote(Framework):
 
 
 class Candidate(Function):
-    """A function in a worker process. It gets only problems whose projections are identities.
+    """A function in a worker process, which gets only problems with identities as projections.
 
     Attributes:
         worker: the process that runs the function; None until one is started.
         profiled: whether the framework's profiler watches every call, in all threads, which takes
-            most of the time. A candidate can see whether it is watched.
+            most of the time. A candidate can detect this.
         watched: whether the profiler watches the next call if not every call is watched.
     """
 
@@ -186,7 +186,7 @@ class Candidate(Function):
         return self._bridge
 
     def prepare(self) -> None:
-        """Nothing: the framework is in the worker."""
+        """Do nothing, because the framework is in the worker."""
 
     def versions(self) -> dict[str, str]:
         return {}
@@ -205,7 +205,7 @@ class Candidate(Function):
     def attend(
         self, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode, **options: Any
     ) -> Any:
-        """Ask the worker; return the context, or (context, weights)."""
+        """Compute attention in the worker; return the context, or (context, weights)."""
         request = self._bridge.request
         assert self.worker is not None
         assert request is not None
@@ -268,10 +268,10 @@ def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
 
     Args:
         said: the declaration, as its worker sent it.
-        dtypes: those that are asked for, if any.
+        dtypes: the dtypes to judge; empty for all.
 
     Raises:
-        WrongDeclaration: it says what no candidate can say.
+        WrongDeclaration: the declaration is invalid, or is not allowed for a candidate.
     """
     try:
         framework, title = said["framework"], str(said["name"])[:100]
@@ -323,7 +323,7 @@ def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
 
 
 def _meant(said: Any) -> Any:
-    """Return the objects that recorded words stand for."""
+    """Return the declared objects that the recorded plain data describes."""
     if isinstance(said, list):
         return tuple(_meant(one) for one in said)
     if isinstance(said, dict) and "map" in said:
@@ -343,7 +343,7 @@ def _meant(said: Any) -> Any:
 def _conventional(
     parameters: list[str], declared: dict[str, Any]
 ) -> tuple[tuple[MaskArgument, ...], dict[str, Any]]:
-    """Return the masks of a function that declares none, by the names of its parameters."""
+    """Return masks and declarations for a function that declares none, from its parameter names."""
     axes = "batch heads query key"
     masks = []
     for name in parameters[3:]:

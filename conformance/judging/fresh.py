@@ -1,7 +1,7 @@
-"""Fresh problems: the structure of the catalogue's cases, with numbers and sizes drawn by a token.
+"""Fresh problems: cases of the catalogue whose numbers and sizes are drawn from a token.
 
-A token determines every number. Sizes vary by family, so that implementations that compile meet few
-shapes; what makes a family special, such as a single key, stays.
+The token is the seed of every number. All cases of a family get the same sizes, so that compiling
+implementations meet few shapes. What makes a family special, such as a single key, is kept.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MOST_DRAWS = 50
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fresh(Case):
-    """A case with the numbers of a token.
+    """A case of the catalogue with numbers that a token determines.
 
     Attributes:
-        token: determines the numbers; "" for those of the catalogue, which everybody can know.
-        jittered: whether sizes vary too.
-        heads: whether it is posed on heads that are projected already, as functions take them.
-        attempt: how many draws before had a number beyond float16.
+        token: the seed of the numbers; "" for those of the catalogue, which are public.
+        jittered: whether the token determines the sizes too.
+        heads: whether the inputs are heads that are projected already, as functions take them.
+        attempt: how many earlier draws contained a number beyond the range of float16.
     """
 
     token: str
@@ -48,9 +48,9 @@ class Fresh(Case):
 
     @property
     def shape(self) -> Shape:
-        """The shape, without the projections if `heads`; the numbers are drawn with them."""
+        """The shape of the problem as drawn; with `heads`, projections are replaced afterwards."""
         small = super().shape
-        # A grid consists of sizes that an implementation declares: others may be no sizes of it.
+        # A grid has the sizes that an implementation declares; it may not support others.
         return _jittered(self.family, self.token) if self._varies else small
 
     @property
@@ -58,7 +58,7 @@ class Fresh(Case):
         return self.jittered and bool(self.token) and self.grid is None
 
     def random(self, purpose: str = "") -> np.random.Generator:
-        """Return a random generator seeded by the token, the id and the purpose only."""
+        """Return a random generator seeded by the token, the id, the purpose and the attempt."""
         if not self.token:
             return super().random(purpose)
         again = f"#{self.attempt}" if self.attempt else ""
@@ -76,12 +76,12 @@ def _problem(case: Fresh, dtype: str) -> Problem:
 
 
 def fresh(case: Case, token: str, *, heads: bool, jittered: bool = True) -> Fresh:
-    """Return the case with the numbers of a token, all of which float16 can hold."""
+    """Return the case with numbers drawn from a token, all within the range of float16."""
     names = [field.name for field in dataclasses.fields(Case)]
     fields: dict[str, Any] = {name: getattr(case, name) for name in names}
     for attempt in range(MOST_DRAWS):
         drawn = Fresh(**fields, token=token, heads=heads, jittered=jittered, attempt=attempt)
-        # Only a regime makes numbers so large; the catalogue's own are tested to fit.
+        # Only a regime produces numbers so large; those of the catalogue are tested to fit.
         if not token or case.regime is None or _fits(drawn):
             break
     return drawn
@@ -107,7 +107,7 @@ def shuffled(token: str, purpose: str, count: int) -> list[int]:
 
 @lru_cache(maxsize=512)
 def _jittered(family: str, token: str) -> Shape:
-    """Return the shape of a family with sizes that grow at random; the token is the seed."""
+    """Return the shape of a family with randomly increased sizes; the token is the seed."""
     shape, random = FAMILIES[family], _random(token, f"sizes of {family}")
     more = {
         name: int(random.integers(most))
@@ -125,7 +125,7 @@ def _jittered(family: str, token: str) -> Shape:
         sizes: dict[str, Any] = dict.fromkeys((*names, "value_head_size"), size)
         sizes |= widths
         return dataclasses.replace(shape, **sizes)
-    # Cases aligned at the end have at least as many keys as queries, and stay so.
+    # Cases with bottom-right alignment must keep at least as many keys as queries.
     query = shape.query_length + (more["query"] if shape.query_length > 1 else 0)
     key = shape.key_length + more["query"] + more["key"]
     if shape.sharing == "self":

@@ -1,4 +1,4 @@
-"""Judge one candidate: ask fresh problems, look for tricks, and make a verdict of the results."""
+"""Judge one candidate: pose fresh problems, look for cheating, and reach a verdict."""
 
 from __future__ import annotations
 
@@ -69,15 +69,16 @@ VISIBLE = (
 
 @dataclass(frozen=True)
 class Task:
-    """What a candidate is asked; it is the caller's choice, because it is the scale of the score.
+    """The problems that candidates get, chosen by the caller because scores are relative to them.
 
     Attributes:
-        level: "core" for a loop, "full" for a merge.
+        level: "core" for use in a loop that improves a kernel, "full" before it is merged.
         chapters: chapters of the catalogue, such as "mask"; empty for all but "feature".
-        dtypes: those asked, of those that the candidate takes; empty for float32 (float64 if it
-            takes no float32) and both half precisions, and at "full" for all.
+        dtypes: the dtypes to test, as far as the candidate supports them; empty for float32 (or
+            float64 if it does not support float32) and both half precisions, or, at level "full",
+            for all dtypes.
         gradients: whether gradients count.
-        cases: parts of ids of cases; empty for all.
+        cases: parts of case ids, or wildcards that match them; empty for all.
     """
 
     level: str = "core"
@@ -97,7 +98,7 @@ class Task:
         return case.chapter in self.chapters if self.chapters else case.chapter != FEATURES
 
     def dtypes_of(self, adapter: Adapter) -> tuple[str, ...]:
-        """Return the dtypes to ask."""
+        """Return the dtypes in which to test the implementation."""
         if self.dtypes or self.level == "full":
             return tuple(name for name in adapter.dtypes if name in (self.dtypes or DTYPES))
         single = [name for name in SINGLE if name in adapter.dtypes][:1]
@@ -106,7 +107,7 @@ class Task:
 
 
 class Asked(Item):
-    """An item of which is asked what a candidate can answer."""
+    """An item that checks only the mandatory requirements that can apply to a candidate."""
 
     asked: Fresh
 
@@ -120,7 +121,7 @@ class Asked(Item):
 
 
 class Output(Asked):
-    """An item of which the output alone is asked."""
+    """An item that checks only the output."""
 
     @property
     def requirements(self) -> list[Requirement]:
@@ -129,13 +130,16 @@ class Output(Asked):
 
 @dataclass
 class Judging:
-    """Judges an implementation by a task and a token, in this process or in a worker.
+    """Judges an implementation on a task, in this process or in a worker; a token is the seed.
 
     Attributes:
-        restart: gives a candidate another process; None for an implementation in this process.
-        expectations: what is expected, shared by candidates with the same token.
-        until: when its time is over, on the clock of `time.monotonic`.
+        restart: starts a new process for a candidate; None for an implementation in this process.
+        expectations: a cache of expected values, shared by candidates with the same token.
+        until: the deadline, on the clock of `time.monotonic`.
         found: the result of each item.
+        violations: pairs of a kind and a sentence, for behaviour that marks a cheat.
+        lost: how each process of the candidate was lost.
+        sessions: the session for the first call of items, "", and one for each kind of repetition.
     """
 
     adapter: Adapter
@@ -150,7 +154,7 @@ class Judging:
     sessions: dict[str, Session] = field(default_factory=dict)
 
     def items(self) -> list[Asked]:
-        """Return what is asked, in the order of the token."""
+        """Return the items to run, in an order that the token determines."""
         heads = isinstance(self.adapter, Candidate)
         asked: dict[str, Fresh] = {}
         for case in every_case():
@@ -169,7 +173,7 @@ class Judging:
         return [rows[place] for place in shuffled(self.token, "order", len(rows))]
 
     def ask(self, item: Asked, again: str = "", *, explains: bool = False) -> CaseResult:
-        """Return the result of an item; `again` names a repetition, which is asked anew."""
+        """Return the result of an item; `again` names a repetition, which is computed anew."""
         if again not in self.sessions:
             bench = Workbench(expect=expect, expectations=self.expectations)
             self.sessions[again] = Session(bench, explains=explains)
@@ -178,7 +182,11 @@ class Judging:
         return result
 
     def run(self) -> None:
-        """Ask everything."""
+        """Run all items and, if they are a candidate's, look for answers that depend on history.
+
+        Raises:
+            ConformanceError: the task has no problem for the candidate.
+        """
         items = self.items()
         if not items:
             raise ConformanceError("the task has no problem for this candidate")
@@ -223,20 +231,20 @@ class Judging:
         return result
 
     def right(self) -> list[Asked]:
-        """Return the items that were answered rightly."""
+        """Return the items whose output was right."""
         return [item for item, result in self.found if marked(result).output]
 
-    # What no kernel that computes its answers does
+    # Behaviour that no kernel shows if it really computes its results
 
     def _repeat(self) -> None:
-        """Ask some again that were right, in the end."""
+        """Repeat, after all items, some of those that were right."""
         first = [self.found[0][0]] if marked(self.found[0][1]).output else []
         for item in [*first, *self.right()[:REPEATED]]:
             if not marked(self.ask(item, "repeated")).output:
                 self.violations["history", "a problem that was right is wrong later"] = None
 
     def _rewrite(self) -> None:
-        """Ask with arrays that held another problem before."""
+        """Pose problems in arrays that held the numbers of another problem before."""
         done = 0
         for item in self.right():
             if done >= REWRITTEN or item.asked.grid is not None:
@@ -260,7 +268,7 @@ class Judging:
                 ] = None
 
     def _recognise(self) -> None:
-        """Ask what everybody can read, and the same sizes with other numbers."""
+        """Check whether a candidate recognises the numbers or the sizes of public problems."""
         known = {case.id: case for case in every_case()}
         dtype = self.task.dtypes_of(self.adapter)[0]
         public: list[bool] = []
@@ -283,7 +291,7 @@ class Judging:
             self.violations["recognition", "only the sizes of the catalogue are right"] = None
 
     def _second(self) -> None:
-        """Ask another process in another order."""
+        """Repeat some of the items that were right, in a new process and in another order."""
         right = self.right()
         for place in shuffled(self.token, "second", len(right))[:SECOND]:
             if not marked(self.ask(right[place], "second")).output:
@@ -292,7 +300,7 @@ class Judging:
     # The verdict
 
     def score(self) -> float:
-        """Return the score of what was found, on the scale of the task."""
+        """Return the score of the results, relative to everything that the task contains."""
         marks: dict[tuple[str, str, str], list[object]] = {
             (case.chapter, case.id, dtype): []
             for case in every_case()
@@ -306,7 +314,7 @@ class Judging:
         return scored(marks, gradients=self.task.gradients)  # type: ignore[arg-type]
 
     def _scale(self) -> tuple[str, ...]:
-        """Return the dtypes of the score; at "core" float64 may stand for float32."""
+        """Return the dtypes that make up the score; others, such as float64, count as float32."""
         if self.task.dtypes:
             return self.task.dtypes
         if self.task.level == "full":
@@ -315,7 +323,10 @@ class Judging:
         return (SINGLE[0], *(name for name in HALVES if name not in lacking))
 
     def chapters(self) -> dict[str, Chapter]:
-        """Return the counts of outputs, and gradients if they are asked, by chapter."""
+        """Return for each chapter how many items were right, wrong and unsupported.
+
+        If the task includes gradients, an item with a wrong gradient counts as wrong.
+        """
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for item, result in self.found:
             marks = marked(result)
@@ -327,7 +338,7 @@ class Judging:
         return {name: Chapter(**count) for name, count in sorted(counts.items())}
 
     def _differentiates(self, result: CaseResult) -> bool:
-        """Return whether gradients of a result can be wrong."""
+        """Return whether the task includes gradients and a gradient of this result is wrong."""
         return self.task.gradients and any(
             finding.requirement.startswith("gradient.") and finding.verdict in ("deviates", "error")
             for finding in result.findings
@@ -345,7 +356,7 @@ class Judging:
         return sorted(found, key=lambda pair: (math.prod(pair[0].asked.shape.logits), pair[0].id))
 
     def accuracy(self) -> dict[str, str]:
-        """Return by dtype the least accurate class that the outputs reached, "" for none."""
+        """Return by dtype the accuracy class that every output reached, or "" if one is wrong."""
         classes: dict[str, list[str]] = defaultdict(list)
         for item, result in self.found:
             for finding in result.findings:
@@ -359,7 +370,7 @@ class Judging:
         }
 
     def causes(self, most: int, spec: str) -> list[Cause]:
-        """Return the first deviations of different kinds, explained."""
+        """Return explanations of the first deviations, at most `most`, each of a different kind."""
         causes: list[Cause] = []
         seen: set[tuple[str, str]] = set()
         for tried, (item, finding) in enumerate(self.wrong()):
@@ -383,7 +394,7 @@ def _output_only(problem: Problem, *, gradients: bool = False) -> Expectation:
 
 
 def _permuted(problem: Problem) -> Problem:
-    """Return a problem of the same form, with the numbers of all three inputs in another order."""
+    """Return the problem with the numbers of each of its three inputs in another order."""
     random = np.random.default_rng(problem.query.size)
     inputs = {name: getattr(problem, name) for name in ("query", "key", "value")}
     return problem.replace(
@@ -429,14 +440,14 @@ def _cause(item: Asked, finding: Finding, token: str, spec: str) -> Cause:
 
 @dataclass
 class Judge:
-    """Judges candidates one after the other, in one sandbox, which stays warm.
+    """Judges candidates one after another in one sandbox, which keeps its frameworks imported.
 
     Attributes:
-        own_work: whether calls of ready attentions make a candidate a cheat.
-        hints: how many causes a verdict has.
+        own_work: whether a candidate that calls an existing attention function is a cheat.
+        hints: the maximum number of causes in a verdict.
         blind: whether verdicts withhold hints.
-        token: that of all candidates; a new one if "", for all that this judge judges.
-        framework: of which framework's arrays candidates are functions; "" if they say it.
+        token: the token for all candidates; "" to draw one, which all of them share.
+        framework: the framework whose arrays candidates take; "" if they declare it.
     """
 
     sandbox: Sandbox
@@ -452,18 +463,18 @@ class Judge:
         self.token = self.token or secrets.token_hex(16)
 
     def judge(self, file: str, source: str, name: str) -> Verdict:
-        """Return the verdict on a function of a file.
+        """Return the verdict on a function in a file.
 
         Args:
             file: the name of the file, for messages.
             source: its content.
-            name: the name of the function; "" for the only one that it may be.
+            name: the name of the function; "" if only one function in the file can be meant.
         """
         started = time.monotonic()
         try:
             verdict = self._judged(file, source, name)
         except Exception as error:
-            # Nothing that a candidate says may keep its neighbours from being judged.
+            # Nothing that a candidate sends may prevent other candidates from being judged.
             why = f"it cannot be judged: {type(error).__name__}: {message(error)[:200]}"
             verdict = Verdict(
                 candidate=f"{file}:{name}",

@@ -1,4 +1,4 @@
-"""Judge one candidate or many: files in, verdicts out, with frameworks imported once."""
+"""Judge one candidate or many, given as files, while importing each framework only once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOKEN = re.compile(r"[0-9a-f]{8,64}")
 
 @dataclass(frozen=True)
 class Options:
-    """How candidates are judged; see `judge`."""
+    """Options for judging candidates; `judge` explains them."""
 
     task: Task = field(default_factory=Task)
     token: str = ""
@@ -37,7 +37,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
 
     def checked(self) -> Options:
-        """Return the options; raise `ConformanceError` where they cannot be meant."""
+        """Return the options; raise `ConformanceError` if one of them is not valid."""
         if self.task.level not in LEVELS:
             raise UnknownName("level", self.task.level, LEVELS)
         for name in self.task.dtypes:
@@ -56,7 +56,7 @@ class Options:
 
 
 class Candidates:
-    """Judges candidates one after the other, with a warm sandbox for each set of frameworks."""
+    """Judges candidates one after another, with one running sandbox per set of frameworks."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -70,18 +70,19 @@ class Candidates:
             judge.sandbox.close()
 
     def judge(self, spec: str) -> Verdict:
-        """Return the verdict on FILE or FILE:NAME.
+        """Return the verdict on the candidate given as FILE or FILE:NAME.
 
         Raises:
-            NotAnAdapter: there is no such file.
+            NotAnAdapter: the file cannot be read.
+            IsolationMissing: this machine cannot isolate candidates as requested.
         """
         return self.judge_source(*read(spec))
 
     def judge_source(self, file: str, source: str, name: str) -> Verdict:
-        """Return the verdict on a function of a file that need not be on this machine.
+        """Return the verdict on a function in a file that need not be on this machine.
 
         Raises:
-            IsolationMissing: candidates cannot be isolated so on this machine.
+            IsolationMissing: this machine cannot isolate candidates as requested.
         """
         warm = tuple(sorted({*_IMPORTS.findall(source), self.options.framework} - {""}))
         if warm not in self._judges:
@@ -100,7 +101,7 @@ class Candidates:
 
 
 def divided(spec: str) -> tuple[str, str]:
-    """Return the file and the name of FILE or FILE:NAME."""
+    """Split FILE or FILE:NAME into the file and the name, which is "" if there is none."""
     file, colon, name = spec.rpartition(":")
     if colon and file.endswith(".py"):
         return file, name
@@ -108,10 +109,10 @@ def divided(spec: str) -> tuple[str, str]:
 
 
 def read(spec: str) -> tuple[str, str, str]:
-    """Return the file, its text, and the name of FILE or FILE:NAME.
+    """Split FILE or FILE:NAME; return the file, its text, and the name, which may be "".
 
     Raises:
-        NotAnAdapter: there is no such file.
+        NotAnAdapter: the file cannot be read.
     """
     file, name = divided(spec)
     try:
@@ -121,10 +122,10 @@ def read(spec: str) -> tuple[str, str, str]:
 
 
 def found(places: Iterable[str]) -> list[str]:
-    """Return FILE:NAME for each place, and all Python files of each that is a folder.
+    """Return the places, FILE or FILE:NAME, with each folder replaced by its Python files.
 
     Raises:
-        NotAnAdapter: there is no such file, or a folder holds none.
+        NotAnAdapter: a place does not exist, or a folder contains no Python file.
     """
     every: list[str] = []
     for place in places:
@@ -143,19 +144,20 @@ def found(places: Iterable[str]) -> list[str]:
 def judged(
     places: Sequence[str], options: Options, jobs: int = 1, on: str = ""
 ) -> Iterator[Verdict]:
-    """Yield the verdict on each candidate, in the order in which they are reached.
+    """Yield the verdict on each candidate as soon as it is reached.
 
-    All are asked the same problems, so that their scores can be compared.
+    All candidates get the same problems, so that their scores can be compared.
 
     Args:
         places: files, FILE:NAME, or folders.
-        options: how they are judged.
-        jobs: how many at a time, on this machine.
-        on: a Ray cluster, as in `matrix --on`, whose nodes have this suite; "" for this machine.
+        options: how to judge the candidates.
+        jobs: how many candidates to judge at the same time on this machine.
+        on: the address of a Ray cluster, as for `matrix --on`, on whose nodes this suite is
+            installed; "" for this machine.
 
     Raises:
-        NotAnAdapter: there is no such file.
-        ConformanceError: an option cannot be meant, or candidates cannot be isolated here.
+        NotAnAdapter: a file does not exist.
+        ConformanceError: an option is not valid, or candidates cannot be isolated here.
     """
     options = options.checked()
     options = dataclasses.replace(options, token=options.token or secrets.token_hex(16))
@@ -228,27 +230,28 @@ def judge(
     framework: str = "",
     limits: Limits | None = None,
 ) -> Verdict:
-    """Judge a kernel that nobody trusts: in a sandbox, on problems that nobody can foresee.
+    """Judge an untrusted kernel in a sandbox, on problems that nobody can foresee.
 
         verdict = judge("attempt.py:attention")
         verdict.verdict, verdict.score    # ('wrong', 0.61)
 
     Args:
         candidate: FILE, or FILE:NAME of a function in it.
-        level: "core" for a loop, "full" for a merge.
-        chapters: the chapters of cases to ask; empty for all but "feature".
-        dtypes: empty for float32 and both half precisions; at level "full", for all.
+        level: "core" for use in a loop that improves a kernel, "full" before it is merged.
+        chapters: the chapters of cases to include; empty for all but "feature".
+        dtypes: the dtypes to test; empty for float32 and both half precisions or, at level "full",
+            for all.
         gradients: whether gradients count.
-        own_work: whether a candidate that calls a ready attention is a cheat.
-        blind: whether to withhold hints, to which a search could fit candidates.
-        token: that of an earlier verdict, to ask the same problems again.
-        isolation: "bubblewrap", or "limits" to accept less where that is not available.
-        framework: "numpy", "torch" or "jax", if the candidate does not say it.
-        limits: what the candidate may use.
+        own_work: whether a candidate that calls an existing attention function is a cheat.
+        blind: whether to withhold hints that a search could exploit to fit candidates.
+        token: the token of an earlier verdict, to pose the same problems again.
+        isolation: "bubblewrap", or "limits" to accept less isolation where that is not available.
+        framework: "numpy", "torch" or "jax", if the candidate does not declare it.
+        limits: the resources that the candidate may use.
 
     Raises:
-        NotAnAdapter: there is no such file.
-        IsolationMissing: candidates cannot be isolated so on this machine.
+        NotAnAdapter: the file does not exist.
+        IsolationMissing: this machine cannot isolate candidates as requested.
     """
     task = Task(level, tuple(chapters), tuple(dtypes), gradients)
     options = Options(task, token, own_work, blind, 5, isolation, framework, limits or Limits())

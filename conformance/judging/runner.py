@@ -1,11 +1,12 @@
-"""The program that runs in a sandbox beside a candidate: problems in, plain arrays out.
+"""The program that calls a candidate in a sandbox: it receives problems and returns plain arrays.
 
-It imports nothing of the suite, and knows no expectation and no problem but the present one. What
-it answers is never trusted: the controller checks its form and compares its numbers. What it tells
-about the candidate's behaviour is evidence against Python programs only; see docs/judge.md.
+It imports nothing from the suite, and knows neither expected values nor any problem except the
+current one. Its replies are never trusted: the controller checks their form and compares their
+numbers. Its reports on the candidate's behaviour are reliable only if the candidate is an ordinary
+Python program; see docs/judge.md.
 
-The process that starts imports the framework and waits. For each candidate it forks a child, which
-gives up what it may do before it imports the candidate.
+The first process imports the framework and waits. For each candidate it forks a child, which gives
+up its privileges before it imports the candidate.
 """
 
 import _thread
@@ -72,7 +73,7 @@ SUSPICIOUS = {
 
 
 class Violation(Exception):
-    """What a candidate returned is not what a result may be."""
+    """A candidate did or returned something that is not allowed; the text is "kind: sentence"."""
 
 
 # Messages
@@ -86,7 +87,7 @@ def send(channel, head, arrays=()):
 
 
 def receive(channel):
-    """Return the JSON part of the next message and the bytes behind it; None at the end."""
+    """Return the JSON part of the next message and the bytes after it; None at the end."""
     head = _exactly(channel, HEADER.size)
     if head is None:
         return None
@@ -111,7 +112,7 @@ def _exactly(channel, size):
 
 
 class NumPy:
-    """Arrays of NumPy: no derivatives."""
+    """Operations on NumPy arrays, which have no derivatives."""
 
     name = "numpy"
     modules = (np, np.linalg, np.testing)
@@ -156,7 +157,7 @@ class NumPy:
 
 
 class Torch(NumPy):
-    """Tensors of torch, differentiated by autograd."""
+    """Operations on torch tensors, differentiated by autograd."""
 
     name = "torch"
 
@@ -246,7 +247,7 @@ class Torch(NumPy):
         return results, {n: g for n, g in zip(wanted, found) if g is not None}
 
     def profile(self, call):
-        # The profiler of names alone takes 1 ms a call, that of all threads 8 ms.
+        # This profiler records only names and takes 1 ms a call; that of all threads takes 8 ms.
         self.record(self.recorder)
         try:
             result = call()
@@ -260,7 +261,7 @@ class Torch(NumPy):
     def profile_threads(self, call):
         profiler = self.torch.autograd.profiler
         options = self.torch._C._profiler._ExperimentalConfig
-        # Operators that a thread of the candidate's calls count as well.
+        # Operators that are called in a thread of the candidate count as well.
         told = "profile_all_threads" in str(options.__init__.__doc__)
         every = options(profile_all_threads=True) if told else options()
         try:
@@ -286,7 +287,7 @@ class Torch(NumPy):
 
 
 class Jax(NumPy):
-    """Arrays of JAX, which cannot be written to."""
+    """Operations on JAX arrays, which cannot be written to."""
 
     name = "jax"
 
@@ -354,11 +355,11 @@ def _base(array):
     return array
 
 
-# What candidates may import of the suite: words to declare with, which are recorded
+# What candidates may import from the suite: names for declarations, whose calls are recorded
 
 
 class Said:
-    """A call of a name of the suite, recorded as plain data."""
+    """A recorded call of one of the suite's declaration classes, such as `MaskArgument`."""
 
     def __init__(self, kind, args, named):
         self.kind, self.args, self.named = kind, args, named
@@ -371,11 +372,11 @@ WORDS = (
 
 
 class Unsupported(Exception):
-    """A candidate raises this where it has no answer."""
+    """Raised by a candidate for a problem that it does not support."""
 
 
 def stand_in():
-    """Return a module that is imported as `conformance`: what is declared with it is recorded."""
+    """Return a stand-in for the module `conformance`, which records declarations made with it."""
     module = types.ModuleType("conformance")
     for word in WORDS:
         setattr(module, word, lambda *args, _kind=word, **named: Said(_kind, args, named))
@@ -397,7 +398,7 @@ def stand_in():
 
 
 def recorded(value):
-    """Return what was declared as JSON can hold it; raise `TypeError` for anything else."""
+    """Return a declared value in a form that JSON can hold; raise `TypeError` if there is none."""
     if isinstance(value, Said):
         return {"kind": value.kind, "args": recorded(value.args), "named": recorded(value.named)}
     if isinstance(value, (list, tuple)):
@@ -410,7 +411,11 @@ def recorded(value):
 
 
 def only(module):
-    """Return the name of the one function of a module that can be meant."""
+    """Return the name of the only function in a module that can be the candidate.
+
+    Raises:
+        TypeError: there is no such function, or more than one.
+    """
     own = {
         name: value
         for name, value in vars(module).items()
@@ -424,14 +429,17 @@ def only(module):
 
 
 def declaration(function, name):
-    """Return what a function says about itself, or the conventional meaning of its parameters."""
+    """Return a function's declaration, its parameter names, and its declared or guessed framework.
+
+    Without a declaration, "masks" is None, and the framework is guessed from imported modules.
+    """
     code = getattr(function, "__code__", None)
     if code is None:
         inner = getattr(function, "__wrapped__", None)
         code = getattr(inner, "__code__", None)
     count = 0 if code is None else code.co_argcount + code.co_kwonlyargcount
     parameters = list(code.co_varnames[:count]) if code is not None else []
-    # A function that jax.jit made has no globals of its own.
+    # A function made by jax.jit has no globals; those of the wrapped function are used.
     held = getattr(function, "__globals__", None)
     if held is None:
         held = getattr(getattr(function, "__wrapped__", None), "__globals__", {})
@@ -455,7 +463,7 @@ def declaration(function, name):
 
 
 class Host:
-    """Holds a candidate, and calls it as it is asked to."""
+    """Holds a candidate, and calls it when the controller requests this."""
 
     def __init__(self, channel):
         self.channel = channel
@@ -468,7 +476,7 @@ class Host:
         self.allowed_threads = set()
 
     def serve(self):
-        """Answer until the controller closes the channel."""
+        """Process requests until the controller closes the channel."""
         while True:
             message = receive(self.channel)
             if message is None:
@@ -480,7 +488,7 @@ class Host:
                 self._ask(head, body)
 
     def blame(self, kind, text):
-        """Note that the candidate did something that no kernel may do."""
+        """Record that the candidate did something that a kernel must not do."""
         if (kind, text) not in self.violations and len(self.violations) < 20:
             self.violations.append((kind, text))
 
@@ -535,7 +543,7 @@ class Host:
         self._send({"declared": said})
 
     def _watch_threads(self):
-        """Let threads of the candidate be watched as its calls are."""
+        """Install the profile function in the threads that the candidate starts as well."""
 
         def watched(start):
             def begin(function, *more, **named):
@@ -556,7 +564,7 @@ class Host:
     def _heard(self, event, args):
         if event not in SUSPICIOUS or self.hearing:
             return
-        # To look at the caller's frame is such an event too.
+        # Looking at the caller's frame raises such an event too.
         self.hearing = True
         try:
             if sys._getframe(1).f_code.co_filename == self.file:
@@ -596,7 +604,7 @@ class Host:
             given = list(natives.values())
             for name, native in {**results, **gradients}.items():
                 array, dtype = framework.plain(native)
-                # A result for one visible key may be a row of the values; not their memory.
+                # With one visible key, a result may equal a row of the values, but not share it.
                 if name in results and framework.shares(native, given):
                     raise Violation("aliasing: returned the memory of an input")
                 listed.append({"name": name, "shape": array.shape, "dtype": dtype})
@@ -659,7 +667,7 @@ class Host:
             name = getattr(argument, "__name__", "")
             if name in READY:
                 self.calls.add(f"{getattr(argument, '__module__', None) or 'torch'}.{name}")
-        elif event == "call" and frame.f_code.co_flags & 1:  # A function, not a body of a module.
+        elif event == "call" and frame.f_code.co_flags & 1:  # A function, not a module's body.
             module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
             if module == "torch._ops" and name == "__call__":
                 spoken = re.split(r"[.:']", str(frame.f_locals.get("self", "")))
@@ -671,7 +679,7 @@ class Host:
                 self.calls.add(f"{module}.{name}")
 
     def _look_around(self):
-        """Blame the candidate for replacing functions of libraries, or of Python."""
+        """Record a violation if the candidate has replaced functions of libraries or of Python."""
         for module, before in self.bases.values():
             now = vars(module)
             for name, value in before.items():
@@ -691,7 +699,7 @@ class Host:
 
 
 def strided(framework, native, how):
-    """Return the same numbers as a view of a larger array, as the suite's bridges make it."""
+    """Return the same numbers as a view of a larger array, like `strided` of the bridges."""
     sizes = tuple(native.shape)
     filler = True if "bool" in str(native.dtype) else float("nan")
     if "int" in str(native.dtype):
@@ -769,9 +777,9 @@ on their arguments; calls that are refused; and more that are, unless processes 
 
 
 def refuse_system_calls(processes):
-    """Install a filter of system calls: no network, no other program, no look at other processes.
+    """Install a system call filter that denies network access, new programs, and other processes.
 
-    With `processes` a candidate may start processes, as kernels that are compiled need.
+    If `processes` is true, a candidate may start processes, as kernels with a compiler need.
     """
     machine = platform.machine()
     if machine not in DENIED:
@@ -786,12 +794,12 @@ def refuse_system_calls(processes):
     # The second set of numbers of x86_64.
     lines += [(0x35, 0, 1, 0x40000000), (ret, 0, 0, errno | 38)]
     lines += [line for n in denied for line in ((equal, 0, 1, n), (ret, 0, 0, errno | 1))]
-    # Limits and processors of another process, which would outlive this one.
+    # Refuse to set limits or CPU affinity of another process, which would outlive this one.
     lines += [(equal, 1, 0, prlimit), (equal, 0, 4, affinity)]
     lines += [(load, 0, 0, 16), (equal, 0, 1, 0), (ret, 0, 0, allow), (ret, 0, 0, errno | 1)]
     if not processes:
         lines += [line for n in alone for line in ((equal, 0, 1, n), (ret, 0, 0, errno | 1))]
-        # The limit on memory does not count what is MAP_SHARED or MAP_GROWSDOWN.
+        # The limit on memory does not count mappings with MAP_SHARED or MAP_GROWSDOWN.
         lines += [(equal, 0, 4, mmap), (load, 0, 0, 40), (any_bit, 0, 1, 0x101)]
         lines += [(ret, 0, 0, errno | 12), (ret, 0, 0, allow)]
         lines += [(equal, 0, 1, clone3), (ret, 0, 0, errno | 38)]
@@ -811,18 +819,18 @@ def refuse_system_calls(processes):
 
 
 def limit(limits):
-    """Set the limits of this process, above what the framework has used already."""
+    """Set the resource limits of this process; memory that is already in use is not counted."""
     status = open("/proc/self/status").read() if os.path.exists("/proc/self/status") else ""
     found = re.search(r"VmData:\s+(\d+)", status)
     used = int(found[1]) * 1024 if found else 0
     for name, value in (
         ("RLIMIT_DATA", used + limits["memory"] * 2**20),
         ("RLIMIT_FSIZE", limits["file"] * 2**20),
-        # The controller's clock ends a candidate first, and says so.
+        # The controller's clock ends a candidate earlier than this, with a message.
         ("RLIMIT_CPU", limits["seconds"] + 10),
         ("RLIMIT_NOFILE", 256),
         ("RLIMIT_CORE", 0),
-        # Threads count as well, and all that the user runs; without processes the filter suffices.
+        # This counts all processes and threads of the user; for 0 processes, the filter suffices.
         *([("RLIMIT_NPROC", limits["processes"])] if limits["processes"] else []),
     ):
         if hasattr(resource, name):
@@ -833,7 +841,7 @@ def limit(limits):
 
 
 def be_a_child(channel, head):
-    """Give up everything, and serve one candidate."""
+    """Give up all privileges, and serve one candidate."""
     os.environ.clear()
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -849,11 +857,11 @@ def be_a_child(channel, head):
 
 
 def main():
-    """Fork a child for each candidate, and clean up behind it."""
+    """Fork a child for each candidate, and clean up after it."""
     control = socket.socket(fileno=int(sys.argv[1]))
     libc = ctypes.CDLL(None)
     if sys.platform == "linux":
-        # Not even another process of the same user may look into this one.
+        # Not even another process of the same user may inspect this one.
         libc.prctl(4, 0, 0, 0, 0)
     os.chdir("/tmp" if sys.argv[2] == "alone" else os.getcwd())
     loaded = []
@@ -894,7 +902,10 @@ def main():
 
 
 def _buried(child):
-    """Kill a candidate, with all that it started where these are the only processes."""
+    """Kill a candidate and what it started, and return its wait status.
+
+    In a sandbox of its own, every other process is killed; otherwise only its process group is.
+    """
     if sys.argv[2] == "alone":
         try:
             os.kill(-1, signal.SIGKILL)

@@ -1,10 +1,10 @@
-"""A sandbox: processes in which candidates run, apart from everything else on the machine.
+"""A sandbox: processes in which candidates run, isolated from everything else on the machine.
 
-With `bubblewrap`, a sandbox has its own namespaces: it has no network, sees no other processes, and
-has a read-only file system without the suite and one temporary folder in memory. A process in it
-imports the framework, then forks a child for each candidate. The child gives up system calls and is
-limited before it imports the candidate. With `limits`, the child runs without the namespaces; the
-verdict says what is missing, and this isolation is used only if the user chooses it.
+`bubblewrap` gives a sandbox its own namespaces: it has no network, sees no other processes, and has
+a read-only file system without the suite and one temporary folder in memory. A process in it has
+imported the framework and forks a child for each candidate. The child gives up system calls and
+sets limits on its resources before it imports the candidate. `limits` is such a child without the
+namespaces: verdicts list what it does not prevent, and it is never used unless the user chooses it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ LACKS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What one candidate may use.
+    """The resources that one candidate may use.
 
     Attributes:
-        start: seconds until it is imported.
+        start: seconds for importing it.
         item: seconds for one problem.
-        seconds: seconds for all problems, of the processor and of the clock.
-        memory: MiB beside what its framework takes.
+        seconds: seconds for all problems, both of CPU time and of elapsed time.
+        memory: MiB in addition to what its framework takes.
         file: MiB of one file, and of all temporary files.
         processes: how many processes it may start; 0 for none, which a filter enforces.
     """
@@ -70,7 +70,7 @@ class Limits:
 
 
 class IsolationMissing(ConformanceError):
-    """This machine cannot isolate candidates as asked."""
+    """This machine cannot isolate candidates as requested."""
 
     def __init__(self, why: str) -> None:
         super().__init__(
@@ -81,12 +81,17 @@ class IsolationMissing(ConformanceError):
         self.why = why
 
     def __reduce__(self) -> tuple[type[IsolationMissing], tuple[str]]:
-        # A node of a cluster hands it on.
+        # Nodes of a cluster pickle this exception.
         return type(self), (self.why,)
 
 
 def check(isolation: str) -> None:
-    """Raise `IsolationMissing` unless this machine has this isolation."""
+    """Raise `IsolationMissing` unless this machine supports this kind of isolation.
+
+    Raises:
+        ConformanceError: there is no such kind, or the system is not Linux.
+        IsolationMissing: bubblewrap does not work on this machine.
+    """
     if isolation not in LACKS:
         raise ConformanceError(f"--isolation is {isolation!r}; say {' or '.join(LACKS)}")
     if sys.platform != "linux":
@@ -114,7 +119,7 @@ def _why_not() -> str:
 
 
 def _walls(memory: int) -> list[str]:
-    """Return the arguments of bubblewrap, with a temporary folder of so many MiB."""
+    """Return bubblewrap's arguments; `memory` is the size of the temporary folder in MiB."""
     walls = ["--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY)]
     walls += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
     walls += ["--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp"]
@@ -128,7 +133,7 @@ def _walls(memory: int) -> list[str]:
             walls += ["--ro-bind", place, place]
     suite = RUNNER.parent.parent
     shown = {sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), *site.getsitepackages()}
-    # Interpreters in home folders are linked to.
+    # The interpreter of an environment may be a link into a home folder.
     shown |= {str(Path(sys.executable).resolve().parent.parent)}
     for place in sorted(shown):
         if Path(place).is_dir() and not any(place.startswith(f"{one}/") for one in SYSTEM):
@@ -136,16 +141,18 @@ def _walls(memory: int) -> list[str]:
     walls += ["--proc", "/proc", "--dev", "/dev", "--size", str(memory * 2**20), "--tmpfs", "/tmp"]
     if any(suite.is_relative_to(place) for place in shown):
         walls += ["--tmpfs", str(suite)]
-    # Nothing but the temporary folder, which is wiped, can keep what a candidate leaves.
+    # Only the temporary folder, which is wiped, can hold what a candidate leaves behind.
     for place in ("/proc", "/dev", "/"):
         walls += ["--remount-ro", place]
     return [*walls, "--chdir", "/tmp"]
 
 
 class Sandbox:
-    """A process that waits to fork candidates, with frameworks imported before.
+    """A process that has imported the frameworks, and forks a child for each candidate.
 
     Args:
+        isolation: "bubblewrap" or "limits".
+        limits: the resources that each candidate may use.
         warm: modules that are imported once, for all candidates.
     """
 
@@ -162,10 +169,10 @@ class Sandbox:
         self.close()
 
     def start(self) -> None:
-        """Start the process, unless it runs.
+        """Start the process, unless it is running.
 
         Raises:
-            ConformanceError: it cannot be started.
+            ConformanceError: the process cannot be started.
         """
         if self._process is not None and self._process.poll() is None:
             return
@@ -204,10 +211,10 @@ class Sandbox:
             raise ConformanceError("the sandbox for candidates did not start")
 
     def fork(self) -> socket.socket:
-        """Return a channel to a new process for a candidate.
+        """Fork a process for a candidate, and return a channel to it.
 
         Raises:
-            ConformanceError: there is none, although the sandbox was started again.
+            ConformanceError: no process can be forked, not even after restarting the sandbox.
         """
         for _ in range(2):
             self.start()
@@ -229,7 +236,10 @@ class Sandbox:
         raise ConformanceError("the sandbox for candidates does not start processes")
 
     def bury(self) -> str:
-        """End the candidate's process, with all that it started; return how it had ended."""
+        """End the candidate's process and all that it started; return how it had ended before.
+
+        That is the name of a signal, `SANDBOX_LOST`, or "" if it was still running or exited.
+        """
         if self._control is None:
             return ""
         with contextlib.suppress(OSError):
@@ -240,7 +250,7 @@ class Sandbox:
                 if code < 0 and -code != signal.SIGKILL:
                     return signal.Signals(-code).name
                 return ""
-        # It killed its parent, or stopped it.
+        # The candidate killed its parent, or stopped it.
         self.close()
         return SANDBOX_LOST
 

@@ -1,8 +1,8 @@
-"""The verdict on a candidate, and the score that is made of what was right.
+"""The verdict on a candidate, and the score computed from its right answers.
 
-The score is a sum, over all that the task asks, of weights that depend on the task alone. What a
-candidate declares changes no weight, so a candidate that is right in strictly more never scores
-less; and what it does not support is not right.
+The score is a weighted sum over all problems of the task, with weights that depend on the task
+alone. A candidate's declarations change no weight, so a candidate that is right on strictly more
+problems never scores less. A problem that it does not support does not count as right.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
         case, dtype: the problem, which the token determines.
         sizes: batch, query, key, heads, kv_heads, head and value_head.
         array, index: the worst element.
-        got, want: what it is, and what it should be, as text.
-        ratio: its error in units of rounding noise.
-        allowed: the largest ratio of a right answer.
+        got, want: the actual and the expected value of that element, as text.
+        ratio: the error of that element in units of rounding noise.
+        allowed: the largest ratio that a right answer may have.
         where: the part of the array that is wrong, unless all of it is.
         advice: what to change, if the cause is known.
-        reproduce: a command that asks this problem again.
+        reproduce: a command that poses this problem again.
     """
 
     requirement: str
@@ -73,7 +73,7 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Chapter(msgspec.Struct, frozen=True):
-    """How many problems of a chapter were right, wrong and not supported."""
+    """The numbers of problems of a chapter that were right, wrong and unsupported."""
 
     right: int = 0
     wrong: int = 0
@@ -81,7 +81,7 @@ class Chapter(msgspec.Struct, frozen=True):
 
 
 class Trick(msgspec.Struct, frozen=True):
-    """Something that no kernel does."""
+    """Behaviour that marks a candidate as a cheat, as no honest kernel shows it."""
 
     kind: str
     detail: str
@@ -101,15 +101,17 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         candidate: its file and name.
         verdict: "right", "wrong", "cheat" or "failed".
         score: from 0 to 1; 0 for a cheat.
-        why: why it failed, or is a cheat; "" otherwise.
-        token: replays the same problems.
-        asked: how many problems, in how many chapters, dtypes and modes.
+        level: the level of the task, "core" or "full".
+        token: the token with which the same problems can be posed again.
+        isolation: how the candidate was isolated.
+        why: why it failed or is a cheat, or how its process was lost; "" otherwise.
+        asked: the number of items: problems, each counted once per dtype and mode.
         chapters: the counts by chapter; empty if withheld.
         accuracy: by dtype the accuracy class that every output reached, "" if none.
         causes: the first deviations with their causes; empty if withheld.
-        tricks: what no kernel does.
-        calls: ready attentions that it called or imported.
-        seconds: how long it took.
+        tricks: the behaviour that marks it as a cheat.
+        calls: the existing attention functions that it called.
+        seconds: how long judging it took.
     """
 
     candidate: str
@@ -128,13 +130,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
     def blind(self) -> Verdict:
-        """Return the verdict without hints to which a search could fit candidates."""
+        """Return the verdict without hints that a search could exploit to fit candidates."""
         return msgspec.structs.replace(self, chapters={}, accuracy={}, causes=[], token="")
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What is right in a result."""
+    """Which parts of a result are supported and right."""
 
     supported: bool
     output: bool
@@ -145,7 +147,7 @@ BAD = ("deviates", "error", "crashed", "timed-out", "not-run")
 
 
 def marked(result: CaseResult) -> Marks:
-    """Return the marks of a result."""
+    """Return which parts of a result are supported and right."""
     by_requirement = {finding.requirement: finding.verdict for finding in result.findings}
     bad = [name for name, verdict in by_requirement.items() if verdict in BAD]
     output = by_requirement.get("output.equals-definition")
@@ -161,8 +163,8 @@ def marked(result: CaseResult) -> Marks:
 def scored(asked: Mapping[tuple[str, str, str], Iterable[Marks]], *, gradients: bool) -> float:
     """Return the score for the marks of each (chapter, case, dtype) of a task.
 
-    A problem that is asked in several modes, or at several sizes, is right if it is right in all;
-    one that was not asked has no marks, and is not right.
+    A problem that is posed in several modes or sizes is right only if it is right in all of them. A
+    problem that was not posed has no marks, and does not count as right.
     """
     points: dict[str, list[float]] = {}
     plain: list[bool] = []

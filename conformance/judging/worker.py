@@ -1,7 +1,7 @@
-"""A worker: one process of a candidate, and the messages to and from it.
+"""A worker: the process that runs one candidate, and the messages to and from it.
 
-Whatever comes from it is checked for its form here, and is otherwise only compared with numbers
-that it never had.
+The form of every message from it is checked here. The contents are not trusted: they are only
+compared with expected numbers, which the worker never receives.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Lost(ConformanceError):
 
 
 class Refused(ConformanceError):
-    """A candidate raised an exception."""
+    """A candidate raised an exception while it was imported."""
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """An exception of a candidate: its type, text, and line."""
+    """An exception that a candidate raised: its type, text, and line."""
 
     kind: str
     text: str
@@ -48,7 +48,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """An array of an answer, whose numbers follow as float64."""
+    """The description of a returned array, whose numbers follow the message as float64."""
 
     name: str
     shape: list[int]
@@ -56,7 +56,7 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker answers: arrays, a declaration, or an exception; and what was observed."""
+    """A reply of a worker: arrays, a declaration or an exception, and the observed behaviour."""
 
     id: str
     violations: list[tuple[str, str]] = []
@@ -67,13 +67,13 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Worker:
-    """A candidate in a process of its own.
+    """A candidate in its own process.
 
     Attributes:
-        violations: what it did that no kernel may do, as pairs of a kind and a sentence.
-        calls: ready attentions that it called, by name.
-        asked: how many problems it was asked.
-        lost: how its process was lost; "" while it lives.
+        violations: forbidden behaviour of the candidate, as pairs of a kind and a sentence.
+        calls: the names of existing attention functions that it called.
+        asked: the number of problems that were sent to it.
+        lost: how its process was lost; "" while it is alive.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -99,8 +99,8 @@ class Worker:
         """Import the candidate; return its declaration as plain data.
 
         Raises:
-            Refused: it does not import.
-            Lost: its process is lost.
+            Refused: the candidate cannot be imported.
+            Lost: the process ended, hung, or sent an invalid reply.
         """
         head = {"do": "import", "source": source, "file": file, "name": name}
         more = {"framework": framework, "frameworks": list(frameworks)}
@@ -114,10 +114,10 @@ class Worker:
     def ask(
         self, head: Mapping[str, Any], arrays: Sequence[np.ndarray]
     ) -> tuple[Raised | None, dict[str, Array], dict[str, str]]:
-        """Ask a problem; return the exception or None, and the arrays and dtypes by name.
+        """Send a problem; return the exception or None, and the arrays and dtypes by name.
 
         Raises:
-            Lost: its process is lost.
+            Lost: the process ended, hung, or sent an invalid reply.
         """
         self.asked += 1
         data = [np.ascontiguousarray(array).tobytes() for array in arrays]
@@ -141,7 +141,7 @@ class Worker:
         return None, found, {one.name: one.dtype for one in reply.arrays}
 
     def close(self) -> None:
-        """End the process, and all that it started."""
+        """End the process and everything that it started."""
         self._channel.close()
         self._sandbox.bury()
 

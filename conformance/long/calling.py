@@ -1,14 +1,13 @@
-"""Call an implementation at length: one that takes masks as structure, a function of heads, or a
-layer.
+"""Call an implementation on long sequences, be it a function of heads or a whole layer.
 
-The inputs are made once, as `[batch heads length head]`, and freed as soon as a function has its
-own. Of its answer, slices are read, so that nothing of the size of a length squared, and no second
-copy of an array, ever exists.
+An implementation may also take masks as structure, see `AtLength`; for others, masks become arrays
+only if these are small. The inputs are created once, as `[batch heads length head]`, and results
+are read in slices, so that no second copy of them is needed.
 
-A layer gets projections that pass the heads on as they are. Products with 0 and 1 are exact in
-every precision, so what it returns is the attention of these heads. Where it takes only one input
-for query, key and value, they stand side by side in it, and the first of three heads takes each of
-them out; the other two see zeros.
+A layer gets projections that pass the heads on unchanged. Products with 0 and 1 are exact in every
+precision, so the layer returns the attention of these heads. If it takes only one input for query,
+key and value, this input holds all three side by side. The first of three heads then extracts each
+of them, and the other two heads see zeros.
 """
 
 from __future__ import annotations
@@ -37,10 +36,11 @@ DENSE = 2**26
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """What an implementation is given: arrays `[batch heads length head]`, and masks as structure.
+    """The inputs of an implementation: arrays `[batch heads length head]`, and masks as structure.
 
-    Arrays are float32, or float64 for that dtype; they hold only numbers of `dtype`. `sinks`
-    `[heads]` are logits that take part in the softmax's sum only; `soft_cap` is that of the logits.
+    Arrays are float64 if `dtype` is, and float32 otherwise; `dtype` represents all their numbers.
+    `sinks` `[heads]` are logits that enter only the sum of the softmax. `soft_cap` is the cap of
+    the logits. `sees` says which keys each query sees.
     """
 
     dtype: str
@@ -56,7 +56,7 @@ class Heads:
 
 @runtime_checkable
 class AtLength(Protocol):
-    """An implementation that takes masks as structure, and has a backward pass of its own."""
+    """An implementation that takes masks as structure, and returns gradients with the output."""
 
     def at_length(self, heads: Heads) -> Mapping[str, np.ndarray]:
         """Return "output" and, if it has gradients, "query", "key" and "value", as NumPy arrays.
@@ -73,11 +73,11 @@ Slices = Callable[[int, int, slice], Array]
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """What an implementation returned, and in how many seconds.
+    """The results of an implementation, and the seconds that the call took.
 
-    `arrays` are "output" and, of gradients, "query", "key" and "value"; "log_total" and "sinks" may
-    be there too, with one number in a row. `first` are further seconds of what only the first call
-    of a shape takes, such as compiling.
+    `arrays` holds "output" and, if there are gradients, "query", "key" and "value". It may also
+    hold "log_total" and "sinks", with one number in each row. `first` is the additional time, in
+    seconds, that only the first call of a shape takes, such as for compiling.
     """
 
     arrays: Mapping[str, Slices]
@@ -86,7 +86,7 @@ class Answered:
 
 
 def heads_of(problem: LongProblem) -> Heads:
-    """Return the inputs as arrays."""
+    """Return the inputs of a problem as arrays."""
     batch, heads, _, kv_heads, _ = problem.sizes
     wide = problem.value.dtype
 
@@ -114,12 +114,12 @@ def call(
     device: str = "cpu",
     mode: Mode | None = None,
 ) -> Answered:
-    """Return the answer of an implementation, in its first mode by default.
+    """Call an implementation, in its first mode by default, and return its results.
 
     Raises:
-        Unsupported: it cannot express the problem.
-        WrongAnswer: it returned something else than arrays.
-        WrongShape: it returned arrays of other shapes.
+        Unsupported: the implementation cannot express the problem.
+        WrongAnswer: the implementation returned something other than the expected arrays.
+        WrongShape: the implementation returned arrays of wrong shapes.
     """
     heads = heads_of(problem) if isinstance(problem, LongProblem) else problem
     if isinstance(adapter, AtLength):
@@ -144,7 +144,7 @@ compiling."""
 
 
 def _timed(action: Callable[[], Any], *, compiles: bool) -> tuple[Any, float, float]:
-    """Return what an action returns, its seconds, and those that only the first call takes."""
+    """Return an action's result, the seconds it takes, and extra seconds of only the first call."""
     started = time.perf_counter()
     result = action()
     seconds = time.perf_counter() - started
@@ -211,7 +211,7 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
             for array in returned.values():
                 if not bridge.is_array(array):
                     raise WrongAnswer(f"returned {type(array).__name__}, no array of {bridge.name}")
-                # Wait for what computes asynchronously.
+                # Wait for asynchronous computation.
                 bridge.numpy(array[:1, :1, :1, :1])
             return returned
 
@@ -233,7 +233,7 @@ def _call_function(adapter: Function, heads: Heads, call: Call) -> Answered:
 
 
 def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
-    """Call what takes inputs that are yet to be projected, through projections that are exact."""
+    """Call a layer, which projects its inputs, with projections that pass the heads on exactly."""
     refused: Unsupported | None = None
     for shared, bias in ((False, False), (False, True), (True, False), (True, True)):
         try:
@@ -286,11 +286,11 @@ def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
 
     Args:
         heads: the heads.
-        shared: whether query, key and value stand side by side in one input.
-        bias: whether there are biases, which are 0.
+        shared: whether one input holds query, key and value side by side.
+        bias: whether the projections have biases, which are 0.
 
     Raises:
-        Unsupported: they cannot stand in one input.
+        Unsupported: one input cannot hold all three, because this takes one head and equal sizes.
     """
     batch, count, queries, size = heads.query.shape
     kv_heads, keys, value_size = heads.value.shape[1:]
@@ -356,7 +356,7 @@ def _of_numpy(array: np.ndarray) -> Slices:
 def _checked(
     heads: Heads, arrays: Mapping[str, Slices], shapes: Mapping[str, tuple[int, ...]]
 ) -> Mapping[str, Slices]:
-    """Return the arrays; raise `WrongAnswer` or `WrongShape` if they are not as wanted."""
+    """Return the arrays; raise `WrongAnswer` or `WrongShape` if their names or shapes are wrong."""
     wanted = {
         "output": heads.cotangent.shape,
         "query": heads.query.shape,
@@ -373,7 +373,7 @@ def _checked(
 
 
 def _stand_in(heads: Heads) -> Problem:
-    """Return a problem of the definition with these sizes, whose arrays take no memory."""
+    """Return a `Problem` with these sizes, whose inputs are zeros that take almost no memory."""
     batch, count, queries, size = heads.query.shape
     kv_heads, keys, value_size = heads.value.shape[1:]
     shape = Shape(
@@ -411,8 +411,10 @@ def _stand_in(heads: Heads) -> Problem:
 
 
 def _masks(adapter: Function, sees: Visibility, given: Problem) -> dict[str, Any]:
-    """Return mask arguments and flags, and those of features. Padding is one row; other masks are
-    arrays while they fit.
+    """Return the arguments for masks, causal flags and features.
+
+    Padding becomes a mask with one row for all queries; other masks become whole arrays if they are
+    small enough.
 
     Raises:
         Unsupported: a mask would have to be an array that is too large.

@@ -1,8 +1,8 @@
-"""Compare every element with the oracle, block by block, and say where the worst lies.
+"""Compare every element with its exact value, block by block, and locate the worst element.
 
-Per array: the largest |error|/σ with its place, the rms, the signed bias Σ(error/σ)/√N, and the
-gain, Σ(error·want/σ²)/√Σ(want/σ)², which is the same for errors that have the sign of what they
-spoil, such as those of a normaliser that is too small.
+For each array, this computes the largest |error|/σ and its place, the rms, the signed bias
+Σ(error/σ)/√N, and the gain Σ(error·want/σ²)/√Σ(want/σ)². The gain is like the bias, but adds up
+errors in the direction of the expected values, such as those of a normaliser that is too small.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ array has as many independent errors as there are classes, or fewer; times σ·L
 
 @dataclass(frozen=True)
 class Place:
-    """An element: batch entry, head, position and component, with its numbers."""
+    """An element, given by batch entry, head, position and component, with its values and σ."""
 
     entry: int
     head: int
@@ -41,15 +41,15 @@ class Place:
     sigma: float
 
     def tile(self, size: int) -> int:
-        """The number of the tile in which it lies."""
+        """Return the index of the tile that contains the element, for tiles of `size` positions."""
         return self.position // size
 
 
 @dataclass(eq=False)
 class Tally:
-    """What was seen of one array so far, in units of σ.
+    """Statistics of the errors seen in one array so far, in units of σ.
 
-    `groups` is how many of its rows have errors of their own.
+    `groups` is the number of rows whose errors are independent.
     """
 
     array: str
@@ -74,11 +74,11 @@ class Tally:
         underflow: float,
         tile: int = BLOCK,
     ) -> None:
-        """Add a block of rows, the first of which is `at`: batch entry, head and position."""
+        """Add a block of rows; `at` is the batch entry, head and position of the first row."""
         if not got.size:
             return
         ratio = ratios(got, want, sigma, underflow)
-        # −∞, the log-normaliser of a query that sees nothing.
+        # Both may be −∞, the log-normaliser of a query that sees nothing.
         ratio[got == want] = 0.0
         size = np.abs(ratio)
         largest = float(size.max())
@@ -107,7 +107,7 @@ class Tally:
         self.size += float(strength @ strength)
 
     def join(self, other: Tally) -> None:
-        """Merge another tally of the same array into this one."""
+        """Add the statistics of another tally of the same array."""
         if other.largest > self.largest:
             self.largest, self.worst = other.largest, other.worst
         for name in ("count", "rows", "squares", "sum", "along", "size", "beyond"):
@@ -126,20 +126,22 @@ class Tally:
 
     @property
     def gain(self) -> float:
-        """The bias in the direction of what is expected."""
+        """The gain, which is the bias in the direction of the expected values."""
         return self.along / math.sqrt(self.size) if self.size else 0.0
 
     @property
     def excess(self) -> float:
-        """The largest figure relative to its limit; the array conforms up to 1."""
+        """The largest statistic relative to its limit; the array conforms if this is at most 1."""
         parts = [self.largest / LIMIT]
         if self.count >= FEWEST:
             groups = min(self.groups, self.rows)
             alone = 1 / math.sqrt(self.count)
-            # A weight's error is that of its row, so dV_j = Σ_i P_ij dO_i errs alike for all keys.
+            # Weights of a row share an error, so the errors of dV_j = Σ_i P_ij dO_i are alike for
+            # all keys.
             sides = 1 if self.array == "value" else groups
             bias = alone + DRIFT / math.sqrt(sides * self.count / self.rows)
-            # The normaliser of a single query errs alike in all keys, as a single element may.
+            # The error of a single query's normaliser is in all keys, and may be as large as that
+            # of a single element.
             few = (1 - RMS) / math.sqrt(groups) if groups < FEW else 0.0
             gain = alone + (DRIFT + few) / math.sqrt(groups)
             parts.append(self.rms / ((RMS + few) * LIMIT))
@@ -160,11 +162,11 @@ class Checked:
     seconds: float
 
     def decisive(self, promised: str = "") -> Mapping[str, Tally]:
-        """The tallies that decide: of the promised class, or of the least accurate one."""
+        """Return the decisive tallies: of the promised class, or else of the least accurate one."""
         return self.tallies[promised if promised in self.tallies else list(self.tallies)[-1]]
 
     def conforms(self, promised: str = "") -> bool:
-        """Whether every array is within its limits."""
+        """Return whether every array is within its limits."""
         return all(tally.excess <= 1 for tally in self.decisive(promised).values())
 
     @property
@@ -188,10 +190,10 @@ def check(
     """Compare every element of every array that was returned.
 
     Args:
-        problem: what was asked.
-        answered: the answer.
-        tile: the tile of keys in which the implementation sums up, for σ.
-        size: rows and columns of a block.
+        problem: the problem.
+        answered: the results of the implementation.
+        tile: how many keys the implementation sums up at once, for σ; `UNKNOWN` if not declared.
+        size: the number of rows and of columns in a block.
         threads: how many pieces of each head to check at the same time.
         accuracy: the only accuracy class to compare with, for speed; "" for all of them.
     """
@@ -230,13 +232,13 @@ def check(
 
 
 def _pieces(length: int, count: int, size: int) -> Iterable[slice]:
-    """Return the length in `count` pieces of whole blocks."""
+    """Return slices that divide the length into at most `count` pieces of whole blocks."""
     step = max(size, -(-length // (count * size)) * size)
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 class _Found:
-    """Tallies by accuracy class and array."""
+    """Tallies by accuracy class and array, and the sums for the gradients of sinks."""
 
     def __init__(self, problem: LongProblem) -> None:
         batch, heads, queries, _, keys = problem.sizes
@@ -246,15 +248,15 @@ class _Found:
         self.sinks: dict[tuple[str, int], Array] = {}
 
     def of(self, accuracy: str, array: str) -> Tally:
-        """Return the tally of an array, which is new at first."""
+        """Return the tally of an array, which is created on first use."""
         return self.tallies.setdefault(accuracy, {}).setdefault(array, Tally(array, self._groups))
 
     def add_sinks(self, accuracy: str, head: int, sums: Array) -> None:
-        """Add what some queries of a head add to the gradient of its sink; see `Noise.of_sinks`."""
+        """Add the sums of some queries for the gradient of a head's sink; see `Noise.of_sinks`."""
         self.sinks[accuracy, head] = self.sinks.get((accuracy, head), 0.0) + sums
 
     def join(self, other: _Found) -> None:
-        """Add what was found in another piece."""
+        """Add the tallies and sums of another piece."""
         for (accuracy, head), sums in other.sinks.items():
             self.add_sinks(accuracy, head, sums)
         for accuracy, tallies in other.tallies.items():
@@ -267,7 +269,7 @@ _READ = 2**15
 
 
 class _Reader:
-    """Rows of one head of an answer in order, converted in larger pieces."""
+    """Reads the rows of one head of an answer in order, and converts many rows at once."""
 
     def __init__(self, slices: Slices, entry: int, head: int, span: slice) -> None:
         self._slices, self._at, self._stop = slices, (entry, head), span.stop

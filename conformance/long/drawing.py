@@ -1,10 +1,10 @@
-"""Draw problems at length that bind: every tile matters to some rows, and single keys to others.
+"""Draw long problems in which every tile of keys matters to some rows, and single keys to others.
 
-Half of the query classes attend to common keys, whose logits have the standard deviation 2: each
-tile of keys counts, and none of them much. The other half look for needles: their logits grow by
-log(1/frequency) of a class of keys, so that classes of a few keys get as much weight as those of
-many. The rarest of all lie at the places where indices wrap. Values and cotangents are N(0, 1).
-A sink weighs about as much as all common keys together.
+Half of the query classes attend to common keys, whose logits have a standard deviation of 2, so
+that every tile of keys counts and none dominates. The other half look for rare keys: their logits
+increase by log(1/frequency) of the class of a key, so that a class with few keys gets as much
+weight as one with many. Keys of the rarest class lie where indices wrap. Values and cotangents are
+N(0, 1). A sink weighs about as much as all common keys together.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def draw(
 
 
 def _frequencies(classes: int, keys: int) -> np.ndarray:
-    """Return how often each class of keys is drawn: half of them often, the others ever less."""
+    """Return the probability of each class of keys: half are common, the others ever rarer."""
     common = classes - classes // 2
     rarest = math.log2(max(keys, 2) / 4)
     steps = np.linspace(min(math.log2(common) + 1, rarest), rarest, classes - common)
@@ -82,7 +82,7 @@ def _frequencies(classes: int, keys: int) -> np.ndarray:
 def _key_classes(
     random: np.random.Generator, frequency: np.ndarray, shape: tuple[int, int, int]
 ) -> Classes:
-    """Return random classes; the rarest also at wraps, and at the first and the last key."""
+    """Return random classes of keys, with the rarest at wraps and at the first and last key."""
     drawn = np.searchsorted(np.cumsum(frequency)[:-1], random.random(shape, dtype=np.float32))
     found = drawn.astype(np.uint8)
     keys = shape[-1]
@@ -92,7 +92,7 @@ def _key_classes(
 
 
 def normal(random: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Stored:
-    """Return normal numbers that the format represents, in float32 if it can hold them."""
+    """Return normally distributed numbers rounded to `dtype`, in float32 if that can hold them."""
     wide: Any = np.float64 if dtype.name == "float64" else np.float32
     numbers: Stored = np.empty(math.prod(shape), wide)
     for start in range(0, numbers.size, _CHUNK):
@@ -101,7 +101,7 @@ def normal(random: np.random.Generator, shape: tuple[int, ...], dtype: DType) ->
         if dtype.name == "float16":
             part[:] = part.astype(np.float16)
         elif dtype.name == "bfloat16":
-            # To nearest, ties to even; for many numbers, `DType.round` takes ten times as long.
+            # Round to nearest, ties to even; `DType.round` takes ten times as long here.
             bits = part.view(np.uint32)
             bits += 0x7FFF + ((bits >> 16) & 1)
             bits &= 0xFFFF0000

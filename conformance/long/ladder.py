@@ -1,11 +1,12 @@
-"""What is asked of an implementation from length to length, in what time and memory.
+"""Pose problems of increasing length to one implementation, within limits of time and memory.
 
-Few queries over all keys and few keys under all queries reach every index at a linear cost; whole
-sequences, causal and not, follow as far as time and memory allow. What is not reached is said.
+A few queries over all keys, and all queries over a few keys, reach every index at linear cost.
+Whole sequences, causal and not, follow as far as time and memory allow. Problems that are not
+reached are reported as such.
 
-What the next length takes is foreseen from the two before: time by the number of pairs and tokens,
-and memory, beyond what the suite's own arrays need, by the number of pairs, so that nothing which
-holds all logits is begun where they do not fit.
+The cost of the next length is predicted from the two before: time from the number of pairs and
+tokens, and memory, beyond what the suite's own arrays need, from the number of pairs. Thus an
+implementation that holds all logits is not called if they do not fit into memory.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ CAP = 8.0
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may be used: bytes of memory, and seconds in all; None for no limit."""
+    """The limits of a run: bytes of memory, and seconds for all problems; None for no limit."""
 
     memory: int | None = None
     seconds: float | None = None
@@ -90,14 +91,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The head size, and the tile of keys that is summed up at once, or `UNKNOWN`."""
+    """The head size, and how many keys are summed up at once in a tile, or `UNKNOWN`."""
 
     head_size: int = 64
     tile: int = UNKNOWN
 
     @classmethod
     def of(cls, geometry: Geometry | None, head_size: int | None, tile: int | None) -> Sizes:
-        """Return the sizes that are asked for, or else those that an adapter declares."""
+        """Return the given sizes or, in place of None, those that an adapter declares."""
         head, keys = (geometry.head_sizes[0], geometry.tiles[1]) if geometry else (64, UNKNOWN)
         return cls(head_size or head, tile or keys)
 
@@ -111,7 +112,7 @@ def lengths(first: int, last: int) -> list[int]:
 def needed(queries: int, keys: int, head_size: int, dtype: str) -> int:
     """Return an estimate of the bytes that a problem takes, the implementation's arrays included.
 
-    What an implementation needs beyond that, such as all logits, shows when it is called.
+    What an implementation needs beyond that, such as for all logits, is measured in its calls.
     """
     wide = 8 if dtype == "float64" else 4
     return 2**28 + _ARRAYS_AT_ONCE * (queries + keys) // 2 * (head_size + 4) * wide
@@ -120,8 +121,8 @@ def needed(queries: int, keys: int, head_size: int, dtype: str) -> int:
 def needed_beyond(keys: int, head_size: int, dtype: str) -> int:
     """Return an estimate of the bytes that keys and values with more than `WRAP` elements take.
 
-    There are two arrays of each: as they are drawn, the implementation's, and its gradients. One at
-    a time is converted through float64.
+    Keys and values exist as they are drawn, as arrays of the implementation, and as its gradients.
+    In addition, one array at a time is converted through float64.
     """
     wide = 8 if dtype == "float64" else 4
     stored = 2 if dtype in ("bfloat16", "float16") else wide
@@ -129,21 +130,21 @@ def needed_beyond(keys: int, head_size: int, dtype: str) -> int:
 
 
 def heads_beyond(keys: int, head_size: int) -> int:
-    """Return how many heads it takes to have more than `WRAP` elements."""
+    """Return how many heads it takes for the keys to have more than `WRAP` elements."""
     return WRAP // (keys * head_size) + 1
 
 
 def largest(memory: int, head_size: int, dtype: str) -> int:
-    """Return the greatest length of a whole sequence that an amount of memory allows."""
+    """Return the length of the longest whole sequence that fits into an amount of memory."""
     wide = 8 if dtype == "float64" else 4
     return max(0, int((memory - 2**28) / (_ARRAYS_AT_ONCE * (head_size + 4) * wide)))
 
 
 def mode_of(adapter: Adapter, dtype: str) -> Mode:
-    """Return the mode in which an implementation is asked at length.
+    """Return the mode in which an implementation is called on long sequences.
 
-    That is one which is compiled as users do, if there is one, and which returns no weights: they
-    would be an array of all pairs.
+    If possible, it is one that is compiled as users do, computes gradients, and returns no weights,
+    which would be an array of all pairs.
     """
 
     def merit(mode: Mode) -> tuple[bool, bool, bool]:
@@ -156,7 +157,7 @@ def mode_of(adapter: Adapter, dtype: str) -> Mode:
 
 @dataclass
 class _Cost:
-    """What one problem in one dtype took, length by length."""
+    """The measured costs of one problem in one dtype and mode, for each length so far."""
 
     pairs: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -164,9 +165,9 @@ class _Cost:
     fixed: float = 0.0
 
     def foreseen(self, queries: int, keys: int, rate: float) -> tuple[float, float]:
-        """Return seconds, and bytes beyond `needed`.
+        """Predict the seconds that a problem takes, and the bytes beyond `needed`.
 
-        Of what was never asked, the seconds of a unit of work are `rate`.
+        If nothing has been measured yet, `rate` is taken as the seconds per unit of work.
         """
         work, pairs = _work(queries, keys), float(queries) * keys
         if not self.pairs:
@@ -181,12 +182,12 @@ class _Cost:
 
 
 def _work(queries: int, keys: int) -> float:
-    """Return a measure of the time that a problem takes."""
+    """Return the work of a problem in arbitrary units, roughly proportional to its time."""
     return float(queries) * keys + 300.0 * (queries + keys)
 
 
 class Ladder:
-    """Everything that is asked of one implementation.
+    """All problems for one implementation, posed from the shortest length to the longest.
 
     Args:
         adapter: the implementation.
@@ -194,9 +195,9 @@ class Ladder:
         dtypes: the dtypes.
         limits: the memory and time that it may take.
         sizes: of heads and tiles; None for those that the adapter declares.
-        modes: names of modes; empty for the one that is fit, see `mode_of`.
+        modes: names of modes; empty for the one that suits best, see `mode_of`.
         device: "cpu" or "gpu".
-        threads: how many the suite's own comparison may use.
+        threads: how many threads the suite's own comparison may use.
     """
 
     def __init__(
@@ -244,8 +245,8 @@ class Ladder:
         """Yield the result of each problem, shorter ones first.
 
         Args:
-            begin: is called before a problem that is asked, with the seconds that are foreseen for
-                all that is left.
+            begin: is called before each problem that is run, with the problem and the seconds that
+                all remaining problems are predicted to take.
         """
         self._warm_up()
         for number, (step, mode) in enumerate(self._plan):
@@ -257,9 +258,9 @@ class Ladder:
             yield self._measured(step, mode)
 
     def _warm_up(self) -> None:
-        """Call it for a few tokens, so that what this imports and starts is not a cost of a length.
+        """Call the implementation on a few tokens, so that start-up is not charged to a length.
 
-        A second time it tells whether even the shortest length takes too long.
+        The second call measures the rate by which the time of the shortest length is predicted.
         """
         first, mode = self._plan[0]
         few = msgspec.structs.replace(first, problem="full", queries=4 * FEW, keys=4 * FEW)
@@ -272,7 +273,7 @@ class Ladder:
         return self._costs.setdefault((step.problem, step.dtype, step.mode), _Cost())
 
     def _beyond(self, step: Step) -> str:
-        """Return why a problem cannot be begun, or ""."""
+        """Return why a problem is beyond the limits, or "" if it can be run."""
         if step.problem == BEYOND:
             return self._beyond_by_elements(step)
         own = needed(step.queries, step.keys, self._sizes.head_size, step.dtype)
@@ -302,7 +303,7 @@ class Ladder:
         return f"takes about {seconds:,.0f} s" if late else ""
 
     def _left(self, number: int) -> float:
-        """Return the seconds that are foreseen from a problem on, up to the limit."""
+        """Return the predicted seconds for a problem and all after it, up to the limit."""
         asked = (step for step, _ in self._plan[number:] if not self._beyond(step))
         found = sum(
             self._cost(step).foreseen(step.queries, step.keys, self._rate)[0] for step in asked
@@ -395,7 +396,7 @@ class Ladder:
 
 
 def array_name(name: str) -> str:
-    """Return what an array is called in a sentence."""
+    """Return how messages refer to an array."""
     return name if name in ("output", "log_total") else f"gradient of {name}"
 
 
@@ -409,14 +410,14 @@ def _seen(tally: Tally) -> Seen:
 
 
 def _finite(number: float) -> float:
-    """Return a number with four digits that JSON can represent."""
+    """Return the number with four digits, with NaN and infinities replaced by finite numbers."""
     if math.isnan(number) or abs(number) > INFINITE:
         return math.copysign(INFINITE, number) if not math.isnan(number) else INFINITE
     return float(f"{number:.4g}")
 
 
 def _place(tally: Tally) -> str:
-    """Return where the worst element of an array lies."""
+    """Return a text that says where the worst element of an array lies, and what it is."""
     if tally.worst is None:
         return ""
     worst = tally.worst
@@ -428,7 +429,7 @@ def _place(tally: Tally) -> str:
 
 
 def _sees(step: Step) -> Visibility:
-    """The mask of a problem; packed members are as uneven as they come."""
+    """Return the mask of a problem; packed sequences have random lengths."""
     if step.problem in ("causal", "sinks", "soft cap"):
         return Visibility(causal="top-left")
     if step.problem in ("last queries", "last queries with features"):
@@ -443,7 +444,7 @@ def _sees(step: Step) -> Visibility:
 
 
 def _forget_peak() -> int:
-    """Let the peak of resident memory begin anew, where that can be done; return what it is now."""
+    """Reset the peak of resident memory, where possible, and return the bytes resident now."""
     for pid in _processes():
         with suppress(OSError):
             Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
@@ -451,7 +452,7 @@ def _forget_peak() -> int:
 
 
 def _peak() -> int:
-    """Return the peak of resident memory in bytes, or what is resident now, of all processes."""
+    """Return the peak of resident memory of all processes in bytes; if unknown, the present one."""
     return sum(_resident(pid, peak=True) for pid in _processes())
 
 

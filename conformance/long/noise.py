@@ -1,15 +1,15 @@
-"""σ of every element at length: the suite's error model in closed form, from the same sums.
+"""σ of every element of a long problem: the suite's error model in closed form.
 
-The model is that of `conformance.definition.arithmetic`, with u the roundoffs in which tensors
-(u_t), logits (u_s), probabilities (u_p) and accumulators (ũ) are held, each error uniform, so with
-the variance u²/3. Three things are particular to length:
+The model is that of `conformance.definition.arithmetic`, computed from the sums of the oracle.
+Tensors, logits, probabilities and accumulators are held with the roundoffs u_t, u_s, u_p and ũ, and
+each error is uniform, so that its variance is u²/3. Three things are particular to long sequences:
 
 - *Equal pairs are rounded alike.* The errors of a logit, its exponential and its rounding are the
-  same for all keys of a class: ε_ac, which multiplies S_c − n_c O, not each of its terms. At the
-  edges of a block, a few hundred keys, they are added as if they were independent.
-- *Accumulators run over tiles.* A sum over n terms is made of n/t sums over tiles of t terms, one
-  after the other. For n ≤ t that is the model of the definition, in which all terms are added one
-  after the other; a million rounded partial sums would hide everything.
+  same for all keys of a class. Together they are one error ε_ac, which multiplies S_c − n_c O as a
+  whole. At the edges of a block, a few hundred keys, errors are added as if they were independent.
+- *Accumulators run over tiles.* A sum over n terms consists of n/t sums over tiles of t terms, one
+  after another. For n ≤ t this is the definition's model, in which all terms are added one after
+  another. Over a million terms, that model would give so much noise that it would hide any defect.
 - *Second moments.* Where values are arbitrary, Σ_j P_ij² (dO_i·V_j)² is not a sum by class; it is
   replaced by |dO_i|² Σ_j P_ij² |V_j|²/head, which is its mean over independent components.
 """
@@ -43,10 +43,10 @@ MODELS = ("A0", "A", "B")
 
 @dataclass(frozen=True)
 class _Terms:
-    """Factors of a sum over n terms in tiles: of the sum of squares, and of the square of the sum.
+    """Factors in the variance of a tiled sum: of its terms' squares, and of its own square.
 
-    With T tiles of t terms, the squares of partial sums add up to (T + t)/2 of the former and
-    T/3 + t/3T of the latter.
+    With T tiles of t terms, the squares of all partial sums add up to (T + t)/2 times the sum of
+    squares, plus T/3 + t/3T times the square of the sum.
     """
 
     squares: Array
@@ -59,7 +59,7 @@ class _Terms:
 
 
 def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
-    """Return both noise factors of a sum of `number` terms; see `_Terms`."""
+    """Return both factors of `_Terms` for sums over `number` terms."""
     found = []
     for most in (tile,) if tile else _USUAL:
         size = np.clip(number, 1, most)
@@ -70,12 +70,12 @@ def terms(number: npt.ArrayLike, tile: int) -> tuple[Array, Array]:
 
 
 class Noise:
-    """σ for one accuracy class: of the rows and then of the columns of each head.
+    """Computes σ for one accuracy class, first of the rows and then of the columns of each head.
 
     Args:
-        problem: what is computed.
+        problem: the problem.
         accuracy: the accuracy class.
-        tile: how many keys a tile has; `UNKNOWN` if it does not say.
+        tile: how many keys a tile has; `UNKNOWN` if the implementation does not declare it.
     """
 
     def __init__(self, problem: LongProblem, accuracy: AccuracyClass, tile: int = UNKNOWN) -> None:
@@ -99,8 +99,8 @@ class Noise:
     def _relative(self, head: int) -> tuple[Array, Array, Array]:
         """Return three tables `[query_classes key_classes]` for a head.
 
-        They are the variance of ε, of logit, scale, cap and exponential; the square of the cap's
-        derivative; and the variance of that derivative.
+        They are the variance of the error ε, due to logit, scale, cap and exponential; the square
+        of the cap's derivative; and the variance of that derivative.
         """
         problem, size = self.problem, self.head_size
         queries, keys = problem.queries[head], problem.keys[head // problem.group]
@@ -112,7 +112,7 @@ class Noise:
         if cap is None:
             return variance + self.probability, slopes, np.zeros_like(slopes)
         capped = problem.logits(head) / cap
-        # The quotient is rounded, its tanh, the product, and the derivative, 1 − tanh².
+        # The quotient, its tanh, the product, and the derivative 1 − tanh² are rounded.
         of_tanh = slopes * (variance / cap**2 + self.logits * (logits / cap) ** 2)
         of_tanh += self.logits * capped**2
         variance = cap**2 * (of_tanh + self.logits * capped**2)
@@ -120,11 +120,11 @@ class Noise:
         return variance + self.probability, slopes, of_slope
 
     def of_rows(self, head: Head, block: Rows) -> tuple[Array, Array, Array, Array]:
-        """Return σ of output and gradient of a block of queries, and what their keys need of them.
+        """Return σ of the output and gradient of a block of queries, and two variances for keys.
 
         Returns:
-            σ `[rows value_head]`; σ `[rows head]`; `[rows]` the relative variance of whole rows of
-            weights; `[rows]` the variance of the row term D.
+            σ of the output `[rows value_head]`; σ of the gradient `[rows head]`; the relative
+            variance of whole rows of weights `[rows]`; the variance of the row term D `[rows]`.
         """
         rows, width = block.span, self.value_head
         weight, row = head.weight[rows, None], head.row[rows, None]
@@ -194,15 +194,15 @@ class Noise:
         return head.of_sink**2 * self.logits * (moved + 1.0)
 
     def of_sinks(self, head: Head, rows: slice, whole: Array, of_row: Array) -> Array:
-        """Return what some queries add to the gradient of their sink, and to the sums for its σ.
+        """Return what some queries contribute to the gradient of their sink and to its σ.
 
         Args:
             head: the head, after `of_rows` of these queries.
             rows: the queries.
-            whole, of_row: what that returned for them.
+            whole, of_row: the variances that `of_rows` returned for them.
 
         Returns:
-            The number, the sum of squares, and the variance of the terms, as `sinks` takes them.
+            The sum, the sum of squares, and the variance of the terms, as `sinks` takes them.
         """
         of_queries = head.query_class[rows]
         weights, row = head.weight[rows] * head.of_sink[of_queries], head.row[rows]
@@ -224,7 +224,7 @@ class Noise:
     def of_log_total(self, head: Head, block: Rows, whole: Array) -> tuple[Array, Array]:
         """Return the log-normaliser of a block of queries and its σ, `[rows 1]` each.
 
-        Implementations return it in float32. −∞, of a query that sees nothing, must be exact.
+        Implementations return it in float32. For a query that sees nothing it must be exactly −∞.
         """
         shares = head.weight[block.span, None] * block.powers * block.count
         of_logits = self._coherent[head.head][head.query_class[block.span]]
@@ -234,13 +234,14 @@ class Noise:
 
     @cached_property
     def _products(self) -> float:
-        """The relative variance of dP: of its sum over the head, and its rounding."""
+        """The relative variance of dP, due to its sum over the head and to its rounding."""
         return self.sums * (5 * self.value_head / 6) + self.probability
 
     def of_columns(self, block: Columns, extra: int) -> tuple[Array, Array]:
         """Return σ of the gradients of a block of keys `[keys head]` and values.
 
-        `extra` is where this class' numbers begin in the `extra` of the heads; see `extras`.
+        `extra` is the index in the heads' `extra` where the numbers of this accuracy class begin;
+        see `extras`.
         """
         parts = [self._of_part(block, part, extra) for part in block.parts]
         key, value = (np.add.reduce(list(each)) for each in zip(*parts, strict=True))
@@ -281,7 +282,7 @@ class Noise:
         return key, value
 
     def _sigma(self, variance: Array, values: Array) -> Array:
-        """Return σ: half of the variance is the element's own, half is the mean over its row."""
+        """Return σ, where half of the variance is the element's, and half the mean of its row."""
         variance = (variance + _total(variance) / max(1, variance.shape[1])) / 2
         return np.sqrt(self.factor * (variance + self.final * values**2))
 
@@ -296,10 +297,10 @@ def noises(problem: LongProblem, tile: int = UNKNOWN) -> list[Noise]:
 
 
 def extras(head: Head, block: Rows, of_classes: list[tuple[Array, Array]]) -> Array:
-    """Return what the noise of keys needs of each query, `[rows extra]`.
+    """Return the numbers of each query that the noise of keys needs, `[rows extra]`.
 
-    That is w²|dO|², w²D², 1 and |dO|², and for each accuracy class the relative variance of the row
-    times w²|dO|², and w² times the variance of D.
+    They are w²|dO|², w²D², 1 and |dO|², and for each accuracy class the relative variance of the
+    row times w²|dO|², and w² times the variance of D. All are 0 for a query that sees nothing.
     """
     rows = block.span
     weight = head.weight[rows] ** 2

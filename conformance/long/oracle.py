@@ -1,7 +1,7 @@
 """The exact answer for every element, at a cost of O(length · classes · head size).
 
-If queries and keys are drawn from few classes, e_ac = exp(s_ac − peak_a) is a small table, and all
-that attention sums over keys are sums by class over intervals:
+If queries and keys are drawn from few classes, e_ac = exp(s_ac − peak_a) is a small table, and the
+sums that attention needs are sums by class over intervals:
 
     n_c(i) = Σ_{j∈c} 1     S_c(i) = Σ_{j∈c} V_j           over the keys j that query i sees
     Z_i = Σ_c e_ac n_c     O_i = Σ_c e_ac S_c / Z_i        w_i = 1/Z_i     D_i = dO_i·O_i
@@ -13,9 +13,9 @@ that attention sums over keys are sums by class over intervals:
 A sink adds exp(sink − peak_a) to Z, and its gradient is −Σ_i w_i exp(sink − peak_a) D_i. A cap is a
 function of the logit, so its derivative is a table too, which multiplies e_ac in dQ and dK.
 
-Rows are handled in blocks. What every row of a block sees in whole blocks of columns comes from the
-sums by class (`conformance.long.sums`); what is left at the edges, a few blocks, is computed
-directly. `conformance.long.noise` derives σ from the same numbers.
+Rows are processed in blocks. Whole blocks of columns that every row of a block sees contribute
+through the sums by class (`conformance.long.sums`); the few blocks of columns at the edges are
+computed directly. `conformance.long.noise` derives σ from the same numbers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ BLOCK = 128
 
 @dataclass(eq=False)
 class Head:
-    """One query head of one batch entry, with what its forward pass leaves for the backward pass.
+    """One query head of one batch entry, with the forward results that the backward pass needs.
 
     Attributes:
-        powers: e `[query_classes key_classes]`; `slopes`: e times the derivative of the cap.
-        of_sink: what the sink adds to Z `[query_classes]`.
-        first, last: the interval of keys of each query.
-        weight: w `[query]`, 0 where a query sees nothing; `row`: D `[query]`.
-        extra: further numbers of each query, of which keys get sums by class `[query extra]`.
+        powers: e `[query_classes key_classes]`.
+        slopes: e times the derivative of the cap, of the same shape.
+        of_sink: the term of the sink in Z `[query_classes]`.
+        first, last: the interval of keys that each query sees.
+        weight: w `[query]`, which is 0 if a query sees nothing.
+        row: D `[query]`.
+        extra: further numbers of each query, which are summed by class for keys `[query extra]`.
     """
 
     problem: LongProblem
@@ -70,32 +72,32 @@ class Head:
 
     @property
     def weight_of_sink(self) -> Array:
-        """The weight of the sink `[query]`, 0 without one."""
+        """The weight of the sink for each query, `[query]`; 0 if there is no sink."""
         return self.weight * self.of_sink[self.query_class]
 
     @property
     def query_class(self) -> Classes:
-        """`[query]`."""
+        """The class of each query, `[query]`."""
         return self.problem.query_class[self.entry, self.head]
 
     @property
     def key_class(self) -> Classes:
-        """`[key]`."""
+        """The class of each key, `[key]`."""
         return self.problem.key_class[self.entry, self.kv_head]
 
     @property
     def queries(self) -> Array:
-        """Prototypes `[query_classes head]`."""
+        """The prototypes of the classes of queries, `[query_classes head]`."""
         return self.problem.queries[self.head]
 
     @property
     def keys(self) -> Array:
-        """Prototypes `[key_classes head]`."""
+        """The prototypes of the classes of keys, `[key_classes head]`."""
         return self.problem.keys[self.kv_head]
 
     @cached_property
     def seen_by(self) -> tuple[Index, Index]:
-        """The interval of queries that see each key."""
+        """The interval of queries that see each key, as begin and end, `[keys]` each."""
         return transposed(self.first, self.last, len(self.key_class))
 
     def value(self, columns: slice) -> Array:
@@ -109,15 +111,18 @@ class Head:
 
 @dataclass(eq=False)
 class Rows:
-    """A block of queries: its output, log-normaliser and gradient, and what they are made of.
+    """A block of queries: its output, log-normaliser and gradient, with the terms that form them.
 
     Attributes:
-        output, d_query: `[rows value_head]` and `[rows head]`; `log_total`: `[rows]`.
-        powers: e of each row `[rows key_classes]`; `cotangent`: dO `[rows value_head]`.
+        around: the rows of the block, and the columns that they see.
+        output, d_query: `[rows value_head]` and `[rows head]`.
+        log_total: the log-normaliser `[rows]`.
+        powers: e of each row `[rows key_classes]`.
+        cotangent: dO `[rows value_head]`.
         count, dotted, squares: n, dO·S and Σ_{j∈c} |V_j|² `[rows key_classes]`.
         inner: S, n and Σ|V|² `[key_classes value_head+2]` over the whole blocks of columns that all
             rows see, or None.
-        values: V of the columns at the edges; `of_columns`: their classes.
+        values, of_columns: V and the classes of the columns at the edges.
     """
 
     around: Around
@@ -140,7 +145,7 @@ class Rows:
 
 
 def rows(head: Head, span: slice, size: int = BLOCK) -> Iterator[Rows]:
-    """Yield the queries of a span in blocks, and leave `weight` and `row` in the head."""
+    """Yield the queries of a span in blocks, and store their `weight` and `row` in the head."""
     names = np.arange(len(head.keys), dtype=np.uint8)[:, None]
     width = head.problem.value.shape[-1]
 
@@ -189,14 +194,17 @@ def _squares(vectors: Array) -> Array:
 
 @dataclass(eq=False)
 class Part:
-    """What one query head adds to the gradients of a block of keys, and what it is made of.
+    """The part of one query head in the gradients of a block of keys, with the terms that form it.
 
     Attributes:
         d_key, d_value: `[keys head]` and `[keys value_head]`.
         powers: e of each key `[keys query_classes]`.
-        dotted: V·G − H; `extra`: Σ_{i∈a} of the head's `extra` `[keys query_classes extra]`.
+        dotted: V·G − H `[keys query_classes]`.
+        extra: the head's `extra`, summed over the queries of each class
+            `[keys query_classes extra]`.
         inner: G, H and sums of `extra` over the whole blocks of queries that see all keys, or None.
-        numbers: w dO, w D and `extra` of the queries at the edges; `of_queries`: their classes.
+        numbers: w dO, w D and `extra` of the queries at the edges.
+        of_queries: the classes of the queries at the edges.
     """
 
     head: Head
@@ -212,7 +220,7 @@ class Part:
 
 @dataclass(eq=False)
 class Columns:
-    """A block of keys with their values `[keys value_head]`, and a part from each query head."""
+    """A block of keys with their values `[keys value_head]`, and one part for each query head."""
 
     around: Around
     values: Array
@@ -235,9 +243,9 @@ class Columns:
 
 
 def columns(heads: list[Head], span: slice, size: int = BLOCK) -> Iterator[Columns]:
-    """Yield the keys of a span in blocks, from all heads that share them.
+    """Yield the keys of a span in blocks, with gradients from all query heads that share them.
 
-    `rows` must have been run over all queries of each head.
+    Before this, `rows` must have been run over all queries of each head.
     """
     begin, end = heads[0].seen_by
     of_heads = [_Transposed(head, size) for head in heads]
@@ -247,7 +255,7 @@ def columns(heads: list[Head], span: slice, size: int = BLOCK) -> Iterator[Colum
 
 
 class _Transposed:
-    """One head as its keys see it."""
+    """A query head with its sums over queries, from which the gradients of keys are computed."""
 
     def __init__(self, head: Head, size: int) -> None:
         self.head = head
@@ -287,9 +295,9 @@ class _Transposed:
 
 @dataclass(frozen=True, eq=False)
 class LongAnswer:
-    """All arrays at once, for short problems; axes are `[batch heads length head]`.
+    """The whole answer as arrays, for short problems; axes are `[batch heads length head]`.
 
-    `d_sinks` is `[heads]`, of zeros without sinks.
+    `log_total` is `[batch heads query]`. `d_sinks` is `[heads]`, and 0 without sinks.
     """
 
     output: Array
@@ -301,7 +309,7 @@ class LongAnswer:
 
 
 def solve(problem: LongProblem, size: int = BLOCK) -> LongAnswer:
-    """Return the whole answer in float64."""
+    """Return the whole answer of a problem in float64."""
     batch, n_heads, length, kv_heads, keys = problem.sizes
     head_size, value_head = problem.queries.shape[-1], problem.value.shape[-1]
     output = np.empty((batch, n_heads, length, value_head))

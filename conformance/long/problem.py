@@ -1,7 +1,7 @@
-"""A problem at length: queries and keys of few classes, arbitrary values and cotangents.
+"""A long problem: queries and keys from few classes, with arbitrary values and cotangents.
 
-Axes are `[batch heads length head]`. The whole problem is O(length · head size) in memory; the
-queries and keys that an implementation is given are the prototypes of their classes, repeated.
+Axes are `[batch heads length head]`. The whole problem takes O(length · head size) memory. The
+queries and keys that an implementation gets are the prototypes of their classes, repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDEST = 600.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LongProblem:
-    """An attention at length, in which logits form a table over classes.
+    """A long attention problem, whose logits form a table over classes of queries and keys.
 
     Every number is exactly representable in `dtype`.
 
@@ -37,11 +37,11 @@ class LongProblem:
         query_class: `[batch heads query]`; query i of head h is `queries[h, query_class[b, h, i]]`.
         key_class: `[batch kv_heads key]`.
         value: `[batch kv_heads key value_head]`.
-        cotangent: of the output, `[batch heads query value_head]`.
+        cotangent: the cotangent of the output, `[batch heads query value_head]`.
         scale: the factor of the logits; None for 1/√head.
         sees: which keys a query may attend to.
-        sinks: a logit per head that takes part in the softmax's sum only, `[heads]`; None for none.
-        soft_cap: logits are capped, cap · tanh(logits / cap); None for no cap.
+        sinks: a logit per head that enters only the sum of the softmax, `[heads]`; None for none.
+        soft_cap: the cap of the logits, applied as cap · tanh(logits / cap); None for no cap.
     """
 
     dtype: str

@@ -1,10 +1,10 @@
-"""Retrieval bit for bit: every query finds exactly one key, wherever it lies.
+"""Bit-exact retrieval: every query finds exactly one key, at whatever position it lies.
 
-The key at position j is j in binary, its digits ±1; a query is the key that it looks for. With a
-large scale, every other weight underflows to 0 and this one is 1, so the output is a value, and the
-gradient of a value is a cotangent, in every format and to the last bit. An index that wraps brings
-another value, however long the sequence. The digits of each key/value head are flipped in other
-places, so that a key of another head is another key.
+The key at position j consists of the binary digits of j, written as ±1, and a query is a large
+multiple of the key that it looks for. Every other weight then underflows to 0 and this one is 1, so
+the output is exactly a value, and the gradient of that value exactly a cotangent, in every format.
+An index that wraps leads to another value, however long the sequence. Each key/value head has
+different digits flipped, so that keys of different heads differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SPREAD = 0x9E3779B1
 
 @dataclass(frozen=True, eq=False)
 class Retrieval:
-    """What is given, and `sought` `[batch heads query]`: the key that each query finds."""
+    """The inputs, and `sought` `[batch heads query]`, the position of the key for each query."""
 
     heads: Heads
     sought: np.ndarray
@@ -39,7 +39,7 @@ class Retrieval:
 
 @dataclass(frozen=True)
 class Missed:
-    """How many rows are wrong, of which array, the first of them and what it got instead."""
+    """The number of wrong rows in one head of an array, and the place of the first of them."""
 
     array: str
     count: int
@@ -59,7 +59,7 @@ def retrieval(
     causal: bool = False,
     seed: int = 0,
 ) -> Retrieval:
-    """Return a retrieval in which positions are sought at random, and the first and last always.
+    """Return a retrieval problem with random positions, which include the first and the last one.
 
     Raises:
         Unsupported: the head is too small to hold a position in binary.
@@ -96,15 +96,15 @@ def retrieval(
 
 
 def _binary(positions: np.ndarray, digits: int, size: int) -> np.ndarray:
-    """Return ±1 `[... size]`: the digits of each position, repeated as often as they fit."""
+    """Return the binary digits of each position as ±1 `[... size]`, repeated to fill the size."""
     bits = (positions[..., None] >> (np.arange(size) % digits)) & 1
     return (2 * bits - 1).astype(np.int8)
 
 
 def missed(given: Retrieval, answered: Answered) -> list[Missed]:
-    """Return the arrays with wrong rows: the output, and where it is there the gradient of values.
+    """Return where the output and, if there is one, the gradient of the values have wrong rows.
 
-    A value that several queries of a group seek has a sum as its gradient, which is not compared.
+    If several queries of a group look for the same value, its gradient is a sum, and not compared.
     """
     heads, wrong = given.heads, []
     _, count, queries, _ = heads.query.shape

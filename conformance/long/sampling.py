@@ -1,8 +1,8 @@
-"""Generic inputs at length: sampled rows of the output, and all of dK and dV by sparse cotangents.
+"""Generic long inputs: check sampled rows of the output, and all of dK and dV.
 
-Queries, keys and values are all N(0, 1). The cotangent is 0 but in the sampled rows, the edges of
-tiles and random ones, so that gradients of every key and value are sums over these rows alone, and
-dQ is exactly 0 elsewhere. The cost is O(rows · length · head size). σ is that of
+Queries, keys and values are all N(0, 1). The cotangent is 0 except in the sampled rows, which are
+edges of tiles and random ones. The gradients of every key and value are therefore sums over these
+rows alone, and dQ is exactly 0 elsewhere. The cost is O(rows · length · head size). σ is that of
 `conformance.long.noise`, except that every error is independent, as no two logits are equal.
 """
 
@@ -49,7 +49,7 @@ def generic(
     sees: Visibility = EVERYTHING,
     seed: int = 0,
 ) -> Heads:
-    """Return inputs of one batch entry, with cotangents in the chosen rows only."""
+    """Return inputs of one batch entry, with a cotangent of 0 except in the chosen rows."""
     random, stored = np.random.default_rng(seed), dtype_of(dtype)
     wide = np.float64 if dtype == "float64" else np.float32
 
@@ -72,7 +72,7 @@ def generic(
 def check_sampled(
     heads: Heads, chosen: np.ndarray, answered: Answered, tile: int = UNKNOWN
 ) -> Checked:
-    """Compare the chosen rows of the output and dQ, and all of dK and dV."""
+    """Compare the chosen rows of the output, and all of dQ, dK and dV, with expected values."""
     import time
 
     started = time.perf_counter()
@@ -151,7 +151,10 @@ def _head(
     dtype: DType,
     tile: int,
 ) -> dict[str, tuple[Array, Array]]:
-    """Return the arrays of one head with their variances, in the chosen rows only."""
+    """Return the expected output and gradients of a head, each with its variance.
+
+    The output and the gradient of the queries have only the chosen rows.
+    """
     query = heads.query[0, head, chosen].astype(np.float64)
     cotangent = heads.cotangent[0, head, chosen].astype(np.float64)
     first, last = (ends[chosen][:, None] for ends in intervals)
@@ -174,7 +177,7 @@ def _head(
     log_total = np.where(total > 0, peak + np.log(np.where(total > 0, total, 1.0)), 0.0)
 
     def weights(span: slice) -> tuple[Array, Array]:
-        """Return the weights, and the relative variance of each, of logit and exponential."""
+        """Return the weights, and the relative variance of each due to logit and exponential."""
         each = logits(span)
         finite = np.where(np.isfinite(each), each, 0.0)
         spread = size / 2 * scale**2 * (query**2 @ (key[span] ** 2).T)

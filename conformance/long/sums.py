@@ -1,9 +1,9 @@
 """Sums by class over intervals that only move right, without cancellation.
 
-A prefix sum over a million numbers has lost digits where the difference of two of them is the sum
-over a hundred. Here the sum over the current interval is kept instead: blocks of columns are added
-as the interval grows and subtracted as it leaves them, in double-double arithmetic, so that what
-was added goes away again, to 1e-32 of the largest sum that there ever was.
+Prefix sums over a million numbers lose digits if the difference of two of them is the sum of only a
+hundred numbers. Instead, the sum over the current interval is kept: blocks of columns are added as
+the interval grows and subtracted as it leaves them. Thanks to double-double arithmetic, subtracted
+blocks leave an error of only about 1e-32 of the largest intermediate sum.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class Sums:
         classes: the class of each column.
         count: the number of classes.
         size: the number of columns in a block.
-        numbers: what is summed: `[columns numbers]` of a slice of columns, the same each time.
-        width: how many numbers that are.
+        numbers: returns the numbers to sum, `[columns numbers]`, for a slice of columns; it must
+            return the same numbers each time.
+        width: how many numbers there are for each column.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Sums:
         self._first = self._last = 0
 
     def over(self, blocks: tuple[int, int]) -> Array:
-        """Return the sums over blocks first to last - 1; neither may be less than before."""
+        """Return the sums over blocks first to last - 1; neither may decrease from call to call."""
         first, last = blocks
         if first >= self._last:
             self._total[:], self._carry[:] = 0.0, 0.0
@@ -58,7 +59,7 @@ class Sums:
         return one_hot(self._classes[columns], self._names) @ self._numbers(columns)
 
     def _add(self, numbers: Array) -> None:
-        """Add with Knuth's TwoSum: the total is rounded, and the carry has what it lost."""
+        """Add with Knuth's TwoSum: the total is rounded, and the carry collects rounding errors."""
         total = self._total + numbers
         back = total - self._total
         self._carry += (self._total - (total - back)) + (numbers - back)
@@ -66,5 +67,5 @@ class Sums:
 
 
 def one_hot(classes: Classes, names: Classes) -> Array:
-    """Return `[classes columns]`, 1 where a column is of the class."""
+    """Return an array `[classes columns]` that is 1 where a column is of the class, else 0."""
     return (classes == names).astype(np.float64)

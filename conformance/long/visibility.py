@@ -1,9 +1,9 @@
-"""Which keys each query sees, as one interval per query: masks that never become arrays.
+"""Masks as one interval of visible keys per query, so that they need not become arrays.
 
-Causal masks, windows, packed members and padding all let query i see the keys first_i ≤ j < last_i,
-and neither end ever moves left when i grows. Everything at length rests on these two properties:
-sums over what a query sees are sums over intervals, and the queries that see a key are an interval
-too.
+With causal masks, windows, packed sequences and padding, query i sees the keys j with first_i ≤ j
+< last_i, and neither end moves left as i grows. All checks of long sequences rely on these two
+properties: sums over the keys that a query sees are sums over intervals, and the queries that see a
+key form an interval too.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Visibility:
-    """A mask as structure: every part that is given must allow a key.
+    """A mask as structure: a key is visible if every part that is given allows it.
 
     Attributes:
         causal: key j is visible to query i iff j <= i ("top-left") or
-            j <= i + key_length - query_length ("bottom-right"), within their packed member.
-        window: how many keys before and after the query's own position are visible; None for no
-            limit. That position follows from the alignment, top-left without `causal`.
-        members: lengths of the packed members, of queries and of keys; a query sees the keys of its
-            own member. Queries beyond the last member see nothing.
-        key_lengths: number of keys of each batch entry; those beyond are padding.
+            j <= i + key_length - query_length ("bottom-right"), within their packed sequence.
+        window: how many keys before and after the query's position are visible; None for no limit.
+            That position follows the alignment of `causal`, which is top-left if there is none.
+        members: the lengths of packed sequences, of queries and of keys. A query sees only the keys
+            of its sequence; queries beyond the last sequence see nothing.
+        key_lengths: the number of keys of each batch entry; keys beyond it are padding.
     """
 
     causal: Causal | None = None
@@ -51,10 +51,10 @@ class Visibility:
     def intervals(self, entry: int, queries: int, keys: int) -> tuple[Index, Index]:
         """Return `first` and `last`, `[queries]` each, of a batch entry; both are sorted.
 
-        A query sees the keys from `first` to `last`, without `last` itself; none if they are equal.
+        A query sees the keys from `first` to `last` - 1; none if the two are equal.
 
         Raises:
-            WrongShape: the members are longer than the sequence.
+            WrongShape: the packed sequences together are longer than the axis.
         """
         of_queries, of_keys = self.members or ((queries,), (keys,))
         query_sizes, key_sizes = _sizes(of_queries, queries), _sizes(of_keys, keys)
@@ -98,7 +98,7 @@ def _sizes(members: Sequence[int], length: int) -> Index:
 
 
 def transposed(first: Index, last: Index, keys: int) -> tuple[Index, Index]:
-    """Return the interval of queries that see each key, `[keys]` each, both sorted."""
+    """Return the interval of queries that see each key: begin and end, `[keys]` each, sorted."""
     columns = np.arange(keys)
     begin = np.searchsorted(last, columns, side="right")
     end = np.searchsorted(first, columns, side="right")
@@ -107,12 +107,12 @@ def transposed(first: Index, last: Index, keys: int) -> tuple[Index, Index]:
 
 @dataclass(frozen=True, eq=False)
 class Around:
-    """The columns around a block of rows: whole blocks that every row sees, and the rest.
+    """The columns that a block of rows sees: whole blocks that every row sees, and the rest.
 
     Attributes:
-        start, stop: the rows.
-        inner: numbers of the first whole block of columns and of that after the last; they are
-            equal if there is none.
+        start, stop: the first row of the block, and the row after the last.
+        inner: the index of the first whole block of columns, and of the block after the last one;
+            they are equal if there is none.
         edges: the other columns that some row sees, as at most two spans.
         visible: `[rows edge_columns]`, whether a row sees a column of the edges.
         seen: `[rows]`, how many columns each row sees altogether.
@@ -129,8 +129,8 @@ class Around:
 def surroundings(first: Index, last: Index, rows: slice, size: int) -> Iterator[Around]:
     """Yield all rows in blocks of at most `size`, each with its columns in blocks of `size`.
 
-    A block ends early where the ends of the intervals jump, as between packed members, so that at
-    most six blocks of columns are edges. Jumps that long are few, so there are O(length / size)
+    A block ends early where the ends of the intervals jump, as between packed sequences, so that at
+    most six blocks of columns are edges. Such long jumps are few, so there are O(length / size)
     blocks.
     """
     start = rows.start
