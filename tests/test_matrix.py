@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -225,3 +226,16 @@ def test_shards_of_a_narrowed_run_leave_a_complete_record_alone(tmp_path):
     assert record.read_text() == "complete"
     assert "records/right.narrowed.json" in whole.files
     assert not [*record.parent.glob("*.shard-*")]
+
+
+def test_the_longest_environment_is_begun_first(tmp_path):
+    example = ROOT / "docs" / "examples" / "numpy_function.py"
+    few = ["--case", "plain/no-mask/self", "--dtype", "float32"]
+    assert main(["run", f"{example}:attention", *few, "--record", f"{tmp_path}/a.json", "-q"]) == 0
+    taken = (tmp_path / "a.narrowed.json").read_text(encoding="utf-8")
+    for name, seconds in (("brief.json", 3), ("long.json", 1), ("long.narrowed.json", 5)):
+        (tmp_path / name).write_text(re.sub(r'(?<="seconds": )[\d.e-]+', str(seconds), taken))
+    (tmp_path / "broken.json").write_text("{}")
+    records = {name: f"{name}.json" for name in ("brief", "unknown", "broken", "long")}
+    run = matrix.Run(matrix.Environments([], records, []), matrix.Cluster(), tmp_path, print)
+    assert run._order() == ["unknown", "broken", "long", "brief"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import shlex
 import signal
@@ -24,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from conformance.errors import ConformanceError, ExitCode
+from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.running import node
 from conformance.running.node import Answer, Part
 from conformance.text import message
@@ -241,7 +242,7 @@ class Run:
         self._remote = ray.remote(node.run)
         project = ray.put(archive(self._root))
         waiting: dict[Any, Part] = {}
-        for name in self._records:
+        for name in self._order():
             shards = self._cluster.shards
             self._left[name] = shards
             for number in range(1, shards + 1):
@@ -260,6 +261,29 @@ class Run:
         finally:
             for ref in waiting:
                 ray.cancel(ref, force=True)
+
+    def _order(self) -> list[str]:
+        """Return the environments, longest first, by the records that are here.
+
+        If a long environment came last, one node would work on it while the others wait. An
+        environment without a record may take any time, and comes before all that have one.
+        """
+        return sorted(self._records, key=self._expected, reverse=True)
+
+    def _expected(self, name: str) -> float:
+        """Return how many seconds the items of an environment took when they were last run."""
+        from conformance.records.record import narrowed_path, read
+
+        record = self._root / self._records[name]
+        found = []
+        for file in (record, narrowed_path(record)):
+            if file.is_file():
+                try:
+                    found.append(sum(result.seconds for result in read(file).results))
+                except BrokenRecord:
+                    # The command of the environment will say so.
+                    continue
+        return max(found, default=math.inf)
 
     def _part(self, name: str, shard: str = "") -> Part:
         """Return a part, with the records that are here already."""
