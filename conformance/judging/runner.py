@@ -514,7 +514,6 @@ class Host:
         self._watch_threads()
         for module in (__builtins__, threading, _thread):
             self.bases[id(module)] = (module, dict(vars(module)))
-        modules = set(sys.modules)
         self.file = head["file"]
         sys.addaudithook(self._heard)
         module = types.ModuleType("candidate")
@@ -536,8 +535,6 @@ class Host:
         except BaseException as error:
             self._send({"raised": _told(error, self.file)})
             return
-        others = {n.partition(".")[0] for n in set(sys.modules) - modules}
-        self.imported = sorted(n for n in others if READY_MODULES.match(n + "."))
         self._look_around()
         self.allowed_threads = set(threading.enumerate())
         self._send({"declared": said})
