@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+from collections import defaultdict
 
 import msgspec
 import numpy as np
@@ -27,6 +28,8 @@ TOKEN = "5eed" * 8
 TASK = Task(chapters=("plain", "mask"), dtypes=("float32",), gradients=False)
 SOME = CHEATS if os.environ.get("JUDGE_EVERY_CHEAT") else CHEATS[::4]
 """A part of them; `tox -e cheats` asks all."""
+TOKENS = [f"{number:032x}" for number in range(int(os.environ.get("JUDGE_TOKENS", "1")))]
+"""For the honest twins. For fifty: JUDGE_TOKENS=50 tox -e cheats -- tests/test_judge.py -k twin"""
 
 
 def isolated():
@@ -61,7 +64,7 @@ def boxes():
 def judged(boxes, source, framework="numpy", **more):
     """The verdict of a judge that remembers what is expected, with other options."""
     if "token" in more:
-        more["expectations"] = Memory(256)
+        more.setdefault("expectations", Memory(256))
     judge = dataclasses.replace(boxes(framework), **more)
     return judge.judge("candidate.py", source, "attention")
 
@@ -79,9 +82,17 @@ def test_a_cheat_gets_nothing(boxes, cheat):
         assert cheat.kind in {trick.kind for trick in verdict.tricks}
 
 
+@pytest.fixture(scope="module")
+def remembered():
+    """What is expected of all twins, by token."""
+    return defaultdict(lambda: Memory(256))
+
+
+@pytest.mark.parametrize("token", TOKENS)
 @EVERY
-def test_an_honest_twin_gets_what_it_deserves(boxes, cheat):
-    verdict = judged(boxes, cheat.twin, cheat.framework, own_work=cheat.own_work)
+def test_an_honest_twin_gets_what_it_deserves(boxes, remembered, cheat, token):
+    more = {"token": token, "expectations": remembered[token], "own_work": cheat.own_work}
+    verdict = judged(boxes, cheat.twin, cheat.framework, **more)
     assert verdict.verdict == "right", verdict
     assert verdict.score > 0.8
 
