@@ -190,7 +190,7 @@ class Spelling:
     handing: Moved | None = None
 
     def arrays(self, *, parameters: bool = False) -> dict[str, np.ndarray]:
-        """Return the array arguments by name: the layer's parameters if `parameters`, else the others."""
+        """Return the arguments that are arrays: the parameters of a layer, or all others."""
         arrays = ((n, a) for n, a in self.arguments.items() if isinstance(a, np.ndarray))
         return {name: array for name, array in arrays if (name in self.parameters) == parameters}
 

@@ -103,7 +103,7 @@ class Said:
         return replace(self, variables=together, parameters=self.parameters | own)
 
     def agrees(self, problem: Problem, part: str, alignment: Causal | None) -> bool:
-        """Return whether the implementation counts the problem's distances between queries and keys.
+        """Return whether the implementation counts the same distances from queries to keys.
 
         The implementation counts the tokens of each entry, and aligns queries and keys at the start
         or at the end; if the alignment is None, it rejects different lengths. Pairs that the

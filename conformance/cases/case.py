@@ -44,18 +44,20 @@ class Case:
         name: "chapter/what", such as "mask/key-padding".
         family: the name of its shape in `FAMILIES`.
         why: what the case does and which mistakes it catches.
-        features: patterns of the fields of `Problem` that are features, such as its window.
-        maskable: whether the case is also asked of implementations that say its features by a mask
-            or a bias; the others with features are asked of those that declare one of them.
-        serves: ids of requirements that use the case, besides those that use every case.
+        features: patterns that return those fields of `Problem` that are features, such as a
+            window.
+        maskable: whether the case is also run on implementations that can express its features only
+            by a mask or a bias. Other cases with features are run only on implementations that
+            declare arguments for them.
+        serves: ids of requirements that use the case, in addition to those that use every case.
         defined: False if the definition leaves the answer open, so that it is only observed.
         idle: inputs that by definition do not affect the answer in this case, with the reason.
-        core: whether the level "core" includes it; that level has a case for each common mistake.
-        large: whether the level "large" includes it beside those of "core".
+        core: whether level "core" includes it; that level has a case for each common mistake.
+        large: whether level "large", which includes the cases of "core", includes it too.
         exchanged: whether its outputs are stored with the record, so that implementations can be
             compared pairwise.
-        grid: the sizes at which it is posed, or None for the small sizes of its family.
-        tiled: whether it is about tiles, so that it is posed on grids only.
+        grid: the sizes of the problem, or None for the small sizes of its family.
+        tiled: whether the case is about tiles, so that it is used on grids only.
     """
 
     name: str
@@ -94,10 +96,10 @@ class Case:
         return self.grid.shape(self.family, small) if self.grid else small
 
     def on(self, grid: Grid) -> Case:
-        """Return the same case at the sizes of a grid.
+        """Return the same case with the sizes of a grid.
 
-        Masks that end at tokens end around the edges of tiles there. A scale that was chosen for a
-        head size is chosen for that of the grid.
+        Masks that end at certain tokens then end around the edges of tiles. A scale that was chosen
+        for a head size is converted to the head size of the grid.
         """
         return _on(self, grid)
 
@@ -106,7 +108,7 @@ class Case:
         return _problem(self, dtype)
 
     def random(self, purpose: str = "") -> np.random.Generator:
-        """Return a random generator seeded by the case's id and the purpose only."""
+        """Return a random generator whose seed depends only on the case's id and the purpose."""
         digest = hashlib.sha256(f"{self.id}:{purpose}".encode()).digest()
         return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little")))
 
@@ -115,7 +117,7 @@ class Case:
 
 
 def on_tiles(mask: Pattern, tiles: Pair) -> Pattern:
-    """Return the pattern whose masks end around the edges of these tiles, if it has such masks."""
+    """Return the pattern with masks that end around the edges of these tiles, if it has such."""
     if "tiles" not in inspect.signature(mask).parameters:
         return mask
     return cast("Pattern", partial(mask, tiles=tiles))  # type: ignore[call-arg]
@@ -157,7 +159,7 @@ def _problem(case: Case, dtype: str) -> Problem:
 def _without_loss_on_masked_rows(problem: Problem) -> Problem:
     """Return the problem with a cotangent of 0 for queries that are fully masked in some head.
 
-    What these get is a convention of the implementation, and no loss may depend on that.
+    The output of these queries is a convention of the implementation, on which no loss may depend.
     """
     seen = np.all(problem.allowed_in_full().any(axis=-1), axis=1)
     return problem.replace(cotangent=np.where(seen[..., None], problem.cotangent, 0.0))
@@ -167,6 +169,7 @@ def assembled(shape: Shape, drawn: Mapping[str, Array], **fields: Any) -> Proble
     """Return a float64 problem made of these arrays.
 
     Args:
+        shape: the shape of the problem.
         drawn: inputs, weights and cotangent by name; shared inputs occur once.
         fields: the other fields of `Problem`, such as `mask`, `attn_bias`, `causal`, `scale` and
             all features.
@@ -248,7 +251,7 @@ def _rounded(case: StoredCase, dtype: str) -> Problem:
 def case_hash(case: Case) -> str:
     """Return a hash of all numbers and flags of a case, the same in every process.
 
-    It hashes the float64 numbers, which determine those of all other dtypes; together with the name
+    It covers the float64 numbers, which determine those of all other dtypes. Together with the name
     of a dtype, it identifies a case in that dtype. Texts are not included.
     """
     flags = (
@@ -261,7 +264,10 @@ def case_hash(case: Case) -> str:
 
 
 def draw(shape: Shape, random: np.random.Generator) -> Drawn:
-    """Draw random distinct inputs, weights and a cotangent for a shape; return them by name."""
+    """Draw random inputs, weights and a cotangent for a shape; return them by name.
+
+    Inputs that share an array are drawn once.
+    """
     drawn: Drawn = {}
     inputs = shape.input_shapes()
     for name in shape.distinct_inputs():
