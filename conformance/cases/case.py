@@ -48,7 +48,7 @@ class Case:
             window.
         maskable: whether the case is also run on implementations that can express its features only
             by a mask or a bias. Other cases with features are run only on implementations that
-            declare arguments for them.
+            declare an argument for at least one of them.
         serves: ids of requirements that use the case, in addition to those that use every case.
         defined: False if the definition leaves the answer open, so that it is only observed.
         idle: inputs that by definition do not affect the answer in this case, with the reason.
@@ -117,7 +117,7 @@ class Case:
 
 
 def on_tiles(mask: Pattern, tiles: Pair) -> Pattern:
-    """Return the pattern with masks that end around the edges of these tiles, if it has such."""
+    """Return the pattern with masks that end around the edges of these tiles, if it takes tiles."""
     if "tiles" not in inspect.signature(mask).parameters:
         return mask
     return cast("Pattern", partial(mask, tiles=tiles))  # type: ignore[call-arg]
@@ -327,16 +327,16 @@ FAMILIES: dict[str, Shape] = {
     "decoding": _shape(3, 1, 20, 12, 4, kv_heads=2, widths=(24, 22, 22, 24), sharing="memory"),
     # As many tokens as heads, of size 1: a bias [heads 1] can be broadcast along tokens by mistake.
     "size-one": _shape(2, 3, 3, 3, 1, sharing="self"),
-    # All sizes coincide: what is decided by a size is decided wrongly.
+    # All sizes coincide, so code that recognises an axis by its size goes wrong.
     "square": _shape(4, 4, 4, 4, 4, sharing="memory"),
     # Self-attention without biases, whose three projections can be one matrix product.
     "packed": _shape(3, 6, 6, 4, 5, bias=False, sharing="self"),
     "wide-value": _shape(2, 5, 6, 4, 3, value_head_size=8, bias=False, sharing="memory"),
     "additive": _shape(2, 4, 6, 3, 5, sharing="memory", score="additive"),
     "additive-self": _shape(3, 6, 6, 2, 5, sharing="self", score="additive"),
-    # Of tiled cases only. Few queries, whose keys are split into parts that are merged.
+    # For tiled cases only. Few queries, so that keys are split into parts, which are merged.
     "split": _shape(2, 1, 9, 4, 5, kv_heads=2, bias=False, sharing="separate"),
-    # Lengths that are multiples of the tiles, of an odd number of which the keys are.
+    # Lengths that are multiples of the tiles; the keys fill an odd number of them.
     "exact": _shape(1, 4, 6, 1, 4, bias=False, sharing="memory"),
     "few-queries": _shape(2, 4, 9, 6, 5, kv_heads=2, bias=False, sharing="memory"),
     "chunk": _shape(1, 5, 9, 2, 4, bias=False, sharing="memory"),
@@ -345,7 +345,7 @@ FAMILIES: dict[str, Shape] = {
     "oblong": _shape(1, 5, 7, 1, 4, bias=False, sharing="memory"),
     "wide": _shape(1, 3, 9, 1, 4, bias=False, sharing="memory"),
     "tall": _shape(1, 9, 3, 2, 4, kv_heads=1, value_head_size=3, bias=False, sharing="memory"),
-    # More heads than a number of them in 4 bits, and more key/value heads than in 3.
+    # More heads than 4 bits can number, and more key/value heads than 3 bits can.
     "many-heads": _shape(
         1, 3, 5, 9, 4, kv_heads=3, widths=(12, 12, 12, 12), bias=False, sharing="memory"
     ),

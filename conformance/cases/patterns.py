@@ -171,7 +171,7 @@ def whole_tiles(shape: Shape, random: np.random.Generator, tiles: Pair | None = 
     query, key = np.ogrid[: shape.query_length, : shape.key_length]
     mask: BoolArray = (kinds == 0) | ((kinds == 2) & (key % columns <= query % rows))
     entry, head, row = np.nonzero(~mask.any(axis=3))
-    # A blocked row gets a key of the last tile but one, or the only one there is.
+    # Give a fully masked row a key of the last tile but one, or of the only tile.
     mask[entry, head, row, max(0, shape.key_length - columns - 1)] = True
     return mask
 
@@ -396,7 +396,7 @@ def climbing_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> 
     of_key = np.einsum("e,ehd->hd", step, keys)
     climb = shape.default_scale * (of_query * of_key).sum(axis=1)
     drawn["weights.query"] *= (5.0 / climb)[:, None]
-    # What the random parts of queries and keys add to the logits stays as wide as it was.
+    # The random parts of queries and keys spread the logits as much as before.
     shrink = np.abs(climb).mean() / 5.0
     drawn["query"] = drawn["query"] * shrink + start
     drawn["key"] += np.linspace(0.0, 1.0, shape.key_length)[:, None] * step
@@ -501,7 +501,7 @@ def window_of_last_queries(
 
 
 def _before(shape: Shape) -> int:
-    # The last query of more queries than keys still sees one.
+    # If there are more queries than keys, the last query still sees a key.
     return max(2, shape.key_length // 3, shape.query_length - shape.key_length + 1)
 
 
