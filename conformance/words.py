@@ -89,7 +89,7 @@ TABLES = "entries", "causes", "places", "names"
 
 
 class _Listed:
-    """A non-numeric argument; its format specifications are described at the top of `words.toml`."""
+    """A non-numeric argument; the top of `words.toml` describes its format specifications."""
 
     def __init__(self, value: Argument) -> None:
         self.values = value if isinstance(value, list) else [value]

@@ -278,7 +278,7 @@ class Repeated(NamedTuple):
 
 
 class _Repeats(NamedTuple):
-    """What is repeated in a problem: tokens of each input, or None, and the number of equal keys."""
+    """Repetitions in a problem: tokens of each input, or None, and the number of equal keys."""
 
     query: Repeated | None
     key: Repeated | None

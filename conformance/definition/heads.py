@@ -50,7 +50,7 @@ class Prepared:
 
 
 def prepared(problem: Problem, query: Array, key: Array, hold: Exact) -> tuple[Prepared, Prepared]:
-    """Return projected queries and keys after the norm and the rotation, if the problem has them."""
+    """Return the projected queries and keys after any norm and rotation that the problem has."""
     tables = (
         (None, None)
         if problem.rotary is None

@@ -396,7 +396,7 @@ class Problem:
 
     @property
     def allowed(self) -> BoolArray | None:
-        """Which keys each query may attend to, as booleans with four axes; None if nothing is masked.
+        """Which keys each query may attend to, booleans with four axes; None if nothing is masked.
 
         It combines the mask, the causal mask, the window, the lengths and the segments.
         """
@@ -405,7 +405,7 @@ class Problem:
         return reduce(np.logical_and, masks) if masks else None
 
     def rules(self) -> Iterator[tuple[str, BoolArray]]:
-        """Yield the name of each rule other than the mask, and its array, broadcastable to the logits.
+        """Yield each rule other than the mask as a name and an array that broadcasts to the logits.
 
         The rules are "causal", "window", "query lengths", "key lengths" and "segments".
         """
