@@ -360,10 +360,10 @@ class MaskTable:
                         yield _joined(spelling, said)
 
     def handed(self, spelling: Spelling, problem: Problem) -> Spelling:
-        """Return the encoding with tokens packed, paged or cached if there is no other way.
+        """Return the encoding, with tokens packed, paged or cached if nothing else is accepted.
 
         Raises:
-            Unsupported: if there is no other way, and the problem cannot be passed in this one.
+            Unsupported: if nothing else is accepted, but the problem cannot be passed in this way.
         """
         only = next((declared for declared in self._handings if declared.only), None)
         if only is None or spelling.handing is not None:
@@ -385,7 +385,7 @@ class MaskTable:
         return (self.causal, None) if self.causal.needs is None else (None, self.causal)
 
     def _assignments(self, kinds: Sequence[str]) -> list[dict[str, list[str]]]:
-        """Return all ways to distribute parts over arguments, as parts by argument name."""
+        """Return all ways to assign parts to arguments; each maps names of arguments to parts."""
         every = [
             {
                 name: [kind for kind, holder in zip(kinds, chosen, strict=True) if holder == name]

@@ -301,7 +301,7 @@ class Adapter(ABC):
         """
 
     def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
-        """Run the earlier problem, overwrite its arrays with this problem's, and return its answer.
+        """Run `earlier`, overwrite its arrays with those of `problem`, and return the new answer.
 
         Both have the same shape and kinds of masks. Raise `Unsupported` if arrays cannot be
         written to.
@@ -323,7 +323,7 @@ class Adapter(ABC):
 def twice(
     call: Callable[[], Answer], settings: Sequence[Setting]
 ) -> tuple[Answer, Answer, tuple[str, ...]]:
-    """Call twice; return both answers, and one line for each setting that the calls changed.
+    """Call a function twice; return both answers, and one line per setting that the calls changed.
 
     The first call may draw random numbers for initialisation, but may change no other setting. All
     settings are restored before the second call. Otherwise, a random generator that each call

@@ -48,7 +48,7 @@ class Example:
         fresh: lines that follow `build` if the layer keeps its initial parameters.
         load: lines that follow `build` and load `native` into the layer; if there are none, a
             reproduction needs this suite.
-        parameter: an expression for a parameter whose gradient is taken, with native name `{name}`.
+        parameter: an expression for the parameter `{name}`, of which a gradient is taken.
         calls: in `Adapter.example` only: `call` in modes other than the first, by mode.
     """
 
@@ -74,9 +74,10 @@ class Example:
         output: str = "{}",
         weights: str = "",
     ) -> Example:
-        """Return the example of a `torch.nn.Module` that the last line of `build` calls `layer`.
+        """Return the example of a `torch.nn.Module`, assigned to `layer` by the end of `build`.
 
-        Calls that convert the dtype and switch to evaluation are appended to that line if needed.
+        Calls that convert the dtype and switch to evaluation are appended to the last line if
+        needed.
         """
         state = ("" if dtype == "float32" else f".to(torch.{dtype})") + ("" if train else ".eval()")
         *before, last = lines(build)
@@ -140,7 +141,7 @@ class Framework:
     numpy: str
 
     def array(self, code: str, dtype: str = "") -> str:
-        """Return code that converts a NumPy array to the framework, with its dtype by default."""
+        """Return code to convert a NumPy array to the framework; its dtype is kept by default."""
         return self.typed.format(code, dtype=dtype) if dtype else self.plain.format(code)
 
     def imports(self, example: Example) -> list[str]:

@@ -518,7 +518,7 @@ class RotaryTables(Feature):
         rotary = problem.rotary
         if rotary is None or not _turns(self, problem, said):
             return
-        # The tables have a row for every position, also if positions begin again in segments.
+        # Even if positions begin again in each segment, the tables have a row for every token.
         shape = problem.shape
         last = max(shape.query_length, shape.key_length, 1) - 1
         last = max(last, *(int(at.max(initial=0)) for at in _positions(problem)))

@@ -32,7 +32,7 @@ _EINSUM = {"batch heads length head": "bhqd", "batch length heads head": "bqhd"}
 
 
 class Function(NativeAdapter):
-    """An attention on projected heads: (query, key, value, masks) to context or (context, weights).
+    """An attention function on projected heads, which returns context or (context, weights).
 
     A subclass overrides `attend`; a plain function becomes an adapter through
     `attention_function`.

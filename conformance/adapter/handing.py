@@ -117,7 +117,7 @@ class Handing(Feature):
 
 @dataclass(frozen=True)
 class Packed(Handing):
-    """The tokens of all sequences in a row, `[token heads head]`, without padding.
+    """The tokens of all sequences one after another, `[token heads head]`, without padding.
 
     The sequences are the entries of the batch up to their lengths, or the segments in them. A
     second encoding inserts an empty sequence after the first one.

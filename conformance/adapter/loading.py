@@ -52,7 +52,7 @@ def registered() -> dict[str, EntryPoint]:
 
 @cache
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of packages on this path; reading all metadata takes 0.1 s."""
+    """Return the entry points of packages on this path, cached because reading takes 0.1 s."""
     del path
     return tuple(entry_points(group=GROUP))
 

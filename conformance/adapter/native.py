@@ -112,7 +112,7 @@ class NativeAdapter(Adapter):
         return self.bridge.versions() | package_versions(self.packages)
 
     def check_device(self, device: str) -> None:
-        """Raise `Unavailable` unless the implementation can run on this kind of device here."""
+        """Raise `Unavailable` if the implementation cannot run on this kind of device here."""
         self.bridge.check_device(device)
 
     @contextmanager
@@ -443,7 +443,7 @@ class Layer(NativeAdapter):
         return natives, invoke, key
 
     def _built_in(self, plain: dict[str, Static]) -> dict[str, Static]:
-        """Return the plain values for `build_with`: those of features, if it is overridden."""
+        """Return the plain values that `build_with` takes if it is overridden: those of features."""
         if type(self).build_with is Layer.build_with:
             return {}
         of_features = {name for declared in self.features for name in declared.names}

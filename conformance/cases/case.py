@@ -117,7 +117,10 @@ class Case:
 
 
 def on_tiles(mask: Pattern, tiles: Pair) -> Pattern:
-    """Return the pattern with masks that end around the edges of these tiles, if it takes tiles."""
+    """Return the pattern for these tiles, if it has a parameter `tiles`, or else unchanged.
+
+    Masks of such a pattern end around the edges of the tiles.
+    """
     if "tiles" not in inspect.signature(mask).parameters:
         return mask
     return cast("Pattern", partial(mask, tiles=tiles))  # type: ignore[call-arg]

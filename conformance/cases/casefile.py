@@ -69,7 +69,7 @@ Sizes = msgspec.defstruct(
 
 
 class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of `Rotary`."""
+    """The fields of `Rotary` as a case file stores them."""
 
     size: Size
     base: float

@@ -133,7 +133,7 @@ def every_case() -> tuple[Case, ...]:
 
 
 def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) -> tuple[Case, ...]:
-    """Return a case at the sizes that an implementation supports.
+    """Return the cases that a case becomes at the sizes that an implementation supports.
 
     These are the sizes of the first grid of a geometry, or of all its grids if the case belongs to
     level "core". A case that is already on one of these grids is returned unchanged, as are cases
@@ -222,9 +222,9 @@ def relatives(case: Case) -> tuple[tuple[Case, ...], ...]:
     """Return the cases of the catalogue in which the same arguments are passed, in two groups.
 
     The first group has cases in other shape families, the second has cases with other patterns in
-    the same family; the most similar case comes first. Their inputs are ordinary or have the same
-    regime as those of the case. A case that is not in the catalogue has no relatives, and no
-    groups.
+    the same family. In each, the most similar case comes first. Their inputs are ordinary or have
+    the same regime as those of the case. There are no groups for a case that is not in the
+    catalogue.
     """
     if type(case) is not Case:
         return ()

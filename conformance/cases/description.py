@@ -39,7 +39,7 @@ def describe(case: Case) -> CaseInfo:
 
 
 def facts(problem: Problem) -> list[str]:
-    """Return phrases for the sizes of a problem and for its masks, bias, scale and score."""
+    """Return phrases for the sizes of a problem, its masks, bias, scale, score and features."""
     shape = problem.shape
     sharing = {
         "self": "query, key and value are one array",

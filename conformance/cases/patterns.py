@@ -543,12 +543,12 @@ def slopes_of_alibi(shape: Shape, causal: Causal | None, random: np.random.Gener
 
 
 def rotary_halves(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a rotation of whole heads (but for an odd component), with pairs across halves."""
+    """Return a rotation of whole heads (except an odd last component), with pairs across halves."""
     return _rotary(shape, "halves")
 
 
 def rotary_interleaved(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a rotation of whole heads (but for an odd component), with interleaved pairs."""
+    """Return a rotation of whole heads (except an odd last component), with interleaved pairs."""
     return _rotary(shape, "interleaved")
 
 
@@ -667,7 +667,7 @@ def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Gene
 def segments_large_numbers(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return the same segments with ids around 512, which bfloat16 cannot tell apart."""
+    """Return the segments of `segments` with ids around 512, which bfloat16 cannot tell apart."""
     return {"segments": _segments(shape, 510)}
 
 
@@ -686,7 +686,7 @@ def _segments(shape: Shape, first: int, most: int = 3) -> Segments:
 
 
 def _members(tokens: int, members: int) -> list[int]:
-    """Return the sizes of segments: 1, 2 and all remaining tokens, or less if there are too few."""
+    """Return the sizes of segments: 1, 2 and all other tokens, or fewer if there are too few."""
     sizes = [1, 2, tokens][:members]
     while sum(sizes[:-1]) > tokens - 1:
         sizes[sizes.index(max(sizes[:-1]))] -= 1

@@ -151,9 +151,9 @@ class Noisy(Exact):
     def parts(self, most: int, *, alone: bool = False) -> Iterator[tuple[Noisy, dict[str, slice]]]:
         """Yield this arithmetic in parts of at most `most` samples, which fit into caches.
 
-        With each part comes the slice of its samples that belongs to each class, by name. The parts
-        share one generator. With `alone`, each part has its own generator, so that it does not
-        depend on what was computed in other parts.
+        Each part comes with a dictionary that maps the name of a class to the slice of its samples
+        in the part. The parts share one generator. With `alone`, each part has its own generator,
+        so that it does not depend on what was computed in other parts.
         """
         ends = np.cumsum(self.counts)
         for first in range(0, int(ends[-1]), most):

@@ -36,12 +36,13 @@ from conformance.definition.problem import Problem, Weights
 class Forward:
     """The results of the forward pass, with the intermediates that the backward pass needs.
 
-    `q`, `k` `[batch heads length head]`, `v` `[batch heads key value_head]` are projected, normed
-    and rotated, and repeated to all heads; `hidden` is tanh(q + k) of the additive score;
-    `log_total` is the logarithm of the softmax's normaliser. `softmax` and `weights` differ only in
-    rounding: the former divides exponentials by their sum, the latter is exp(logits - log_total).
-    `queries` and `keys` hold the heads before they are repeated; `capped` is tanh(logits / cap);
-    `of_sink` `[batch heads query 1]` is the weight of the sink.
+    `q`, `k` `[batch heads length head]` are projected, normed and rotated; `v`
+    `[batch heads key value_head]` is projected. Keys and values are repeated for all query heads;
+    `queries` and `keys` hold the heads before that. `hidden` is tanh(q + k) of the additive score;
+    `capped` is tanh(logits / cap). `log_total` is the logarithm of the softmax's normaliser.
+    `softmax` and `weights` differ only in rounding: the former divides exponentials by their sum,
+    the latter is exp(logits - log_total). `of_sink` `[batch heads query 1]` is the weight of the
+    sink.
     """
 
     q: Array
@@ -157,7 +158,7 @@ def masked_softmax(
 def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array]:
     """Return the gradient of ⟨output, cotangent⟩ with respect to each array, by its name.
 
-    If the problem consists of heads alone, its projections have no gradients. If the problem has a
+    If the problem is one of `heads_alone`, its projections have no gradients. If it has a
     `weights_cotangent`, the loss is ⟨output, cotangent⟩ + ⟨weights, weights_cotangent⟩.
     """
     shape, weights = problem.shape, problem.weights
@@ -233,7 +234,7 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
 
 
 def heads_alone(problem: Problem) -> Problem:
-    """Return the same attention on projected heads, rounded: all projections are the identity.
+    """Return the problem with its projected heads, rounded, as inputs, and identity projections.
 
     The query, key and value hold their heads side by side, `[batch length (heads head)]`, and the
     cotangent is that of the context.

@@ -73,9 +73,9 @@ class Expectation:
         return self.noise[self.promised or list(self.noise)[-1]]
 
     def at_accuracy(self, promised: str) -> Expectation:
-        """Return this expectation with the class that judges answers; "" for the least accurate.
+        """Return a copy whose `sigma` is that of an accuracy class; "" for the least accurate.
 
-        float32 and float64 have one class, by which every answer is judged.
+        float32 and float64 have only one class, by which every answer is judged.
         """
         return replace(self, promised=promised if promised in self.noise else "")
 
@@ -209,7 +209,10 @@ def _reach(problem: Problem) -> float:
 
 
 def _features_as(problem: Problem, wide: type[np.floating]) -> dict[str, Any]:
-    """Return the features that have rounded numbers, as fields of `Problem` with another format."""
+    """Return those features that have floating-point arrays, as fields of `Problem`.
+
+    The arrays are converted to the format `wide`.
+    """
     found: dict[str, Any] = {}
     for name in ("sinks", "slopes"):
         if getattr(problem, name) is not None:
@@ -241,7 +244,7 @@ def _is_large(problem: Problem) -> bool:
 
 
 def _in_float32(sigma: Array) -> Array:
-    """Return σ rounded to float32; what is too small for that is less than the underflow."""
+    """Return σ rounded to float32; a value too small for float32 is below the underflow anyway."""
     with np.errstate(under="ignore", over="ignore"):
         return np.minimum(sigma.astype(np.float32), np.finfo(np.float32).max).astype(np.float64)
 

@@ -73,11 +73,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grid(Limits, frozen=True, kw_only=True):
-    """The sizes that a case takes on.
+    """One choice of sizes for the cases of the catalogue.
 
     Attributes:
-        head_size: the size of a query and key head.
-        value_head_size: the size of a value head in families in which it differs; 0 if it cannot.
+        head_size: the size of query and key heads.
+        value_head_size: the size of value heads in families whose value heads have another size
+            than their key heads; 0 if the implementation does not support that.
         only_pairs: whether value heads have that size in all families, because the implementation
             does not support value heads of the size of key heads.
         layer: whether inputs are heads × head wide, as most layers require. Otherwise they are
@@ -287,7 +288,7 @@ _WIDTH = 32
 
 Lengths = Callable[[int, int], Pair]
 
-# Around the edges of tiles: one less, exact, one more, two and more tiles with a partial one.
+# Around the edges of tiles: one less, exact, one more, and several tiles with a partial one.
 _LENGTHS: Mapping[str, Lengths] = {
     "self": lambda q, k: (q + 1, k + 1),
     "cross": lambda q, k: (q - 1, 2 * k + 1),
@@ -325,7 +326,10 @@ _HEADS: Mapping[str, Pair] = {
 
 
 def _beyond_a_tile(small: Shape) -> Lengths:
-    """Return the lengths of a family that is not in the table: one tile more, but 1 remains 1."""
+    """Return a function from tiles to the lengths of a family that is not in `_LENGTHS`.
+
+    Each length is one tile longer than that of the small shape, but 1 remains 1.
+    """
 
     def lengths(query_tile: int, key_tile: int) -> Pair:
         queries, keys = small.query_length, small.key_length

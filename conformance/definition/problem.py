@@ -76,7 +76,7 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of an attention, its score, and whether it has biases and shared inputs.
+    """The sizes of an attention layer, its score, and whether it has biases and shared inputs.
 
     `sharing` specifies which inputs are the same array: "self" (query, key and value:
     self-attention), "memory" (key and value: a decoder's cross-attention) or "separate".
@@ -128,7 +128,7 @@ class Shape:
         return (self.batch, self.heads, self.query_length, self.key_length)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all canonical weights of this attention, by name."""
+        """Return the shapes of all canonical weights of the layer, by name."""
         return {
             name: tuple(getattr(self, axis) for axis in axes)
             for name, axes in WEIGHT_AXES.items()
@@ -194,7 +194,7 @@ FEATURE_ARRAYS = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
-    """The inputs, weights and masks of an attention, and the cotangent of its output.
+    """The inputs, weights and masks of an attention layer, and the cotangent of its output.
 
     Every number is exactly representable in `dtype`, so no error is due to rounding the inputs.
 
@@ -210,8 +210,8 @@ class Problem:
         scale: factor of the logits; None means `shape.default_scale`.
         weights_cotangent: gradient of the loss with respect to the returned attention weights,
             `[batch heads query key]`; None if the loss does not depend on them.
-        heads_alone: whether the problem consists of projected heads only; its projections are the
-            identity and not part of the attention.
+        heads_alone: whether query, key and value are heads that have already been projected; the
+            projections are then the identity.
         window: how many keys before and after its own position a query sees; None means no limit.
         soft_cap: bounds the logits to cap · tanh(logits / cap), after the scale and before
             anything is added to them.
@@ -340,7 +340,7 @@ class Problem:
         """The position of each query, `[batch query]`, counted from 0 in its sequence.
 
         With the causal alignment "bottom-right", the last query of a sequence has the position of
-        its last key. If the problem has `positions`, it is those.
+        its last key. If the problem has `positions`, these take precedence.
         """
         size = (self.shape.batch, self.shape.query_length)
         return np.broadcast_to(self._positions()[0], size)
@@ -349,7 +349,7 @@ class Problem:
     def position_of_keys(self) -> IntArray:
         """The position of each key, `[batch key]`, counted from 0 in its sequence.
 
-        If the problem has `positions`, it is those.
+        If the problem has `positions`, these take precedence.
         """
         return np.broadcast_to(self._positions()[1], (self.shape.batch, self.shape.key_length))
 
