@@ -201,7 +201,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def run(self, problem: Problem, call: Call) -> Answer:
-        """Return output, weights and gradients; raise `Unsupported` if that is not possible."""
+        """Return output, weights and gradients; raise `Unsupported` if it cannot do so."""
 
     @property
     def compiles(self) -> bool:

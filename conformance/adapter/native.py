@@ -443,7 +443,7 @@ class Layer(NativeAdapter):
         return natives, invoke, key
 
     def _built_in(self, plain: dict[str, Static]) -> dict[str, Static]:
-        """Return the plain values that `build_with` takes if it is overridden: those of features."""
+        """Return the plain values for an overridden `build_with`: those of features."""
         if type(self).build_with is Layer.build_with:
             return {}
         of_features = {name for declared in self.features for name in declared.names}

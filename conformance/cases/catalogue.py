@@ -133,15 +133,16 @@ def every_case() -> tuple[Case, ...]:
 
 
 def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) -> tuple[Case, ...]:
-    """Return the cases that a case becomes at the sizes that an implementation supports.
+    """Return the cases that a case turns into at the sizes that an implementation supports.
 
-    These are the sizes of the first grid of a geometry, or of all its grids if the case belongs to
-    level "core". A case that is already on one of these grids is returned unchanged, as are cases
-    from files and cases with the additive score, which has no tiles. If keys are in pages, tiles of
-    keys are at least as long as a page.
+    With a geometry, the case is put on its first grid, or on all its grids if it belongs to level
+    "core". A case that is already on one of these grids is returned unchanged, as are cases from
+    files and cases with the additive score, which has no tiles. If keys are in pages, tiles of keys
+    are at least as long as a page.
 
-    If every size is supported, the case keeps its sizes, and a tiled case is left out. If keys are
-    in pages, a case of level "core" is then also returned with lengths of several pages.
+    Without a geometry, every size is supported. The case keeps its sizes; a tiled case without a
+    grid is left out. If keys are in pages, a case of level "core" without a grid is also put on a
+    grid with lengths of several pages.
 
     Args:
         case: a case, on a grid or not.
