@@ -78,8 +78,8 @@ def _epilog() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the arguments, run the command and return its exit code.
 
-    Without arguments this is the program: it takes those of `sys.argv`, and a command that may call
-    an implementation runs in a child process.
+    Without `arguments`, this is the program itself: the arguments are those of `sys.argv`, and
+    commands that may call an implementation run in a child process.
     """
     called = arguments is None and "_ARGCOMPLETE" not in os.environ and sys.argv[1:2]
     if called and called[0] in watch.COMMANDS:
@@ -104,7 +104,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         if error.errno != errno.EBADF:
             raise
-        # An implementation has closed it; give the interpreter something to flush to.
+        # An implementation has closed stdout; give the interpreter something to flush to.
         print("mha-conformance: standard output is closed; nothing is certain", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.INCOMPLETE
@@ -124,7 +124,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     if not given:
         parser.print_help(sys.stderr)
         return ExitCode.USAGE
-    # argparse takes what follows "--" for arguments of its own.
+    # argparse would parse what follows "--" as its own arguments.
     end = given.index("--") if given[0] == "matrix" and "--" in given else len(given)
     options, rest = parser.parse_known_args(given[:end])
     rest += given[end + 1 :]
@@ -139,7 +139,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 class _Version(argparse.Action):
-    """Print the version of the suite and exit; it is looked up only if somebody asks."""
+    """Print the version of the suite and exit; the version is looked up only on request."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
         from importlib import metadata

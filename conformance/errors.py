@@ -64,7 +64,7 @@ _LISTS = {
 
 
 class UnknownName(ConformanceError):
-    """A name that does not exist; the message suggests similar ones."""
+    """A name does not exist; the message suggests similar ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
@@ -122,7 +122,7 @@ class WrongShape(ConformanceError):
 
 
 class WrongAnswer(ConformanceError):
-    """An implementation returned something that is not an array of its framework."""
+    """An implementation returned something other than the required arrays of its framework."""
 
 
 class Untranslatable(ConformanceError):
@@ -130,7 +130,7 @@ class Untranslatable(ConformanceError):
 
 
 class WrongTensors(ConformanceError):
-    """The weights do not fit the parameter table of their implementation."""
+    """A weights file cannot be read or written, or its weights do not fit their implementation."""
 
 
 class BrokenRecord(ConformanceError):
@@ -138,7 +138,7 @@ class BrokenRecord(ConformanceError):
 
 
 class BrokenBaseline(ConformanceError):
-    """A baseline cannot be read, or one of its entries makes no sense."""
+    """A baseline cannot be read, or one of its entries is invalid."""
 
 
 class BrokenCase(ConformanceError):
@@ -150,13 +150,13 @@ class RankRaised(ConformanceError):
 
 
 class RankLost(ConformanceError):
-    """A world of processes ended before it answered; the verdict of the item is `verdict`."""
+    """The processes of a world ended or did not answer in time; `verdict` is the item's verdict."""
 
     verdict: Literal["crashed", "timed-out"]
 
 
 class RankDied(RankLost):
-    """The process of a rank ended."""
+    """The process of a rank ended before it answered."""
 
     verdict = "crashed"
 
@@ -168,20 +168,22 @@ class RankLate(RankLost):
 
 
 class Unavailable(ConformanceError):
-    """This machine lacks a framework or a device; leads to the verdict `unavailable`."""
+    """This machine lacks a framework or a device; the item gets the verdict `unavailable`."""
 
     exit_code = ExitCode.NOTHING_VERIFIED
 
 
 class NothingRun(ConformanceError):
-    """pytest ended well, but examined nothing, as with --collect-only."""
+    """pytest ended without an error but checked nothing, as with --collect-only."""
 
     exit_code = ExitCode.NOTHING_VERIFIED
 
 
 class NothingToShow(ConformanceError):
-    """There is nothing to draw: the implementation returns no attention weights, does not support
-    the case, or fails on it."""
+    """There is nothing to draw.
+
+    The implementation returns no attention weights, does not support the case, or fails on it.
+    """
 
     exit_code = ExitCode.NOTHING_VERIFIED
 

@@ -1,7 +1,7 @@
 """Show progress bars, but only on a terminal.
 
 They are written to stderr and erased at the end. With --quiet, in CI, or if stderr is redirected,
-there are none, so that logs contain only results.
+no bars are shown, so that logs contain only results.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Text output: escaping of untrusted text, paragraphs on a terminal, names of axes.
 
 A control sequence could move the cursor, clear the screen or rename the window, and a bidirectional
-mark could reverse a line; so unprintable characters are shown as Python escapes.
+mark could reverse a line. Unprintable characters are therefore shown as Python escapes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def printable(text: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of anybody's exception, whose `__str__` may raise."""
+    """Return the text of an exception from foreign code, whose `__str__` may itself raise."""
     try:
         return str(error)
     except Exception as failure:
@@ -58,12 +58,12 @@ def text_of(error: BaseException) -> str:
 
 
 def message(error: BaseException) -> str:
-    """Return the text of anybody's exception in one line, "" if it has none."""
+    """Return the text of an exception from foreign code in one line; "" if it has none."""
     return " ".join(text_of(error).split())
 
 
 def relative(path: Path) -> str:
-    """Return a path relative to the working directory where that is shorter."""
+    """Return a path relative to the working directory if it is inside it, or else unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 

@@ -32,7 +32,7 @@ def worded(phrase: Phrase) -> Worded | None:
 
 
 def say(phrase: Phrase) -> str:
-    """Return the English text of a phrase, or the id itself if it has no wording."""
+    """Return the English text of a phrase; if it has no wording, its id and arguments."""
     if not phrase:
         return ""
     around = tables()["around"]
@@ -55,7 +55,7 @@ def say(phrase: Phrase) -> str:
 
 
 def advice(cause: Phrase) -> str:
-    """Return what to change for a cause, or "" if its wording says so already."""
+    """Return what to change to remove a cause; "" if the wording of the cause includes that."""
     template = tables()["advice"].get(cause.id, "")
     try:
         return template.format(**{name: _field(value) for name, value in cause.arguments.items()})
@@ -89,7 +89,7 @@ TABLES = "entries", "causes", "places", "names"
 
 
 class _Listed:
-    """A non-numeric argument; `words.toml` describes its format specifications at the top."""
+    """A non-numeric argument; the top of `words.toml` describes its format specifications."""
 
     def __init__(self, value: Argument) -> None:
         self.values = value if isinstance(value, list) else [value]

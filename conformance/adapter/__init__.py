@@ -1,7 +1,7 @@
 """Wrap implementations: declarations, base classes, and lookup by name.
 
-For your own adapter, the exports of `conformance` suffice. Adapters of libraries that support
-several versions or handle native arrays also need these names.
+The exports of `conformance` suffice for an adapter of your own. The names below are for adapters
+of libraries that support several versions or handle native arrays.
 """
 
 from conformance.adapter.arguments import MaskTable, Spelling

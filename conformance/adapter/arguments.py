@@ -1,13 +1,13 @@
 """Mask arguments: what they mean, and how to express a problem with them.
 
-An adapter declares its mask arguments. From the declarations the suite derives every encoding (a
-`Spelling`) of a problem: an assignment of its mask, causal mask and bias to arguments. By default
-the first encoding is passed; all of them mean the same, so all must give the same result. No
+An adapter declares its mask arguments. From the declarations, the suite derives every encoding (a
+`Spelling`) of a problem: an assignment of its mask, causal mask and bias to arguments. All
+encodings mean the same, so all must give the same result; by default, the first one is used. No
 adapter inverts a mask by hand.
 
-Features beyond masks (`conformance.adapter.features`) have arguments of their own. An argument that
-is made for a window, lengths, segments or ALiBi is preferred. To express them by a mask, or by an
-additive bias, is another encoding.
+Features beyond masks (`conformance.adapter.features`) have their own arguments. If there is an
+argument for a window, lengths, segments or ALiBi, the preferred encoding uses it. Expressing them
+by a mask, or by an additive bias, is a further encoding.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class MaskArgument:
         return "attends" if self.number.startswith("attends") else "blocks"
 
     def attending(self, numbers: np.ndarray) -> BoolArray | None:
-        """Return an array shaped like `numbers`, True where they let a query attend to a key.
+        """Return an array shaped like `numbers`, True where a query may attend to a key.
 
         Return None if numbers are added, not accepted, or undefined for some of the values.
         """
@@ -140,7 +140,8 @@ class CausalFlag:
 
     Args:
         name: the name of the argument in the implementation.
-        alignment: the alignment if query and key lengths differ, or None if the flag is rejected.
+        alignment: the alignment if query and key lengths differ, or None if the flag is then
+            rejected.
         needs: a mask argument that must nevertheless hold the causal mask (torch's `is_causal`
             is a hint about `attn_mask`).
         alone: whether it is rejected together with a mask argument.
@@ -172,9 +173,11 @@ class Spelling:
 
     Attributes:
         label: a readable name, such as "attn_mask=float[query key], is_causal".
-        arguments: an array, a flag or, for features, another plain value for each argument.
-        bias: name and layout of the argument that holds the bias, None if the problem has none.
-        variables: the arguments with gradients besides the bias, by the gradient's canonical name.
+        arguments: the value of each argument: an array, a flag or, for features, another plain
+            value.
+        bias: the name and layout of the argument that holds the bias; None if the problem has none.
+        variables: the arguments with gradients other than the bias, by the canonical name of the
+            gradient.
         parameters: the arguments that are parameters of a layer.
         handing: how queries, keys and values are packed, paged or cached; None if they are not.
     """
@@ -187,7 +190,7 @@ class Spelling:
     handing: Moved | None = None
 
     def arrays(self, *, parameters: bool = False) -> dict[str, np.ndarray]:
-        """Return the arguments that are arrays; or those among them that are parameters."""
+        """Return the arguments that are arrays: the parameters of a layer, or all others."""
         arrays = ((n, a) for n, a in self.arguments.items() if isinstance(a, np.ndarray))
         return {name: array for name, array in arrays if (name in self.parameters) == parameters}
 
@@ -237,7 +240,7 @@ def to_layout(
 
 
 def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """Return an array in a layout as `[batch heads query key]`, size 1 for missing axes."""
+    """Return an array given in a layout as `[batch heads query key]`; missing axes have size 1."""
     named = layouts.axes(layout)
     right = " ".join(axis if axis in named else "()" for axis in AXES)
     known = {axis: sizes[axis] for axis in layouts.joined(layout)}
@@ -274,7 +277,7 @@ class MaskTable:
             )
 
     def spell(self, problem: Problem) -> Spelling:
-        """Return the preferred encoding; raise `Unsupported` if there is none."""
+        """Return the preferred encoding of the problem; raise `Unsupported` if there is none."""
         spelling = _preferred(self, problem)
         if spelling is None:
             raise Unsupported(self._why_not(problem))
@@ -297,15 +300,15 @@ class MaskTable:
         return tuple(declared for declared in self.features if isinstance(declared, Handing))
 
     def _said(self, problem: Problem) -> list[Said]:
-        """Return all ways to hand features over; what they leave unsaid is left to masks.
+        """Return all ways to pass features by arguments; masks have to express the remaining parts.
 
-        The first says as many of them as possible by arguments, and the second as few. Positions
-        are handed over in the first only if others would be left to masks without them. Keys that
-        fill more than a page are in pages in the first.
+        The first way expresses as many parts by arguments as possible, the second as few. The first
+        passes positions only if other parts would otherwise be left to masks. If the keys fill more
+        than a page, the first passes them in pages.
         """
         if not problem.features and not self._handings:
             return [Said()]
-        # How tokens are handed over, and where they stand, decides what other arguments mean.
+        # How tokens are passed, and their positions, decide what other arguments mean.
         first = ("handing", "positions") if problem.features else ("handing",)
         wanted = (*first, *(part for part in parts_of(problem) if part not in first))
         every = list(self._saying(problem, Said(), wanted))
@@ -342,7 +345,7 @@ class MaskTable:
     def _with(
         self, problem: Problem, parts: Mapping[str, np.ndarray], said: Said
     ) -> Iterator[Spelling]:
-        """Yield the encodings in which `said` is handed over, and masks hold the other parts."""
+        """Yield the encodings in which arguments express `said`, and masks hold the other parts."""
         for flag in self._flags(problem, said):
             if said.needs_flag and flag is None:
                 continue
@@ -357,7 +360,11 @@ class MaskTable:
                         yield _joined(spelling, said)
 
     def handed(self, spelling: Spelling, problem: Problem) -> Spelling:
-        """Return an encoding in which tokens are moved if the implementation takes no others."""
+        """Return the encoding, with tokens packed, paged or cached if nothing else is accepted.
+
+        Raises:
+            Unsupported: if nothing else is accepted, but the problem cannot be passed in this way.
+        """
         only = next((declared for declared in self._handings if declared.only), None)
         if only is None or spelling.handing is not None:
             return spelling
@@ -378,7 +385,7 @@ class MaskTable:
         return (self.causal, None) if self.causal.needs is None else (None, self.causal)
 
     def _assignments(self, kinds: Sequence[str]) -> list[dict[str, list[str]]]:
-        """Return all ways to distribute parts over arguments, as parts by name of the argument."""
+        """Return all ways to assign parts to arguments; each maps names of arguments to parts."""
         every = [
             {
                 name: [kind for kind, holder in zip(kinds, chosen, strict=True) if holder == name]
@@ -401,6 +408,7 @@ class MaskTable:
         """Return one encoding, or None if a part does not fit its argument.
 
         Args:
+            problem: the problem.
             parts: the arrays to encode, with four axes.
             held: the parts that each argument holds, by name.
             flag: the causal flag if it is set.
@@ -452,7 +460,7 @@ class MaskTable:
         return f"a mask that varies over {', '.join(varies)} fits none of {arguments}"
 
     def _unsaid(self, problem: Problem) -> str:
-        """Return which feature of the problem has no encoding; "" if each alone has one."""
+        """Return why a feature of the problem cannot be encoded; "" if each can by itself."""
         for part in parts_of(problem):
             name = "lengths" if part.endswith("lengths") else part
             declared = [one for one in self.features if part in one.says]
@@ -489,12 +497,12 @@ class MaskTable:
 
 @lru_cache(maxsize=256)
 def _preferred(table: MaskTable, problem: Problem) -> Spelling | None:
-    """Return the first encoding; cached, because every mode and every check needs it."""
+    """Return the first encoding, or None; cached, because every mode and every check needs it."""
     return next(table.spellings(problem), None)
 
 
 def _in_turn(groups: Iterable[Iterator[Spelling]]) -> Iterator[Spelling]:
-    """Yield the first of each group, then the second of each, and so on."""
+    """Yield the first encoding of each group, then the second of each, and so on."""
     left = list(groups)
     while left:
         started, left = left, []
@@ -506,7 +514,7 @@ def _in_turn(groups: Iterable[Iterator[Spelling]]) -> Iterator[Spelling]:
 
 
 def _joined(spelling: Spelling, said: Said) -> Spelling:
-    """Return the encoding of the masks with that of the features beside it."""
+    """Return the encoding of the masks combined with that of the features."""
     if not said.labels:
         return replace(spelling, label=spelling.label or NO_MASK.label)
     labels = ([spelling.label] if spelling.label else []) + list(said.labels)
@@ -522,9 +530,9 @@ def _joined(spelling: Spelling, said: Said) -> Spelling:
 
 
 def _parts(problem: Problem) -> dict[str, np.ndarray]:
-    """Return what masks can hold of the problem, by part, with four axes each.
+    """Return the parts of the problem that masks can hold, by name, as arrays with four axes.
 
-    That is its "mask", each of its rules such as the "causal" mask, its "bias" and its "alibi".
+    They are its "mask", each of its rules such as the "causal" mask, its "bias" and its "alibi".
     """
     arrays: dict[str, np.ndarray | None] = {"mask": problem.mask}
     arrays |= dict(problem.rules())
@@ -543,8 +551,8 @@ def _encoded(
 ) -> np.ndarray | None:
     """Return the parts in `kinds` as one array of booleans or numbers for the argument.
 
-    Return None if the argument does not accept it, or if a sum is not a number of the problem's
-    dtype. Each of the four axes may have size 1.
+    Return None if the argument does not accept such an array, or if a sum of biases cannot be
+    represented in the problem's dtype. Each of the four axes may have size 1.
     """
     allowed: BoolArray = np.ones((1, 1, 1, 1), np.bool_)
     added: list[np.ndarray] = []
@@ -571,7 +579,10 @@ def _encoded(
 def _fitting(
     values: np.ndarray | None, argument: MaskArgument, shape: Shape, broadcast: bool
 ) -> tuple[np.ndarray, str] | None:
-    """Return the array in the first of the argument's layouts that it fits, and that layout."""
+    """Return the array in the first of the argument's layouts that fits, and that layout.
+
+    Return None if `values` is None or fits no layout.
+    """
     if values is None:
         return None
     for layout in argument.layouts:

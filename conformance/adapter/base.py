@@ -3,7 +3,7 @@
 An adapter is meant to be read as documentation of its library. It sees problems, never the
 expected results. Most adapters are a `Layer` (`conformance.adapter.native`) or a `Function`
 (`conformance.adapter.function`). An adapter that derives directly from `Adapter` takes and returns
-NumPy arrays, and may call anything: another process, another language.
+NumPy arrays. It may call anything, such as another process or a program in another language.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ class Mode:
     """One way to run an implementation; all its modes must agree.
 
     Args:
-        name: short, such as "eval".
+        name: a short name, such as "eval".
         options: options that the suite passes to the adapter's `call` unchanged.
         gradients: whether this mode has a derivative (torch's fast path has none).
         weights: whether it returns attention weights.
-        every_case: False if a mode is expensive to compile: then it is compared only on the
-            cases without masks, on one with a mask and where a query is fully masked.
-        core_cases: whether it is nevertheless examined on all cases of level "core" in float32,
-            because this is the call that everybody makes.
-        dtypes: the dtypes in which this mode is examined, or None for all of the adapter's.
+        every_case: False if a mode is expensive to compile; then it is compared only on the cases
+            without masks, on one with a mask, and where a query is fully masked.
+        core_cases: whether such a mode is nevertheless run on all cases of level "core" in float32,
+            because it is the call that everybody makes.
+        dtypes: the dtypes in which this mode is run, or None for all of the adapter's.
         optimised: whether to compile with the options of normal use. By default the suite
             compiles with fewer optimisations, if the framework has such an option.
-        dropout: probability with which attention weights are dropped; nonzero only when the suite
-            measures dropout, in a mode that the adapter names in `dropout_modes`.
-        draw: seed of that dropout; equal seeds drop the same weights. A new layer is built for
-            each.
+        dropout: the probability with which attention weights are dropped; nonzero only when the
+            suite measures dropout, in a mode that the adapter names in `dropout_modes`.
+        draw: the seed of that dropout; equal seeds drop the same weights. A new layer is built for
+            each seed.
         about: a description, for users, of how the implementation is called in this mode.
-        compiled: False if the implementation cannot be compiled as a whole, although its
-            framework compiles: then it is called operation by operation.
+        compiled: False if the implementation cannot be compiled as a whole although its framework
+            compiles; then it is called operation by operation.
     """
 
     name: str
@@ -79,7 +79,7 @@ DEFAULT_MODE = Mode("default")
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """Options of a call to an implementation; only experiments depart from most defaults.
+    """Options of a call to an implementation; most are changed only by experiments.
 
     Attributes:
         mode, device: the mode, and the kind of device ("cpu" or "gpu").
@@ -87,18 +87,18 @@ class Call:
         compiled: False to call operation by operation even if the framework compiles.
         unbatched: whether to drop the batch axis, for a batch of 1.
         strided: how arrays are strided in memory; "" for contiguous arrays.
-        strided_alone: the one argument that is strided so: an input, "cotangent", or a mask
-            argument; "" for all of them.
-        wanted: what to differentiate by: names of inputs, "attn_bias", "sinks", "norm.query",
-            "norm.key", or "weights" for all parameters; None for everything.
+        strided_alone: the only argument to which `strided` applies: an input, "cotangent", or a
+            mask argument; "" for all of them.
+        wanted: what to differentiate with respect to: names of inputs, "attn_bias", "sinks",
+            "norm.query", "norm.key", or "weights" for all parameters; None for everything.
         backwards: how often the gradients are computed.
         projected: whether the inputs are concatenated heads and all projections the identity, so
             that the suite leaves out the projections that it supplies.
-        given: arrays that are passed in the place of query, key and value, by name, exactly as they
-            are, although they may contradict the problem; then an answer may have any shape. None
-            to pass those of the problem.
+        given: arrays by name that are passed unchanged in place of query, key and value, although
+            they may contradict the problem. The answer may then have any shape. None to pass the
+            arrays of the problem.
         around: the number that surrounds every input and mask in memory, if the framework's arrays
-            can be views of other arrays; None for arrays of their own.
+            can be views of other arrays; None for arrays that are not views.
     """
 
     mode: Mode = DEFAULT_MODE
@@ -132,18 +132,19 @@ class SideEffects:
 
 
 class Adapter(ABC):
-    """The base class of adapters: it wraps one implementation, which class attributes declare.
+    """The base class of adapters. Each wraps one implementation, which its attributes declare.
 
     Attributes:
-        name: as in `--implementation`; set by the loader if it is not declared.
+        name: the name for `--implementation`; set by the loader if it is not declared.
         title: the implementation's name in code, such as "torch.nn.MultiheadAttention".
         documentation: a link to the library's documentation of it.
         framework: name of the bridge ("torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad",
             "numpy").
-        packages: distributions whose versions belong in the record, besides the framework's.
+        packages: the distributions whose versions belong in the record, in addition to those of the
+            framework.
         dtypes: the supported dtypes.
         geometry: the sizes of heads, lengths and tiles for which the implementation is written;
-            cases are posed at these. None if it takes every size.
+            all cases use these sizes. None if it supports every size.
         scores: "scaled-dot", "additive" or both.
         custom_scale: whether the scale of the logits can be chosen.
         accuracy: the accuracy class promised in bfloat16 and float16, by which answers are judged:
@@ -153,15 +154,16 @@ class Adapter(ABC):
         features: the arguments for windows, soft caps, sinks, lengths and the like, see
             `conformance.adapter.features`.
         modes: the first is the one with which the others are compared.
-        returns_weights: per head, averaged over heads, or None.
+        returns_weights: "per head", "averaged" over heads, or None.
         weights_option: the option that the adapter passes to get weights per head; "" if they are
             per head by default.
         weights_otherwise: what is returned without that option.
         fully_masked_row: the output of a fully masked query, in all modes or by mode; None if it is
             not declared.
-        conventions: further entries of the card by the text of their subject, such as
-            {"size.no-key": "row.nan", "leak(*number.nan*)": "leak.hidden"}; patterns, as in a
-            baseline, of both subject and value. What experiments observe has to be so.
+        conventions: further declared entries of the card, such as
+            {"size.no-key": "row.nan", "leak(*number.nan*)": "leak.hidden"}: from the text of an
+            entry's subject to that of its value. Both may be patterns, as in a baseline. The
+            experiments must observe these values.
         implicit_masks: masks that the framework attaches to inputs and propagates by itself;
             `call` receives them as it does mask arguments. Only the probe uses them.
         projections_supplied: whether the suite computes the projections; then a deviation names
@@ -199,13 +201,13 @@ class Adapter(ABC):
 
     @abstractmethod
     def run(self, problem: Problem, call: Call) -> Answer:
-        """Return output, weights and gradients; raise `Unsupported` if not expressible."""
+        """Return output, weights and gradients; raise `Unsupported` if it cannot do so."""
 
     @property
     def compiles(self) -> bool:
         """Whether each new combination of arguments is compiled.
 
-        If so, checks that vary the combination of arguments do that in float32 only.
+        If so, checks that vary the combination of arguments run in float32 only.
         """
         return False
 
@@ -216,12 +218,16 @@ class Adapter(ABC):
 
     @property
     def page(self) -> int:
-        """The number of keys in a page, if they are handed over in pages, or else 0."""
+        """The number of keys in a page if keys are passed in pages, or else 0."""
         return max((feature.page for feature in self.features), default=0)
 
     @cached_property
     def masks(self) -> MaskTable:
-        """The arguments for masks and features; raise `WrongDeclaration` if they contradict."""
+        """The arguments for masks and features.
+
+        Raises:
+            WrongDeclaration: if the declarations contradict each other.
+        """
         return MaskTable(tuple(self.mask_arguments), self.causal_flag, tuple(self.features))
 
     def example_for(
@@ -229,8 +235,8 @@ class Adapter(ABC):
     ) -> Example | None:
         """Return the code with which users call this implementation in this mode, or None.
 
-        By default, this is `example` with the sizes of the shape, or None if `example` is missing
-        or contains no call for this mode.
+        By default, this is `example` with the sizes of the shape filled in, or None if `example` is
+        missing or contains no call for this mode.
         """
         if self.example is None:
             return None
@@ -239,7 +245,7 @@ class Adapter(ABC):
         return None if call is None else self.example.formatted(shape, call)
 
     def small_example(self, mode: Mode) -> Example | None:
-        """Return `example_for` with the shape `SMALL`, with biases if they are supported."""
+        """Return `example_for` the shape `SMALL`, with biases if they are supported."""
         score: Score = "scaled-dot" if "scaled-dot" in self.scores else "additive"
         for bias in (True, False):
             shape = replace(SMALL, bias=bias, score=score)
@@ -282,7 +288,7 @@ class Adapter(ABC):
         self.check_features(problem)
 
     def check_features(self, problem: Problem) -> None:
-        """Raise `Unsupported`, with its name, for a feature that is not declared."""
+        """Raise `Unsupported`, naming the feature, if the problem has one that is not declared."""
         declared = {part for feature in self.features for part in feature.covers}
         for part in parts_of(problem):
             if part not in declared:
@@ -295,7 +301,7 @@ class Adapter(ABC):
         """
 
     def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
-        """Run the earlier problem, overwrite its arrays with this problem's, and return its answer.
+        """Run `earlier`, overwrite its arrays with those of `problem`, and return the new answer.
 
         Both have the same shape and kinds of masks. Raise `Unsupported` if arrays cannot be
         written to.
@@ -317,11 +323,11 @@ class Adapter(ABC):
 def twice(
     call: Callable[[], Answer], settings: Sequence[Setting]
 ) -> tuple[Answer, Answer, tuple[str, ...]]:
-    """Call twice; return both answers, and one line for each setting that the calls changed.
+    """Call a function twice; return both answers, and one line per setting that the calls changed.
 
-    The first call may draw random numbers for initialisation, but may change no other setting.
-    All settings are restored before the second call; otherwise a generator that each call reseeds
-    would look unchanged.
+    The first call may draw random numbers for initialisation, but may change no other setting. All
+    settings are restored before the second call. Otherwise, a random generator that each call
+    reseeds would seem unchanged.
     """
     before = look(settings)
     first = call()

@@ -34,9 +34,9 @@ SMALL = Shape(
 class Example:
     """The code that a user of the implementation writes.
 
-    The code may use NumPy as `np`, native inputs as `query`, `key` and `value`, and in `load` the
-    given parameters as the dictionary `native`, by their names in the parameter table: NumPy
-    arrays, except in JAX, where `load` and `call` run in a function of these variables.
+    The code may use NumPy as `np` and the native inputs `query`, `key` and `value`. `load` may also
+    use `native`, a dictionary of the given parameters by their names in the parameter table. They
+    are NumPy arrays, except in JAX, where `load` and `call` run in a function of these variables.
 
     Args:
         imports: import lines, as one string or several, such as "import torch".
@@ -45,10 +45,10 @@ class Example:
             ", attn_mask=mask", or for nothing.
         output: an expression for the output, in which `{}` stands for the call.
         weights: the same for the attention weights, or "" if none are returned.
-        fresh: lines after `build` if the layer keeps its initial parameters.
-        load: lines after `build` that load `native` into the layer; if there are none, a
+        fresh: lines that follow `build` if the layer keeps its initial parameters.
+        load: lines that follow `build` and load `native` into the layer; if there are none, a
             reproduction needs this suite.
-        parameter: an expression for a parameter to differentiate by, with native name `{name}`.
+        parameter: an expression for the parameter `{name}`, of which a gradient is taken.
         calls: in `Adapter.example` only: `call` in modes other than the first, by mode.
     """
 
@@ -74,9 +74,10 @@ class Example:
         output: str = "{}",
         weights: str = "",
     ) -> Example:
-        """Return the example of a `torch.nn.Module` that the last line of `build` names `layer`.
+        """Return the example of a `torch.nn.Module`, assigned to `layer` by the end of `build`.
 
-        That line is extended by calls that convert the dtype and switch to evaluation if needed.
+        Calls that convert the dtype and switch to evaluation are appended to the last line if
+        needed.
         """
         state = ("" if dtype == "float32" else f".to(torch.{dtype})") + ("" if train else ".eval()")
         *before, last = lines(build)
@@ -91,7 +92,7 @@ class Example:
         )
 
     def formatted(self, shape: Shape, call: str) -> Example:
-        """Return the example with this call, with the sizes of the shape filled in.
+        """Return the example with this call, and with the sizes of the shape filled in.
 
         `build` and `call` are format strings with fields of `Shape`, such as "{heads}".
         """
@@ -103,14 +104,14 @@ class Example:
         )
 
     def expression(self, masks: Mapping[str, str], *, weights: bool = False) -> str:
-        """Return code for the output, or the weights; `masks` maps arguments to code."""
+        """Return code for the output, or for the weights; `masks` maps mask arguments to code."""
         given = "".join(f", {name}={value}" for name, value in masks.items())
         call = self.call.replace("{masks}", given)
         return (self.weights if weights else self.output).replace("{}", call)
 
 
 def lines(text: str | Sequence[str]) -> list[str]:
-    """Return the lines of a string, or of a sequence of lines."""
+    """Return the lines of a string, or of a sequence of lines, as a list."""
     return text.splitlines() if isinstance(text, str) else list(text)
 
 
@@ -140,7 +141,7 @@ class Framework:
     numpy: str
 
     def array(self, code: str, dtype: str = "") -> str:
-        """Return code that converts a NumPy array to the framework, with its dtype by default."""
+        """Return code to convert a NumPy array to the framework; its dtype is kept by default."""
         return self.typed.format(code, dtype=dtype) if dtype else self.plain.format(code)
 
     def imports(self, example: Example) -> list[str]:

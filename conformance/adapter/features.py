@@ -1,13 +1,13 @@
-"""Features beyond masks: how an implementation takes a window, a soft cap, sinks, lengths...
+"""Features beyond masks: the arguments for windows, soft caps, sinks, lengths and the like.
 
-An adapter declares the arguments that are made for them. `MaskTable` in
-`conformance.adapter.arguments` derives every encoding of a problem from these declarations and from
-those of the mask arguments, because a window, lengths and segments may also be part of a mask, and
-ALiBi part of an added bias. A soft cap, sinks, norms and rotary embeddings have no other encoding.
+An adapter declares the arguments that an implementation has for them. From these declarations and
+those of the mask arguments, `MaskTable` in `conformance.adapter.arguments` derives every encoding
+of a problem: a window, lengths and segments may also be part of a mask, and ALiBi part of an
+additive bias. Soft caps, sinks, norms and rotary embeddings have no other encoding.
 
-What differs between implementations is part of the declaration: whether a window counts the query's
-own key, where positions begin if lengths differ, which number means that there is none. An encoding
-is offered only where the declared argument means exactly what the problem says.
+A declaration includes what differs between implementations: whether a window counts the query's own
+position, where positions begin if lengths differ, which number means that there is no limit. An
+encoding is offered only if the declared argument means exactly what the problem requires.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _INTEGERS = ("int32", "int64", "uint32", "uint64", "int16", "uint16", "int8", "u
 
 @dataclass(frozen=True)
 class Variable:
-    """An argument that has a gradient: `factor` times it is that of the canonical array."""
+    """An argument that has a gradient; `factor` times it is the gradient of the canonical array."""
 
     argument: str
     factor: float = 1.0
@@ -49,20 +49,22 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """The part of a problem that some arguments express, and the values of these arguments.
+    """The parts of a problem that certain arguments express, and the values of these arguments.
 
     Attributes:
-        parts: which of `PARTS` and "causal" the arguments express, so that no mask has to.
+        parts: the parts, from `PARTS` and "causal", that the arguments express, so that no mask has
+            to.
         arguments: the value of each argument: an array or a plain value.
-        variables: the arguments that have gradients, by the gradient's canonical name.
+        variables: the arguments that have gradients, by the canonical name of the gradient.
         parameters: the arguments that are parameters of a layer.
         labels: a readable name of each argument.
-        keys, queries: how many of each entry's tokens the implementation counts, `[batch]`; None
-            for all of them. An alignment at the end is one at the last token counted.
-        placed: the parts for which the arguments tell the position of every token.
+        keys, queries: how many tokens of each entry the implementation counts, `[batch]`; None for
+            all of them. A bottom-right alignment refers to the last token counted.
+        placed: the parts for which the arguments give the position of every token.
         handing: how queries, keys and values are packed, paged or cached; None if they are not.
-        stands: with `handing`, a function from an alignment to the position of each key minus that
-            of each query, `[batch query key]`, or to None if the alignment rejects the lengths.
+        stands: with `handing`, a function from an alignment to the positions of the keys minus
+            those of the queries, `[batch query key]`, or to None if such an implementation rejects
+            the lengths.
         needs_flag: whether the causal flag has to be set too.
     """
 
@@ -79,7 +81,7 @@ class Said:
     needs_flag: bool = False
 
     def saying(self, *parts: str, **arguments: Value) -> Said:
-        """Return this with further parts, said by these arguments."""
+        """Return a copy that also expresses these parts, by these arguments."""
         labels = (f"{name}={_shown(value)}" for name, value in arguments.items())
         return replace(
             self,
@@ -89,9 +91,11 @@ class Said:
         )
 
     def differentiated(self, parameters: bool, **variables: Variable) -> Said:
-        """Return this with gradients; "__" in a name stands for a dot.
+        """Return a copy in which the given arguments have gradients.
 
-        `parameters` says whether the arguments are parameters of a layer.
+        Args:
+            parameters: whether the arguments are parameters of a layer.
+            variables: the arguments by the canonical name of the gradient, with "__" for a dot.
         """
         named = {name.replace("__", "."): variable for name, variable in variables.items()}
         own = {variable.argument for variable in variables.values() if parameters}
@@ -99,10 +103,11 @@ class Said:
         return replace(self, variables=together, parameters=self.parameters | own)
 
     def agrees(self, problem: Problem, part: str, alignment: Causal | None) -> bool:
-        """Return whether the implementation sees every key as far from a query as the problem does.
+        """Return whether the implementation counts the same distances from queries to keys.
 
-        It counts the tokens of each entry, and aligns queries and keys at the start or at the end;
-        None stands for a refusal of different lengths. Keys that no mask shows do not matter.
+        The implementation counts the tokens of each entry, and aligns queries and keys at the start
+        or at the end; if the alignment is None, it rejects different lengths. Pairs that the
+        lengths or segments of the problem keep apart do not matter.
         """
         if part in self.placed:
             return True
@@ -114,7 +119,11 @@ class Said:
         return not np.any(reduce(np.logical_and, met, differs))
 
     def _ahead(self, problem: Problem, alignment: Causal | None) -> np.ndarray | None:
-        """Return the position of each key minus that of each query, counted in each entry."""
+        """Return the positions of keys minus those of queries, `[batch query key]`.
+
+        Positions are counted in each entry. Return None if the alignment is None and the lengths
+        differ.
+        """
         shape = problem.shape
         if alignment is None and shape.query_length != shape.key_length:
             return None
@@ -127,18 +136,22 @@ class Said:
 
 
 class Feature:
-    """The base class of declarations; each says some of the parts in `PARTS`."""
+    """The base class of declarations of features; each can express some of the parts in `PARTS`.
+
+    Attributes:
+        says: the parts for which the feature is declared.
+    """
 
     says: ClassVar[tuple[str, ...]] = ()
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """The parts that can be said with it: `says`, and what is said on the way."""
+        """The parts that the feature can express: those in `says`, and any that it implies."""
         return self.says
 
     @property
     def page(self) -> int:
-        """The number of tokens in a page that it hands over; 0 if it does not."""
+        """The number of tokens in a page, if the feature passes tokens in pages; otherwise 0."""
         return 0
 
     @property
@@ -147,7 +160,7 @@ class Feature:
         raise NotImplementedError
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
-        """Yield `said` extended by each way to say a part of the problem with this declaration."""
+        """Yield `said` extended by each way to express a part of the problem with this feature."""
         raise NotImplementedError
 
 
@@ -156,17 +169,19 @@ WindowForm = Literal["left right", "own and before", "before", "each side"]
 
 @dataclass(frozen=True)
 class Window(Feature):
-    """An argument that limits how far from its own position a query sees keys.
+    """An argument that limits how far from its own position a query attends to keys.
 
     Args:
         name: the name of the argument.
         form: "left right": a pair, the numbers of keys before and after the query's own position.
-            "own and before": one number, of keys up to and including its own. "before": one
-            number, of keys before its own. "each side": one number, of keys before and again
-            after its own. With one number for the past, no query sees a key after its own.
+            "own and before": one number, of keys up to and including that at its own position.
+            "before": one number, of keys before its own position. "each side": one number, of keys
+            before and likewise after its own position. With "own and before" and "before", no query
+            attends to a key after its own position.
         none: the number that stands for no limit.
-        alignment: where that position is if lengths differ, or None if such a call is refused.
-        needs_causal: whether it is read only if the causal flag is set too.
+        alignment: how queries are aligned with keys if their lengths differ; None if the
+            implementation rejects such a call.
+        needs_causal: whether the argument takes effect only if the causal flag is set too.
     """
 
     name: str
@@ -203,10 +218,15 @@ class Window(Feature):
                 yield said.saying("window", "causal", **{self.name: value})
 
     def limits(self, value: Any, *, causal: bool) -> tuple[int | None, int | None] | None:
-        """Return how many keys before and after its own a query sees if this value is passed.
+        """Return how many keys before and after its own position a query sees with this value.
 
-        `causal` says whether the causal flag is set too. Return None for what the declaration does
-        not explain.
+        Args:
+            value: the value of the argument.
+            causal: whether the causal flag is set too.
+
+        Returns:
+            The two numbers, in which None stands for no limit; or None if the declaration does not
+            give the value a meaning.
         """
         if self.form == "left right":
             if not (isinstance(value, tuple) and len(value) == 2):
@@ -223,7 +243,7 @@ class Window(Feature):
         return before, before if self.form == "each side" and not causal else 0
 
     def value(self, window: tuple[int | None, int | None], *, causal: bool) -> Static:
-        """Return the value for a window, beside a causal mask or not; None if there is none."""
+        """Return the value that expresses a window, with or without a causal mask, or None."""
         before, after = window
         if self.form == "left right":
             if self.none == 0 and 0 in window:
@@ -237,7 +257,7 @@ class Window(Feature):
 
 @dataclass(frozen=True)
 class SoftCap(Feature):
-    """A number that caps logits: cap · tanh(logits / cap); `none` stands for no cap."""
+    """A number that caps the logits to cap · tanh(logits / cap); `none` stands for no cap."""
 
     name: str
     none: float | None = 0.0
@@ -254,13 +274,13 @@ class SoftCap(Feature):
 
 @dataclass(frozen=True)
 class Sinks(Feature):
-    """An array `[heads]` of logits that only take part in the softmax's sum.
+    """An array `[heads]` of logits that take part only in the sum of the softmax.
 
     Args:
         name: the name of the argument.
         units: "natural", or "log2" if they are exponents of two.
         per: "head"; an implementation with one logit for all heads declares "layer".
-        parameter: whether the name is that of a parameter of a layer, not of an argument.
+        parameter: whether `name` is the name of a parameter of the layer instead of an argument.
     """
 
     name: str
@@ -296,15 +316,17 @@ class Sinks(Feature):
 
 @dataclass(frozen=True)
 class Alibi(Feature):
-    """An array of slopes: slope · |distance| is subtracted from the logits.
+    """An array of ALiBi slopes: slope · |distance| is subtracted from the logits.
+
+    For a layer that computes its slopes itself, declare a subclass that overrides `own` and
+    `native`.
 
     Args:
         name: the name of the argument.
         axes: "heads" or "batch heads".
-        alignment: from where distances are counted if lengths differ; None if that is refused.
+        alignment: how queries are aligned with keys, to count distances, if their lengths differ;
+            None if the implementation rejects such a call.
         dtype: the NumPy dtype that it must have, such as "float32", if not that of the inputs.
-
-    A layer that makes its slopes itself is declared by a subclass with its own `own` and `native`.
     """
 
     name: str
@@ -331,7 +353,7 @@ class Alibi(Feature):
             yield said.saying("alibi", **{self.name: self.native(slopes, problem)})
 
     def own(self, shape: Shape) -> np.ndarray | None:
-        """Return the only slopes `[heads]` that there are for a shape; None if they are given."""
+        """Return the slopes `[heads]` that are fixed for a shape; None if they are passed."""
         return None
 
     def native(self, slopes: np.ndarray, problem: Problem) -> Value:
@@ -343,16 +365,16 @@ class Alibi(Feature):
 
 @dataclass(frozen=True)
 class Lengths(Feature):
-    """An array `[batch]` of integers: how many keys, or queries, of each entry there are.
+    """An array `[batch]` of integers: how many keys, or queries, each entry has.
 
     Args:
         name: the name of the argument.
         of: "keys" or "queries".
         dtype: the integer dtype that it must have.
         counts: "length", or "last index" for a number that is one less.
-        aligns: whether a causal flag, a window or ALiBi that are aligned at the end mean the end of
-            these lengths, not of the array.
-        needs_causal: whether it is read only if the causal flag is set too.
+        aligns: whether a bottom-right alignment of a causal flag, a window or ALiBi refers to the
+            end of these lengths, not to the end of the array.
+        needs_causal: whether the argument takes effect only if the causal flag is set too.
     """
 
     name: str
@@ -392,11 +414,12 @@ class Lengths(Feature):
 
 @dataclass(frozen=True)
 class SegmentIds(Feature):
-    """Arrays `[batch query]` and `[batch key]` of integers; equal ones see each other.
+    """Arrays `[batch query]` and `[batch key]` of ids; only tokens with equal ids see each other.
 
     Args:
         query: the name of the argument for queries.
-        key: that for keys; the same name if there is one array for both, as in self-attention.
+        key: the name of that for keys; the same name if one array serves for both, as in
+            self-attention.
         dtype: the integer dtype that they must have.
     """
 
@@ -422,12 +445,12 @@ class SegmentIds(Feature):
 
 @dataclass(frozen=True)
 class PositionIds(Feature):
-    """Arrays `[batch query]` and `[batch key]` of integers: where each token stands.
+    """Arrays `[batch query]` and `[batch key]` of integers: the position of each token.
 
     Args:
         query: the name of the argument for queries.
-        key: that for keys; the same name if there is one array for both.
-        of: the parts that count from them: "rotary", "alibi", "window" or "causal".
+        key: the name of that for keys; the same name if one array serves for both.
+        of: the parts that use these positions: "rotary", "alibi", "window" or "causal".
         dtype: the integer dtype that they must have.
     """
 
@@ -468,11 +491,12 @@ class RotaryTables(Feature):
 
     Args:
         cos: the name of the argument for cosines.
-        sin: that for sines.
+        sin: the name of the argument for sines.
         pairs: which components form a pair: (t, t + size/2) or (2t, 2t + 1).
         flag: the name of a boolean argument that is true for interleaved pairs; "" if there is
             none, so that only `pairs` is possible.
-        alignment: the row of the first query if lengths differ; None if that is refused.
+        alignment: how queries are aligned with keys if their lengths differ, which determines the
+            row of the first query; None if the implementation rejects such a call.
     """
 
     cos: str = "cos"
@@ -494,7 +518,7 @@ class RotaryTables(Feature):
         rotary = problem.rotary
         if rotary is None or not _turns(self, problem, said):
             return
-        # Positions that begin again in each segment are handed over as those that do not.
+        # Even if positions begin again in each segment, the tables have a row for every token.
         shape = problem.shape
         last = max(shape.query_length, shape.key_length, 1) - 1
         last = max(last, *(int(at.max(initial=0)) for at in _positions(problem)))
@@ -506,11 +530,11 @@ class RotaryTables(Feature):
 
 @dataclass(frozen=True)
 class RotaryBase(Feature):
-    """Numbers from which an implementation makes rotary embeddings itself.
+    """Numbers from which an implementation computes rotary embeddings itself.
 
     Args:
         base: the name of the argument for the base, or the base if it is fixed.
-        size: the name of the argument for the number of rotated components; "" if it is all.
+        size: the name of the argument for the number of rotated components; "" if all are rotated.
         pairs: as in `RotaryTables`.
         flag: as in `RotaryTables`.
         alignment: as in `RotaryTables`.
@@ -550,13 +574,14 @@ class RotaryBase(Feature):
 
 @dataclass(frozen=True)
 class HeadNorm(Feature):
-    """Arrays `[head]` of factors of an RMS norm of each head of queries and keys, before rotary.
+    """Arrays `[head]` of the gains of an RMS norm of each query and key head, before any rotation.
 
     Args:
         query: the name of the argument for queries.
-        key: that for keys.
+        key: the name of the argument for keys.
         epsilon: the name of the argument for ε, or ε itself if it is fixed.
-        parameters: whether the names are those of parameters of a layer, not of arguments.
+        parameters: whether `query` and `key` are names of parameters of the layer, not of
+            arguments.
     """
 
     query: str
@@ -590,7 +615,7 @@ class HeadNorm(Feature):
 
 
 def parts_of(problem: Problem) -> tuple[str, ...]:
-    """Return the parts of a problem, of `PARTS`, that it has."""
+    """Return those of `PARTS` that a problem has."""
     lengths = {"key lengths": problem.key_lengths, "query lengths": problem.query_lengths}
     present = {*problem.features, *(part for part, array in lengths.items() if array is not None)}
     return tuple(part for part in PARTS if part in present)
@@ -603,7 +628,7 @@ def _positions(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 def _of_both(
     ids: SegmentIds | PositionIds, query: np.ndarray, key: np.ndarray, said: Said, part: str
 ) -> Iterator[Said]:
-    """Yield the arguments for queries and keys; none if one array has to serve and cannot."""
+    """Yield `said` with ids of queries and keys; nothing if one array would have to hold both."""
     if ids.query == ids.key:
         if np.array_equal(query, key):
             yield said.saying(part, **{ids.query: query.astype(ids.dtype)})
@@ -613,7 +638,7 @@ def _of_both(
 
 
 def _turns(declared: RotaryTables | RotaryBase, problem: Problem, said: Said) -> bool:
-    """Return whether the declaration can rotate as the problem wants it."""
+    """Return whether the declared arguments can express the rotary embedding of the problem."""
     assert problem.rotary is not None
     if not declared.flag and declared.pairs != problem.rotary.pairs:
         return False
@@ -627,7 +652,7 @@ def _flagged(declared: RotaryTables | RotaryBase, pairs: str) -> dict[str, Stati
 
 
 def _shown(value: Value) -> str:
-    """Return a plain value as it is, and of an array its dtype and shape."""
+    """Return a plain value as text; for an array, its dtype and shape."""
     if not isinstance(value, np.ndarray):
         return repr(value)
     kind = "float" if value.dtype.kind == "f" else str(value.dtype)
@@ -635,7 +660,12 @@ def _shown(value: Value) -> str:
 
 
 def check_field(name: str, **fields: tuple[Any, Any]) -> None:
-    """Raise `WrongDeclaration` unless each field has a value of its `Literal`."""
+    """Raise `WrongDeclaration` if a field has a value that its `Literal` does not allow.
+
+    Args:
+        name: the name of the argument that is declared, for the message.
+        fields: for each field by name, its value and its `Literal`.
+    """
     for field_name, (value, allowed) in fields.items():
         if value not in get_args(allowed):
             said = _list(get_args(allowed))
@@ -643,7 +673,7 @@ def check_field(name: str, **fields: tuple[Any, Any]) -> None:
 
 
 def check_alignment(name: str, alignment: Any) -> None:
-    """Raise `WrongDeclaration` for anything that is not an alignment."""
+    """Raise `WrongDeclaration` if a value is neither an alignment nor None."""
     if alignment not in (*get_args(Causal), None):
         raise WrongDeclaration(
             f"{name}: alignment={alignment!r}; say 'top-left' or 'bottom-right', or None where "
@@ -652,7 +682,7 @@ def check_alignment(name: str, alignment: Any) -> None:
 
 
 def check_dtype(name: str, dtype: str, allowed: tuple[str, ...]) -> None:
-    """Raise `WrongDeclaration` for a dtype that is not allowed."""
+    """Raise `WrongDeclaration` if a dtype is not one of those allowed."""
     if dtype not in allowed:
         raise WrongDeclaration(f"{name}: dtype={dtype!r}; say one of {_list(allowed)}")
 

@@ -32,7 +32,7 @@ _EINSUM = {"batch heads length head": "bhqd", "batch length heads head": "bqhd"}
 
 
 class Function(NativeAdapter):
-    """An attention on projected heads: (query, key, value, masks) to context or (context, weights).
+    """An attention function on projected heads, which returns context or (context, weights).
 
     A subclass overrides `attend`; a plain function becomes an adapter through
     `attention_function`.
@@ -71,7 +71,7 @@ class Function(NativeAdapter):
     def attend_for(self, problem: Problem, call: Call) -> tuple[Callable[..., Any], Hashable]:
         """Return `attend` for this problem, and a key that identifies any objects it closes over.
 
-        Override it to prepare objects that cannot be created inside a compiled program.
+        Override this method to prepare objects that cannot be created inside a compiled program.
         """
         if _takes_mode(self.attend):
             return partial(self.attend, mode=call.mode), None
@@ -151,14 +151,14 @@ class Function(NativeAdapter):
     def _cached(
         self, problem: Problem, keys: Any, masks: Natives, spelling: Spelling, device: str
     ) -> Any:
-        """Return all keys as earlier calls have left them in a cache: normed and rotated."""
+        """Return the keys as earlier calls would have left them in a cache: normed and rotated."""
         if problem.norm is None and problem.rotary is None:
             return keys
         bridge, axes = self.bridge, _EINSUM[self.layout]
         dtype = bridge.dtype(keys)
         wide = "float64" if dtype == "float64" else "float32"
         heads = bridge.cast(keys, wide)
-        # Bridges to runtimes have matrix products only; what was cached is prepared by NumPy.
+        # Bridges to runtimes only have matrix products, so NumPy prepares the cached keys.
         einsum: Any = np.einsum if isinstance(heads, np.ndarray) else bridge.einsum
 
         def native(values: np.ndarray) -> Any:
@@ -219,7 +219,7 @@ class Function(NativeAdapter):
 
 
 class _Decorated(Function):
-    """The adapter that `attention_function` makes of a plain function."""
+    """The adapter that `attention_function` makes from a plain function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -247,7 +247,7 @@ def attention_function(
     *masks: MaskArgument | Iterable[MaskArgument],
     **declaration: Any,
 ) -> Callable[[Callable[..., Any]], _Decorated]:
-    """Return a decorator that makes an adapter of `function(query, key, value, **masks)`.
+    """Return a decorator that turns `function(query, key, value, **masks)` into an adapter.
 
     Args:
         framework: "torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad" or "numpy".
@@ -261,7 +261,7 @@ def attention_function(
         `[batch heads length head]`, and must return its result in the same layout.
 
     Raises:
-        WrongDeclaration: for an attribute that adapters do not have.
+        WrongDeclaration: if adapters do not have an attribute in `declaration`.
     """
     groups = ([given] if isinstance(given, MaskArgument) else given for given in masks)
     arguments = tuple(itertools.chain.from_iterable(groups))

@@ -1,9 +1,9 @@
-"""Other ways to hand over queries, keys and values: packed, in pages, or partly from a cache.
+"""Declare other ways to pass queries, keys and values: packed, in pages, or partly from a cache.
 
-An adapter of a function declares them among its features, and then they are encodings of a problem
-like any other: what a packed batch gives must be what a padded one gives, and so for the others.
-The suite moves tokens natively, so gradients flow back to where the tokens came from. Memory that
-no token uses holds NaN, as what lies there in practice may be anything.
+An adapter of a function lists them among its features. Each is then one more encoding of a problem:
+a packed batch must give the same result as a padded one, and likewise for pages and caches. The
+suite moves tokens with the framework's own operations, so gradients flow back to the original
+tokens. Memory that no token uses holds NaN, because in practice it may hold anything.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ Index = np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """How tokens are moved, and back.
+    """How the tokens of a problem are moved before a call, and those of the result after it.
 
     Attributes:
-        query: where queries come from, `[token]`, or None if they stay in place.
-        key: where the keys and values that are passed as such come from, `[token]`, None likewise.
-        held: where those of other arguments come from, with any axes.
-        names: the names of those arguments for keys and for values.
-        layout: the layout of those arguments, in which "outer" and "inner" are the axes of `held`;
-            "" for that of queries, keys and values.
-        back: where the result's tokens, `[batch query]`, come from; None if they stay in place.
-        prepared: whether keys in those arguments have been normed and rotated already.
-        masks: whether masks may be passed beside it.
+        query: the token from which each query is taken, `[token]`; None if queries stay in place.
+        key: likewise, for the keys and values that are passed as key and value: `[token]`, or
+            `[batch key]` if queries stay in place.
+        held: likewise, for those that are passed in the arguments `names`: `[outer inner]`.
+        names: the names of these arguments, for keys and for values.
+        layout: the layout of these arguments, with the axes "outer" and "inner" of `held`; "" for
+            that of queries, keys and values.
+        back: the row of the result from which each token is taken, `[batch query]`; None if they
+            stay in place.
+        prepared: whether the keys in these arguments have already been normed and rotated.
+        masks: whether masks may be passed as well.
     """
 
     query: Index | None = None
@@ -54,7 +56,7 @@ class Moved:
 
     @property
     def program(self) -> Hashable:
-        """What a compiled program depends on."""
+        """The parts on which a compiled program depends, as a hashable key."""
         arrays = (self.query, self.key, self.held, self.back)
         moves = tuple(None if a is None else (a.shape, a.tobytes()) for a in arrays)
         return (*moves, self.names, self.layout, self.prepared)
@@ -62,13 +64,13 @@ class Moved:
     def hand(
         self, bridge: Framework, layout: str, heads: Natives, cached: Any, device: str
     ) -> tuple[Natives, Natives]:
-        """Return query, key and value as they are passed, and the further arguments.
+        """Return query, key and value as the implementation takes them, and further arguments.
 
         Args:
-            bridge: the framework of the arrays.
+            bridge: the bridge of the framework to which the arrays belong.
             layout: the layout of the heads.
             heads: query, key and value.
-            cached: the keys as they are held in a cache.
+            cached: the keys as a cache holds them.
             device: the kind of device.
         """
         passed: Natives = dict(heads)
@@ -99,7 +101,7 @@ class Moved:
         return passed, more
 
     def returned(self, bridge: Framework, layout: str, context: Any, device: str) -> Any:
-        """Return the result with its tokens where those of the queries were, 0 where none was."""
+        """Return the result with each token at the place of its query; 0 where there is none."""
         if self.back is None:
             return context
         rows = _taken(bridge, context, self.back.ravel(), 0.0, device)
@@ -107,7 +109,7 @@ class Moved:
 
 
 class Handing(Feature):
-    """The base class of declarations of how queries, keys and values are handed over."""
+    """The base class of declarations of how queries, keys and values are passed."""
 
     says: ClassVar[tuple[str, ...]] = ("handing",)
     only: bool = False
@@ -117,17 +119,18 @@ class Handing(Feature):
 class Packed(Handing):
     """The tokens of all sequences one after another, `[token heads head]`, without padding.
 
-    The sequences are the entries of the batch up to their lengths, or the segments in them. In a
-    second encoding, a sequence without tokens follows the first.
+    The sequences are the entries of the batch up to their lengths, or the segments in them. A
+    second encoding inserts an empty sequence after the first one.
 
     Args:
         query_offsets: the name of the argument `[sequence + 1]` that holds where the queries of
             each sequence begin, and where those of the last one end.
         key_offsets: likewise, of the keys.
-        longest_query: the name of the argument for the greatest number of queries, or "".
+        longest_query: the name of the argument for the number of queries of the longest sequence;
+            "" if there is none.
         longest_key: likewise, of keys.
-        slack: how many tokens that belong to no sequence are behind the last one; they are NaN.
-        only: whether there is no other way to hand them over.
+        slack: how many tokens that belong to no sequence follow the last one; they are NaN.
+        only: whether queries, keys and values cannot be passed in any other way.
         dtype: the integer dtype of the offsets.
     """
 
@@ -161,7 +164,7 @@ class Packed(Handing):
             yield self._packed(problem, said, [members[0], (nothing, nothing), *members[1:]])
 
     def _packed(self, problem: Problem, said: Said, members: list[tuple[Index, Index]]) -> Said:
-        """Return the arguments for these sequences, each of its queries and of its keys."""
+        """Return `said` with the arguments for these sequences, each given as (queries, keys)."""
         shape = problem.shape
         queries, keys = ([member[side] for member in members] for side in (0, 1))
         longest = [max(map(len, side), default=0) for side in (queries, keys)]
@@ -185,18 +188,19 @@ class Packed(Handing):
 
 @dataclass(frozen=True)
 class Pages(Handing):
-    """Keys and values in pages of `size` tokens, which a table `[batch page]` puts in order.
+    """Keys and values in pages of `size` tokens, whose order is given by a table `[batch page]`.
 
     Args:
-        table: the name of the argument that holds the number of each page of an entry.
+        table: the name of the argument that holds the numbers of the pages of each entry.
         lengths: the name of the argument `[batch]` for the number of keys of each entry.
-        key: the name of the argument that holds the pages of keys; "key" if they take its place.
+        key: the name of the argument that holds the pages of keys; "key" if it replaces the keys.
         value: likewise, of values.
         size: the number of tokens in a page.
         layout: the layout of the pages.
-        prepared: whether the keys in them have been normed and rotated already, as in most.
-        only: whether there is no other way to hand them over.
-        dtype: the integer dtype of table and lengths.
+        prepared: whether the keys in the pages have already been normed and rotated, as in most
+            implementations.
+        only: whether keys and values cannot be passed in any other way.
+        dtype: the integer dtype of the table and the lengths.
     """
 
     table: str = "block_table"
@@ -233,7 +237,7 @@ class Pages(Handing):
         lengths = problem.key_lengths
         lengths = np.full(shape.batch, shape.key_length) if lengths is None else lengths
         needed = -(-lengths // self.size)
-        # One page more than needed, which belongs to nobody, fills the table.
+        # One additional page, which belongs to no entry, fills the rest of the table.
         numbers = np.random.default_rng(0).permutation(int(needed.sum()) + 1)
         pages = np.full((len(numbers), self.size), -1)
         table = np.full((shape.batch, max(int(needed.max(initial=0)), 1)), numbers[-1])
@@ -256,24 +260,25 @@ class Pages(Handing):
 
 @dataclass(frozen=True)
 class Cache(Handing):
-    """Keys and values of tokens before the queries, which earlier calls have left in a cache.
+    """Keys and values of tokens before the queries, which earlier calls have left in a KV cache.
 
-    Problems whose causal mask is aligned at the end are handed over so: there the last keys, as
-    many as there are queries, are new.
+    Only problems whose causal mask is aligned at the end are passed in this way. Their last keys,
+    as many as there are queries, are new; all keys before these are in the cache.
 
     Args:
         key: the name of the argument that holds the keys of the cache.
         value: likewise, of the values.
         lengths: the name of the argument `[batch]` for how much of the cache is used in each entry;
             "" if all of it is.
-        counts: what `lengths` counts: the keys that are in the cache, those and the new ones
-            ("total"), or the index of the last new one ("last index").
-        prepared: whether its keys have been normed and rotated already, as in most of them.
-        spare: how many places of the cache are free behind the new keys, if there are lengths.
-        ring: whether places are used again, under a window: the key at position p lies at p modulo
-            the number of places, of which there are as many as the window shows before a query and
-            new keys.
-        only: whether there is no other way to hand them over.
+        counts: what `lengths` holds: the number of keys in the cache ("cached"), the number of
+            these and the new ones ("total"), or the index of the last new one ("last index").
+        prepared: whether the keys of the cache have already been normed and rotated, as in most
+            implementations.
+        spare: how many places of the cache stay free behind the new keys, if there are lengths.
+        ring: whether the cache is a ring buffer under a window: the key at position p is at place p
+            modulo the number of places, which is the number of keys that the window shows before a
+            query plus the number of new keys.
+        only: whether keys and values cannot be passed in any other way.
         dtype: the integer dtype of the lengths.
     """
 
@@ -338,7 +343,7 @@ class Cache(Handing):
 
 
 def _wrapped(cached: np.ndarray, places: int) -> Index:
-    """Return which of the cached keys of each entry lies in which place of a ring; −1 if none."""
+    """Return which cached key is at each place of a ring buffer, `[batch place]`; −1 if none is."""
     last = cached[:, None] - 1
     found = last - (last - np.arange(places)) % places
     return np.where(found < 0, -1, found)
@@ -347,7 +352,11 @@ def _wrapped(cached: np.ndarray, places: int) -> Index:
 def _ranks(
     problem: Problem, members: list[tuple[Index, Index]]
 ) -> Callable[[Causal | None], np.ndarray | None]:
-    """Return each key's position minus each query's, both counted in their own sequence."""
+    """Return a function from an alignment to the key positions minus the query positions.
+
+    Positions are counted within each sequence. The result of that function is `[batch query key]`;
+    it is None if the alignment is None and a sequence does not have as many keys as queries.
+    """
     shape = problem.shape
 
     def ahead(alignment: Causal | None) -> np.ndarray | None:
@@ -364,9 +373,10 @@ def _ranks(
 
 
 def _behind(problem: Problem, cached: np.ndarray) -> Callable[[Causal | None], np.ndarray]:
-    """Return each key's position minus that of each query, which follows the cached keys.
+    """Return a function from an alignment to the key positions minus the query positions.
 
-    That does not depend on the alignment: there are as many queries as new keys.
+    Queries follow the cached keys. The result `[batch query key]` does not depend on the alignment,
+    because there are as many queries as new keys.
     """
     queries = cached[:, None] + np.arange(problem.shape.query_length)
     return lambda alignment: np.arange(problem.shape.key_length) - queries[:, :, None]
@@ -387,7 +397,7 @@ def turns_of(rotary: Rotary, size: int, positions: np.ndarray) -> np.ndarray:
 
 
 def _members(problem: Problem) -> Iterator[tuple[Index, Index]]:
-    """Yield the tokens of each sequence, of its queries and of its keys."""
+    """Yield the tokens of each sequence: the indices of its queries, and those of its keys."""
     shape = problem.shape
     lengths = (problem.query_lengths, problem.key_lengths)
     for entry in range(shape.batch):
@@ -403,7 +413,7 @@ def _members(problem: Problem) -> Iterator[tuple[Index, Index]]:
 
 
 def _taken(bridge: Framework, tokens: Any, index: Index, unused: float, device: str) -> Any:
-    """Return `[token heads head]` taken from such an array; `unused` where the index is −1."""
+    """Return the tokens `[token heads head]` at `index`; `unused` where the index is −1."""
     count = tokens.shape[0]
     if (index < 0).any():
         row = np.full((1, *tokens.shape[1:]), unused)

@@ -1,7 +1,7 @@
 """Parse layouts, "(batch heads) query key", and patterns, "embed heads head -> (heads head) embed".
 
-A layout names the axes of an array in order; axes in parentheses are joined into one, the first
-varying slowest; "1" is an axis of size 1. A pattern is two layouts and an arrow, as in einops.
+A layout names the axes of an array in order. Axes in parentheses are joined into one, of which the
+first varies slowest; "1" is an axis of size 1. A pattern is two layouts and an arrow, as in einops.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _AXIS = re.compile(r"\s*(?:(\w+)|\(([\w\s]*)\))\s*")
 
 @lru_cache(maxsize=1024)
 def parse(layout: str) -> Layout:
-    """Return each axis of an array in this layout as the tuple of named axes joined in it.
+    """Return, for each axis of an array in this layout, the tuple of named axes joined in it.
 
     Raises:
-        WrongDeclaration: parentheses are nested or unbalanced, a name is invalid or occurs twice.
+        WrongDeclaration: if parentheses are nested or unbalanced, or a name is invalid or occurs
+            twice.
     """
     parsed: list[tuple[str, ...]] = []
     end = 0
@@ -42,7 +43,11 @@ def parse(layout: str) -> Layout:
 
 
 def sides(pattern: str) -> tuple[str, str]:
-    """Return the layouts before and after the arrow; raise `WrongDeclaration` if it is missing."""
+    """Return the layouts before and after the arrow of a pattern.
+
+    Raises:
+        WrongDeclaration: if the pattern does not have exactly one arrow.
+    """
     before, arrow, after = pattern.partition("->")
     if not arrow or "->" in after:
         raise WrongDeclaration(f"{pattern!r} is no pattern, which has one arrow")
@@ -50,12 +55,12 @@ def sides(pattern: str) -> tuple[str, str]:
 
 
 def axes(layout: str) -> tuple[str, ...]:
-    """Return all named axes in order, including joined ones."""
+    """Return all named axes of a layout in order, including joined ones."""
     return tuple(name for names in parse(layout) for name in names)
 
 
 def joined(layout: str) -> frozenset[str]:
-    """Return the names of the axes that are joined with others into one array axis."""
+    """Return the names of the axes that are joined with others into one axis of the array."""
     return frozenset(name for names in parse(layout) if len(names) > 1 for name in names)
 
 

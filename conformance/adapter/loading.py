@@ -52,7 +52,7 @@ def registered() -> dict[str, EntryPoint]:
 
 @cache
 def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of packages on this path; reading all metadata takes 0.1 s."""
+    """Return the entry points of packages on this path, cached because reading takes 0.1 s."""
     del path
     return tuple(entry_points(group=GROUP))
 
@@ -62,7 +62,7 @@ def _built_in() -> tuple[EntryPoint, ...]:
     """Return an entry point for each implementation in the `ADAPTERS` tables.
 
     Raises:
-        WrongDeclaration: a table is not a literal, or two tables contain the same name.
+        WrongDeclaration: if a table is not a literal, or two tables contain the same name.
     """
     spec = importlib.util.find_spec(BUILT_IN)
     folders = spec.submodule_search_locations if spec is not None else None
@@ -89,9 +89,9 @@ def load(spec: str) -> Adapter:
     """Return the adapter for a name, `path/to/file.py:Name` or `package.module:Name`.
 
     Raises:
-        UnknownName: there is no such implementation; the message suggests similar names.
-        NotAnAdapter: the file or module does not exist, or the object is not an adapter.
-        Unavailable: a package that the module imports is not installed.
+        UnknownName: if there is no such implementation; the message suggests similar names.
+        NotAnAdapter: if the file or module does not exist, or the object is not an adapter.
+        Unavailable: if a package that the module imports is not installed.
     """
     known = registered()
     if spec in known:
@@ -111,15 +111,15 @@ def load(spec: str) -> Adapter:
 
 
 def find(spec: str) -> tuple[Adapter, ...]:
-    """Return the adapters with this name or title (with or without its parenthesis), or location.
+    """Return the adapters with this name, title (also without its parenthesis) or location.
 
     A title can denote several adapters: "keras.layers.MultiHeadAttention" is one layer, with one
     adapter for each of three backends. No framework is imported.
 
     Raises:
-        UnknownName: there is no such adapter; the message suggests similar names and titles.
-        NotAnAdapter: the path or module does not exist or holds no such adapter.
-        Unavailable: a package that the module imports is not installed.
+        UnknownName: if there is no such adapter; the message suggests similar names and titles.
+        NotAnAdapter: if the path or module does not exist, or does not contain such an adapter.
+        Unavailable: if a package that the module imports is not installed.
     """
     known = registered()
     if spec in known or ":" in spec or spec.endswith(".py"):
@@ -167,9 +167,9 @@ def _from_path(path: Path, spec: str) -> ModuleType:
 
 
 def _look_in(folder: Path) -> None:
-    """Let modules be imported from a folder too, as Python does for a script in it.
+    """Let modules be imported from this folder too, as Python does for a script in it.
 
-    It comes last, so that no file in it hides an installed package.
+    The folder is searched last, so that no file in it hides an installed package.
     """
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
@@ -186,7 +186,7 @@ def _from_module(name: str, spec: str) -> ModuleType:
 
 
 def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
-    """Run an import or constructor and return its result; raise failures as one-line errors."""
+    """Run an import or a constructor, and return its result; turn failures into one-line errors."""
     try:
         return action()
     except (ConformanceError, KeyboardInterrupt):
@@ -198,7 +198,10 @@ def _guarded(action: Any, spec: str, fails: str = "does not import") -> Any:
 
 
 def adapted(found: Any, name: str) -> Adapter:
-    """Return the adapter for a class or instance, checked as by `load`; `name` is its fallback."""
+    """Return the adapter for a class or instance, checked as `load` does.
+
+    `name` is used if the adapter does not declare one.
+    """
     return _adapter(found, name or "implementation", name)
 
 

@@ -1,7 +1,7 @@
 """Base classes of adapters that run in a framework: convert problems to native arrays and back.
 
-A `Layer` holds its weights; a function (`conformance.adapter.function`) gets its projections
-from the suite.
+A `Layer` holds its weights. For a function (`conformance.adapter.function`), the suite supplies the
+projections.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Prepared:
         return {name: array for name, array in given.items() if not name.startswith(_WEIGHT)}
 
     def split(self, wanted: frozenset[str] | None) -> tuple[Natives, Natives]:
-        """Return the arrays to differentiate by (see `Call.wanted`), and the others."""
+        """Return the arrays whose gradients are wanted (see `Call.wanted`), and the others."""
         if wanted is None:
             return self.variables, self.constants
         named = {_MASK + name: kind for name, kind in self.spelling.gradients().items()}
@@ -73,7 +73,7 @@ class NativeAdapter(Adapter):
     """The base class of adapters that run in a framework of `conformance.frameworks`.
 
     Attributes:
-        imports: modules, besides the framework, that the implementation needs.
+        imports: the modules, in addition to the framework, that the implementation needs.
     """
 
     imports: ClassVar[tuple[str, ...]] = ()
@@ -112,7 +112,7 @@ class NativeAdapter(Adapter):
         return self.bridge.versions() | package_versions(self.packages)
 
     def check_device(self, device: str) -> None:
-        """Raise `Unavailable` unless the implementation can run on this kind of device here."""
+        """Raise `Unavailable` if the implementation cannot run on this kind of device here."""
         self.bridge.check_device(device)
 
     @contextmanager
@@ -200,7 +200,11 @@ class NativeAdapter(Adapter):
 
     @contextmanager
     def _session(self, problem: Problem, call: Call) -> Iterator[None]:
-        """Enter the contexts of bridge and adapter; raise `Unavailable` for a missing module."""
+        """Enter the contexts of the bridge and the adapter for a call.
+
+        Raises:
+            Unavailable: if a module or the device is missing.
+        """
         if not self._prepared:
             self.prepare()
             self._prepared = True
@@ -251,11 +255,11 @@ class NativeAdapter(Adapter):
         return self.placed(ready, problem, call)
 
     def placed(self, ready: Prepared, problem: Problem, call: Call) -> Prepared:
-        """Return a call with its arrays where the implementation wants them: on a mesh, say."""
+        """Return the prepared call with its arrays where they have to be, such as on a mesh."""
         return ready
 
     def _passed(self, plain: dict[str, Static]) -> dict[str, Static]:
-        """Return those plain values of an encoding that are passed with each call."""
+        """Return the plain values of an encoding that are passed with each call."""
         return plain
 
     def _input(self, name: str, problem: Problem, call: Call) -> Any:
@@ -268,7 +272,7 @@ class NativeAdapter(Adapter):
         return self._lying(self.bridge.array(values, problem.dtype, call.device), call, name)
 
     def _lying(self, native: Any, call: Call, name: str) -> Any:
-        """Return the argument `name` with the layout and surroundings that the call requests."""
+        """Return the argument `name` with the strides or surroundings that the call requests."""
         if call.around is not None:
             return self.bridge.surrounded(native, call.around, call.device)
         if not call.strided or call.strided_alone not in ("", name):
@@ -319,7 +323,7 @@ class NativeAdapter(Adapter):
 
 
 def _batched(answer: Answer, problem: Problem) -> Answer:
-    """Return the answer of a call without batch axis, with a batch axis of size 1 added."""
+    """Return the answer of a call without a batch axis, with a batch axis of size 1 added."""
     inputs = problem.shape.distinct_inputs()
     return Answer(
         answer.output[None],
@@ -372,11 +376,11 @@ class Layer(NativeAdapter):
         mode: Mode,
         settings: Mapping[str, Static],
     ) -> Any:
-        """Return a new layer with these `settings`, by the names that features are declared with.
+        """Return a new layer with these `settings`, whose names are those that features declare.
 
-        They are the plain values, such as a window or a soft cap, and True for each parameter.
-        Override it if they belong to the layer's constructor; `build` then needs no definition.
-        Otherwise `call` receives the values.
+        The settings are plain values, such as a window or a soft cap, and True for each parameter.
+        Override this method if they are arguments of the layer's constructor; `build` then needs no
+        definition. Otherwise, `call` receives the plain values.
         """
         return self.build(shape, dtype, scale, mode)
 
@@ -391,16 +395,16 @@ class Layer(NativeAdapter):
         """
 
     def bind(self, layer: Any, parameters: Natives) -> Any:
-        """Return a layer with these parameters; the same layer if they are loaded in place."""
+        """Return the layer with these parameters; the same object if they are loaded in place."""
         return layer
 
     def own_parameters(
         self, layer: Any, parameters: Mapping[str, np.ndarray], dtype: str, device: str
     ) -> Natives:
-        """Load the numbers into the layer; return its parameters to differentiate by, by name.
+        """Load the numbers into the layer, and return its parameters by name, for differentiation.
 
-        Override it if the framework's bridge does not know the variables in which the layer keeps
-        its parameters; then `bind` is not needed.
+        Override this method if the framework's bridge does not know the variables in which the
+        layer keeps its parameters; then `bind` is not needed.
         """
         return self.bridge.load(layer, parameters, dtype, device)
 
@@ -439,7 +443,7 @@ class Layer(NativeAdapter):
         return natives, invoke, key
 
     def _built_in(self, plain: dict[str, Static]) -> dict[str, Static]:
-        """Return the plain values for `build_with`: those of features, if it is overridden."""
+        """Return the plain values for an overridden `build_with`: those of features."""
         if type(self).build_with is Layer.build_with:
             return {}
         of_features = {name for declared in self.features for name in declared.names}
@@ -465,5 +469,5 @@ class Layer(NativeAdapter):
 def _build_plainly(
     adapter: Layer, shape: Shape, dtype: str, scale: float | None, mode: Mode
 ) -> Any:
-    """Return a new layer without features: `build` of those that define `build_with` alone."""
+    """Return a new layer without features: `build` for classes that define only `build_with`."""
     return adapter.build_with(shape, dtype, scale, mode, {})

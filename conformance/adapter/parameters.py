@@ -1,6 +1,6 @@
 """Map canonical weights to native parameters by a table of invertible einops patterns.
 
-One table suffices to load and export weights, to convert native gradients to canonical ones, and
+One table is enough to load and export weights, to convert native gradients to canonical ones, and
 to convert weights between two implementations.
 """
 
@@ -40,9 +40,9 @@ class Parameter:
         stack: the axis of the native array along which several sources are concatenated.
         interleaved: whether query head h natively uses key/value head h % kv_heads, instead of
             h // group; then the query heads are reordered along the axis "heads".
-        grouped: whether the stack has, for each key/value head, the query heads that use it, that
-            key head and that value head; else it has all query heads, then all key heads, then all
-            value heads. The axis `stack` of the pattern begins with the first source's heads.
+        grouped: whether the stack holds, for each key/value head in turn, the query heads that use
+            it, that key head and that value head. Otherwise it holds all query heads, then all key
+            heads, then all value heads. In the pattern, the axis `stack` must begin with "heads".
     """
 
     native: str
@@ -82,7 +82,7 @@ class Parameter:
         return tuple(self.sources.split())
 
     def to_native(self, weights: Mapping[str, Array], shape: Shape) -> Array:
-        """Return this native parameter, made from the canonical weights by name."""
+        """Return this native parameter, made from canonical weights given by name."""
         ordered = [self._ordered(name, weights[name], shape) for name in self.names]
         parts = [self._rearranged(self.pattern, array) for array in ordered]
         if self.stack is None:
@@ -100,7 +100,7 @@ class Parameter:
             ) from error
 
     def to_canonical(self, native: Array, shape: Shape) -> dict[str, Array]:
-        """Return the canonical weights, or gradients, in this native parameter, by name."""
+        """Return the canonical weights, or gradients, that this native parameter holds, by name."""
         left, right = layouts.sides(self.pattern)
         sizes = {name: shape.weight_shapes()[name] for name in self.names}
         parts = [native]
@@ -145,13 +145,13 @@ class Parameter:
         return np.take(array, order, axis=layouts.axes(canonical).index("heads"))
 
     def _in_groups(self, array: Array, shape: Shape) -> Array:
-        """Return an array with the axis `stack` split into key/value heads and what each has."""
+        """Return an array with the axis `stack` split into key/value heads and the rows of each."""
         assert self.stack is not None
         before, after = array.shape[: self.stack], array.shape[self.stack + 1 :]
         return array.reshape(*before, shape.kv_heads, -1, *after)
 
     def _whole(self, groups: Array) -> Array:
-        """Return an array of `_in_groups` with the two axes joined again."""
+        """Return an array with the two axes that `_in_groups` split joined again."""
         assert self.stack is not None
         before, after = groups.shape[: self.stack], groups.shape[self.stack + 2 :]
         return groups.reshape(*before, -1, *after)
@@ -197,8 +197,16 @@ class ParameterTable:
         }
 
     def export(self, native: Mapping[str, Array], *, every: bool = True) -> dict[str, Array]:
-        """Return the canonical weights, or gradients, in the native parameters, by name. Unless
-        `every`, those of native parameters that are missing are left out."""
+        """Return the canonical weights, or gradients, that the native parameters hold, by name.
+
+        Args:
+            native: the native parameters, or their gradients, by name.
+            every: whether all native parameters must be given. Otherwise, the weights in those that
+                are missing are left out.
+
+        Raises:
+            WrongDeclaration: if a native parameter is missing, and `every` is true.
+        """
         canonical: dict[str, Array] = {}
         for row in self.rows:
             if row.native not in native:
@@ -211,9 +219,10 @@ class ParameterTable:
         return canonical
 
     def _positions(self, row: Parameter, native: tuple[int, ...]) -> dict[str, Positions]:
-        """Return, by weight, the flat index in the native parameter of each of its elements.
+        """Return, for each weight, the flat index of its elements in the native parameter.
 
-        They are cached per shape, because evaluating patterns each time takes a tenth of a run.
+        The indices are cached per shape, because evaluating patterns each time takes a tenth of a
+        run.
         """
         key = (row.native, native)
         if key not in self._known:

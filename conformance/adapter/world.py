@@ -1,7 +1,7 @@
-"""Attention on several processes: every rank has a shard of the tensors.
+"""Run attention on several processes (ranks), each of which holds a shard of the tensors.
 
-To the suite such an implementation is one like any other, whose modes are the sizes of its world
-and the ways in which tensors are split; so `modes.agree` holds world sizes against each other.
+To the suite, such an implementation is like any other. Its modes are the numbers of ranks and the
+ways in which tensors are split, so the requirement `modes.agree` compares worlds of all sizes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ QUERIES, KEYS, HEADS, KV_HEADS = "queries", "keys", "heads", "kv heads"
 
 @dataclass(frozen=True)
 class Split:
-    """What of the tensors each rank gets; the rest is the same on all ranks.
+    """A way to divide tensors among the ranks; an axis that is not divided is whole on every rank.
 
     Args:
-        name: as in the names of modes.
-        queries: whether queries are divided among ranks, and so the result.
-        keys: whether keys and values are.
-        heads: whether heads are. Each rank needs whole groups of them.
-        zigzag: whether rank r of n gets the parts r and 2n-1-r of a length in 2n parts, and not
-            part r of n, so that causal attention is the same work for every rank. The first parts
-            are longer by one where a length is not a multiple.
+        name: the name of this way, which becomes a part of the names of modes.
+        queries: whether queries are divided among ranks, and with them the result.
+        keys: whether keys and values are divided.
+        heads: whether heads are divided. Each rank gets whole groups of them.
+        zigzag: whether a length is cut into 2n parts, of which rank r of n gets the parts r and
+            2n-1-r, instead of being cut into n parts. Causal attention is then the same amount of
+            work for every rank. If the length is not a multiple of 2n, the first parts are longer
+            by one.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Split:
     zigzag: bool = False
 
     def positions(self, length: int, size: int) -> list[np.ndarray]:
-        """Return the positions of each rank's tokens."""
+        """Return the positions of the tokens on each rank, as one array per rank."""
         if not self.zigzag:
             return np.array_split(np.arange(length), size)
         parts = np.array_split(np.arange(length), 2 * size)
@@ -54,10 +55,15 @@ class Split:
     def places(
         self, query: Sequence[int], key: Sequence[int], size: int
     ) -> dict[str, list[np.ndarray]]:
-        """Return what of each divided axis every rank has; `query` and `key` are [heads length].
+        """Return, for each divided axis, the indices that each rank gets.
+
+        Args:
+            query: the numbers of heads and of tokens of the query, `[heads length]`.
+            key: likewise, of the key.
+            size: the number of ranks.
 
         Raises:
-            Unsupported: the heads cannot be divided among so many ranks.
+            Unsupported: if the key/value heads cannot be divided among so many ranks.
         """
         places = {}
         if self.queries:
@@ -74,10 +80,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Shard:
-    """What a rank knows about where its tensors lie.
+    """What a rank knows about the parts of the tensors that all ranks hold.
 
     Attributes:
-        rank, size: its number, and how many ranks there are.
+        rank, size: the number of this rank, and how many ranks there are.
         split: the name of the way in which tensors are divided.
         queries, keys: for each rank, the positions of its queries and of its keys.
     """
@@ -91,13 +97,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class World:
-    """In which worlds an implementation runs.
+    """The numbers of ranks and the ways of dividing tensors with which an implementation is run.
 
     Args:
         sizes: the numbers of ranks.
-        splits: the ways in which tensors are divided; each with every size above 1.
-        every_case: the sizes with which every case is asked; with others those of level "core".
-        limit: seconds that one call may take.
+        splits: the ways in which tensors are divided; each is combined with every size above 1.
+        every_case: the sizes with which all cases are run; with other sizes, only the cases of
+            level "core" are.
+        limit: the number of seconds that one call may take.
     """
 
     sizes: tuple[int, ...]
@@ -110,7 +117,7 @@ class World:
             raise WrongDeclaration("a world has sizes from 1 on, and one way to split at least")
 
     def modes(self) -> tuple[Mode, ...]:
-        """Return a mode for each size and split."""
+        """Return a mode for each size and split; a world of one rank has the first split only."""
         return tuple(
             Mode(
                 f"{split.name}-{size}",
@@ -125,17 +132,18 @@ class World:
 
 
 class Distributed(Function):
-    """A function that every rank of a world calls with its shard.
+    """The base class of adapters of functions that every rank of a world calls with its shard.
 
-    A subclass sets `world` and `on_rank`, and may declare what each `Function` does. Its modes are
-    those of the world.
+    A subclass sets `world` and `on_rank`, and may make the same declarations as any `Function`. Its
+    modes are those of the world.
 
     Attributes:
-        on_rank: a function of a module, which is called on every rank with (query, key, value,
-            shard=Shard, **masks) and returns the rank's part of the result. It uses the default
-            process group.
-        axes: the axes of arguments besides query, key and value, by name: "queries", "heads" and
-            "kv heads" are divided as those are, others are not.
+        on_rank: a function at the top level of a module. Every rank calls it with (query, key,
+            value, shard=Shard, **masks), and it returns the rank's part of the result. It uses the
+            default process group.
+        axes: for each argument other than query, key and value, the names of its axes. Axes named
+            "queries", "keys", "heads" or "kv heads" are divided like those of query and key; all
+            others are not divided.
     """
 
     framework = "torch"
@@ -184,7 +192,7 @@ class Distributed(Function):
             name: [
                 (axis, places[kind])
                 for axis, kind in enumerate(axes[name])
-                # What is the same for all heads, say, is given to every rank.
+                # An axis of size 1, such as that of a mask for all heads, is not divided.
                 if kind in places and tensor.shape[axis] == lengths[kind]
             ]
             for name, tensor in tensors.items()
@@ -204,16 +212,16 @@ class Distributed(Function):
         return self.bridge.on_ranks(told, tensors)
 
     def ask(self, payloads: Sequence[Any]) -> list[Any]:
-        """Hand each rank its payload, and return the answers."""
+        """Send each rank its payload, and return the results of all ranks."""
         first = ("load", reference(type(self).on_rank))
         return call_ranks(self.bridge.rank, self.world.limit, first, payloads)
 
 
 def reference(function: Callable[..., Any]) -> tuple[str, str, str]:
-    """Return module, file and name of a function, by which a rank finds it.
+    """Return the module, file and name by which a rank can find a function.
 
     Raises:
-        WrongDeclaration: it is not a function of a module.
+        WrongDeclaration: if the function is a lambda or is defined inside another function.
     """
     name = function.__qualname__
     if "<" in name:

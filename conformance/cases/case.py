@@ -44,18 +44,20 @@ class Case:
         name: "chapter/what", such as "mask/key-padding".
         family: the name of its shape in `FAMILIES`.
         why: what the case does and which mistakes it catches.
-        features: patterns of the fields of `Problem` that are features, such as its window.
-        maskable: whether the case is also asked of implementations that say its features by a mask
-            or a bias; the others with features are asked of those that declare one of them.
-        serves: ids of requirements that use the case, besides those that use every case.
+        features: patterns that return those fields of `Problem` that are features, such as a
+            window.
+        maskable: whether the case is also run on implementations that can express its features only
+            by a mask or a bias. Other cases with features are run only on implementations that
+            declare an argument for at least one of them.
+        serves: ids of requirements that use the case, in addition to those that use every case.
         defined: False if the definition leaves the answer open, so that it is only observed.
         idle: inputs that by definition do not affect the answer in this case, with the reason.
-        core: whether the level "core" includes it; that level has a case for each common mistake.
-        large: whether the level "large" includes it beside those of "core".
+        core: whether level "core" includes it; that level has a case for each common mistake.
+        large: whether level "large", which includes the cases of "core", includes it too.
         exchanged: whether its outputs are stored with the record, so that implementations can be
             compared pairwise.
-        grid: the sizes at which it is posed, or None for the small sizes of its family.
-        tiled: whether it is about tiles, so that it is posed on grids only.
+        grid: the sizes of the problem, or None for the small sizes of its family.
+        tiled: whether the case is about tiles, so that it is used on grids only.
     """
 
     name: str
@@ -94,10 +96,10 @@ class Case:
         return self.grid.shape(self.family, small) if self.grid else small
 
     def on(self, grid: Grid) -> Case:
-        """Return the same case at the sizes of a grid.
+        """Return the same case with the sizes of a grid.
 
-        Masks that end at tokens end around the edges of tiles there. A scale that was chosen for a
-        head size is chosen for that of the grid.
+        Masks that end at certain tokens then end around the edges of tiles. A scale that was chosen
+        for a head size is converted to the head size of the grid.
         """
         return _on(self, grid)
 
@@ -106,7 +108,7 @@ class Case:
         return _problem(self, dtype)
 
     def random(self, purpose: str = "") -> np.random.Generator:
-        """Return a random generator seeded by the case's id and the purpose only."""
+        """Return a random generator whose seed depends only on the case's id and the purpose."""
         digest = hashlib.sha256(f"{self.id}:{purpose}".encode()).digest()
         return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little")))
 
@@ -115,7 +117,10 @@ class Case:
 
 
 def on_tiles(mask: Pattern, tiles: Pair) -> Pattern:
-    """Return the pattern whose masks end around the edges of these tiles, if it has such masks."""
+    """Return the pattern for these tiles, if it has a parameter `tiles`, or else unchanged.
+
+    Masks of such a pattern end around the edges of the tiles.
+    """
     if "tiles" not in inspect.signature(mask).parameters:
         return mask
     return cast("Pattern", partial(mask, tiles=tiles))  # type: ignore[call-arg]
@@ -157,7 +162,7 @@ def _problem(case: Case, dtype: str) -> Problem:
 def _without_loss_on_masked_rows(problem: Problem) -> Problem:
     """Return the problem with a cotangent of 0 for queries that are fully masked in some head.
 
-    What these get is a convention of the implementation, and no loss may depend on that.
+    The output of these queries is a convention of the implementation, on which no loss may depend.
     """
     seen = np.all(problem.allowed_in_full().any(axis=-1), axis=1)
     return problem.replace(cotangent=np.where(seen[..., None], problem.cotangent, 0.0))
@@ -167,6 +172,7 @@ def assembled(shape: Shape, drawn: Mapping[str, Array], **fields: Any) -> Proble
     """Return a float64 problem made of these arrays.
 
     Args:
+        shape: the shape of the problem.
         drawn: inputs, weights and cotangent by name; shared inputs occur once.
         fields: the other fields of `Problem`, such as `mask`, `attn_bias`, `causal`, `scale` and
             all features.
@@ -248,7 +254,7 @@ def _rounded(case: StoredCase, dtype: str) -> Problem:
 def case_hash(case: Case) -> str:
     """Return a hash of all numbers and flags of a case, the same in every process.
 
-    It hashes the float64 numbers, which determine those of all other dtypes; together with the name
+    It covers the float64 numbers, which determine those of all other dtypes. Together with the name
     of a dtype, it identifies a case in that dtype. Texts are not included.
     """
     flags = (
@@ -261,7 +267,10 @@ def case_hash(case: Case) -> str:
 
 
 def draw(shape: Shape, random: np.random.Generator) -> Drawn:
-    """Draw random distinct inputs, weights and a cotangent for a shape; return them by name."""
+    """Draw random inputs, weights and a cotangent for a shape; return them by name.
+
+    Inputs that share an array are drawn once.
+    """
     drawn: Drawn = {}
     inputs = shape.input_shapes()
     for name in shape.distinct_inputs():
@@ -321,16 +330,16 @@ FAMILIES: dict[str, Shape] = {
     "decoding": _shape(3, 1, 20, 12, 4, kv_heads=2, widths=(24, 22, 22, 24), sharing="memory"),
     # As many tokens as heads, of size 1: a bias [heads 1] can be broadcast along tokens by mistake.
     "size-one": _shape(2, 3, 3, 3, 1, sharing="self"),
-    # All sizes coincide: what is decided by a size is decided wrongly.
+    # All sizes coincide, so code that recognises an axis by its size goes wrong.
     "square": _shape(4, 4, 4, 4, 4, sharing="memory"),
     # Self-attention without biases, whose three projections can be one matrix product.
     "packed": _shape(3, 6, 6, 4, 5, bias=False, sharing="self"),
     "wide-value": _shape(2, 5, 6, 4, 3, value_head_size=8, bias=False, sharing="memory"),
     "additive": _shape(2, 4, 6, 3, 5, sharing="memory", score="additive"),
     "additive-self": _shape(3, 6, 6, 2, 5, sharing="self", score="additive"),
-    # Of tiled cases only. Few queries, whose keys are split into parts that are merged.
+    # For tiled cases only. Few queries, so that keys are split into parts, which are merged.
     "split": _shape(2, 1, 9, 4, 5, kv_heads=2, bias=False, sharing="separate"),
-    # Lengths that are multiples of the tiles, of an odd number of which the keys are.
+    # Lengths that are multiples of the tiles; the keys fill an odd number of them.
     "exact": _shape(1, 4, 6, 1, 4, bias=False, sharing="memory"),
     "few-queries": _shape(2, 4, 9, 6, 5, kv_heads=2, bias=False, sharing="memory"),
     "chunk": _shape(1, 5, 9, 2, 4, bias=False, sharing="memory"),
@@ -339,7 +348,7 @@ FAMILIES: dict[str, Shape] = {
     "oblong": _shape(1, 5, 7, 1, 4, bias=False, sharing="memory"),
     "wide": _shape(1, 3, 9, 1, 4, bias=False, sharing="memory"),
     "tall": _shape(1, 9, 3, 2, 4, kv_heads=1, value_head_size=3, bias=False, sharing="memory"),
-    # More heads than a number of them in 4 bits, and more key/value heads than in 3.
+    # More heads than 4 bits can number, and more key/value heads than 3 bits can.
     "many-heads": _shape(
         1, 3, 5, 9, 4, kv_heads=3, widths=(12, 12, 12, 12), bias=False, sharing="memory"
     ),

@@ -69,7 +69,7 @@ Sizes = msgspec.defstruct(
 
 
 class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of `Rotary`."""
+    """The fields of `Rotary` as a case file stores them."""
 
     size: Size
     base: float
@@ -77,7 +77,7 @@ class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The features of a problem that are not arrays; `epsilon` is that of the norm."""
+    """Those features of a problem that are not arrays; `epsilon` is that of the norm."""
 
     window: tuple[Size | None, Size | None] = NO_WINDOW
     soft_cap: float | None = None
@@ -102,8 +102,8 @@ def store(path: Path, name: str, problem: Problem, why: str, found: Failure | No
     """Write a problem to a case file atomically, and return it as a case.
 
     Raises:
-        BrokenCase: the problem exceeds the limits of case files.
-        ConformanceError: the file cannot be written.
+        BrokenCase: if the problem exceeds the limits of case files.
+        ConformanceError: if the file cannot be written.
     """
     sizes, rotary = Sizes(**dataclasses.asdict(problem.shape)), problem.rotary
     features = Features(
@@ -136,13 +136,17 @@ def load_case(path: Path) -> StoredCase:
     """Return the case in a case file.
 
     Raises:
-        BrokenCase: the file is missing, damaged, too large, or not a case file.
+        BrokenCase: if the file is missing, damaged, too large, or not a case file.
     """
     return read(path)[0]
 
 
 def read(path: Path) -> tuple[StoredCase, Failure | None]:
-    """Return the case in a file and its recorded failure, if any; raises as `load_case` does."""
+    """Return the case in a file and its recorded failure, if any.
+
+    Raises:
+        BrokenCase: as in `load_case`.
+    """
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -175,7 +179,7 @@ def read(path: Path) -> tuple[StoredCase, Failure | None]:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text is a valid name of a case: letters, digits and hyphens."""
+    """Return whether a text is a valid name of a case: lower-case letters, digits and hyphens."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -251,7 +255,7 @@ def _problem(described: Description, arrays: Mapping[str, np.ndarray]) -> Proble
 
 
 def _features(described: Features | None, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return the fields of `Problem` for its features; raise `BrokenCase` if they are wrong."""
+    """Return the features as fields of `Problem`; raise `BrokenCase` if they are invalid."""
     if described is None:
         return {}
     rotary, epsilon = described.rotary, described.epsilon

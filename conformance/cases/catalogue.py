@@ -1,6 +1,6 @@
 """The catalogue of cases on which every implementation is run.
 
-`catalogue.toml` lists them, and `covering.toml` combinations of features.
+`catalogue.toml` lists the cases, and `covering.toml` those that combine features.
 `tests/test_cases_bind.py` tests that each catches the mistakes for which it was made.
 """
 
@@ -70,7 +70,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _cases(entry: _Entry, groups: Mapping[str, list[str]]) -> Iterator[Case]:
-    """Yield one case of an entry for each of its shape families."""
+    """Yield the cases of an entry, one for each of its shape families."""
     drawn = {
         kind: getattr(patterns, name)
         for kind in ("mask", "bias", "regime")
@@ -99,7 +99,10 @@ def _cases(entry: _Entry, groups: Mapping[str, list[str]]) -> Iterator[Case]:
 
 
 def _idle(entry: _Entry, family: str) -> dict[str, str]:
-    """Return the inputs that cannot matter; key and value of a memory are one array, which can."""
+    """Return the inputs that cannot affect the answer of a case in this family, with the reasons.
+
+    A key that is the same array as the value does affect the answer.
+    """
     shape = FAMILIES[family]
     if family == "one-key":
         return ONE_KEY_IDLE | KEY_BIAS_IDLE
@@ -113,13 +116,13 @@ def _idle(entry: _Entry, family: str) -> dict[str, str]:
 
 
 def catalogue() -> tuple[Case, ...]:
-    """Return all cases, sorted by shape family, so that each shape is compiled only once."""
+    """Return all cases that are not tiled, sorted by family, so that a shape is compiled once."""
     return tuple(case for case in every_case() if not case.tiled)
 
 
 @lru_cache(maxsize=1)
 def every_case() -> tuple[Case, ...]:
-    """Return all cases, and those which are posed on grids only, sorted by shape family."""
+    """Return all cases, including those that are used on grids only, sorted by shape family."""
     order = list(FAMILIES)
     tables = [msgspec.toml.decode(path.read_bytes(), type=_Table) for path in TABLES]
     cases = [
@@ -130,18 +133,22 @@ def every_case() -> tuple[Case, ...]:
 
 
 def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) -> tuple[Case, ...]:
-    """Return a case at the sizes that an implementation takes.
+    """Return the cases that a case turns into at the sizes that an implementation supports.
 
-    It is posed on the first grid of a geometry; if it belongs to level "core", on all of them. A
-    case that is on one of these grids already stays there. The additive score has no tiles, so its
-    cases have no grids, nor have cases from files. Where keys are in pages, tiles of keys are no
-    shorter than these; and if every size is taken, level "core" has lengths of several pages, too.
+    With a geometry, the case is put on its first grid, or on all its grids if it belongs to level
+    "core". A case that is already on one of these grids is returned unchanged, as are cases from
+    files and cases with the additive score, which has no tiles. If keys are in pages, tiles of keys
+    are at least as long as a page.
+
+    Without a geometry, every size is supported. The case keeps its sizes; a tiled case without a
+    grid is left out. If keys are in pages, a case of level "core" without a grid is also put on a
+    grid with lengths of several pages.
 
     Args:
         case: a case, on a grid or not.
-        geometry: what the implementation declares, or None if it takes every size.
-        layer: whether it is a layer, which has projections of its own.
-        page: the number of keys in a page; 0 if they are in one piece.
+        geometry: the sizes that the implementation declares, or None if it supports every size.
+        layer: whether the implementation is a layer, which has its own projections.
+        page: the number of keys in a page; 0 if keys are not in pages.
     """
     has_grids = not isinstance(case, StoredCase) and case.shape.score != "additive"
     if geometry is None:
@@ -157,7 +164,7 @@ def posed(case: Case, geometry: Geometry | None, *, layer: bool, page: int = 0) 
 
 
 def _at_least(page: int, grid: Grid) -> Grid:
-    """Return a grid whose tiles of keys hold a page, if such lengths are taken."""
+    """Return the grid with tiles of keys no shorter than a page, if it allows longer lengths."""
     queries, keys = grid.tiles
     if page <= keys or 0 < grid.greatest_length <= page:
         return grid
@@ -169,7 +176,7 @@ PAGED_HEAD = PAGED_ROWS = 16
 
 
 def large_cases() -> tuple[Case, ...]:
-    """Return the cases of level "large", among them those of "core", on the grids `LARGE`."""
+    """Return the cases of level "large", which include those of "core", on the grids `LARGE`."""
     those = [case for case in every_case() if case.core or case.large]
     return tuple(
         case.on(grid) for grid in LARGE for case in those if case.shape.score != "additive"
@@ -192,7 +199,7 @@ def find_cases(pattern: str) -> tuple[Case, ...]:
     """Return the case with this id, or else the cases whose id contains or matches the pattern.
 
     Raises:
-        UnknownName: there is no such case.
+        UnknownName: if there is no such case.
     """
     with suppress(UnknownName):
         return (case_of(pattern),)
@@ -213,9 +220,13 @@ GENERIC = ("cross", "gqa", "self", "separate", "additive", "additive-self")
 
 @lru_cache(maxsize=1024)
 def relatives(case: Case) -> tuple[tuple[Case, ...], ...]:
-    """Return the cases in which the same arguments are passed: those in other families of shapes,
-    and those with other patterns in the same family, each with the most similar first. The numbers
-    of all are ordinary, or those of the case. Cases that are not in the catalogue have none."""
+    """Return the cases of the catalogue in which the same arguments are passed, in two groups.
+
+    The first group has cases in other shape families, the second has cases with other patterns in
+    the same family. In each, the most similar case comes first. Their inputs are ordinary or have
+    the same regime as those of the case. There are no groups for a case that is not in the
+    catalogue.
+    """
     if type(case) is not Case:
         return ()
     small = dataclasses.replace(case, grid=None)
@@ -252,14 +263,17 @@ def relatives(case: Case) -> tuple[tuple[Case, ...], ...]:
 
 
 def _broadcast(mask: Array | BoolArray | None) -> tuple[bool, ...] | None:
-    """Return whether a mask or bias is the same for all heads, and for all queries. Arguments that
-    take one kind may not take another."""
+    """Return whether a mask or bias is the same for all heads, and whether for all queries.
+
+    An implementation that accepts one of these kinds may not accept another. Return None if there
+    is neither a mask nor a bias.
+    """
     return None if mask is None else tuple(size == 1 for size in mask.shape[1:3])
 
 
 @lru_cache(maxsize=1)
 def catalogue_hash() -> str:
-    """Return a hash of all numbers of all cases in all dtypes."""
+    """Return a hash of all numbers of all cases of the catalogue in all dtypes."""
     digest = hashlib.sha256()
     for case in catalogue():
         for dtype in DTYPES:

@@ -39,7 +39,7 @@ def describe(case: Case) -> CaseInfo:
 
 
 def facts(problem: Problem) -> list[str]:
-    """Return phrases for the sizes of a problem and for its masks, bias, scale and score."""
+    """Return phrases for the sizes of a problem, its masks, bias, scale, score and features."""
     shape = problem.shape
     sharing = {
         "self": "query, key and value are one array",
@@ -107,7 +107,7 @@ def _numbers(values: np.ndarray) -> str:
 
 
 def planes(problem: Problem) -> list[Plane]:
-    """Return each distinct mask `[query key]`, with the batch entries and heads that have it."""
+    """Return each distinct mask `[query key]`, with the batch entries and heads that use it."""
     if problem.allowed is None or problem.allowed.shape[-1] * problem.allowed.shape[-2] == 0:
         return []
     allowed = problem.allowed_in_full()
@@ -126,7 +126,7 @@ def planes(problem: Problem) -> list[Plane]:
 
 
 def runs(plane: BoolArray) -> list[int]:
-    """Return the run lengths of a mask, row by row, starting with a (maybe empty) blocked run."""
+    """Return the run lengths of a mask, row by row; the first run is blocked, and may be empty."""
     flat = plane.ravel()
     edges = np.flatnonzero(np.diff(flat)) + 1
     lengths = np.diff(np.concatenate(([0], edges, [flat.size])))

@@ -1,13 +1,13 @@
 """Patterns of masks, additive biases and unusual inputs, made from a shape and a random generator.
 
 Masks are canonical: True where a query may attend to a key, with the axes `[batch heads query key]`
-of size 1 where the pattern does not vary. Except in `with_fully_masked_row`, every query has at
-least one key, because implementations disagree on fully masked queries.
+of size 1 where the pattern does not vary. Except in `with_fully_masked_row`, every query may attend
+to at least one key, because implementations disagree on fully masked queries.
 
 A regime changes inputs and weights in place, so that naive arithmetic or shortcuts cause errors.
 
-A feature returns fields of `Problem`, such as a window, whose numbers are chosen so that each of
-them matters: sinks as large as the largest logits, a window shorter than the keys, and so on.
+A feature returns fields of `Problem`, such as a window. Its numbers are chosen so that each of them
+affects the answer: sinks as large as the largest logits, a window shorter than the keys, and so on.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from conformance.definition.problem import Causal, Shape
 
 
 def key_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
-    """Return a padding mask `[batch 1 1 key]`: each entry has a different number of first keys.
+    """Return a padding mask `[batch 1 1 key]` whose entries have different lengths.
 
-    With tiles, entries end one key into the last tile but one, and at the end of a tile.
+    With tiles, lengths end one key into the last tile but one, at the end of that tile, and one key
+    before it.
     """
     lengths = shape.key_length - 1 - np.arange(shape.batch) % max(1, shape.key_length - 1)
     if tiles and shape.key_length > tiles[1]:
@@ -38,7 +39,7 @@ def key_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None = 
 
 
 def other_mask(mask: BoolArray) -> BoolArray:
-    """Return the inverted mask, in which every query may also attend to the first key."""
+    """Return the inverted mask, except that every query may also attend to the first key."""
     other: BoolArray = np.logical_not(mask)
     other[..., 0] = True
     return other
@@ -61,9 +62,9 @@ def left_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None =
 
 
 def padded_cache(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a mask `[batch 1 1 key]` that blocks the first keys of a cache, from none upwards.
+    """Return a mask `[batch 1 1 key]` that blocks the first 0, 1, 2, ... keys of a cache, by entry.
 
-    The queries are the last tokens; every one of them keeps a key under a causal flag.
+    The queries are the last tokens. Each of them still sees a key if the causal flag is set.
     """
     cached = shape.key_length - shape.query_length
     blocked = np.arange(shape.batch) % (cached + 1)
@@ -71,7 +72,7 @@ def padded_cache(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def keys_per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask `[1 heads 1 key]`: what a head sees, in all entries and queries."""
+    """Return a random mask `[1 heads 1 key]`, the same for all entries and queries."""
     return _arbitrary((1, shape.heads, 1, shape.key_length), random)
 
 
@@ -81,16 +82,19 @@ def heads_only(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def shared_with_first_key(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask `[1 1 query key]` that leaves a key to each query of a causal one."""
+    """Return a random mask `[1 1 query key]` that also allows the first key for every query.
+
+    With a causal mask, each query therefore still attends to at least one key.
+    """
     mask = shared(shape, random)
     mask[..., 0] = True
     return mask
 
 
 def near_diagonal(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask `[1 1 query key]` that shows each query the keys near it.
+    """Return a random mask `[1 1 query key]` that allows the keys near each query.
 
-    So a window or a segment beside it leaves keys to nearly all queries.
+    Combined with a window or with segments, it leaves keys to nearly all queries.
     """
     mask = shared(shape, random)
     query, key = np.ogrid[: shape.query_length, : shape.key_length]
@@ -115,7 +119,7 @@ def per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def over_keys(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask `[1 1 1 key]`, the same for everything but the keys."""
+    """Return a random mask `[1 1 1 key]`, which varies over the keys only."""
     return _arbitrary((1, 1, 1, shape.key_length), random)
 
 
@@ -125,7 +129,7 @@ def over_keys_per_head(shape: Shape, random: np.random.Generator) -> BoolArray:
 
 
 def everything(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a mask `[1 1 query 1]` that blocks nothing: only its shape can be mistaken."""
+    """Return a mask `[1 1 query 1]` that blocks nothing; only its shape can be misread."""
     return np.ones((1, 1, shape.query_length, 1), np.bool_)
 
 
@@ -142,7 +146,8 @@ def sliding_window(
 ) -> BoolArray:
     """Return a mask `[1 1 query key]` that allows 2 keys before and 1 after the query position.
 
-    With tiles, it allows as many keys before as a tile has, so that it spans an edge of tiles.
+    With tiles, it allows as many keys before the position as a tile has, so that it crosses the
+    edge of a tile.
     """
     centre = np.arange(shape.query_length) * shape.key_length // shape.query_length
     distance = np.arange(shape.key_length) - centre[:, None]
@@ -150,10 +155,10 @@ def sliding_window(
 
 
 def whole_tiles(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
-    """Return a mask `[batch heads query key]` made of tiles: open, blocked, or cut by a diagonal.
+    """Return a mask `[batch heads query key]` of tiles: open, blocked, or cut by a diagonal.
 
-    Each head has its own; head 0 of entry 0 has the first tile of keys blocked for all queries, and
-    head 1 the last one. Each query attends to at least one key.
+    The tiles differ between heads. In entry 0, head 0 has the first tile of keys blocked for all
+    queries, and head 1 the last one. Each query attends to at least one key.
     """
     rows, columns = tiles or (64, 64)
     across = -(-shape.query_length // rows), -(-shape.key_length // columns)
@@ -166,7 +171,7 @@ def whole_tiles(shape: Shape, random: np.random.Generator, tiles: Pair | None = 
     query, key = np.ogrid[: shape.query_length, : shape.key_length]
     mask: BoolArray = (kinds == 0) | ((kinds == 2) & (key % columns <= query % rows))
     entry, head, row = np.nonzero(~mask.any(axis=3))
-    # A blocked row gets a key of the last tile but one, or the only one there is.
+    # Give a fully masked row a key of the last tile but one, or of the only tile.
     mask[entry, head, row, max(0, shape.key_length - columns - 1)] = True
     return mask
 
@@ -174,8 +179,9 @@ def whole_tiles(shape: Shape, random: np.random.Generator, tiles: Pair | None = 
 def spans(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a mask `[batch heads query key]`: two spans of an eighth to a quarter of the keys.
 
-    Each query of each head has its own, so that tiles and splits are blocked for some of them only;
-    the first query of head 0 sees the last keys, that of the last head the first ones.
+    The spans differ between the queries of each head, so that a tile or a split is blocked for some
+    of them only. The first query of head 0 sees the last keys, that of the last head the first
+    keys.
     """
     keys = shape.key_length
     least = max(1, keys // 8)
@@ -192,7 +198,7 @@ def spans(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) 
 def ragged_cache(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
     """Return a padding mask `[batch 1 1 key]` of caches that are filled to very different lengths.
 
-    The first entry has few keys, with tiles one tile and one key; the last has nearly all.
+    The first entry has two keys, or with tiles one tile and one key; the last has nearly all keys.
     """
     first = min((tiles[1] if tiles else 1) + 1, shape.key_length)
     lengths = np.linspace(first, max(first, shape.key_length - 1), shape.batch).astype(int)
@@ -200,9 +206,9 @@ def ragged_cache(shape: Shape, random: np.random.Generator, tiles: Pair | None =
 
 
 def prefix_lm(shape: Shape, random: np.random.Generator, tiles: Pair | None = None) -> BoolArray:
-    """Return a causal mask `[batch 1 query key]` that also allows a prefix of each entry.
+    """Return a causal mask `[batch 1 query key]` that also allows a prefix of the keys.
 
-    With tiles, the prefixes are longer by a tile.
+    The prefixes differ between entries; with tiles, they are longer by a tile.
     """
     prefix = 1 + np.arange(shape.batch) % (shape.key_length - 1) + (tiles[1] if tiles else 0)
     causal = np.tri(shape.query_length, shape.key_length, dtype=np.bool_)
@@ -211,7 +217,7 @@ def prefix_lm(shape: Shape, random: np.random.Generator, tiles: Pair | None = No
 
 
 def one_allowed_key(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask `[batch 1 query key]` with a single key for every other query."""
+    """Return a random mask `[batch 1 query key]` in which every second query has a single key."""
     mask = per_batch(shape, random)
     for entry in range(shape.batch):
         for query in range(0, shape.query_length, 2):
@@ -258,7 +264,7 @@ def bias_far_below_zero(shape: Shape, random: np.random.Generator) -> Array:
 
 
 def bias_high_on_padding(shape: Shape, random: np.random.Generator) -> Array:
-    """Return a bias from N(0, 1), plus 200 where `key_padding` blocks: there it must not count."""
+    """Return a bias from N(0, 1), plus 200 where `key_padding` blocks, so that it has no effect."""
     return random.standard_normal(shape.logits) + 200.0 * ~key_padding(shape, random)
 
 
@@ -268,7 +274,7 @@ def bias_over_keys(shape: Shape, random: np.random.Generator) -> Array:
 
 
 def bias_over_queries(shape: Shape, random: np.random.Generator) -> Array:
-    """Return a bias `[1 heads query 1]` from N(0, 1), which no softmax over keys can feel."""
+    """Return a bias `[1 heads query 1]` from N(0, 1), which cancels in a softmax over keys."""
     return random.standard_normal((1, shape.heads, shape.query_length, 1))
 
 
@@ -278,7 +284,7 @@ def bias_per_entry(shape: Shape, random: np.random.Generator) -> Array:
 
 
 def bias_in_full(shape: Shape, random: np.random.Generator) -> Array:
-    """Return a bias `[batch heads query key]` from N(0, 1), a number for every logit."""
+    """Return a bias `[batch heads query key]` from N(0, 1), one number for every logit."""
     return random.standard_normal(shape.logits)
 
 
@@ -303,8 +309,8 @@ def large_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> Non
 def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """Raise logits to about 110: exp overflows float32 unless the row maximum is subtracted.
 
-    Queries grow with the index of the entry. The first entry is unchanged, because a one-hot
-    softmax hides mistakes in scale and biases; larger logits would have too much noise in bfloat16.
+    Queries grow with the index of their entry. The first entry is unchanged, because a one-hot
+    softmax hides mistakes in scale and biases. Larger logits would have too much noise in bfloat16.
     """
     logits = _logits(shape, drawn)
     growth = np.linspace(0.0, 1.0, shape.batch)[:, None, None]
@@ -314,8 +320,9 @@ def huge_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
 def low_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """Shift all logits of the last entry to about -200, where exp underflows float32.
 
-    Its queries have a direction in common, and its keys are shifted against that in each head.
-    What a row's logits have in common does not change its weights, if its own maximum is taken.
+    The queries of this entry share a component, and its keys are shifted against that in each head.
+    A shift of all logits of a row leaves its weights unchanged if the row's own maximum is
+    subtracted.
     """
     common = 2.0 * random.standard_normal(shape.query_width)
     drawn["query"][-1] += common
@@ -333,10 +340,11 @@ def large_heads(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None
 
 
 def beyond_float16(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Raise inputs until products of heads exceed float16, while the logits do not.
+    """Raise inputs until products of heads exceed the range of float16, although the logits do not.
 
-    In the first entry these are keys that `key_padding` blocks, whose logits reach 60,000; in the
-    last, one query and one key that it sees, so that this query attends to nothing else.
+    In the first entry, the logits of keys that `key_padding` blocks reach 60,000. In the last
+    entry, one query and one key that it may attend to are raised, so that the query attends to
+    nothing else.
     """
     visible, logits = key_padding(shape, random)[:, 0, 0], _logits(shape, drawn)
     drawn["key"][0, ~visible[0]] *= 6e4 / logits[0, :, :, ~visible[0]].max()
@@ -348,7 +356,7 @@ def beyond_float16(shape: Shape, drawn: Drawn, random: np.random.Generator) -> N
 
 
 def queries_without_scale(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Scale queries as models do that have no scale, such as T5, in their initialisation."""
+    """Multiply queries by the default scale, as models without a scale (T5) initialise them."""
     _scale_queries(drawn, shape.default_scale)
 
 
@@ -363,7 +371,7 @@ def next_key_attracts(shape: Shape, drawn: Drawn, random: np.random.Generator) -
 
 
 def rising_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Scale keys along the sequence by up to a hundred, and queries until logits reach about 110.
+    """Let keys grow a hundredfold along the sequence, and scale queries to logits of about 110.
 
     The largest logit of a row belongs to one of the last keys. It exceeds those of the first keys
     so far that exp of the difference overflows float32. The first query is unchanged.
@@ -377,7 +385,8 @@ def rising_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> No
 def climbing_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
     """Let the logits of every row climb by about 5 from the first key to the last.
 
-    So every tile of keys raises the running maximum of nearly every row, and none outweighs others.
+    Every tile of keys then raises the running maximum of nearly every row, but none outweighs the
+    others.
     """
     start = random.standard_normal(shape.query_width)
     of_query = np.einsum("e,ehd->hd", start, drawn["weights.query"])
@@ -387,14 +396,14 @@ def climbing_logits(shape: Shape, drawn: Drawn, random: np.random.Generator) -> 
     of_key = np.einsum("e,ehd->hd", step, keys)
     climb = shape.default_scale * (of_query * of_key).sum(axis=1)
     drawn["weights.query"] *= (5.0 / climb)[:, None]
-    # What the random parts of queries and keys add to the logits stays as wide as it was.
+    # The random parts of queries and keys spread the logits as much as before.
     shrink = np.abs(climb).mean() / 5.0
     drawn["query"] = drawn["query"] * shrink + start
     drawn["key"] += np.linspace(0.0, 1.0, shape.key_length)[:, None] * step
 
 
 def large_scores(shape: Shape, drawn: Drawn, random: np.random.Generator) -> None:
-    """Scale the weight of the additive score by 6; tanh bounds the effect of larger inputs."""
+    """Scale the weight of the additive score by 6; tanh limits the effect of larger inputs."""
     drawn["weights.score"] *= 6.0
 
 
@@ -438,10 +447,9 @@ Fields = dict[str, Any]
 
 
 def window(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a window whose sides differ by 2, beyond each of which there are keys.
+    """Return a window whose two sides differ by 2, with keys beyond each of them.
 
-    So what each side means, and which side is which, is told apart from a window that is off by
-    one.
+    Exchanging the sides is therefore not the same mistake as being off by one.
     """
     queries, keys = shape.query_length, shape.key_length
     before = max(1, min(keys // 3, queries - 3), queries - keys + 1)
@@ -449,43 +457,43 @@ def window(shape: Shape, causal: Causal | None, random: np.random.Generator) -> 
 
 
 def window_tight(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a window of a third of the keys before the query, at least 2, and of one after."""
+    """Return a window of a third of the keys, at least 2, before the query and one key after it."""
     return {"window": (_before(shape), 1)}
 
 
 def window_before(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a window of a third of the keys before the query, open to the other side."""
+    """Return a window of a third of the keys before the query, without a limit after it."""
     return {"window": (_before(shape), None)}
 
 
 def window_narrow(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a window of a query's own key and the next, narrow enough to cut short members."""
+    """Return a window of a query's own position and the next, which cuts even short segments."""
     return {"window": (0, 1)}
 
 
 def window_nothing_before(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return a window of a query's own key and two after: 0 keys before does not mean no limit."""
+    """Return a window of a query's own position and two after: 0 keys before is not "no limit"."""
     return {"window": (0, 2)}
 
 
 def window_nothing_after(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return a window that ends with a query's own key, although nothing is causal."""
+    """Return a window that ends at a query's own position, although there is no causal mask."""
     return {"window": (_before(shape), 0)}
 
 
 def window_only_after(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a window that ends one key after a query's own, and has no limit before it."""
+    """Return a window that ends one key after a query's own position, without a limit before it."""
     return {"window": (None, 1)}
 
 
 def window_of_last_queries(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return a window of two keys before and one after queries that stand at the last keys."""
+    """Return a window of two keys before and one after, with queries at the last positions."""
     size = (shape.batch, 1)
     query = np.arange(shape.key_length - shape.query_length, shape.key_length)
     at = Positions(query=np.tile(query, size), key=np.tile(np.arange(shape.key_length), size))
@@ -493,7 +501,7 @@ def window_of_last_queries(
 
 
 def _before(shape: Shape) -> int:
-    # The last query of more queries than keys still sees one.
+    # If there are more queries than keys, the last query still sees a key.
     return max(2, shape.key_length // 3, shape.query_length - shape.key_length + 1)
 
 
@@ -503,22 +511,22 @@ def soft_cap(shape: Shape, causal: Causal | None, random: np.random.Generator) -
 
 
 def sinks(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return sinks as large as the largest logits, in another order of heads.
+    """Return sinks as large as the largest logits, in random order of the heads.
 
-    They are from 0.5 to 3 up to 8 keys; the more keys there are, the larger is their sum.
+    For up to 8 keys, they lie between 0.5 and 3. For more keys, log(keys / 8) is added.
     """
     more = np.log(max(1.0, shape.key_length / 8))
     return {"sinks": more + 0.5 + 2.5 * random.permutation(shape.heads) / max(1, shape.heads - 1)}
 
 
 def sinks_far_apart(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return sinks of which one is 100 and one -100: exp of their distance overflows float32."""
+    """Return sinks of 100 and -100 for two heads: exp of their difference overflows float32."""
     ordinary = sinks(shape, causal, random)["sinks"]
     return {"sinks": np.concatenate([[100.0, -100.0], ordinary[2:]])[: shape.heads]}
 
 
 def slopes(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return slopes from 0.125 to 0.75 that are those of no formula, in another order of heads."""
+    """Return slopes from 0.125 to 0.75 in random order, which follow no usual formula."""
     return {"slopes": 0.125 + 0.625 * random.permutation(shape.heads) / max(1, shape.heads - 1)}
 
 
@@ -535,12 +543,12 @@ def slopes_of_alibi(shape: Shape, causal: Causal | None, random: np.random.Gener
 
 
 def rotary_halves(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a rotation of whole heads, but for an odd component, with pairs that are halves."""
+    """Return a rotation of whole heads (except an odd last component), with pairs across halves."""
     return _rotary(shape, "halves")
 
 
 def rotary_interleaved(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a rotation of whole heads, but for an odd component, with interleaved pairs."""
+    """Return a rotation of whole heads (except an odd last component), with interleaved pairs."""
     return _rotary(shape, "interleaved")
 
 
@@ -552,12 +560,12 @@ def rotary_partial(shape: Shape, causal: Causal | None, random: np.random.Genera
 def rotary_partial_halves(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return a rotation of two thirds of each head, with pairs that are halves of this part."""
+    """Return a rotation of two thirds of each head, with pairs across the halves of this part."""
     return _rotary(shape, "halves", max(2, shape.head_size // 3 * 2))
 
 
 def rotary_far(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return a rotation with the usual base, which turns the last pairs by small angles."""
+    """Return a rotation with the usual base, 10000, which turns the last pairs by small angles."""
     return _rotary(shape, "halves", base=10000.0)
 
 
@@ -570,7 +578,7 @@ def _rotary(shape: Shape, pairs: Pairs, size: int = 0, base: float = 50.0) -> Fi
 def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return positions with gaps that differ between batch entries and do not begin at 0.
 
-    The last positions of the longer sequence are also those of the shorter one.
+    The shorter sequence has the last positions of the longer one.
     """
     tokens = max(shape.query_length, shape.key_length)
     at = 2 + np.cumsum(random.integers(1, 4, (shape.batch, tokens)), axis=1)
@@ -579,14 +587,16 @@ def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.G
 
 
 def norm(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return norms of queries and keys with an epsilon of 1/4, which is not lost beside the mean
-    of squares."""
+    """Return norms of queries and keys with an epsilon of 1/4.
+
+    Next to a mean of squares of about 1, such an epsilon is not negligible.
+    """
     query, key = 1.25 + 0.375 * random.standard_normal((2, shape.head_size))
     return {"norm": Norm(query=query, key=key, epsilon=0.25)}
 
 
 def key_lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return key lengths: about half of the keys, one, all, all but one."""
+    """Return key lengths, by entry: about half of the keys, one key, all keys, all but one."""
     keys = shape.key_length
     return {"key_lengths": np.resize([keys // 2 + 1, 1, keys, keys - 1], shape.batch)}
 
@@ -594,7 +604,7 @@ def key_lengths(shape: Shape, causal: Causal | None, random: np.random.Generator
 def key_lengths_from_queries(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return key lengths no smaller than the number of queries, as with a cache."""
+    """Return key lengths that are at least the number of queries, as with a cache."""
     most, least = shape.key_length, min(shape.query_length, shape.key_length)
     return {"key_lengths": most - 1 - np.arange(shape.batch) % max(1, most - least)}
 
@@ -607,7 +617,7 @@ def key_lengths_empty(shape: Shape, causal: Causal | None, random: np.random.Gen
 
 
 def lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return query lengths, which leave out some queries in every entry, and key lengths."""
+    """Return query lengths, which leave out some queries of every entry, and key lengths."""
     entries = np.arange(shape.batch)
     return {
         "query_lengths": np.maximum(1, shape.query_length - 1 - 2 * entries),
@@ -616,24 +626,25 @@ def lengths(shape: Shape, causal: Causal | None, random: np.random.Generator) ->
 
 
 def segments(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return three members, or as many as there are tokens, of 1, 2 and more queries.
+    """Return three segments of 1, 2 and more queries, or fewer segments if there are few tokens.
 
-    Each has as many keys, and those that remain are dealt out; entries have them in another order.
+    Each segment has as many keys as queries. Keys that remain are distributed over the segments,
+    whose order differs between entries.
     """
     return {"segments": _segments(shape, 0)}
 
 
 def two_segments(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return two members, one with a single query and one so long that windows cut it."""
+    """Return two segments: one with a single query, and one so long that windows cut it."""
     return {"segments": _segments(shape, 0, 2)}
 
 
 def segments_of_many_queries(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return two members, one of 2 queries and 5 keys, and one of all others.
+    """Return two segments, one of 2 queries and 5 keys, and one of all other tokens.
 
-    Of 19 queries that are 17, one more than fit a tile of the smallest size.
+    With 19 queries, the second has 17, one more than fit into a tile of the smallest usual size.
     """
     query, key = (
         np.repeat([0, 1], [few, length - few])
@@ -644,9 +655,9 @@ def segments_of_many_queries(
 
 
 def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return members that do not have as many keys as queries, although all have together.
+    """Return segments with different numbers of queries and keys, although the totals may agree.
 
-    Where there are as many keys as queries, keys are dealt out as the queries of the next entry.
+    If there are as many keys as queries, the keys are divided like the queries of the next entry.
     """
     found = _segments(shape, 0)
     of_keys = found.query if shape.query_length == shape.key_length else found.key
@@ -656,7 +667,7 @@ def segments_unequal(shape: Shape, causal: Causal | None, random: np.random.Gene
 def segments_large_numbers(
     shape: Shape, causal: Causal | None, random: np.random.Generator
 ) -> Fields:
-    """Return the same members with numbers around 512, which bfloat16 does not tell apart."""
+    """Return the segments of `segments` with ids around 512, which bfloat16 cannot tell apart."""
     return {"segments": _segments(shape, 510)}
 
 
@@ -675,7 +686,7 @@ def _segments(shape: Shape, first: int, most: int = 3) -> Segments:
 
 
 def _members(tokens: int, members: int) -> list[int]:
-    """Return sizes of members that begin with 1 and 2, and the last of which has the rest."""
+    """Return the sizes of segments: 1, 2 and all other tokens, or fewer if there are too few."""
     sizes = [1, 2, tokens][:members]
     while sum(sizes[:-1]) > tokens - 1:
         sizes[sizes.index(max(sizes[:-1]))] -= 1
@@ -696,6 +707,6 @@ def _scale_queries(drawn: Drawn, factor: float) -> None:
 
 
 def _scale(drawn: Drawn, factor: float, *names: str) -> None:
-    """Multiply those of the named arrays that exist by a factor, in place."""
+    """Multiply the arrays with these names, if there are any, by a factor, in place."""
     for name in drawn.keys() & set(names):
         drawn[name] *= factor

@@ -112,7 +112,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
     """Write a file atomically: first to a temporary file, which then replaces `path`.
 
     Raises:
-        WrongTensors: the file cannot be written; an existing file is unchanged.
+        WrongTensors: if the file cannot be written; an existing file is then left unchanged.
     """
     # Store the widest elements first, so that all tensors are aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].bits.itemsize, item[0]))

@@ -1,4 +1,4 @@
-"""The two arithmetics in which the reference can run: float64, and float64 with rounding noise.
+"""The arithmetics in which the reference can run: float64, and float64 with rounding noise.
 
 The noise is Monte Carlo arithmetic (Parker 1997): every intermediate x becomes x·(1 + u·ξ) + η·ξ',
 ξ and ξ' uniform in [-1, 1], where u is the roundoff and η the underflow of the format in which an
@@ -43,8 +43,8 @@ element in 400,000 exceeded 8σ; with 16, one in 2,500,000, at twice the cost.
 class AccuracyClass:
     """An accuracy class of implementations: which intermediates they round to the problem's dtype.
 
-    Fields that are False stand for storage in the accumulator's format, which for half precision
-    is float32. `accumulators` are the running sums inside matrix products.
+    A field that is False means that these intermediates are stored in the accumulator's format,
+    which for half precision is float32. `accumulators` are the running sums inside matrix products.
     """
 
     name: str
@@ -67,7 +67,10 @@ CLASSES = (
 
 
 def classes_of(dtype: DType) -> tuple[AccuracyClass, ...]:
-    """Return the classes that differ: only one unless the accumulator is wider than the dtype."""
+    """Return the accuracy classes that differ in a dtype.
+
+    There is only one, unless the accumulator is more accurate than the dtype.
+    """
     return CLASSES if dtype.accumulator < dtype.roundoff else CLASSES[:1]
 
 
@@ -75,21 +78,21 @@ class Exact:
     """Arithmetic in float64 without added rounding."""
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return an intermediate of this kind as it is stored: here, unchanged."""
+        """Return an intermediate of this kind as an implementation stores it: here, unchanged."""
         return values
 
     def error(self, values: Array, kind: Kind) -> Array:
-        """Return the error of rounding these values as this kind is stored: here, none."""
+        """Return the error of storing these values as an intermediate of this kind: here, zeros."""
         return np.zeros_like(values)
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """Return the contraction of two arrays, with axes in einsum's notation."""
+        """Return the contraction of two arrays, with axes given in einsum's notation."""
         if is_identity(right):
             return projected_by_identity(axes, left, right)
         return contract(axes, left, right)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """Return the sum over axes, which are in einsum's notation."""
+        """Return the sum of an array over some axes, given in einsum's notation."""
         return np.einsum(axes, values)
 
     def recomputed(self, weights: Array, log_total: Array) -> Array:
@@ -97,22 +100,23 @@ class Exact:
         return weights
 
     def lift(self, values: Array) -> Array:
-        """Add the sample axis to an input if this arithmetic has one: here, it has none."""
+        """Return an input with the axis of samples, if this arithmetic has one: here, unchanged."""
         return values
 
     def among_equals(self, terms: int) -> Exact:
-        """Return the arithmetic for sums of which so many terms may be equal: here, the same."""
+        """Return the arithmetic for sums of which `terms` terms may be equal: here, itself."""
         return self
 
 
 class Noisy(Exact):
     """Arithmetic in float64 with the rounding noise of every accuracy class at once.
 
-    Arrays have a leading axis of samples: `counts[i]` of them for the i-th class in `classes`.
+    Arrays have a leading axis of samples; `counts[i]` of the samples belong to the i-th of
+    `classes`.
     """
 
     def __init__(self, dtype: DType, seed: int, samples: int | None = None) -> None:
-        """`samples` is their number in every class, if it is not the usual one."""
+        """Prepare the noise of a dtype; `samples` overrides the number of samples per class."""
         self.classes = classes_of(dtype)
         decisive = ("A", self.classes[-1].name)
         usual = [SAMPLES if item.name in decisive else FEWER_SAMPLES for item in self.classes]
@@ -133,7 +137,7 @@ class Noisy(Exact):
             kind: np.repeat(np.where(stored, dtype.underflow, wide), self.counts)
             for kind, stored in held.items()
         }
-        # What is returned was rounded to the dtype, by classes that do not anyway.
+        # Results are returned in the dtype, so classes that do not round to it do so here.
         half = len(self.classes) > 1
         rounds = np.repeat([half and not item.probabilities for item in self.classes], self.counts)
         self._roundoff["returned"] = rounds * dtype.roundoff
@@ -147,8 +151,9 @@ class Noisy(Exact):
     def parts(self, most: int, *, alone: bool = False) -> Iterator[tuple[Noisy, dict[str, slice]]]:
         """Yield this arithmetic in parts of at most `most` samples, which fit into caches.
 
-        With each part come the samples of each class in it, by name. The parts share one generator,
-        unless they are drawn `alone`: then no part depends on what was computed in another.
+        Each part comes with a dictionary that maps the name of a class to the slice of its samples
+        in the part. The parts share one generator. With `alone`, each part has its own generator,
+        so that it does not depend on what was computed in other parts.
         """
         ends = np.cumsum(self.counts)
         for first in range(0, int(ends[-1]), most):
@@ -166,7 +171,7 @@ class Noisy(Exact):
             yield part, members
 
     def among_equals(self, terms: int) -> Noisy:
-        """Return this arithmetic for sums of which so many terms may be equal."""
+        """Return this arithmetic for sums of which `terms` terms may be equal."""
         found = copy.copy(self)
         found._equal = terms
         return found
@@ -192,9 +197,9 @@ class Noisy(Exact):
         return self._uniform(np.broadcast_shapes(roundoff.shape, values.shape)) * roundoff * values
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """Return the contraction with the noise of accumulating and then rounding it.
+        """Return the contraction with the noise of accumulating it and then rounding it.
 
-        The identity as a projection is exact: its operand was rounded before.
+        A projection by the identity is exact, because its operand has already been rounded.
         """
         if is_identity(right):
             return projected_by_identity(axes, left, right)
@@ -203,7 +208,7 @@ class Noisy(Exact):
         return self._accumulated(contract(axes, left, right), squares, terms, kind)
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """Return the sum with the noise of accumulating and then rounding it."""
+        """Return the sum with the noise of accumulating it and then rounding it."""
         squares = np.einsum(axes, values[:1] ** 2)
         return self._accumulated(np.einsum(axes, values), squares, _terms(axes, values), kind)
 
@@ -218,7 +223,7 @@ class Noisy(Exact):
         return weights * (1.0 + error * self._uniform(error.shape))
 
     def lift(self, values: Array) -> Array:
-        """Return an input with a leading axis of size 1, as it is the same in all samples."""
+        """Return an input with a leading axis of size 1, because it is the same in all samples."""
         return values[None]
 
     def _accumulated(self, exact: Array, squares: Array, terms: int, kind: Kind) -> Array:
@@ -229,8 +234,9 @@ class Noisy(Exact):
         nQ/2 + (n/3 - 1/2)S². Q and S are taken from one sample: they differ between samples by at
         most u.
 
-        Of m equal terms, each is rounded like the one before it, until the sum is twice as large.
-        Their errors add up to m/2 of those of the sum, instead of its square root.
+        If m terms are equal, each is rounded like the one before it, until the sum has doubled.
+        Their errors add up to m/2 times the rounding error of the sum, not to the square root of
+        that.
         """
         spread = max(terms / 2, 1.0) * squares
         spread += max(terms / 3 - 0.5, 0.0) * exact[:1] ** 2
@@ -261,14 +267,15 @@ class Noisy(Exact):
 class Amplified(Exact):
     """Arithmetic with the noise of one sample, amplified so that float32 suffices for it.
 
-    The effect of small noise is proportional to it. So noise that is below `AMPLIFIED` is raised to
-    that, far above the rounding of float32 and far below what would not be proportional, and the
-    error of a result is divided by the same factor. Arrays have no axis of samples, so they fit
-    into caches, and what all samples share is computed with the first: the terms of each sum.
+    The effect of small noise is proportional to it. Noise below `AMPLIFIED` is therefore raised to
+    that size, and the error of the result is divided by the same factor. The amplified noise is far
+    above the rounding of float32, but small enough for its effect to stay proportional. Arrays have
+    no axis of samples, so they fit into caches, and the scale of the noise of each sum is computed
+    only once, with the first sample.
 
-    The samples of a class are stratified: what is drawn for one intermediate in all of them has the
-    mean square of uniform noise. So σ is exact where a single rounding dominates, and fewer samples
-    are enough.
+    The samples of a class are stratified: over all of them, the noise of each intermediate has the
+    mean square of uniform noise. σ is therefore exact where a single rounding dominates, and fewer
+    samples are enough.
 
     Attributes:
         factor: the factor by which the noise of the present sample is amplified.
@@ -277,15 +284,25 @@ class Amplified(Exact):
     def __init__(
         self, dtype: DType, seed: int, wide: type[np.floating], reach: float = 1.0
     ) -> None:
-        """Hold arrays as `wide`: float32, or float64 for numbers beyond its range.
+        """Prepare the noise of a dtype.
 
-        `reach` is how many times less the noise is amplified, where something multiplies it.
+        Args:
+            dtype: the format in which implementations store intermediates.
+            seed: the seed of the noise.
+            wide: the format of the arrays: float32, or float64 for numbers beyond its range.
+            reach: the factor by which the noise is amplified less, because something multiplies it.
         """
         self._dtype, self._seed, self._wide, self._reach = dtype, seed, wide, reach
         self._spreads: list[Array] = []
 
     def begin(self, accuracy: AccuracyClass, number: int, samples: int) -> None:
-        """Begin a sample of an accuracy class: that with this number, from 0 on, of so many."""
+        """Begin a sample of an accuracy class.
+
+        Args:
+            accuracy: the accuracy class.
+            number: the number of the sample, from 0 on.
+            samples: the number of samples of this class.
+        """
         dtype, held = self._dtype, accuracy
         stored = {
             "tensor": held.tensors,
@@ -298,17 +315,17 @@ class Amplified(Exact):
         self.factor = max(1.0, AMPLIFIED / self._reach / max(roundoff.values()))
         wide = min(dtype.underflow, UNDERFLOW["float32"])
         underflow = {kind: dtype.underflow if s else wide for kind, s in stored.items()}
-        # What is returned was rounded to the dtype, by classes that do not anyway.
+        # Results are returned in the dtype, so classes that do not round to it do so here.
         rounds = len(classes_of(dtype)) > 1 and not held.probabilities
         roundoff["returned"] = rounds * dtype.roundoff
         underflow["returned"] = rounds * dtype.underflow
         self._roundoff = {kind: each * self.factor for kind, each in roundoff.items()}
-        # Less than float32's underflow is less than what comparisons allow anyway.
+        # Comparisons allow more than float32's underflow anyway.
         self._underflow = {
             kind: each * self.factor if each > UNDERFLOW["float32"] else 0.0
             for kind, each in underflow.items()
         }
-        # Samples of a class differ in their pools alone.
+        # Samples of a class differ only in their pools.
         self._pool = _stratified(samples, np.dtype(self._wide).name)[number]
         self._random = np.random.Generator(np.random.SFC64([self._seed, CLASSES.index(accuracy)]))
         if number == 0:
@@ -330,7 +347,7 @@ class Amplified(Exact):
         return self._times_noise(values, self._roundoff[kind])
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:
-        """Return the contraction with the noise of accumulating and then rounding it."""
+        """Return the contraction with the noise of accumulating it and then rounding it."""
         if is_identity(right):
             return projected_by_identity(axes, left, right)
         return self._accumulated(
@@ -341,7 +358,7 @@ class Amplified(Exact):
         )
 
     def total(self, axes: str, values: Array, kind: Kind) -> Array:
-        """Return the sum with the noise of accumulating and then rounding it."""
+        """Return the sum with the noise of accumulating it and then rounding it."""
         terms = _terms(axes, values)
         return self._accumulated(
             np.einsum(axes, values), lambda: np.einsum(axes, values**2), terms, kind
@@ -354,9 +371,10 @@ class Amplified(Exact):
     def _accumulated(
         self, exact: Array, squares: Callable[[], Array], terms: int, kind: Kind
     ) -> Array:
-        """Return `exact` with the noise of its sum, as in `Noisy`, and that of rounding it.
+        """Return `exact` with the noise of accumulating it, as in `Noisy`, and that of rounding it.
 
-        The scale of both is that of the first sample: samples differ by their noise only.
+        The scale of both is taken from the first sample of a class, because samples differ only in
+        noise.
         """
         place, self._place = self._place, self._place + 1
         if place == len(self._spreads):
@@ -375,7 +393,7 @@ class Amplified(Exact):
         return noise
 
     def _times_noise(self, values: Array, scale: float) -> Array:
-        """Return values times the scale times noise, in parts that fit into caches."""
+        """Return values · scale · noise, computed in parts that fit into caches."""
         flat = np.ascontiguousarray(values).reshape(-1)
         product = np.empty_like(flat)
         starts = self._random.integers(self._pool.size - _AT_ONCE, size=-(-flat.size // _AT_ONCE))
@@ -397,10 +415,10 @@ _AT_ONCE = 2**15
 
 @lru_cache(maxsize=8)
 def _stratified(samples: int, wide: str) -> Array:
-    """Return a pool of noise for each of so many samples, `[samples pool]`.
+    """Return a pool of noise for each sample, `[samples pool]`.
 
-    Over the samples, each element of the pool is drawn once from each part of [-1, 1], and has the
-    mean square 1/3.
+    [-1, 1] is divided into as many parts as there are samples. For each element of the pool, one
+    sample is drawn from each part, and the mean square over the samples is 1/3.
     """
     random = np.random.Generator(np.random.SFC64(samples))
     parts = random.permuted(np.repeat(np.arange(samples)[:, None], 2**18, axis=1), axis=0)
@@ -414,7 +432,7 @@ MOST_SUMMED = 2**18
 
 
 def projected_by_identity(axes: str, values: Array, identity: Array) -> Array:
-    """Return the contraction with an identity as a projection, which only rearranges axes."""
+    """Return the contraction with a projection that is the identity, which only rearranges axes."""
     operands, output = axes.replace("...", "").split("->")
     given, of_weight = operands.split(",")
     before, after = (" ".join(each).replace("e", "(h d)") for each in (given, output))
@@ -423,9 +441,9 @@ def projected_by_identity(axes: str, values: Array, identity: Array) -> Array:
 
 
 def contract(axes: str, left: Array, right: Array) -> Array:
-    """Return `numpy.einsum(axes, left, right)`, by matrix products if there is much to sum.
+    """Return `numpy.einsum(axes, left, right)`, as matrix products if there are many terms.
 
-    An ellipsis stands for one axis of samples at most.
+    An ellipsis stands for at most one axis, that of the samples.
     """
     letters, output = axes.replace("...", "s").split("->")
     one, other = (
@@ -441,7 +459,7 @@ def contract(axes: str, left: Array, right: Array) -> Array:
         return np.einsum(axes, left, right)
 
     def stacked(operand: Array, axes: str, *groups: list[str]) -> Array:
-        """Return the operand as matrices, whose sides are these groups of axes."""
+        """Return the operand as matrices whose rows and columns are these groups of axes."""
         order = [axes.index(axis) for axis in (*both, *groups[0], *groups[1])]
         sides = (math.prod(sizes[axis] for axis in group) for group in groups)
         moved = operand.transpose(order)
@@ -493,7 +511,7 @@ def _first(operand: Array, axes: str, position: int) -> Array:
 
 
 def _terms(axes: str, *operands: Array) -> int:
-    """Return the number of terms in the sum that makes each element of an einsum."""
+    """Return the number of terms that einsum sums for each element of its result."""
     inputs, output = axes.replace("...", "").split("->")
     sizes: dict[str, int] = {}
     for letters, operand in zip(inputs.split(","), operands, strict=True):

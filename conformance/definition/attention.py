@@ -8,14 +8,14 @@ loss with respect to X, C = P v the context, and D the row term of the softmax's
     scaled dot:  dq = scale · dS k             dk = scale · dSᵀ q
     additive:    dH_ijd = scale · dS_ij w_d (1 − tanh²(q_i + k_j)_d);  dq = Σ_j dH, dk = Σ_i dH
     soft cap:    dS is multiplied by 1 − tanh²(logits / cap) before the scale
-    sink:        dsink_h = −Σ_i P_i,sink D_i, because no value makes its dP zero
+    sink:        dsink_h = −Σ_i P_i,sink D_i, because its dP is zero: it has no value
 
 `conformance.definition.heads` has the norm and the rotation of queries and keys.
 
 Axes are in einsum's notation: b batch, q query, k key, h heads, d head, e embed; `...` stands for
-the sample axis of the noisy arithmetic, absent in the exact one. `hold` is the arithmetic, called
-wherever an implementation would store an intermediate. `tests/` compare the reference with a
-scalar loop, 50-digit arithmetic, complex steps and two frameworks' autodiff.
+the sample axis of the noisy arithmetic, which the exact one does not have. `hold` is the
+arithmetic, called wherever an implementation would store an intermediate. `tests/` compare the
+reference with a scalar loop, 50-digit arithmetic, complex steps and two frameworks' autodiff.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from conformance.definition.problem import Problem, Weights
 class Forward:
     """The results of the forward pass, with the intermediates that the backward pass needs.
 
-    `q`, `k` `[batch heads length head]`, `v` `[batch heads key value_head]` are projected, normed
-    and rotated, and repeated to all heads; `hidden` is tanh(q + k) of the additive score;
-    `log_total` is the logarithm of the softmax's normaliser. `softmax` and `weights` differ only in
-    rounding: the former divides exponentials by their sum, the latter is exp(logits - log_total).
-    `queries` and `keys` hold the heads before they are repeated; `capped` is tanh(logits / cap);
-    `of_sink` `[batch heads query 1]` is the weight of the sink.
+    `q`, `k` `[batch heads length head]` are projected, normed and rotated; `v`
+    `[batch heads key value_head]` is projected. Keys and values are repeated for all query heads;
+    `queries` and `keys` hold the heads before that. `hidden` is tanh(q + k) of the additive score;
+    `capped` is tanh(logits / cap). `log_total` is the logarithm of the softmax's normaliser.
+    `softmax` and `weights` differ only in rounding: the former divides exponentials by their sum,
+    the latter is exp(logits - log_total). `of_sink` `[batch heads query 1]` is the weight of the
+    sink.
     """
 
     q: Array
@@ -129,15 +130,15 @@ def projected_heads(problem: Problem, hold: Exact) -> tuple[Array, Array, Array]
 def masked_softmax(
     logits: Array, allowed: BoolArray, hold: Exact, sinks: Array | None = None
 ) -> tuple[Array, Array | None, Array]:
-    """Return the softmax over the allowed keys, that of the sink, and log of the normaliser.
+    """Return the softmax over the allowed keys, the weight of the sink, and log of the normaliser.
 
     The softmax has the shape of `logits` and is 0 for blocked keys, so a fully masked query gets
-    only zeros. The others have the shape `[batch heads query 1]`; the second is None without sinks
-    `[heads]`.
+    only zeros. The others have the shape `[batch heads query 1]`. The weight of the sink is None
+    without `sinks`, `[heads]`.
     """
     peak = np.max(logits, axis=-1, keepdims=True, where=allowed, initial=-np.inf)
     if sinks is not None:
-        # No noise can be taken of -∞, but of a number that is as small as that.
+        # Noise of -∞ would be NaN, so replace it by a finite number with the same effect.
         finite = np.maximum(sinks, np.finfo(sinks.dtype).min / 4)
         sink = hold(hold.lift(finite[None, :, None, None]), "logits")
         peak = np.maximum(peak, sink)
@@ -157,8 +158,8 @@ def masked_softmax(
 def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array]:
     """Return the gradient of ⟨output, cotangent⟩ with respect to each array, by its name.
 
-    If the problem is of heads alone, its projections have no gradients. Where the loss depends on
-    the weights too, ⟨weights, weights_cotangent⟩ is added to it.
+    If the problem is one of `heads_alone`, its projections have no gradients. If it has a
+    `weights_cotangent`, the loss is ⟨output, cotangent⟩ + ⟨weights, weights_cotangent⟩.
     """
     shape, weights = problem.shape, problem.weights
     hold = hold.among_equals(equal_keys(problem))
@@ -184,7 +185,7 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
         row = hold(row + row_term, "logits")
     d_logits = hold(attention * (d_weights - row[..., None]), "probability")
     if problem.attn_bias is not None:
-        # An argument may hold it in full: its gradient is rounded before the suite sums it up.
+        # An argument may hold the expanded bias; its gradient is rounded before the suite sums it.
         is_full = problem.attn_bias.shape == shape.logits
         d_bias = d_logits if is_full else hold(d_logits, "returned")
         gradients["attn_bias"] = hold(_sum_to(d_bias, problem.attn_bias.shape), "tensor")
@@ -233,7 +234,7 @@ def backward(problem: Problem, results: Forward, hold: Exact) -> dict[str, Array
 
 
 def heads_alone(problem: Problem) -> Problem:
-    """Return the same attention on projected heads, rounded: all projections are the identity.
+    """Return the problem with its projected heads, rounded, as inputs, and identity projections.
 
     The query, key and value hold their heads side by side, `[batch length (heads head)]`, and the
     cotangent is that of the context.
@@ -271,14 +272,14 @@ def heads_alone(problem: Problem) -> Problem:
 
 
 class Repeated(NamedTuple):
-    """The distinct tokens of an input `[1 distinct embed]`, and which of them each token is."""
+    """The distinct tokens `[1 distinct embed]` of an input, and the index in them of each token."""
 
     rows: Array
     origin: IntArray
 
 
 class _Repeats(NamedTuple):
-    """What is repeated in a problem: tokens of each input, or None, and keys of an entry."""
+    """Repetitions in a problem: tokens of each input, or None, and the number of equal keys."""
 
     query: Repeated | None
     key: Repeated | None
@@ -316,8 +317,8 @@ def _project(
 ) -> Array:
     """Return the projection of `[batch length embed]` to `[batch heads length head]`.
 
-    Equal rows are projected once and share their noise: implementations round them identically, so
-    that their errors do not average out in a sum over keys.
+    Equal rows are projected once and share their noise. Implementations round them identically, so
+    their errors do not average out in a sum over keys.
     """
     batch, length, _ = values.shape
     distinct = values if repeated is None else repeated.rows
@@ -336,11 +337,11 @@ FEW = 64
 
 
 def equal_keys(problem: Problem) -> int:
-    """Return how many keys of one entry are equal, or 0 if they are few.
+    """Return the greatest number of equal keys in an entry, or 0 if it is small.
 
-    Then as many terms of sums over keys are equal: weights times values if these are one array with
-    the keys, and the gradients of all values, which are the same for equal weights. A scale of 0
-    makes the weights equal too.
+    In sums over keys, as many terms are then equal: the weights times the values, if these are the
+    same array as the keys, and the gradients of all values, which are the same for equal weights. A
+    scale of 0 makes the weights equal too.
     """
     return _repeats(problem).equal_keys
 
@@ -359,7 +360,7 @@ def _most_equal_keys(problem: Problem) -> int:
 
 
 def _may_repeat(rows: Array) -> bool:
-    """Return False if no two rows are equal, as hashes tell sooner than sorting them does."""
+    """Return False if no two rows are equal; hashes find that faster than sorting."""
     if not rows.size:
         return True
     factors = np.random.default_rng(0).integers(2**63, size=rows.shape[1], dtype=np.uint64) | 1
@@ -375,13 +376,13 @@ def _score(problem: Problem) -> Array:
 
 
 def _sum_to(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Return the gradient summed over those of the last four axes whose size in `shape` is 1."""
+    """Return the gradient summed over those of its last four axes that have size 1 in `shape`."""
     axes = tuple(axis - 4 for axis in range(4) if shape[axis] == 1)
     return gradient.sum(axis=axes, keepdims=True) if axes else gradient
 
 
 def _sum_groups(gradient: Array, group: int, hold: Exact) -> Array:
-    """Return a gradient `[... heads key size]` summed over each group of query heads."""
+    """Return a gradient `[... heads key size]` summed over the query heads of each group."""
     if group == 1:
         return gradient
     *leading, heads, length, size = gradient.shape
@@ -390,7 +391,7 @@ def _sum_groups(gradient: Array, group: int, hold: Exact) -> Array:
 
 
 def _add_shared(problem: Problem, d_inputs: dict[str, Array], hold: Exact) -> dict[str, Array]:
-    """Return one gradient per distinct input: those of inputs that share an array are added."""
+    """Return one gradient per distinct input; gradients of inputs that share an array are added."""
     if problem.shape.sharing == "separate":
         return d_inputs
     memory = hold(d_inputs["key"] + d_inputs["value"], "tensor")

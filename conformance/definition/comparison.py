@@ -1,9 +1,10 @@
 """Compare arrays in units of unavoidable rounding noise.
 
-One rule holds for every element: |got - want| ≤ limit·σ + underflow. No averaging hides a
-deviation, and elements with σ = 0 must be exact. Two more rules notice what no single element
-shows: the rms of error/σ over an array is at most a quarter of the limit, and the signed bias of
-outputs and weights at most what correlated roundings of correct implementations add up to.
+One rule holds for every element: |got - want| ≤ limit·σ + underflow. There is no averaging that
+could hide a deviation, and elements with σ = 0 must be exact. Two more rules detect what no single
+element shows: the rms of error/σ over an array must be at most a quarter of the limit, and the
+signed bias of outputs and weights at most the sum of correlated roundings in correct
+implementations.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def compare(
     """Return the comparison of an array with its expectation; `noise` is σ of each element.
 
     Raises:
-        WrongShape: the shapes of `got` and `want` differ.
+        WrongShape: if the shapes of `got` and `want` differ.
     """
     if got.shape != want.shape:
         raise WrongShape(f"{name} has shape {list(got.shape)}, wanted {list(want.shape)}")
@@ -117,7 +118,7 @@ def _excess(
 ) -> float:
     """Return the largest of the three figures of an array, each relative to its limit.
 
-    `tolerated` is the limit of the bias if it is larger than that of independent rows.
+    `tolerated` is the limit of the bias if it is larger than the limit for independent rows.
     """
     parts = [largest / limit]
     if count >= FEWEST:
@@ -131,10 +132,10 @@ def _excess(
 def _tolerated_bias(name: str, want: Array, noise: Array, limit: float) -> float:
     """Return the limit of the bias of an array whose rows share errors.
 
-    Equal rows, as with a scale of 0, are rounded alike, so only distinct ones are independent.
-    All weights of a row may have the error of its normaliser: up to 2σ, and in the mean over n
-    distinct rows 4σ/√n. Where σ is that of half precision, it is far smaller: normalisers are at
-    least as accurate as float32.
+    Equal rows, as with a scale of 0, are rounded alike, so only distinct rows are independent. All
+    weights of a row may share the error of its normaliser: up to 2σ, and in the mean over n
+    distinct rows 4σ/√n. In half precision, this error is far smaller than σ, because normalisers
+    are at least as accurate as float32.
     """
     rows = want.reshape(-1, want.shape[-1])
     if name == "weights":
@@ -187,7 +188,7 @@ def compare_all(
 
 
 def element(name: str, index: tuple, got: float, want: float, noise: float) -> Worst:
-    """Return an element of an array, with its numbers as text, as evidence of a deviation."""
+    """Return an element of an array as evidence of a deviation, with its numbers as text."""
     texts = (f"{float(value):.10g}" for value in (got, want, noise))
     return Worst(name, tuple(int(i) for i in index), *texts)
 
@@ -196,8 +197,8 @@ def between(name: str, one: Array, other: Array, noise: Array, underflow: float)
     """Return the comparison of two answers of an implementation, which may both be wrong.
 
     Both contain noise. A wrong answer may have noise where the correct one has none, so each σ is
-    raised to at least the rms of the array's. Elements that are NaN in both count as equal, because
-    other requirements report NaN.
+    raised to at least the rms of σ over the array. Elements that are NaN in both count as equal,
+    because other requirements report NaN.
     """
     flat = noise.ravel()
     typical = math.sqrt(float(flat @ flat) / max(1, flat.size))
@@ -245,10 +246,10 @@ def _spans(arrays: Mapping[str, Array], names: Sequence[str]) -> tuple[np.ndarra
 def against(
     expectation: Expectation, arrays: Mapping[str, Array], limit: float = LIMIT
 ) -> list[Comparison]:
-    """Return the comparison of each array with the expectation, for the class that decides.
+    """Return the comparison of each array with the expectation, by the σ of the deciding class.
 
-    Where an array is beyond its limits by so little that σ may be estimated badly, σ is estimated
-    again from more samples.
+    If an array exceeds its limits by so little that a bad estimate of σ may be the reason, it is
+    compared again with σ estimated from more samples.
     """
     want, underflow = expectation.arrays, expectation.underflow
     compared = compare_all(arrays, want, expectation.sigma, underflow, limit)
@@ -274,10 +275,10 @@ def accuracy_class(expectation: Expectation, arrays: Mapping[str, Array]) -> str
 
 
 def worst_of(comparisons: Iterable[Comparison]) -> Comparison:
-    """Return the comparison that is furthest beyond its limits, or closest to them."""
+    """Return the comparison with the largest excess."""
     return max(comparisons, key=lambda item: item.excess)
 
 
 def _rounded(value: float) -> float:
-    """Return a finite number rounded to four significant digits, to keep records short."""
+    """Return a number clipped to ±`INFINITE` and rounded to four digits, to keep records short."""
     return float(f"{min(max(value, -INFINITE), INFINITE):.4g}")

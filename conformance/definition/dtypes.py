@@ -1,8 +1,8 @@
 """The floating-point formats of a problem, and rounding to them without any framework.
 
 Arrays are NumPy float64 throughout the suite; an array "in bfloat16" holds only numbers that
-bfloat16 can represent. So NumPy, which has no bfloat16, is the only dependency, and converting to
-an array of a framework is exact.
+bfloat16 can represent. NumPy, which has no bfloat16, is therefore the only dependency, and
+converting to an array of a framework is exact.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class Expectation:
             from the most accurate to the least.
         underflow: the absolute error that underflow causes in any element of the dtype.
         promised: the accuracy class that the implementation promises; "" for the least accurate.
-        careful: returns the same with σ from more samples, or None if there were enough of them.
+        careful: a function that returns the same expectation with σ estimated from more samples, or
+            None if there were enough of them.
     """
 
     arrays: Mapping[str, Array]
@@ -72,9 +73,9 @@ class Expectation:
         return self.noise[self.promised or list(self.noise)[-1]]
 
     def at_accuracy(self, promised: str) -> Expectation:
-        """Return this expectation judged by an accuracy class; "" for the least accurate.
+        """Return a copy whose `sigma` is that of an accuracy class; "" for the least accurate.
 
-        float32 and float64 have one class, by which every answer is judged.
+        float32 and float64 have only one class, by which every answer is judged.
         """
         return replace(self, promised=promised if promised in self.noise else "")
 
@@ -95,10 +96,13 @@ def expect(
 ) -> Expectation:
     """Return the reference answer and the noise of each accuracy class.
 
-    The noisy evaluations are repeated `times` times: searching millions of elements for an outlier
-    needs a better estimate of σ than checking a thousand. `samples` replaces the usual number of
-    noisy evaluations, for a rough estimate. Without `gradients`, which take two thirds of the time,
-    the output and the weights are expected just the same.
+    Args:
+        problem: the problem.
+        times: how often the noisy evaluations are repeated. Searching millions of elements for an
+            outlier needs a better estimate of σ than checking a thousand.
+        samples: replaces the usual number of noisy evaluations, for a rough estimate.
+        gradients: whether gradients are included, which take two thirds of the time. The output and
+            the weights do not depend on this.
     """
     exact = solve(problem, gradients=gradients).arrays()
     squares: dict[str, dict[str, Array]] = {}
@@ -121,13 +125,13 @@ def expect(
                 variance *= 2
             variance[(square == 0) & (values == 0)] = 0.0
             sigma = np.sqrt(variance, out=variance)
-            # What is kept on disk has half the size; float64 alone needs its exponents.
+            # float32 halves the size on disk; only float64 needs the range of its exponents.
             noise[accuracy][name] = sigma if problem.dtype == "float64" else _in_float32(sigma)
     return Expectation(exact, noise, problem.format.underflow)
 
 
 def expect_carefully(problem: Problem, *, gradients: bool = True) -> Expectation | None:
-    """Return the expectation with σ from `CAREFUL` times the samples; None if it is not large.
+    """Return the expectation with σ from `CAREFUL` times the samples; None for a small problem.
 
     Small problems have enough samples from the beginning.
     """
@@ -147,7 +151,7 @@ def _squares(
     squares: dict[str, dict[str, Array]] = {item.name: {} for item in noisy.classes}
     logits = math.prod(problem.shape.logits)
     at_once = max(1, MOST_ELEMENTS // max(1, logits))
-    # The parts share a generator: what a part draws depends on what the one before computed.
+    # The parts share a generator, so the noise of a part depends on the parts before it.
     gradients = len(exact) > 2 or at_once < sum(noisy.counts)
     for part, members in noisy.parts(at_once):
         samples = _solved(problem, part, gradients).arrays()
@@ -166,7 +170,7 @@ def _squares(
 def _squares_of_large(
     problem: Problem, exact: Mapping[str, Array], seed: int, number: int | None
 ) -> dict[str, dict[str, Array]]:
-    """Return the same as `_squares` from fewer samples, in float32 and one at a time."""
+    """Return the same as `_squares` from fewer samples, one at a time, in float32 if possible."""
     reach = _reach(problem)
     wide = _wide(problem) if reach == 1 else np.float64
     arrays = {name: getattr(problem, name) for name in ARRAY_NAMES if name != "mask"}
@@ -197,7 +201,7 @@ FAR = 256.0
 
 
 def _reach(problem: Problem) -> float:
-    """Return how many times further than `FAR` the tokens stand whose angles matter, at least 1."""
+    """Return the greatest position that a rotation uses, as a multiple of `FAR`, but at least 1."""
     if problem.rotary is None:
         return 1.0
     sides = (problem.position_of_queries, problem.position_of_keys)
@@ -205,7 +209,10 @@ def _reach(problem: Problem) -> float:
 
 
 def _features_as(problem: Problem, wide: type[np.floating]) -> dict[str, Any]:
-    """Return the fields of features with numbers that are rounded, as arrays of another format."""
+    """Return those features that have floating-point arrays, as fields of `Problem`.
+
+    The arrays are converted to the format `wide`.
+    """
     found: dict[str, Any] = {}
     for name in ("sinks", "slopes"):
         if getattr(problem, name) is not None:
@@ -217,9 +224,9 @@ def _features_as(problem: Problem, wide: type[np.floating]) -> dict[str, Any]:
 
 
 def _wide(problem: Problem) -> type[np.floating]:
-    """Return the format for samples of a large problem: float32, if its range is large enough.
+    """Return the format for samples of a large problem: float32 if its range is large enough.
 
-    Squares and products of several numbers have to be in its range.
+    Squares and products of several numbers have to be within this range.
     """
     arrays = [getattr(problem, name) for name in ARRAY_NAMES if name != "mask"]
     arrays += problem.weights.named().values()
@@ -237,7 +244,7 @@ def _is_large(problem: Problem) -> bool:
 
 
 def _in_float32(sigma: Array) -> Array:
-    """Return σ as float32 represents it; what is too small for that is less than the underflow."""
+    """Return σ rounded to float32; a value too small for float32 is below the underflow anyway."""
     with np.errstate(under="ignore", over="ignore"):
         return np.minimum(sigma.astype(np.float32), np.finfo(np.float32).max).astype(np.float64)
 

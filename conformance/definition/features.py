@@ -1,7 +1,7 @@
-"""What a problem may have beyond projections, masks and a scale, and where its tokens stand.
+"""Features that a problem may have beyond projections, masks and a scale, and positions of tokens.
 
-`docs/definition.md` states all of it with formulas. Positions are those of the tokens in their own
-sequence: causal masks, windows, ALiBi and rotary embeddings compare them, never indices of arrays.
+`docs/definition.md` defines all of them with formulas. A position is that of a token in its
+sequence. Causal masks, windows, ALiBi and rotary embeddings compare positions, never array indices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Rotary:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Norm:
-    """RMS norm of each query and key head, x · g / √(mean(x²) + epsilon), before they rotate.
+    """RMS norm of each query and key head, x · g / √(mean(x²) + epsilon), before the rotation.
 
     The gains `query` and `key` are `[head]`: all heads share them.
     """
@@ -46,7 +46,7 @@ class Norm:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Segments:
-    """Sequences that are packed into one, by numbers: only tokens with equal ones see each other.
+    """Ids of sequences that are packed into one: only tokens with equal ids see each other.
 
     `query` is `[batch query]`, `key` is `[batch key]`.
     """
@@ -57,7 +57,7 @@ class Segments:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Positions:
-    """Where each token stands, instead of the positions that follow from lengths and segments.
+    """The position of each token, in place of the positions that follow from lengths and segments.
 
     `query` is `[batch query]`, `key` is `[batch key]`.
     """
@@ -80,9 +80,9 @@ def ranks(segments: IntArray) -> IntArray:
 
 
 def surplus_of_keys(segments: Segments, query_used: BoolArray, key_used: BoolArray) -> IntArray:
-    """Return, `[batch query]`, by how many keys the query's segment exceeds its own queries.
+    """Return how many more keys than queries the segment of each query has, `[batch query]`.
 
-    Only the tokens that are `used`, `[1 length]` or `[batch length]` booleans, are counted.
+    Only tokens are counted that are `used`: booleans, `[1 length]` or `[batch length]`.
     """
     mine = segments.query[:, :, None]
     keys = (mine == segments.key[:, None]) & key_used[:, None]

@@ -1,8 +1,8 @@
-"""The sizes that an implementation takes, and the shapes of cases at these sizes.
+"""The sizes that an implementation supports, and the shapes of cases at these sizes.
 
-Kernels are written for certain head sizes and work in tiles, so a mistake may show at their sizes
-only. An adapter declares a `Geometry`. The cases of the catalogue are then posed on a `Grid`, one
-choice of sizes that the geometry allows, with lengths around the edges of its tiles.
+Kernels are written for certain head sizes and work in tiles, so a mistake may appear only at their
+sizes. An adapter declares a `Geometry`. The cases of the catalogue then get the sizes of a `Grid`,
+one choice of sizes that the geometry allows, with lengths around the edges of its tiles.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Pair = tuple[int, int]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The lengths and numbers of heads that an implementation takes.
+    """The lengths and numbers of heads that an implementation supports.
 
     Attributes:
         tiles: the lengths of the tiles of queries and of keys in which it works. Lengths of the
             cases are chosen around their edges.
         multiples: the number of queries, and of keys, must be a multiple of these.
-        greatest_length: neither may be more than this; 0 for no limit.
-        heads: the only numbers of query heads; empty for all.
-        groups: the only numbers of query heads to a key/value head; empty for all.
+        greatest_length: the greatest number of queries and of keys; 0 for no limit.
+        heads: the allowed numbers of query heads; empty if all are.
+        groups: the allowed numbers of query heads per key/value head; empty if all are.
     """
 
     tiles: Pair = (64, 64)
@@ -40,11 +40,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[int, ...] = ()
 
     def lengths(self, queries: int, keys: int, *, equal: bool) -> Pair:
-        """Return allowed lengths: the least from those wanted on, or else the greatest.
+        """Return the least allowed lengths not below those wanted, or else the greatest allowed.
 
         Args:
             queries, keys: the lengths that are wanted.
-            equal: whether there are as many queries as keys.
+            equal: whether there must be as many queries as keys.
         """
         if equal:
             each = self._length(max(queries, keys), math.lcm(*self.multiples))
@@ -58,11 +58,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return length
 
     def numbers_of_heads(self, heads: int, group: int) -> Pair:
-        """Return the allowed numbers of query and of key/value heads that are nearest.
+        """Return the allowed numbers of query and key/value heads that are nearest to those wanted.
 
         Args:
             heads: the number of query heads that is wanted.
-            group: how many of them share a key/value head.
+            group: the number of query heads per key/value head that is wanted.
         """
         groups = self.groups or (range(1, max(self.heads) + 1) if self.heads else (group,))
         shared = [each for each in groups if any(n % each == 0 for n in self.heads)] or groups
@@ -73,13 +73,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grid(Limits, frozen=True, kw_only=True):
-    """The sizes at which a case is posed.
+    """One choice of sizes for the cases of the catalogue.
 
     Attributes:
-        head_size: size of a query and key head.
-        value_head_size: size of a value head in the families in which it differs; 0 if it cannot.
-        only_pairs: whether value heads have that size in all families, because heads of one size
-            are not taken.
+        head_size: the size of query and key heads.
+        value_head_size: the size of value heads in families whose value heads have another size
+            than their key heads; 0 if the implementation does not support that.
+        only_pairs: whether value heads have that size in all families, because the implementation
+            does not support value heads of the size of key heads.
         layer: whether inputs are heads × head wide, as most layers require. Otherwise they are
             narrow, because the suite's own projections would take most of the time.
     """
@@ -91,7 +92,7 @@ class Grid(Limits, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name, of which `parse` makes the grid again: "d128t128x64"."""
+        """The name of the grid, such as "d128t128x64", from which `parse` makes it again."""
         parts = [f"d{self.head_size}"]
         mark = "-" if self.only_pairs else "v"
         parts += [f"{mark}{self.value_head_size}"] if self.value_head_size else []
@@ -104,7 +105,7 @@ class Grid(Limits, frozen=True, kw_only=True):
 
     @staticmethod
     def parse(name: str) -> Grid | None:
-        """Return the grid of this name, or None if it is the name of none."""
+        """Return the grid with this name, or None if it is not the name of a grid."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -128,8 +129,8 @@ class Grid(Limits, frozen=True, kw_only=True):
         Numbers of heads and the batch stay small, because the cost is in the lengths.
 
         Args:
-            family: its name.
-            small: its shape in the catalogue.
+            family: the name of the family.
+            small: the shape of the family in the catalogue.
         """
         query_tile, key_tile = self.tiles
         queries, keys = _LENGTHS.get(family, _beyond_a_tile(small))(query_tile, key_tile)
@@ -159,17 +160,17 @@ class Grid(Limits, frozen=True, kw_only=True):
 
 
 class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sizes that an implementation takes, as its adapter declares them.
+    """The sizes that an implementation supports, as its adapter declares them.
 
     Attributes:
-        head_sizes: the sizes of query and key heads, the one that matters most first. Each case is
-            posed at the first; those of level "core" at all of them.
-        value_head_sizes: the sizes of value heads, one for each of `head_sizes`, of which one may
-            be named twice, such as `head_sizes=(64, 64), value_head_sizes=(64, 32)`; empty if value
-            heads have the size of key heads.
+        head_sizes: the sizes of query and key heads, the most important one first. Each case is run
+            with the first; cases of level "core" are run with all of them.
+        value_head_sizes: the sizes of value heads, one for each entry of `head_sizes`, where a size
+            may occur twice, such as `head_sizes=(64, 64), value_head_sizes=(64, 32)`; empty if
+            value heads have the size of key heads.
 
     Raises:
-        WrongDeclaration: the sizes contradict each other, or are not sizes.
+        WrongDeclaration: if the sizes contradict each other, or are not sizes.
     """
 
     head_sizes: tuple[int, ...]
@@ -215,11 +216,11 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """The sizes of key heads and of value heads that are taken together."""
+        """The supported pairs of a size of key heads and a size of value heads."""
         return tuple(zip(self.head_sizes, self.value_head_sizes or self.head_sizes, strict=True))
 
     def grids(self, *, layer: bool) -> tuple[Grid, ...]:
-        """Return a grid for each of the head sizes, the most important first.
+        """Return the grids for each of the head sizes, the most important first.
 
         Args:
             layer: as in `Grid`.
@@ -242,7 +243,7 @@ class Geometry(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tuple(found)
 
     def check(self, shape: Shape) -> None:
-        """Raise `Unsupported` for a shape that is not within the declared sizes."""
+        """Raise `Unsupported` if a shape is not within the declared sizes."""
         if shape.head_size not in self.head_sizes:
             raise Unsupported(f"head size {shape.head_size}; declared are {_list(self.head_sizes)}")
         if (shape.head_size, shape.value_head_size) not in self.pairs:
@@ -287,7 +288,7 @@ _WIDTH = 32
 
 Lengths = Callable[[int, int], Pair]
 
-# Around the edges of tiles: one less, exact, one more, two and more tiles with a partial one.
+# Around the edges of tiles: one less, exact, one more, and several tiles with a partial one.
 _LENGTHS: Mapping[str, Lengths] = {
     "self": lambda q, k: (q + 1, k + 1),
     "cross": lambda q, k: (q - 1, 2 * k + 1),
@@ -325,7 +326,10 @@ _HEADS: Mapping[str, Pair] = {
 
 
 def _beyond_a_tile(small: Shape) -> Lengths:
-    """Return the lengths of a family that is not in the table: one tile more, but 1 remains 1."""
+    """Return a function from tiles to the lengths of a family that is not in `_LENGTHS`.
+
+    Each length is one tile longer than that of the small shape, but 1 remains 1.
+    """
 
     def lengths(query_tile: int, key_tile: int) -> Pair:
         queries, keys = small.query_length, small.key_length

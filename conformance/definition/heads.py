@@ -1,13 +1,13 @@
-"""What query and key heads go through between projection and scores: RMS norm and rotation.
+"""The steps between projection and scores for query and key heads: RMS norm and rotation.
 
 With x a projected head, g the gain of the norm, n the head size and p the token's position:
 
     ρ = √(mean(x²) + ε)        y = x g / ρ        dx = (g dy − x Σ(x g dy) / (n ρ²)) / ρ
     z = rotated(y, p)          dy = rotated(dz, −p)          dg = Σ dy x / ρ
 
-Implementations make the tables of the rotation once, for all heads and entries, and the angles in
-float32 or better whatever the dtype: a position beyond 256 has no angle in bfloat16. Programs that
-round every operation round the tables too.
+Implementations compute the tables of the rotation once, for all heads and entries. They compute
+angles in float32 or better whatever the dtype, because bfloat16 cannot represent the angles of
+positions beyond 256. Programs that round every operation round the tables too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from conformance.definition.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Normed:
-    """Heads of size 1 on average, `[batch heads length head]`, and the root that divided them."""
+    """Heads divided by their rms, `[batch heads length head]`, and the `root` that divided them."""
 
     heads: Array
     root: Array
@@ -34,7 +34,7 @@ class Normed:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Cosine and sine of the angle of each token and pair, `[batch 1 length size/2]`."""
+    """The cosine and sine of the angle of each token and pair, `[batch 1 length size/2]`."""
 
     cosine: Array
     sine: Array
@@ -42,7 +42,7 @@ class Tables:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Heads as the scores see them, `[batch heads length head]`, and what the gradient needs."""
+    """Heads as the scores use them, `[batch heads length head]`, with what their gradients need."""
 
     heads: Array
     normed: Normed | None = None
@@ -50,7 +50,7 @@ class Prepared:
 
 
 def prepared(problem: Problem, query: Array, key: Array, hold: Exact) -> tuple[Prepared, Prepared]:
-    """Return projected queries and keys after the norm and the rotation that the problem has."""
+    """Return the projected queries and keys after any norm and rotation that the problem has."""
     tables = (
         (None, None)
         if problem.rotary is None
@@ -73,7 +73,7 @@ def prepared(problem: Problem, query: Array, key: Array, hold: Exact) -> tuple[P
 def gradients_of_prepared(
     problem: Problem, role: str, gradient: Array, after: Prepared, hold: Exact
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the gradient of the projected heads, and that of the norm's gain if there is one."""
+    """Return the gradient of the projected heads, and that of the norm's gain by name, if any."""
     if problem.rotary is not None and after.tables is not None:
         back = -after.tables.sine
         gradient = _rotated(gradient, problem.rotary, after.tables.cosine, back, hold)
@@ -98,13 +98,13 @@ def _normed(heads: Array, epsilon: float, hold: Exact) -> Normed:
 def _tables(
     problem: Problem, rotary: Rotary, kind: np.dtype[Any], hold: Exact
 ) -> tuple[Tables, Tables]:
-    """Return the tables of queries and keys, which are taken from one table of positions."""
+    """Return the tables of queries and of keys, both taken from one table of positions."""
     sides = (problem.position_of_queries, problem.position_of_keys)
     positions = np.unique(np.concatenate([side.ravel() for side in sides]))
     exponents = hold.lift(-math.log(rotary.base) * np.arange(0, rotary.size, 2) / rotary.size)
     frequencies = np.exp(exponents)
     angles = positions[:, None] * frequencies[..., None, :]
-    # Angles have errors from their frequency, which all positions share, and from the product.
+    # Errors of angles come from the frequency, shared by all positions, and from the product.
     wrong = hold.error(exponents, "angle") + hold.error(np.ones_like(exponents), "angle")
     off = angles * wrong[..., None, :] + hold.error(angles, "angle")
     cosine, sine = np.cos(angles), np.sin(angles)
@@ -120,7 +120,7 @@ def _tables(
 
 
 def _rotated(heads: Array, rotary: Rotary, cosine: Array, sine: Array, hold: Exact) -> Array:
-    """Return heads whose first components are rotated; the others stay what they are."""
+    """Return heads whose first components are rotated; the other components are unchanged."""
     half = rotary.size // 2
     if rotary.pairs == "halves":
         places = slice(half), slice(half, rotary.size)
@@ -131,7 +131,7 @@ def _rotated(heads: Array, rotary: Rotary, cosine: Array, sine: Array, hold: Exa
         hold(hold(first * cosine, "logits") - hold(second * sine, "logits"), "tensor"),
         hold(hold(second * cosine, "logits") + hold(first * sine, "logits"), "tensor"),
     )
-    # Heads that are given have one sample, and tables that are rounded have several.
+    # Heads that are given, not projected, have one sample, but rounded tables have several.
     turned = np.empty((*halves[0].shape[:-1], heads.shape[-1]), heads.dtype)
     turned[..., rotary.size :] = heads[..., rotary.size :]
     for place, half_turned in zip(places, halves, strict=True):

@@ -1,6 +1,6 @@
 """The definition's data: Shape, Weights, Problem and Answer.
 
-Everything is NumPy and immutable. Axis names, used in every docstring of the suite:
+Everything is NumPy and immutable. These are the names of axes in every docstring of the suite:
 
     batch, query (its length), key (its length), heads, kv_heads, head (query/key head size),
     value_head, query_width, key_width, value_width, output_width.
@@ -76,10 +76,10 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of an attention, its score, and whether it has biases and shared inputs.
+    """The sizes of an attention layer, its score, and whether it has biases and shared inputs.
 
-    `sharing` says which inputs are the same array: "self" (query, key and value: self-attention),
-    "memory" (key and value: a decoder's cross-attention) or "separate".
+    `sharing` specifies which inputs are the same array: "self" (query, key and value:
+    self-attention), "memory" (key and value: a decoder's cross-attention) or "separate".
     """
 
     batch: int
@@ -128,7 +128,7 @@ class Shape:
         return (self.batch, self.heads, self.query_length, self.key_length)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all canonical weights of this attention, by name."""
+        """Return the shapes of all canonical weights of the layer, by name."""
         return {
             name: tuple(getattr(self, axis) for axis in axes)
             for name, axes in WEIGHT_AXES.items()
@@ -194,7 +194,7 @@ FEATURE_ARRAYS = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
-    """The inputs, weights and masks of an attention, and the cotangent of its output.
+    """The inputs, weights and masks of an attention layer, and the cotangent of its output.
 
     Every number is exactly representable in `dtype`, so no error is due to rounding the inputs.
 
@@ -210,20 +210,21 @@ class Problem:
         scale: factor of the logits; None means `shape.default_scale`.
         weights_cotangent: gradient of the loss with respect to the returned attention weights,
             `[batch heads query key]`; None if the loss does not depend on them.
-        heads_alone: whether the projections, which are the identity, stand for none.
+        heads_alone: whether query, key and value are heads that have already been projected; the
+            projections are then the identity.
         window: how many keys before and after its own position a query sees; None means no limit.
         soft_cap: bounds the logits to cap · tanh(logits / cap), after the scale and before
             anything is added to them.
-        sinks: `[heads]`, logits of a sink per head, which takes weight and has no value.
+        sinks: `[heads]`, the logit of a sink for each head, which takes weight but has no value.
         slopes: `[heads]`, of ALiBi: slope · |distance of the positions| is subtracted.
         rotary: the rotation of queries and keys by their positions.
         norm: the RMS norm of query and key heads, before the rotation.
         query_lengths: `[batch]`, of each entry; queries beyond it are fully masked.
         key_lengths: `[batch]`, of each entry; keys beyond it are blocked.
         segments: the sequences that are packed into each entry.
-        positions: where the tokens stand, if `position_of_queries` and `position_of_keys` are not
-            to derive it. Then both alignments of the causal mask mean that a key is visible iff
-            its position is not beyond the query's.
+        positions: the positions of tokens; None if they follow from the lengths, the segments and
+            the alignment. If they are given, both alignments of the causal mask mean that a key is
+            visible iff its position is not beyond the query's.
     """
 
     shape: Shape
@@ -336,21 +337,24 @@ class Problem:
 
     @property
     def position_of_queries(self) -> IntArray:
-        """Where each query stands, `[batch query]`.
+        """The position of each query, `[batch query]`, counted from 0 in its sequence.
 
-        In its own sequence, from 0; with the causal alignment "bottom-right", the last query of a
-        sequence stands where its last key does.
+        With the causal alignment "bottom-right", the last query of a sequence has the position of
+        its last key. If the problem has `positions`, these take precedence.
         """
         size = (self.shape.batch, self.shape.query_length)
         return np.broadcast_to(self._positions()[0], size)
 
     @property
     def position_of_keys(self) -> IntArray:
-        """Where each key stands, `[batch key]`: in its own sequence, from 0."""
+        """The position of each key, `[batch key]`, counted from 0 in its sequence.
+
+        If the problem has `positions`, these take precedence.
+        """
         return np.broadcast_to(self._positions()[1], (self.shape.batch, self.shape.key_length))
 
     def trained(self) -> dict[str, Array | IntArray]:
-        """Return the arrays of the features that have gradients, by the gradient's name."""
+        """Return the arrays of features that have gradients, by the name of the gradient."""
         named = ("sinks", "norm.query", "norm.key")
         return {name: array for name, array in self.feature_arrays().items() if name in named}
 
@@ -372,7 +376,7 @@ class Problem:
         return queries + (more - less), keys
 
     def _used(self) -> tuple[BoolArray, BoolArray]:
-        """Return which queries and keys the lengths include, each `[1 or batch, length]`."""
+        """Return which queries and keys are within the lengths, each `[1 or batch, length]`."""
         queries = np.arange(self.shape.query_length)[None]
         keys = np.arange(self.shape.key_length)[None]
         return (
@@ -392,18 +396,18 @@ class Problem:
 
     @property
     def allowed(self) -> BoolArray | None:
-        """All that decides which keys a query may attend to, with four axes; None if nothing does.
+        """Which keys each query may attend to, booleans with four axes; None if nothing is masked.
 
-        That is the mask, the causal mask, the window, the lengths and the segments.
+        It combines the mask, the causal mask, the window, the lengths and the segments.
         """
         rules = [rule for _, rule in self.rules()]
         masks = rules if self.mask is None else [self.mask, *rules]
         return reduce(np.logical_and, masks) if masks else None
 
     def rules(self) -> Iterator[tuple[str, BoolArray]]:
-        """Yield each rule besides the mask by name, as an array that broadcasts to the logits.
+        """Yield each rule other than the mask as a name and an array that broadcasts to the logits.
 
-        They are "causal", "window", "query lengths", "key lengths" and "segments".
+        The rules are "causal", "window", "query lengths", "key lengths" and "segments".
         """
         before, after = self.window
         if self.causal is not None or self.window != NO_WINDOW:
@@ -426,7 +430,7 @@ class Problem:
             yield "segments", together
 
     def distances(self) -> IntArray:
-        """Return how far each key stands ahead of each query, `[1 or batch, 1, query, key]`."""
+        """Return each key's position minus each query's, `[1 or batch, 1, query, key]`."""
         queries, keys = self._positions()
         return keys[:, None, None, :] - queries[:, None, :, None]
 
@@ -444,7 +448,7 @@ class Problem:
         return ~(np.any(allowed, axis=1) if weights.ndim == 3 else allowed)
 
     def with_inputs(self, **inputs: Array) -> Problem:
-        """Return the problem with other inputs, which also replace inputs sharing their array."""
+        """Return a copy with these inputs, which also replace inputs that share their array."""
         unknown = set(inputs) - set(self.shape.distinct_inputs())
         if unknown:
             raise WrongShape(f"{sorted(unknown)} share another array here")
@@ -492,10 +496,10 @@ class Answer:
     Attributes:
         output: `[batch query output_width]`, or None if it was not computed.
         weights: attention weights `[batch heads query key]`, or `[batch query key]` if the
-            implementation averages over heads; None if it returns none.
+            implementation averages over heads; None if it does not return them.
         gradients: by canonical name: "query", "key", "value", "weights.query", ...,
             "attn_bias", "sinks", "norm.query", "norm.key". Inputs that share an array have one
-            gradient, under the first's name.
+            gradient, under the name of the first.
         dtypes: the native dtype of each returned array, by the array's name.
     """
 
@@ -520,7 +524,7 @@ def causal_mask(shape: Shape, alignment: Causal) -> BoolArray:
 
 
 def check_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Raise `WrongShape`, with the array's name, unless both shapes are equal."""
+    """Raise `WrongShape`, naming the array, unless both shapes are equal."""
     if got != wanted:
         raise WrongShape(f"{name} has shape {list(got)}, wanted {list(wanted)}")
 
