@@ -5,8 +5,9 @@
     python benchmarks/matrix.py --simulated     a thousand environments of a second, 64 workers
     python benchmarks/matrix.py --worlds        our ring attention on one to four processes
 
-The nodes are processes of this machine, which needs two free CPUs. The engines take turns, four
-times. In the first round they install; medians of the other rounds are printed.
+The nodes are processes of this machine, which needs two free CPUs. Each node is bound to one of
+them, as is tox, because JAX would otherwise compile on both. The engines take turns, four times. In
+the first round they install; medians of the other rounds are printed.
 
     tox         seconds of `mha-conformance matrix --on tox`, with one worker
     ray         seconds of `mha-conformance matrix --on ray`, with two nodes of one CPU
@@ -27,6 +28,8 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -67,12 +70,17 @@ def compared(folder: Path, environments: list[str]) -> None:
     # machines share an index of packages near them.
     os.environ.setdefault("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv"))
     os.environ["XDG_CACHE_HOME"] = str(folder / "caches")
-    nodes = cluster(0, 1, 1)
+    nodes = cluster(0)
+    for number in range(2):
+        with bound(number):
+            nodes.add_node(num_cpus=1)
     os.environ["RAY_ADDRESS"] = nodes.address
     rounds = []
     # The first round installs. The speed of a machine changes, so each round is compared by itself.
     for number in range(ROUNDS + 1):
-        tox, ray = timed(project, environments, "tox"), timed(project, environments, "ray")
+        with bound(0):
+            tox = timed(project, environments, "tox")
+        ray = timed(project, environments, "ray")
         print(f"{'warm' if number else 'cold'}: tox {tox:.1f} s, ray {ray:.1f} s", flush=True)
         rounds.append((tox, ray))
     nodes.shutdown()
@@ -148,6 +156,15 @@ def warm(workers: int) -> None:
 
     sleep = ray.remote(num_cpus=1)(lambda: time.sleep(10))
     ray.get([sleep.remote() for _ in range(workers)])
+
+
+@contextmanager
+def bound(number: int) -> Iterator[None]:
+    """Bind the processes that are started meanwhile to one CPU."""
+    every = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(every)[number]})
+    yield
+    os.sched_setaffinity(0, every)
 
 
 def cluster(*cpus: int) -> Nodes:
