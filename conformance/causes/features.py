@@ -205,7 +205,7 @@ def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
 
 
 def _window_in_blocks(maker: Maker, window: Window) -> Iterator[Hypothesis]:
-    """Yield hypotheses about a window that counts whole blocks of keys."""
+    """Yield hypotheses about a window that is measured in whole blocks of keys."""
     problem, base = maker.problem, _without(maker.problem, "window")
     p, r = problem.position_of_queries, problem.position_of_keys
     for size in TILES:

@@ -65,8 +65,8 @@ class Hypothesis:
     """A known defect that may explain a wrong answer.
 
     Attributes:
-        cause: names the defect, such as "mask.inverted".
-        make: returns the computation that has the defect.
+        cause: the phrase that names the defect, such as "mask.inverted".
+        make: a function that returns the computation that has the defect.
         in_parts: whether only some heads or rows may have the defect.
         breaks: whether it predicts only which rows are wrong; several of these may fit equally.
     """
@@ -189,7 +189,7 @@ class Best:
         return bool(self.known) and (bool(self.wanted) or self.dtype not in HALF)
 
     def tries(self, cause: Phrase) -> bool:
-        """Return whether this cause is worth computing."""
+        """Return whether this cause is to be tried, which depends on `wanted`."""
         return not self.wanted or cause.id == self.wanted
 
     def add(self, misfit: float, cause: Phrase) -> bool:
@@ -273,9 +273,10 @@ class Evidence:
         """Return whether the prediction `found` explains every element of the answer.
 
         Where the prediction is NaN, any answer fits. Where it is infinite, the answer's row must be
-        clearly wrong, and where it is −∞, the answer must be NaN. In addition, some wrong element
-        must be predicted, or all rows without a prediction must be wrong, and the prediction must
-        account for most of the rms error.
+        clearly wrong, and where it is −∞, the answer must be NaN.
+
+        In addition, some wrong element must have a prediction, or else rows without any must exist
+        and all be wrong. Finite predictions of wrong elements must at least halve the rms error.
         """
         if found.shape != self.got.shape:
             return False

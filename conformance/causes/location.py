@@ -95,7 +95,10 @@ def partial(
 
 
 def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
-    """Return which heads have the defect, by least squares: the output is a sum over heads."""
+    """Return which heads have the defect, or an empty phrase if it is not in just some of them.
+
+    They are found by least squares, since the output is a sum over heads.
+    """
     right, count = maker.right, maker.problem.shape.heads
     if count < 2 or stages.context.shape != right.context.shape:
         return NOTHING

@@ -1,4 +1,4 @@
-"""Known defects in precision: an intermediate is rounded, or the whole array is less accurate."""
+"""Known defects in precision: a rounded intermediate result, or an array that is less accurate."""
 
 from __future__ import annotations
 

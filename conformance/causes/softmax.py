@@ -243,7 +243,7 @@ def _quotient(powers: Array, summed: Array) -> Array:
 def _rescaled(size: int) -> dict[str, Change]:
     """Return, by cause, softmaxes that rescale sums wrongly when the running maximum grows.
 
-    They process the keys in tiles of `size`.
+    They process the keys in tiles of `size` keys each.
     """
 
     def running(logits: Array) -> Array:

@@ -161,7 +161,7 @@ class Stages:
         return logits if slopes is None else logits - slopes[:, None, None] * self.far()
 
     def far(self) -> Array:
-        """Return how far each key is from each query, `[b 1 q k]`."""
+        """Return the absolute distance of each key from each query, `[b 1 q k]`."""
         return np.abs(self.distances()).astype(np.float64)
 
     def distances(self) -> Array:
@@ -198,7 +198,7 @@ class Stages:
         return heads if gain is None else heads / self.root(heads) * gain
 
     def rotated(self, side: str, heads: Array) -> Array:
-        """Return heads rotated by the positions of their tokens."""
+        """Return heads after the rotary embedding of their tokens' positions, if there is one."""
         rotary = self.problem.rotary
         return heads if rotary is None else self.turned(heads, self.angles(self.positions(side)))
 
@@ -236,7 +236,7 @@ class Stages:
 
     @cached_property
     def allowed(self) -> BoolArray:
-        """The combined mask, `[b h q k]`; True = may attend."""
+        """The combined mask, `[b h q k]`; True means that the query may attend to the key."""
         return self.problem.allowed_in_full()
 
     def hide(self, logits: Array) -> Array:
@@ -260,7 +260,7 @@ class Stages:
         return np.exp(logits - peak), self.of_sinks(peak)
 
     def of_sinks(self, peak: Array) -> Array:
-        """Return what the sinks add to the sum of a row, `[b h q 1]`."""
+        """Return what the sinks add to the normalising sum of each row, `[b h q 1]`."""
         sinks = self.sinks()
         return np.zeros_like(peak) if sinks is None else np.exp(sinks - peak)
 
@@ -287,7 +287,7 @@ class Stages:
 
     @cached_property
     def gradients(self) -> dict[str, Array]:
-        """The gradients by canonical name, as in an answer."""
+        """The gradients of inputs and parameters, by their canonical names, as in an answer."""
         found: dict[str, Array] = {}
         above = self.received()
         found["weights.output"] = np.einsum("bhqd,bqe->hde", self.context, above)

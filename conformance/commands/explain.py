@@ -77,7 +77,7 @@ class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
 
     Attributes:
         id: the value for `--case`.
-        case: prose, inputs and masks.
+        case: its description: prose, inputs and masks.
         defined: whether there is an agreed answer.
         derivation: how the expected answer and the tolerance are derived.
         idle: inputs that by definition do not affect the answer here, with the reason.
@@ -407,7 +407,7 @@ def _adapters() -> tuple[Adapter, ...]:
 
 
 def _links(adapters: Iterable[Adapter]) -> dict[str, list[str]]:
-    """Return the names of the adapters that share each link to documentation, by link."""
+    """Return a mapping from each link to documentation to the names of adapters that give it."""
     links: dict[str, list[str]] = {}
     for adapter in adapters:
         if adapter.documentation:

@@ -1,4 +1,4 @@
-"""`mha-conformance long`: compare all of output and gradients at up to a million tokens."""
+"""`mha-conformance long`: check every element of output and gradients at up to a million tokens."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def line(step: Step) -> str:
 
 
 def summary(steps: list[Step]) -> list[str]:
-    """Return, for each dtype, the greatest length up to which everything compared conforms."""
+    """Return a line for each dtype with the greatest length up to which everything conforms."""
     from conformance.records.long import reaches
 
     lines = []

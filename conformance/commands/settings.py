@@ -58,7 +58,7 @@ def read_settings(path: Path = FILE) -> Settings:
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Fill in options that were not given from the table.
+    """Fill in, from the table, options that were not given on the command line.
 
     Nothing is examined with --from-record, so in that case only the baseline is filled in.
     """
@@ -70,7 +70,7 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def complete_run(options: argparse.Namespace) -> None:
-    """Fill in options of `run` from the table, but only if no implementation is named.
+    """Fill in options of `run` from the table, but only if the command names no implementation.
 
     Raises:
         ConformanceError: if the table names no implementation either, or is wrong.

@@ -110,7 +110,7 @@ def _alike(one: Answer, other: Answer) -> bool:
 
 
 def _near(one: Array, other: Array, allowed: float) -> bool:
-    """Return whether two arrays differ by less than `allowed` times their largest number."""
+    """Return whether two arrays differ by at most `allowed` times the largest number in `other`."""
     largest = np.abs(other[np.isfinite(other)]).max(initial=0.0)
     with np.errstate(invalid="ignore"):
         close = np.abs(one - other) <= allowed * largest
@@ -234,7 +234,7 @@ def _solved(problem: Problem, inputs: Inputs, mask: BoolArray | None = None) -> 
 
 
 def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Question]:
-    """Yield questions on masks that are made for other sizes than the problem has."""
+    """Yield questions on masks that are made for sizes other than those of the problem."""
     own = set(layouts.axes(argument.layouts[0]))
     whole = lab.sizes()
     single = lab.sizes(batch=1, query=1) if lab.sharing != "self" else lab.sizes(batch=1)
@@ -273,7 +273,7 @@ def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Q
 
 
 def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
-    """Return a mask that blocks one key in each row, a different one from row to row.
+    """Return a mask that blocks one key in each row, and different ones in adjacent rows.
 
     Axes that are not in `own` have size 1.
     """

@@ -107,7 +107,7 @@ def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, Bool
 
 
 def distinct(patterns: dict[str, BoolArray]) -> bool:
-    """Return whether all patterns differ in rows where each of them leaves some key visible."""
+    """Return whether all patterns differ in some row in which each of them leaves a key visible."""
     several = list(patterns.values())
     shown = np.all([item.any(axis=-1) for item in several], axis=0)[..., None]
     pairs = itertools.combinations(several, 2)
@@ -135,8 +135,9 @@ def _pattern(sizes: tuple[int, ...], last: str, seed: int) -> BoolArray:
 def combined(
     lab: Laboratory, seen: Seen, ones: Sequence[BoolArray], other: BoolArray, names: tuple[str, str]
 ) -> Phrase:
-    """Return how the weights combine two patterns of visible keys, passed as the arguments `names`.
+    """Return how the weights combine two patterns of visible keys.
 
+    The patterns were passed as the two arguments in `names`.
     The first argument may stand for any of the patterns in `ones`. The weights of fully masked
     queries only have to differ from those without a mask.
     """
@@ -241,7 +242,7 @@ def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator
 
 
 def _effect(lab: Laboratory, seen: Seen, one: _Given, other: _Given) -> Phrase:
-    """Return which of two arguments, and whether the scale, had an effect on the weights."""
+    """Return which of two arguments had an effect on the weights, and whether the scale had one."""
     problem = seen.problem
     plain = lab.unmasked(seen)
     for value, added in _additions(one, other, problem.logit_scale):

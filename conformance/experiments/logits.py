@@ -258,8 +258,8 @@ def alibi(lab: Laboratory) -> Iterator[Entry]:
 )
 def rotary(lab: Laboratory) -> Iterator[Entry]:
     """Rotate queries and keys, and find the rotation that predicts the attention weights.
-    It is known by its pairs of components and its direction. Do this for each way of pairing that
-    the adapter declares, for whole heads and, if possible, for a part of each head."""
+    Rotations differ in the components that form a pair, and in the direction. Do this for each way
+    of pairing that the adapter declares, for whole heads and, if possible, for a part of each."""
     declared: list[RotaryTables | RotaryBase] = [*lab.features(RotaryTables)]
     declared += lab.features(RotaryBase)
     sizes = Sizes(query=5, key=5)

@@ -185,7 +185,10 @@ def _by_cotangent(
 
 
 def _sum(found: Seen, expected: float, name: str) -> Phrase:
-    """Return a phrase that compares the gradient of the values, summed over keys, with `expected`."""
+    """Return a phrase that compares the sum of the values' gradients over the keys with `expected`.
+
+    It is called only if all gradients are finite.
+    """
     shape = found.problem.shape
     source = {"separate": "value", "memory": "key", "self": "query"}[shape.sharing]
     # The features that hold the keys' indices get a gradient only through the values.

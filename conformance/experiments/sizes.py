@@ -39,7 +39,7 @@ Found = Literal["taken", "refused", "wrong"]
 
 @dataclass
 class _Trials:
-    """The shapes that have been tried so far.
+    """The shapes that have been tried so far, and what became of them.
 
     Attributes:
         lab: the laboratory.
@@ -154,7 +154,10 @@ def sizes_taken(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
-    """Return the first shape that the implementation accepts, or None if it accepts none."""
+    """Return the first shape that the implementation accepts, or None if it accepts none.
+
+    Failures before that shape are forgotten.
+    """
     for queries, keys in LENGTHS:
         for head in HEAD_SIZES:
             shape = _shape(lab, head, queries, keys)
