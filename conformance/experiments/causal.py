@@ -205,7 +205,7 @@ def _aligned(lab: Laboratory, found: Seen) -> Phrase:
 def _with_its_mask(
     lab: Laboratory, flag: str, needs: str, lengths: Phrase, sizes: Sizes
 ) -> Iterator[Entry]:
-    """Yield entries on a flag that needs a mask argument, with each causal triangle as that mask."""
+    """Yield entries on a flag that needs a mask argument, given each causal triangle in turn."""
     way = blocking(lab, lab.adapter.masks.by_name[needs])
     if way is None:
         return
