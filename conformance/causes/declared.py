@@ -35,7 +35,7 @@ _KEPT = {
 
 
 def cause(finding: Finding, ex: Examination) -> Phrase:
-    """Return the cause of a finding that its observed value shows, or an empty phrase."""
+    """Return the cause that the observed value of a finding reveals, or an empty phrase."""
     if finding.requirement == "mask.polarity-is-as-declared":
         return _polarity(ex)
     if finding.requirement == "observed.fully-masked-row":
@@ -70,7 +70,7 @@ def _polarity(ex: Examination) -> Phrase:
 
 
 def of_entries(finding: Finding, entries: Sequence[Entry]) -> Phrase:
-    """Return the cause that the entries of an experiment show, or else the finding's own cause."""
+    """Return the cause that an experiment's entries reveal, or else the one the finding has."""
     wrong = [entry for entry in entries if not entry.agrees]
     if len(wrong) == 1 and wrong[0].value.id in ("dropout.on", "dropout.off"):
         return Phrase("dropout.is-on" if wrong[0].value.id == "dropout.on" else "dropout.is-off")

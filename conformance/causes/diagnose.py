@@ -1,4 +1,4 @@
-"""Diagnose a wrong answer: its cause, if one is known, its location, and the part responsible.
+"""Diagnose a wrong answer: find its cause, where it deviates, and which part is responsible.
 
 The output is examined first, since a defect that affects it affects everything else. If the output
 is right, the returned weights and the gradients are examined separately.
@@ -70,7 +70,7 @@ NO_ANSWER = (ConformanceError, Unsupported, Raised)
 
 @dataclasses.dataclass(frozen=True)
 class Causes:
-    """The cause found for each part of an answer; a part without one has an empty phrase."""
+    """The cause found for each part of an answer; the phrase is empty if no cause is known."""
 
     output: Phrase = NOTHING
     weights: Phrase = NOTHING
@@ -90,10 +90,10 @@ class Causes:
 
 
 def explain(finding: Finding, ex: Examination) -> Finding:
-    """Return the finding with its cause, location and responsible part, as far as known."""
+    """Return the finding with its cause, location and responsible part, if they are known."""
     cause, where, made_by = NOTHING, NOTHING, finding.made_by
     if not ex.case.defined:
-        # Other causes are mistakes against a definition, which these cases lack.
+        # All other causes presuppose a definition, which these cases lack.
         return msgspec.structs.replace(finding, cause=declared.cause(finding, ex) or finding.cause)
     if finding.requirement.startswith(OF_AN_ANSWER):
         # A defect that also appears without a mask takes precedence over causes about masks.
@@ -123,8 +123,10 @@ def _cause(requirement: str, ex: Examination) -> Phrase:
 
 
 def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
-    """Return the cause that no gradient comes back of some arrays, given the finding that says so:
-    it has no figures."""
+    """Return a cause that lists the arrays without a gradient, or an empty phrase.
+
+    A finding that compares gradients reports missing ones if it has no figures.
+    """
     if finding.requirement not in responsible.COMPARED or finding.figures is not None:
         return NOTHING
     shape = ex.problem.shape
@@ -139,7 +141,7 @@ def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
 
 
 def causes(ex: Examination, mode: Mode) -> Causes:
-    """Return the known defects that explain the answer to the case in a mode; cached."""
+    """Return the known defects that explain the answer to the case in a mode (cached)."""
     key = ("causes", id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name)
 
     def look() -> Causes:
@@ -160,7 +162,7 @@ def causes(ex: Examination, mode: Mode) -> Causes:
 
 
 def _changes(ex: Examination, answer: Answer, ask: Callable[[Problem], Answer]) -> bool:
-    """Return whether the same call gives another output, weights or gradients the next time."""
+    """Return whether repeating the call changes an array by more than the rounding noise."""
     try:
         arrays = ask(ex.problem).arrays()
     except NO_ANSWER:
@@ -180,8 +182,8 @@ class Similar:
     """The answer to a similar case.
 
     Attributes:
-        search: returns the causes of each wrong part of the answer: all that have a given id, or
-            the likeliest if the id is "".
+        search: a function that takes the id of a cause, and returns what explains each wrong part
+            of the answer: only that cause is considered, or all causes if the id is "".
         is_elsewhere: whether the case is in another family of shapes.
     """
 
@@ -189,7 +191,7 @@ class Similar:
     is_elsewhere: bool
 
     def contradicts(self, part: str, cause: str) -> bool:
-        """Return whether this part is wrong, and not for the cause with this id."""
+        """Return whether this part is wrong for a reason other than the cause with this id."""
         found = self.search(cause).get(part)
         if found is None or found.known:
             return False
@@ -198,9 +200,12 @@ class Similar:
 
 
 def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
-    """Yield the answers to similar cases of the catalogue: one in another family of shapes, and one
-    with other numbers in the same family. Where two sizes are equal by chance, or two keys, a
-    mistake has the effect of another; it does not in both of these."""
+    """Yield the answers to similar cases of the catalogue, which distinguish similar defects.
+
+    One case is in another family of shapes, and one in the same family with other numbers. If two
+    sizes or two keys happen to be equal, two different defects may have the same effect in the
+    original case, but hardly in these as well.
+    """
     if np.prod(ex.problem.shape.logits) > MOST_ELEMENTS:
         return
     elsewhere, same_shape = relatives(ex.case) or ((), ())
@@ -212,7 +217,7 @@ def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
             except NO_ANSWER:
                 continue
             if not np.isfinite(answer.output).any():
-                # Of an answer that is NaN throughout, nobody can say how it came about.
+                # An answer without any finite number does not reveal its cause.
                 continue
 
             def search(
@@ -240,7 +245,7 @@ def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
 def _of_spellings(
     ex: Examination, problem: Problem, expectation: Expectation, spellings: Iterable[Spelling]
 ) -> Phrase:
-    """Try each encoding of the mask; return the cause of the first wrong answer that has one."""
+    """Return the first cause that explains a wrong answer to one of these encodings of the mask."""
     for spelling in itertools.islice(spellings, MOST_SPELLINGS):
         ask = partial(ex.ask, spelling=spelling)
         try:
@@ -256,7 +261,7 @@ def _of_spellings(
 
 
 def _of_arguments(ex: Examination) -> Phrase:
-    """Return the known defect that explains the answer to a mask argument declared wrongly."""
+    """Return the defect that explains the answer when a wrongly declared mask argument is set."""
     tried = observations(ex)
     misdeclared = {argument.name for argument, _, entry in tried if not entry.agrees}
     # Zeros and ones may be a bias or a mask; other forms are unambiguous, so they come first.
@@ -266,7 +271,7 @@ def _of_arguments(ex: Examination) -> Phrase:
         values, native = telling(form, argument, ex.problem.shape)
         blocked = np.isneginf(values)
         if blocked.any():
-            # Known defects concern masks without finite numbers, which would hide them.
+            # Finite numbers in the mask would conceal the known defects, so they become 0.
             native = np.where(np.isneginf(native), -np.inf, 0.0)
             problem = ex.problem.replace(mask=~blocked)
         elif entry.declared == ADDED:
@@ -290,8 +295,15 @@ def diagnose(
     ask: Callable[[Problem], Answer],
     handed: Handed | None = None,
 ) -> Causes:
-    """Return the known defects that explain `answer`; `ask` returns answers to other problems, and
-    `handed` says how tokens were handed over, if not as they are."""
+    """Return the known defects that explain an answer.
+
+    Args:
+        problem: the problem that was posed.
+        expectation: the expected answer and its noise.
+        answer: the answer of the implementation.
+        ask: a function that returns the implementation's answer to another problem.
+        handed: how tokens were packed, paged or cached; None if they were passed unchanged.
+    """
     found = _search(problem, expectation, answer, ask, handed=handed)
     return Causes(**{part: best.cause for part, best in found.items()})
 
@@ -306,14 +318,17 @@ def _search(
     wanted: str = "",
     handed: Handed | None = None,
 ) -> dict[str, Best]:
-    """Return the causes of each wrong part of an answer.
+    """Return the causes of each wrong part of an answer, by the name of the part.
 
     Args:
-        problem: the problem, whose expectation and answer follow.
-        ask: returns answers to problems next to this one.
-        others: the answers to similar problems, which must not contradict the causes.
-        wanted: the id of the only cause that is looked for, or "".
-        handed: how tokens were handed over, None if as they are.
+        problem: the problem that was posed.
+        expectation: the expected answer and its noise.
+        answer: the answer of the implementation.
+        ask: a function that returns the implementation's answer to another problem.
+        others: a function that returns the answers to similar problems, which must not contradict
+            a cause.
+        wanted: the id of the only cause to consider, or "" for all.
+        handed: how tokens were packed, paged or cached; None if they were passed unchanged.
     """
     evidence = {
         name: Evidence.of(name, array, expectation)
@@ -356,8 +371,11 @@ def _search(
 def _errors_beside(
     problem: Problem, ask: Callable[[Problem], Answer], bits: int
 ) -> dict[str, Array]:
-    """Return the errors of the answer by array, with inputs perturbed by 16 times 2^-bits, so that
-    a logit of a hundred is rounded differently too. The result is {} if there is no answer."""
+    """Return the errors of the answer to a slightly perturbed problem, by array.
+
+    The relative perturbation has a standard deviation of 32 times 2^-bits, and of at most 2^-5, so
+    that even a logit of a hundred is rounded differently. The result is {} if there is no answer.
+    """
     random = np.random.Generator(np.random.PCG64(bits))
     moved = {}
     for name in problem.shape.distinct_inputs():
@@ -374,7 +392,7 @@ def _errors_beside(
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield the hypotheses that explain the whole output, the simplest first."""
+    """Yield the hypotheses that may explain the whole output, the simplest first."""
     yield from handing.hypotheses(maker)
     yield from features.hypotheses(maker)
     yield from masks.hypotheses(maker)
@@ -384,7 +402,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: Best) -> None:
-    """Add the causes of a wrong output to `best`, the simplest first."""
+    """Add the causes that explain a wrong output to `best`, the simplest first."""
     scale.of_output(maker, evidence, best)
     best.add(0.0, handing.unused_memory(maker, evidence))
     if best.is_found:
@@ -432,7 +450,7 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: B
 
 
 def _where(finding: Finding, ex: Examination) -> Phrase:
-    """Return the part of the array that deviates; an empty phrase if that is the whole array."""
+    """Return which part of the array deviates, or an empty phrase if all of it does."""
     name = finding.figures.array if finding.figures else ""
     got = ex.answer.arrays().get(name)
     if got is None:

@@ -1,6 +1,6 @@
 """Known defects in windows, soft caps, sinks, ALiBi, rotary positions, norms, lengths and segments.
 
-Each is one convention that an implementation may have read otherwise, or a feature that it drops.
+Each is a convention that an implementation interprets differently, or a feature that it ignores.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _asked(maker: Maker, cause: str, *about: Any, **changes: Any) -> Hypothesis:
-    """Return the hypothesis about a convention, which is read in one way throughout."""
+    """Return the hypothesis that the whole answer is right for the problem with these changes."""
     return maker.asked(cause, *about, in_parts=False, **changes)
 
 
@@ -81,7 +81,7 @@ def _seen(window: Window, distance: IntArray) -> BoolArray:
 
 
 def _cache(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses about queries that come in chunks after the keys of a cache."""
+    """Yield hypotheses about queries that are passed in chunks, after the keys in a cache."""
     problem = maker.problem
     queries, keys = problem.shape.query_length, problem.shape.key_length
     rows, columns, cached = np.arange(queries)[:, None], np.arange(keys), keys - queries
@@ -97,7 +97,7 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
         whole = without & (columns < cached + rows - rows % size + size)
         yield maker.masked("cache.chunk-not-causal", whole, about)
         last = np.minimum(cached + rows - rows % size + size, keys) - 1
-        if size > 1:  # With chunks of one, that is a causal mask that is one off.
+        if size > 1:  # With chunks of size 1, this equals a causal mask that is off by one.
             unread = maker.right.allowed & (columns != last)
             yield maker.masked("cache.last-key-unread", unread, about)
         alone = without & ((columns < cached + rows - rows % size) | (columns == cached + rows))
@@ -120,7 +120,7 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _history(maker: Maker, cached: int) -> Iterator[Hypothesis]:
-    """Yield hypotheses about the keys that a cache holds before the queries come."""
+    """Yield hypotheses about the keys that are in the cache before the first query."""
     problem = maker.problem
     stored = (np.arange(problem.shape.key_length) < cached)[:, None]
 
@@ -145,7 +145,7 @@ def _history(maker: Maker, cached: int) -> Iterator[Hypothesis]:
 
 
 def _rotary_by_chunk(maker: Maker, size: int, cached: int) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which the positions of each chunk begin with 0."""
+    """Yield hypotheses in which the positions of each chunk start from 0."""
 
     def rotated(a: Stages, side: str, x: Array, of: tuple[str, ...] = ()) -> Array:
         positions = np.array(a.positions(side))
@@ -205,7 +205,7 @@ def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
 
 
 def _window_in_blocks(maker: Maker, window: Window) -> Iterator[Hypothesis]:
-    """Yield hypotheses about a window that counts whole blocks of keys."""
+    """Yield hypotheses about a window that is measured in whole blocks of keys."""
     problem, base = maker.problem, _without(maker.problem, "window")
     p, r = problem.position_of_queries, problem.position_of_keys
     for size in TILES:
@@ -216,7 +216,7 @@ def _window_in_blocks(maker: Maker, window: Window) -> Iterator[Hypothesis]:
 
 
 def _without(problem: Problem, *left_out: str) -> BoolArray:
-    """Return what the mask and all rules but some allow, `[b h q k]`."""
+    """Return the keys that the mask and all rules but those in `left_out` allow, `[b h q k]`."""
     allowed = np.broadcast_to(True if problem.mask is None else problem.mask, problem.shape.logits)
     for name, rule in problem.rules():
         allowed = allowed if name in left_out else allowed & rule
@@ -265,8 +265,11 @@ def _soft_cap(maker: Maker, cap: float) -> Iterator[Hypothesis]:
 
 
 def _hidden(maker: Maker) -> Iterator[BoolArray]:
-    """Yield keys that a kernel does not even read, of those that are blocked: none; those beyond
-    the lengths and of other segments; of these and those after the query, all of them."""
+    """Yield masks `[b h q k]` of the blocked keys that a kernel may not even read.
+
+    These are: no keys; the keys beyond the lengths and in other segments; and those together with
+    the keys after the query. A mask is left out if it contains all blocked keys.
+    """
     problem = maker.problem
     if problem.allowed is None:
         return
@@ -416,7 +419,7 @@ def _norm(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _told_positions(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which the positions that a call passes are ignored or misread."""
+    """Yield hypotheses in which positions that are passed as an argument are ignored or misread."""
     changes: Mapping[str, Callable[[IntArray], IntArray]] = {
         "rotary.positions-not-read": lambda p: 0 * p + np.arange(p.shape[1]),
         "rotary.positions-of-first-entry": lambda p: 0 * p + p[:1],
@@ -435,7 +438,7 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
         return lambda a, side, x: x if side == skipped else Stages.rotated(a, side, x)
 
     def queries(cause: str, change: Callable[[IntArray], IntArray], about: Any = ()) -> Hypothesis:
-        """Return the hypothesis that rotations of queries use wrong positions."""
+        """Return the hypothesis that queries are rotated by wrong positions."""
 
         def rotated(a: Stages, side: str, x: Array) -> Array:
             positions = a.positions(side)
@@ -528,7 +531,7 @@ def _rotary(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _positioned(maker: Maker, cause: str, count: int, change: Callable[..., Array]) -> Hypothesis:
-    """Return the hypothesis that rotations of queries and keys use wrong positions."""
+    """Return the hypothesis that queries and keys are rotated by wrong positions."""
     about = {"count": count} if count else {}
     return maker.staged(cause, about, angles=lambda a, p: Stages.angles(a, change(p, count)))
 
@@ -542,7 +545,7 @@ def _lengths(maker: Maker, side: str, lengths: IntArray) -> Iterator[Hypothesis]
         there = np.arange(whole) < lengths[:, None]
         return there[:, None, None] if side == "key" else there[:, None, :, None]
 
-    # Where queries stand does not change with what is hidden.
+    # The positions of queries do not depend on which keys are hidden.
     for cause, other in (
         ("lengths.not-applied", 0 * lengths + whole),
         ("lengths.one-more", lengths + 1),
@@ -635,9 +638,10 @@ def _segments(maker: Maker, segments: Segments) -> Iterator[Hypothesis]:
 
 
 def backward(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
-    """Yield backward passes that treat a feature differently, given what makes one of them.
+    """Yield backward passes that treat a feature incorrectly.
 
-    `changed` takes the id of the cause, its arguments and stages, as in `gradients`.
+    `changed` makes a backward pass from the id of a cause, its arguments, and changed stages, as in
+    `conformance.causes.gradients`.
     """
     problem = maker.problem
     if problem.soft_cap is not None:
@@ -744,7 +748,7 @@ def _slope(values: Array) -> Array:
 
 def _backward_of_sinks(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
     def of(*axes: int) -> Change:
-        """Return a gradient of the sinks in which each of these axes is cut to its first index."""
+        """Return a gradient of the sinks that uses only the first index along these axes."""
 
         def d_sinks(a: Stages, row: Array) -> Array:
             found = a.share_of_sinks() * row

@@ -26,8 +26,10 @@ TILES = (8, 16, 32, 64, 128)
 
 
 def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Best) -> None:
-    """Add the causes of wrong gradients to `best`, given the evidence on each gradient by name,
-    without the prefix "gradient."."""
+    """Add the causes of wrong gradients to `best`.
+
+    `evidence` holds the evidence on each gradient by name, without the prefix "gradient.".
+    """
     wrong = {name: one for name, one in evidence.items() if one.wrong.any()}
     if len(wrong) == 1:
         ((name, one),) = wrong.items()
@@ -88,13 +90,13 @@ def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase
 
 
 def _misfit(wrong: Mapping[str, Evidence], found: Mapping[str, Array]) -> float:
-    """Return the rms misfit of the gradients in `found`, each in units of its own noise."""
+    """Return the rms misfit of the gradients in `found`, each in units of its noise."""
     sizes = [one.misfit(found[name]) / one.spread for name, one in wrong.items() if one.spread > 0]
     return math.sqrt(sum(size**2 for size in sizes) / max(1, len(sizes)))
 
 
 def _array(name: str) -> Phrase:
-    """Return the phrase that names an array of which there is a gradient."""
+    """Return the phrase that names the array to which a gradient belongs."""
     return Phrase(f"array.{name}")
 
 
@@ -107,7 +109,7 @@ def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array])
 
 
 def _of_all(wrong: Mapping[str, Evidence]) -> Phrase:
-    """Return a cause with the limit to which all gradients were clipped, if one explains all."""
+    """Return a cause with the limit to which all gradients were clipped, if that explains them."""
     if not all(np.isfinite(one.got).all() for one in wrong.values()):
         return NOTHING
     limit = max(float(np.abs(one.got).max()) for one in wrong.values())
@@ -128,7 +130,7 @@ def _coarse(maker: Maker, wrong: Mapping[str, Evidence], again: Again) -> Phrase
 
 
 def _of_one(maker: Maker, name: str, one: Evidence) -> Iterator[Phrase]:
-    """Yield the causes of one wrong gradient, without the name of its array, simplest first."""
+    """Yield the causes of one wrong gradient, the simplest first, without the array's name."""
     got, want, batch = one.got, one.want, maker.problem.shape.batch
     if not got.any():
         yield Phrase("gradient.missing")

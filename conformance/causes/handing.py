@@ -1,7 +1,7 @@
-"""Known defects in reading packed sequences, pages and caches: tokens that are not the right ones.
+"""Known defects in reading packed sequences, pages and caches, where wrong tokens are read.
 
-Which tokens a query reads follows from offsets, a table of pages, or the length of a cache. Each
-mistake here reads others; what they are is known, since the suite has laid them out.
+Which tokens a query reads follows from offsets, a page table, or the length of a cache. With each
+defect, queries read other tokens. Their numbers are known, since the suite arranged the memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PARTS = (("key", "value"), ("value",), ("key",))
 
 @dataclass(frozen=True)
 class Handed:
-    """How tokens were handed over: by what declaration, and in which encoding."""
+    """How tokens were passed: the declaration of their storage, and the encoding that was used."""
 
     declared: Handing
     spelling: Spelling
@@ -44,7 +44,11 @@ class Handed:
     def of(
         cls, adapter: Adapter, problem: Problem, spelling: Spelling | None = None
     ) -> Handed | None:
-        """Return how an encoding, or else the preferred one, hands tokens over; None if as is."""
+        """Return how an encoding passes tokens, or None if it passes inputs unchanged.
+
+        If `spelling` is None, the preferred encoding is examined. The result is also None if the
+        adapter does not support the encoding.
+        """
         handings = [one for one in adapter.features if isinstance(one, Handing)]
         if not handings:
             return None
@@ -61,26 +65,26 @@ class Handed:
         return None
 
     def tokens(self, what: Literal["query", "key", "held"]) -> IntArray:
-        """Return which tokens lie where, of those that are moved."""
+        """Return the index of the token at each place of a rearranged array; −1 for no token."""
         assert self.spelling.handing is not None
         found: IntArray | None = getattr(self.spelling.handing, what)
         assert found is not None
         return found
 
     def argument(self, name: str) -> IntArray:
-        """Return an argument that holds integers."""
+        """Return the value of an integer argument, such as offsets or a page table."""
         return np.asarray(self.spelling.arguments[name], np.int64)
 
     @property
     def has_unused(self) -> bool:
-        """Whether some memory holds no token, but NaN."""
+        """Whether some of the memory holds no token and is filled with NaN."""
         moved = self.spelling.handing
         assert moved is not None
         places = (moved.query, moved.key, moved.held)
         return any(at is not None and bool((at < 0).any()) for at in places)
 
     def parts(self, problem: Problem) -> dict[str, BoolArray]:
-        """Return sets of tokens `[batch key]` that are stored apart from others, by their name."""
+        """Return masks `[batch key]` of tokens that are stored apart from the others, by name."""
         shape = problem.shape
         tokens: dict[str, IntArray] = {}
         if isinstance(self.declared, Packed):
@@ -104,12 +108,13 @@ class Run:
     """Queries that read the same keys.
 
     Attributes:
-        queries: which ones, counted over the batch.
-        keys: which ones in the order in which they are read; −1 is memory that holds no token.
-        values: likewise.
-        first: where the first query stands, counted in keys that are read.
-        ahead: how far each key is ahead of each query, `[query key]`; None if they are in order.
-        seen: what else must be true of the keys that are attended to, `[query key]`.
+        queries: the indices of the queries, counted over the whole batch.
+        keys: the indices of the keys, in the order in which they are read; −1 means memory that
+            holds no token.
+        values: the indices of the values, likewise.
+        first: the position of the first query among the keys that are read.
+        ahead: how far each key is ahead of each query, `[query key]`; None if keys are in order.
+        seen: a further mask `[query key]` of the keys that are attended to.
     """
 
     queries: IntArray
@@ -126,8 +131,10 @@ class Run:
 
 
 def read(a: Stages, runs: Iterable[Run]) -> Array:
-    """Return the context `[b h q d]` if queries read these keys; 0 for those that are in no run,
-    and −∞ for those that attend to memory which holds no token."""
+    """Return the context `[b h q d]` that results if queries read the keys of their runs.
+
+    It is 0 for queries in no run, and −∞ for queries that attend to memory without a token.
+    """
     shape, problem = a.shape, a.problem
     # The last row stands for memory that holds no token.
     flat = {
@@ -172,8 +179,11 @@ def _rules(problem: Problem, distances: IntArray) -> BoolArray:
 
 
 def _beside(problem: Problem, array: Array | BoolArray, run: Run, rest: float | bool) -> Any:
-    """Return what a mask or a bias says about the keys in the order in which they are read,
-    `[head query key]`; `rest` for keys that it has no column for."""
+    """Return the part of a mask or bias that applies to a run, `[head query key]`.
+
+    Its columns are applied to keys in the order in which they are read. If more keys are read than
+    it has columns, the missing ones are filled with `rest`.
+    """
     shape = problem.shape
     whole = np.broadcast_to(array, shape.logits)
     more = max(0, len(run.keys) - shape.key_length)
@@ -187,7 +197,7 @@ def _names(of: tuple[str, ...]) -> About:
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses about what is read of a packed batch, pages or a cache, simplest first."""
+    """Yield hypotheses about reading a packed batch, pages or a cache, the simplest first."""
     problem, handed = maker.problem, maker.handed
     if np.prod(problem.shape.logits) > MOST_ELEMENTS or problem.positions is not None:
         return
@@ -275,7 +285,7 @@ def _packed(maker: Maker, handed: Handed, declared: Packed) -> Iterator[Hypothes
         yield _reads(maker, "packed.empty-left-out", runs(right, starts=starts))
     yield _reads(maker, "packed.last-left-out", list(runs(right))[:-1])
     if maker.problem.causal is None:
-        # Beside a causal mask, that is one which is aligned top-left.
+        # With a causal mask, this equals a causal mask that is aligned top-left.
         most = max(np.diff(q_at), default=0)
 
         def fewer(n: int, first: int, stop: int) -> tuple[int, int]:
@@ -406,7 +416,7 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
 
         yield _reads(maker, cause, runs(past))
         if problem.rotary is not None:
-            # New tokens are rotated by where they seem to be.
+            # New tokens are rotated by the positions that follow from the wrong length.
             yield _reads(maker, cause, runs(past), rotated=_new_moved(cached, other - cached))
     if problem.rotary is not None:
         for cause, by, sides in (
@@ -434,12 +444,12 @@ def _cache(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
 
 
 def _stored(a: Stages, cached: IntArray) -> BoolArray:
-    """Return which keys are in the cache, `[b 1 k 1]`."""
+    """Return a mask `[b 1 k 1]` of the keys that are in the cache."""
     return (np.arange(a.shape.key_length) < cached[:, None])[:, None, :, None]
 
 
 def _new_moved(cached: IntArray, by: IntArray, sides: tuple[str, ...] = ("query", "key")) -> Change:
-    """Return a rotation in which new tokens stand elsewhere by so many positions, `[batch]`."""
+    """Return a rotary stage that shifts the positions of new tokens by `by`, an array `[batch]`."""
 
     def rotated(a: Stages, side: str, x: Array) -> Array:
         positions = a.positions(side)
@@ -487,7 +497,7 @@ def _ring(maker: Maker, handed: Handed) -> Iterator[Hypothesis]:
 
 
 def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses about an implementation that keeps a cache by itself."""
+    """Yield hypotheses about an implementation that maintains its KV cache itself."""
     shape = maker.problem.shape
     queries, keys = shape.query_length, shape.key_length
     past = keys - queries
@@ -495,8 +505,13 @@ def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
         return
 
     def runs(size: int, *, of: tuple[str, ...] = (), over: bool = False) -> Iterator[Run]:
-        """Yield chunks, with the history of the first entry in some parts, or with new tokens
-        written over those of the first chunk."""
+        """Yield a run for each chunk of queries, with a defect.
+
+        Args:
+            size: the number of queries in a chunk.
+            of: the parts, keys or values, whose history is read from the first batch entry.
+            over: whether each chunk overwrites the tokens of the first one.
+        """
         for entry in range(shape.batch):
             own = entry * keys + np.arange(keys)
             for start in range(past, keys, size):
@@ -524,12 +539,12 @@ def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def unused_memory(maker: Maker, evidence: Evidence) -> Phrase:
-    """Return the cause of an output that is NaN wherever it is wrong, if there was NaN to read."""
+    """Return the cause of an output that is NaN wherever it is wrong, if unused memory exists."""
     return Phrase("handing.unused-memory-read") if _all_nan(maker, [evidence]) else NOTHING
 
 
 def unused_memory_in_gradients(maker: Maker, wrong: Mapping[str, Evidence]) -> Phrase:
-    """Return the cause of gradients that are NaN wherever they are wrong, likewise."""
+    """Return the cause of gradients that are NaN wherever wrong, if unused memory exists."""
     return Phrase("backward.unused-memory-read") if _all_nan(maker, wrong.values()) else NOTHING
 
 
@@ -539,8 +554,11 @@ def _all_nan(maker: Maker, wrong: Iterable[Evidence]) -> bool:
 
 
 def backward(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
-    """Yield backward passes that lose the gradient of tokens which are stored apart, given what
-    makes one of them, as in `gradients`."""
+    """Yield backward passes that lose the gradient of tokens that are stored apart.
+
+    `changed` makes a backward pass from the id of a cause, its arguments, and changed stages, as in
+    `conformance.causes.gradients`.
+    """
     stored = {} if maker.handed is None else maker.handed.parts(maker.problem)
     for name, tokens in stored.items():
         for of in PARTS:

@@ -56,7 +56,7 @@ _AFTER_SCORES = frozenset(
 
 
 def significant(value: float, digits: int = 4) -> float:
-    """Return a measured number rounded to the digits that are the same on every machine."""
+    """Return a measured number rounded to so few digits that it is the same on every machine."""
     return float(f"{value:.{digits}g}")
 
 
@@ -65,10 +65,10 @@ class Hypothesis:
     """A known defect that may explain a wrong answer.
 
     Attributes:
-        cause: names the defect, such as "mask.inverted".
-        make: returns the computation that has the defect.
+        cause: the phrase that names the defect, such as "mask.inverted".
+        make: a function that returns the computation that has the defect.
         in_parts: whether only some heads or rows may have the defect.
-        breaks: whether it only predicts which rows are wrong, so that several may fit equally.
+        breaks: whether it predicts only which rows are wrong; several of these may fit equally.
     """
 
     cause: Phrase
@@ -80,10 +80,13 @@ class Hypothesis:
 class Maker:
     """A factory of hypotheses about one problem.
 
-    `handed` says how tokens were handed over, if not as they are.
+    The hypotheses share the intermediate results of the correct computation. Each method that
+    returns a hypothesis takes the id of its cause, and the arguments of the phrase with that id.
 
-    They share the intermediate results of the right answer. Each method that returns a hypothesis
-    takes the id of its cause, and the arguments of the phrase with that id.
+    Attributes:
+        problem: the problem that was posed.
+        handed: how tokens were packed, paged or cached; None if they were passed unchanged.
+        right: the correct computation.
     """
 
     def __init__(self, problem: Problem, handed: Handed | None = None) -> None:
@@ -94,7 +97,7 @@ class Maker:
     def asked(
         self, cause: str, about: About = NO_MORE, /, *, in_parts: bool = True, **changes: Any
     ) -> Hypothesis:
-        """Return the hypothesis that the answer is right for another problem."""
+        """Return the hypothesis that the answer is right for the problem with these changes."""
 
         def make() -> Stages:
             problem = self.problem.replace(**changes)
@@ -106,7 +109,7 @@ class Maker:
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts)
 
     def weighed(self, cause: str, about: About = NO_MORE, /, **weights: Any) -> Hypothesis:
-        """Return the hypothesis that the answer is right for other weights of the projections."""
+        """Return the hypothesis that the answer is right for other projection weights."""
         phrase = Phrase(cause, dict(about))
         return Hypothesis(phrase, lambda: Stages(self.problem.with_weights(**weights)))
 
@@ -131,8 +134,10 @@ class Maker:
         return Hypothesis(Phrase(cause, dict(about)), make, in_parts, breaks)
 
     def masked(self, cause: str, allowed: BoolArray, about: About = NO_MORE) -> Hypothesis:
-        """Return the hypothesis that the answer is right under another mask, in place of all that
-        blocks keys. Tokens stay where they stand."""
+        """Return the hypothesis that `allowed` replaces the mask and all rules that block keys.
+
+        The positions of tokens stay the same.
+        """
         problem = self.problem
         rest: dict[str, Any] = {}
         if problem.features:
@@ -142,13 +147,13 @@ class Maker:
         return self.asked(cause, about, mask=allowed, causal=None, **rest)
 
     def share(self, found: Stages, *more: str) -> None:
-        """Copy intermediates of the right computation to `found`, up to the scores, and `more`."""
+        """Copy correct intermediate results to `found`: those up to the scores, and `more`."""
         for name in ("plain", "projected", "scores", "values", *more):
             found.__dict__[name] = getattr(self.right, name)
 
 
 def _moved(one: Problem, other: Problem) -> bool:
-    """Return whether tokens stand elsewhere."""
+    """Return whether the positions of queries or keys differ between two problems."""
     return not (
         np.array_equal(one.position_of_queries, other.position_of_queries)
         and np.array_equal(one.position_of_keys, other.position_of_keys)
@@ -161,15 +166,16 @@ def _any(cause: Phrase) -> bool:
 
 @dataclass
 class Best:
-    """Chooses among the hypotheses that explain an answer; they are added from the simplest on.
+    """A choice among the hypotheses that explain an answer, which are added simplest first.
 
     In half precision, noise is so large that several may explain it: the choice is the simplest of
     those that fit about as well as the best. In other dtypes, it is the first.
 
     Attributes:
         dtype: the dtype of the problem.
-        accepts: whether a cause may be chosen, in view of the answers to other problems.
-        wanted: the id of the only cause that is looked for, or "".
+        accepts: a function that returns whether the answers to other problems permit a cause.
+        wanted: the id of the only cause to consider, or "" for all.
+        known: the accepted causes, each with its misfit.
     """
 
     dtype: str
@@ -183,12 +189,16 @@ class Best:
         return bool(self.known) and (bool(self.wanted) or self.dtype not in HALF)
 
     def tries(self, cause: Phrase) -> bool:
-        """Return whether this cause is worth computing."""
+        """Return whether this cause is to be tried, which depends on `wanted`."""
         return not self.wanted or cause.id == self.wanted
 
     def add(self, misfit: float, cause: Phrase) -> bool:
-        """Add a hypothesis that explains the answer, with the rms error that it leaves; return
-        whether it is accepted."""
+        """Add a hypothesis that explains the answer, and return whether it is accepted.
+
+        Args:
+            misfit: the rms error that remains if the hypothesis is true.
+            cause: the cause; an empty phrase is never accepted.
+        """
         accepted = bool(cause) and self.tries(cause) and self.accepts(cause)
         if accepted:
             self.known.append((misfit, cause))
@@ -203,7 +213,7 @@ class Best:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """One array as the implementation returned it, as expected, and with its noise σ."""
+    """An array that the implementation returned, the expected array, and its noise σ."""
 
     got: Array
     want: Array
@@ -232,8 +242,11 @@ class Evidence:
         return _rms(self.noise)
 
     def gain(self, found: Array) -> float:
-        """Return how many times larger than the right answer the array `found` is; at least 1. It
-        is also 1 for an answer that is only rounding noise, such as the gradient of a key bias."""
+        """Return how many times larger than the expected array `found` is, but at least 1.
+
+        The result is also 1 if the expected array is only rounding noise, such as the gradient of
+        a key bias.
+        """
         if self._size <= 10 * self.spread:
             return 1.0
         return max(1.0, _rms(found[np.isfinite(found)]) / self._size)
@@ -241,8 +254,8 @@ class Evidence:
     def near(self, found: Array, gain: float = 1.0) -> BoolArray:
         """Return where the answer equals the prediction `found` up to the noise, with a margin.
 
-        The prediction has noise too, which grows if it, or an array from which it is computed, is
-        larger than the right one by the factor `gain`.
+        The prediction has noise, too. This noise is larger by the factor `gain` if the prediction,
+        or an array from which it is computed, is larger than the expected one by that factor.
         """
         gain = max(gain, self.gain(found))
         tolerance = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
@@ -257,11 +270,13 @@ class Evidence:
         return _rms((self.got - found)[np.isfinite(found) & np.isfinite(self.got)])
 
     def explained(self, found: Array, gain: float = 1.0) -> bool:
-        """Return whether the answer equals the prediction `found` everywhere.
+        """Return whether the prediction `found` explains every element of the answer.
 
-        Where the prediction is NaN, any answer fits; where it is infinite, the answer's row must be
-        wrong, and NaN if it is −∞. Besides, the prediction must explain most of the error of some
-        wrong element.
+        Where the prediction is NaN, any answer fits. Where it is infinite, the answer's row must be
+        clearly wrong, and where it is −∞, the answer must be NaN.
+
+        In addition, some wrong element must have a prediction, or else rows without any must exist
+        and all be wrong. Finite predictions of wrong elements must at least halve the rms error.
         """
         if found.shape != self.got.shape:
             return False

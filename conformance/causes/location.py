@@ -21,7 +21,7 @@ CLEAR = 0.05
 
 
 def located(array: str, wrong: BoolArray) -> Phrase:
-    """Return at which indices of which axes an array is wrong; an empty phrase if everywhere."""
+    """Return at which indices of which axes an array is wrong, or an empty phrase if everywhere."""
     names = text.axes(array, wrong.ndim)
     if not names or wrong.all() or not wrong.any():
         return NOTHING
@@ -38,8 +38,13 @@ def located(array: str, wrong: BoolArray) -> Phrase:
 
 
 def indices(axis: str, at: Sequence[int] | np.ndarray, size: int) -> Phrase:
-    """Return a phrase for the sorted indices `at` along an axis, or an empty phrase if too complex.
-    `at` has at least one index; `size` is the size of the axis."""
+    """Return a phrase for some indices along an axis, or an empty phrase if there is no short one.
+
+    Args:
+        axis: the name of the axis.
+        at: the indices, sorted; at least one.
+        size: the size of the axis.
+    """
     first, last, count = int(at[0]), int(at[-1]), len(at)
     together = last - first + 1 == count
     if count == 1:
@@ -69,8 +74,10 @@ def rows(problem: Problem, wrong: BoolArray) -> Phrase:
 def partial(
     maker: Maker, evidence: Evidence, computed: Sequence[tuple[Phrase, Stages]]
 ) -> Iterator[Phrase]:
-    """Yield the causes in `computed` that explain some rows or heads, if the rest is right. Each
-    cause states the part."""
+    """Yield the causes in `computed` that explain the output if only a part has the defect.
+
+    The part consists of some rows or heads; each cause names it.
+    """
     wrong = np.asarray(evidence.wrong.any(axis=-1))
     # In right rows, the defect is absent or has no effect.
     part = NOTHING if wrong.all() else located("output", np.repeat(wrong[..., None], 2, axis=-1))
@@ -88,7 +95,10 @@ def partial(
 
 
 def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
-    """Return which heads have the defect, by least squares: the output is a sum over heads."""
+    """Return which heads have the defect, or an empty phrase if it is not in just some of them.
+
+    They are found by least squares, since the output is a sum over heads.
+    """
     right, count = maker.right, maker.problem.shape.heads
     if count < 2 or stages.context.shape != right.context.shape:
         return NOTHING

@@ -126,7 +126,7 @@ def _edges(maker: Maker) -> Iterator[Hypothesis]:
     ):
         inner = _without_edge(full, last)
         if (allowed & ~_without_edge(allowed, last)).any(axis=(0, 1, 2)).sum() == 1:
-            # The same key everywhere: it is left out, and no window ends there.
+            # The same key is missing for every query, so this is not the edge of a window.
             continue
         if mask is not None:
             yield maker.asked(cause, mask=inner)

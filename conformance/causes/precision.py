@@ -1,4 +1,4 @@
-"""Known defects in precision: an intermediate is rounded, or the whole array is less accurate."""
+"""Known defects in precision: a rounded intermediate result, or an array that is less accurate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASSES = {24: "accuracy.float32", 11: "accuracy.float16", 8: "accuracy.bfloat16
 
 
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which one kind of intermediate, or every factor, is rounded."""
+    """Yield hypotheses in which one kind of intermediate result, or every factor, is rounded."""
     problem, own = maker.problem, maker.problem.format.significand_bits
     if problem.dtype == "float16":
         yield maker.staged("precision.products-kept-in-float16", scaled=_late)
@@ -86,9 +86,16 @@ def coarse(
 ) -> Phrase:
     """Return the cause that an array is only as accurate as a narrower dtype, or an empty phrase.
 
-    The error must be in most rows, finite, of the size that rounding in that dtype has, and must
-    change with tiny changes of the inputs: an error that does not is a mistake, however small. Rows
-    that are `certain`, an array of the leading axes, need not have it.
+    The error must be finite, occur in most rows, and be as large as rounding in that dtype. It must
+    also change with tiny changes of the inputs: an error that does not change is a systematic
+    mistake, however small.
+
+    Args:
+        name: the name of the array.
+        evidence: the array that was returned, and the expected one.
+        dtype: the dtype of the problem.
+        again: a function that returns the errors, by array, for perturbed inputs.
+        certain: a mask of rows that may be exact, over all axes but the last; None for none.
     """
     own = DTYPES[dtype].significand_bits
     got, want = evidence.got, evidence.want

@@ -58,13 +58,15 @@ def _biases(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _first_of(array: Array, axis: int) -> Array:
-    """Return the array with every slice along an axis replaced by the first."""
+    """Return the array with every slice along an axis replaced by the first slice."""
     return np.broadcast_to(array.take([0], axis=axis), array.shape)
 
 
 def _along_tokens(a: Stages, name: str, projected: Array) -> Array:
-    """Return projections `[batch length heads 1]` plus a bias wrongly broadcast over tokens. The
-    bias `[heads 1]` is added as if it were `[length 1 1]`."""
+    """Return projections `[batch length heads 1]` plus a bias that is broadcast along a wrong axis.
+
+    The bias `[heads 1]` is added as if it were `[length 1 1]`.
+    """
     bias = a.own.get(f"{name}_bias")
     if bias is None or bias.shape != (projected.shape[1], 1):
         return Stages.shifted(a, name, projected)

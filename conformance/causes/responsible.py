@@ -1,8 +1,9 @@
-"""Find out whether a function or the projections that the suite supplies made a deviation.
+"""Find out whether a deviation comes from the tested function or the suite's own projections.
 
-Neither is named without evidence of its own: the function alone deviates, or it does not and the
-projections do. A function that deviates only with projections that are right depends on something
-else, such as earlier calls, the memory layout of its inputs, or what needs a gradient.
+Each is named only on direct evidence: the function if it deviates when it is called alone, the
+projections if they deviate and the function alone does not. If neither does, the deviation depends
+on something else, such as earlier calls, the memory layout of the inputs, or which arrays need a
+gradient.
 """
 
 from __future__ import annotations
@@ -70,8 +71,10 @@ def part(finding: Finding, ex: Examination) -> MadeBy:
 
 
 def _projections_deviate(ex: Examination) -> bool:
-    """Return whether a query, key or value that the suite projects in the implementation's
-    framework differs from the reference by more than rounding noise; cached."""
+    """Return whether the projections in the implementation's framework deviate (cached).
+
+    They do if a projected query, key or value differs from the reference by more than its noise.
+    """
     adapter, problem = ex.adapter, ex.problem
     if not isinstance(adapter, Function) or ex.mode.name in adapter.bias_modes:
         return False
@@ -91,13 +94,13 @@ def _projections_deviate(ex: Examination) -> bool:
     try:
         found: bool = ex.bench.answers.get(key, look)
     except Exception:
-        # It is the adapter that cannot be called like this; nothing is known of its projections.
+        # The adapter cannot be called like this, so nothing is known about its projections.
         return False
     return found
 
 
 def _projected(adapter: Function, problem: Problem, call: Call, name: str) -> Array:
-    """Return the heads of one input as the function gets them, in its layout."""
+    """Return the projected heads of one input as the function receives them, in its layout."""
     probe = copy.copy(adapter)
     place = ("query", "key", "value").index(name)
 
@@ -118,8 +121,11 @@ def _projected(adapter: Function, problem: Problem, call: Call, name: str) -> Ar
 
 
 def _off(got: Array, want: Array, stages: Stages, name: str) -> bool:
-    """Return whether projected heads differ by more than rounding each factor and sum would make
-    them: by `LIMIT` times the root of the sum of the squares of their errors."""
+    """Return whether projected heads differ from the expected ones by more than rounding noise.
+
+    The noise of an element combines the roundings of all its factors and of its sum; the limit is
+    `LIMIT` times the mean noise.
+    """
     problem = stages.problem
     values, weight = stages.input(name), stages.own[name]
     size = np.einsum("ble,ehd->blhd", values**2, weight**2)

@@ -88,7 +88,7 @@ def of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
 
 
 def best_factor(got: Array, want: Array) -> float:
-    """Return the factor of `want` that fits `got` best, by least squares."""
+    """Return the factor by which `want` has to be multiplied to fit `got`, by least squares."""
     size = float((want * want).sum())
     with np.errstate(over="ignore", invalid="ignore"):
         return float((got * want).sum()) / size if size > 0 else 1.0
@@ -97,7 +97,8 @@ def best_factor(got: Array, want: Array) -> float:
 def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | None:
     """Return the factor whose predicted answer fits best, by grid and golden-section search.
 
-    The result is None if no factor on the grid fits as well as 1."""
+    The result is None if no factor on the grid fits as well as 1.
+    """
 
     def misfit(exponent: float) -> float:
         found = answer(2.0**exponent)

@@ -43,7 +43,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def over(axis: int | tuple[int, ...], empty: float) -> Change:
-    """Return a softmax over another axis; `empty` is the weight where everything is blocked."""
+    """Return a softmax over this axis; `empty` is the weight where everything is blocked."""
 
     def softmax(a: Stages, logits: Array) -> Array:
         with np.errstate(invalid="ignore"):
@@ -96,7 +96,7 @@ def _keys(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _single_tiles(keys: int) -> Iterator[tuple[int, int]]:
-    """Yield the first key of each tile after the first, and the key after its last."""
+    """Yield the start and the end (excluded) of each tile of keys but the first."""
     for size in TILES[3:]:
         if size < keys <= MOST_TILES * size:
             for first in range(size, keys, size):
@@ -168,8 +168,10 @@ def _exponential(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _maximum(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses with a wrong maximum, so that exponentials overflow or underflow. Infinite
-    weights mark the rows that become wrong."""
+    """Yield hypotheses with a wrong maximum, so that exponentials overflow or underflow.
+
+    Infinite weights mark the rows that become wrong.
+    """
     shown, logits = maker.right.shown, maker.right.logits
     if np.abs(shown).max() < 10:
         return
@@ -193,7 +195,10 @@ def _maximum(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _range(peak: Any) -> Change:
-    """Return a softmax that subtracts `peak`, with the number range in which sums are computed."""
+    """Return a softmax that subtracts `peak`, and overflows or underflows as implementations do.
+
+    Numbers have the range of float64 if that is the problem's dtype, and otherwise of float32.
+    """
 
     def softmax(a: Stages, logits: Array) -> Array:
         kind = np.float64 if a.problem.dtype == "float64" else np.float32
@@ -210,7 +215,7 @@ def _range(peak: Any) -> Change:
 
 
 def _tiles(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield mistakes of a softmax that processes the keys in tiles."""
+    """Yield hypotheses about a softmax that processes the keys in tiles."""
     keys = maker.right.logits.shape[-1]
     sizes = [size for size in TILES if size < keys]
     for start in sorted({(keys - 1) // size * size for size in sizes}):
@@ -236,8 +241,10 @@ def _quotient(powers: Array, summed: Array) -> Array:
 
 
 def _rescaled(size: int) -> dict[str, Change]:
-    """Return softmaxes by cause that rescale sums wrongly when the running maximum grows. They
-    process the keys in tiles of `size`."""
+    """Return, by cause, softmaxes that rescale sums wrongly when the running maximum grows.
+
+    They process the keys in tiles of `size` keys each.
+    """
 
     def running(logits: Array) -> Array:
         """Return, for each key, the running maximum after its tile."""
@@ -266,13 +273,13 @@ def _rescaled(size: int) -> dict[str, Change]:
 
 
 def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
-    """Return softmaxes by cause that do not rescale sums when one tile raises the maximum.
+    """Return, by cause, softmaxes that do not rescale sums when one tile raises the maximum.
 
-    The tile has the keys from `first` to `end`, the latter excluded.
+    The tile consists of the keys from `first` up to, but not including, `end`.
     """
 
     def earlier(logits: Array) -> Array:
-        """Return the powers, with those before the tile as large as without rescaling."""
+        """Return the exponentials, with those of keys before the tile not rescaled."""
         before, after = _peak(logits[..., :first]), _peak(logits[..., :end])
         powers = np.exp(logits - _peak(logits))
         powers[..., :first] *= np.exp(np.maximum(after - before, 0.0))
@@ -292,7 +299,7 @@ def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
 
 
 def returned(maker: Maker, evidence: Evidence, again: Again, best: Best) -> None:
-    """Add the causes of wrong returned weights to `best`, if the output is right."""
+    """Add the causes of wrong returned weights to `best`, given that the output is right."""
     if evidence.got.ndim != 4:
         return
     for cause in _of_weights(maker, evidence):
@@ -359,7 +366,7 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
 
 
 def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
-    """Return a cause with a threshold, a power of ten, if exactly the smaller weights became 0."""
+    """Return a cause with a power of ten if the weights below it, and only those, became 0."""
     dropped = evidence.wrong & (evidence.got == 0)
     if not dropped.any() or (evidence.wrong & ~dropped).any():
         return NOTHING

@@ -2,8 +2,8 @@
 
 Some defects give the right answer to another problem. Others do one step of the computation
 differently: softmax over another axis, heads merged in another order, a gradient without its scale.
-The stages here compute the definition of `conformance.definition.problem`, divided at such steps;
-no verdict depends on them.
+The stages here compute the definition of `conformance.definition.problem`, with one stage for each
+such step. They are used only to explain deviations; no verdict depends on them.
 
 Axes: b batch, q query, k key, h heads, d head, e width; projected heads are `[b h length d]`.
 """
@@ -44,7 +44,7 @@ class Stages:
 
     @cached_property
     def projected(self) -> dict[str, Array]:
-        """The same, with queries and keys normed and rotated, if the problem wants that."""
+        """The projected heads by name, with queries and keys normed and rotated if required."""
         of_values = self.prepared_values(self.plain["value"])
         sides = {side: self.prepared(side, self.plain[side]) for side in ("query", "key")}
         return {**sides, "value": of_values}
@@ -81,10 +81,10 @@ class Stages:
 
     @cached_property
     def output(self) -> Array:
-        """The output, `[b q e]`; NaN for fully masked queries, where the definition is silent.
+        """The output, `[b q e]`; NaN for fully masked queries, which the definition leaves open.
 
-        It is infinite where weights are, to predict that the row is wrong in some way, and −∞ where
-        the context is, to predict NaN: memory that holds no token is read.
+        A row is +∞ if one of its weights is infinite, which predicts that it is wrong in some way.
+        It is −∞ if its context is, which predicts NaN, as memory that holds no token is read.
         """
         found = self.finished(np.where(np.isinf(self.context), 0.0, self.context))
         lost = np.asarray(np.isneginf(self.context).any(axis=(1, 3)))
@@ -99,7 +99,7 @@ class Stages:
         return np.where(empty[..., None], np.nan, output)
 
     def held(self, what: str, values: Array) -> Array:
-        """Return an intermediate as it is stored; `what` is one of `precision.STAGES`."""
+        """Return an intermediate result as it is stored; `what` is one of `precision.STAGES`."""
         return values
 
     def product(self, axes: str, left: Array, right: Array) -> Array:
@@ -161,7 +161,7 @@ class Stages:
         return logits if slopes is None else logits - slopes[:, None, None] * self.far()
 
     def far(self) -> Array:
-        """Return how far each key is from each query, `[b 1 q k]`."""
+        """Return the absolute distance of each key from each query, `[b 1 q k]`."""
         return np.abs(self.distances()).astype(np.float64)
 
     def distances(self) -> Array:
@@ -170,40 +170,40 @@ class Stages:
         return distances[:, None].astype(np.float64)
 
     def positions(self, side: str) -> IntArray:
-        """Return where queries or keys stand, `[b length]`."""
+        """Return the positions of queries or keys, `[b length]`."""
         problem = self.problem
         return problem.position_of_queries if side == "query" else problem.position_of_keys
 
     def prepared(self, side: str, heads: Array) -> Array:
-        """Return query or key heads normed, then rotated."""
+        """Return query or key heads after the norm and the rotary embedding."""
         return self.rotated(side, self.normed(side, heads))
 
     def prepared_values(self, heads: Array) -> Array:
-        """Return the value heads: nothing is done with them."""
+        """Return the value heads, which stay as they are."""
         return heads
 
     def gain(self, side: str) -> Array | None:
-        """Return the weight of a norm, `[head]`, or None."""
+        """Return the weight of the norm of queries or keys, `[head]`, or None without a norm."""
         norm = self.problem.norm
         return None if norm is None else getattr(norm, side)
 
     def root(self, heads: Array) -> Array:
-        """Return the root of the mean square of heads, by which the norm divides."""
+        """Return the root mean square of each head vector, by which the norm divides."""
         assert self.problem.norm is not None
         return np.sqrt((heads**2).mean(axis=-1, keepdims=True) + self.problem.norm.epsilon)
 
     def normed(self, side: str, heads: Array) -> Array:
-        """Return heads divided by their size and multiplied with the weight of the norm."""
+        """Return heads divided by their root mean square and multiplied by the norm's weight."""
         gain = self.gain(side)
         return heads if gain is None else heads / self.root(heads) * gain
 
     def rotated(self, side: str, heads: Array) -> Array:
-        """Return heads rotated by the positions of their tokens."""
+        """Return heads after the rotary embedding of their tokens' positions, if there is one."""
         rotary = self.problem.rotary
         return heads if rotary is None else self.turned(heads, self.angles(self.positions(side)))
 
     def frequencies(self) -> Array:
-        """Return the angle per position of each pair."""
+        """Return the rotary frequencies: the angle per position of each pair of components."""
         rotary = self.problem.rotary
         assert rotary is not None
         return rotary.base ** (-np.arange(0.0, rotary.size, 2.0) / rotary.size)
@@ -213,7 +213,7 @@ class Stages:
         return positions[:, None, :, None] * self.frequencies()
 
     def turned(self, heads: Array, angles: Array) -> Array:
-        """Return heads whose pairs are rotated by angles."""
+        """Return heads with each pair of components rotated by its angle."""
         rotary = self.problem.rotary
         assert rotary is not None
         size, turned = rotary.size, heads.copy()
@@ -236,7 +236,7 @@ class Stages:
 
     @cached_property
     def allowed(self) -> BoolArray:
-        """The combined mask, `[b h q k]`; True = may attend."""
+        """The combined mask, `[b h q k]`; True means that the query may attend to the key."""
         return self.problem.allowed_in_full()
 
     def hide(self, logits: Array) -> Array:
@@ -250,15 +250,17 @@ class Stages:
         return powers / np.where(total > 0, total, 1.0)
 
     def powers(self, logits: Array) -> tuple[Array, Array]:
-        """Return the exponentials of the logits, and what the sinks add to their sum, relative to
-        the largest of each row."""
+        """Return the exponentials of the logits, and what the sinks add to their sum.
+
+        Both are relative to the largest logit of each row, sinks included.
+        """
         peak, sinks = logits.max(axis=-1, keepdims=True), self.sinks()
         peak = peak if sinks is None else np.maximum(peak, sinks)
         peak = np.where(np.isfinite(peak), peak, 0.0)
         return np.exp(logits - peak), self.of_sinks(peak)
 
     def of_sinks(self, peak: Array) -> Array:
-        """Return what the sinks add to the sum of a row, `[b h q 1]`."""
+        """Return what the sinks add to the normalising sum of each row, `[b h q 1]`."""
         sinks = self.sinks()
         return np.zeros_like(peak) if sinks is None else np.exp(sinks - peak)
 
@@ -285,7 +287,7 @@ class Stages:
 
     @cached_property
     def gradients(self) -> dict[str, Array]:
-        """The gradients by canonical name, as in an answer."""
+        """The gradients of inputs and parameters, by their canonical names, as in an answer."""
         found: dict[str, Array] = {}
         above = self.received()
         found["weights.output"] = np.einsum("bhqd,bqe->hde", self.context, above)
@@ -327,7 +329,7 @@ class Stages:
         return weights * (d_weights - self.row(weights, d_weights))
 
     def row(self, weights: Array, d_weights: Array) -> Array:
-        """Return the sum over keys in the derivative of the softmax, `[b h q 1]`."""
+        """Return the row term of the softmax derivative, a sum over the keys, `[b h q 1]`."""
         return (weights * d_weights).sum(axis=-1, keepdims=True)
 
     def d_bias(self, d_logits: Array, shape: tuple[int, ...]) -> Array:
@@ -351,7 +353,7 @@ class Stages:
         return d_logits if cap is None else d_logits * self.slope_of_cap(cap)
 
     def slope_of_cap(self, cap: float) -> Array:
-        """Return the derivative of the capped logits."""
+        """Return the derivative of the capped logits with respect to the logits."""
         return 1.0 - np.tanh(self.scaled(self.scores) / cap) ** 2
 
     def d_prepared(self, side: str, gradient: Array, found: dict[str, Array]) -> Array:
@@ -380,7 +382,7 @@ class Stages:
         return scaled / root - heads * self.d_root(heads, scaled) / root**3
 
     def d_root(self, heads: Array, scaled: Array) -> Array:
-        """Return the mean of the products that the derivative of the root needs."""
+        """Return the mean of heads times gradients, a term in the derivative of the root."""
         return (heads * scaled).mean(axis=-1, keepdims=True)
 
     def d_scaled(self, d_logits: Array) -> Array:
@@ -388,7 +390,7 @@ class Stages:
         return d_logits * self.problem.logit_scale
 
     def d_score(self, d_scores: Array, found: dict[str, Array]) -> tuple[Array, Array]:
-        """Return the gradients of projected query and key for all heads; add others to `found`."""
+        """Return the gradients of query and key heads; add that of the score weight to `found`."""
         q, k = self.projected["query"], self.repeat(self.projected["key"], "key")
         if "score" not in self.own:
             return (

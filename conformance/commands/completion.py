@@ -38,7 +38,7 @@ def _completion(options: argparse.Namespace) -> int:
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Print completions and exit if a shell requests them; do nothing without argcomplete."""
+    """Print completions and exit if a shell requests them; do nothing if argcomplete is missing."""
     try:
         import argcomplete
     except ImportError:
@@ -54,7 +54,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _values(dest: str, prefix: str, **_: object) -> list[str]:
-    """Return the possible values of an option or argument; for implementations, also paths."""
+    """Return the possible values of an option or argument, and for implementations also paths."""
     from argcomplete.completers import FilesCompleter
 
     from conformance.adapter.loading import registered

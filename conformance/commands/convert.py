@@ -60,8 +60,8 @@ class Converted(msgspec.Struct, frozen=True):
     Attributes:
         file: the path of the file that was written.
         kv_heads: number of key/value heads; equal to the number of heads unless they are grouped.
-        build_with: the option without which the target would have biases that were not converted,
-            or "".
+        build_with: the option with which to build the target so that it has no biases, or "" if
+            the weights have biases or the option is unknown.
     """
 
     file: str

@@ -63,8 +63,8 @@ class Documented(msgspec.Struct, frozen=True):
     Attributes:
         implementations: the names of the adapters.
         says: the declaration in a few words.
-        documentation: links to the documentation of the libraries, each with those of
-            `implementations` whose documentation it is.
+        documentation: links to documentation, each with the names of the implementations that it
+            documents.
     """
 
     implementations: list[str]
@@ -77,12 +77,12 @@ class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
 
     Attributes:
         id: the value for `--case`.
-        case: prose, inputs and masks.
+        case: its description: prose, inputs and masks.
         defined: whether there is an agreed answer.
         derivation: how the expected answer and the tolerance are derived.
         idle: inputs that by definition do not affect the answer here, with the reason.
         requirements: ids of the requirements that examine the case.
-        put: how the masks are passed to each library, by its declaration; or why they cannot be.
+        put: how each adapter passes the masks to its library, or why it cannot.
         command: the command that runs the case.
     """
 
@@ -97,7 +97,13 @@ class ExplainedCase(msgspec.Struct, frozen=True, tag_field="kind", tag="case"):
 
 
 class ExplainedRequirement(msgspec.Struct, frozen=True, tag_field="kind", tag="requirement"):
-    """The explanation of a requirement, with ids of its cases and the adapters' declarations."""
+    """The explanation of a requirement.
+
+    Attributes:
+        decided: how the requirement is checked.
+        cases: ids of the cases that it examines.
+        documented: what the adapters declare about its subject.
+    """
 
     id: str
     level: str
@@ -140,8 +146,8 @@ def explanation(name: str) -> Explanation:
     The name is an id, the beginning of ids, or a glob pattern.
 
     Raises:
-        UnknownName: nothing matches.
-        ConformanceError: the name is that of an implementation.
+        UnknownName: if nothing matches.
+        ConformanceError: if the name is that of an implementation.
     """
     from conformance.cases.catalogue import catalogue
     from conformance.experiments import EXPERIMENTS
@@ -165,9 +171,9 @@ def explanation(name: str) -> Explanation:
 
 
 def _is_implementation(name: str) -> bool:
-    """Return whether this is an implementation's name or title, or has the form of its location.
+    """Return whether this is an implementation's name or title, or looks like its location.
 
-    The file or module at a location is not loaded.
+    Nothing is loaded from a location.
     """
     from conformance.adapter.loading import find
 
@@ -177,7 +183,7 @@ def _is_implementation(name: str) -> bool:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    """Print the explanation, and return the exit code; raises what `explanation` raises."""
+    """Print explanations of everything that the name matches, and return the exit code."""
     from rich.console import Console
 
     entries = explanation(options.name).entries
@@ -254,7 +260,7 @@ def _first_paragraph(documented: object) -> str:
 
 
 def _derivation(case: Case, problem: Problem) -> list[str]:
-    """Return the steps from the formula, with the numbers of this case, to the tolerance."""
+    """Return the steps that lead from the formula to the tolerance, with this case's numbers."""
     import numpy as np
 
     from conformance.records.numbers import LIMIT
@@ -401,7 +407,7 @@ def _adapters() -> tuple[Adapter, ...]:
 
 
 def _links(adapters: Iterable[Adapter]) -> dict[str, list[str]]:
-    """Return the names of adapters by the link to their documentation."""
+    """Return a mapping from each link to documentation to the names of adapters that give it."""
     links: dict[str, list[str]] = {}
     for adapter in adapters:
         if adapter.documentation:
@@ -425,7 +431,7 @@ def _grouped(says: Callable[[Adapter], str]) -> list[Documented]:
 
 
 def _declared(id_: str) -> list[Documented]:
-    """Return what adapters declare about the subject of an id; [] if it has no declaration."""
+    """Return what adapters declare about the subject of an id, or [] if nothing can be declared."""
     says = next((says for says, beginnings in _SAYS.items() if id_.startswith(beginnings)), None)
     return _grouped(says) if says else []
 

@@ -1,4 +1,4 @@
-"""`mha-conformance explore` and `reproduce`: find wrong answers, write programs to show them."""
+"""`mha-conformance explore` and `reproduce`: find wrong answers, and write scripts to show them."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ LONGEST_SCRIPT = 180.0
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A deviation, at the smallest problem that shows it.
+    """A deviation, on the smallest problem found that shows it.
 
     Attributes:
         kind: the requirement that is not met, or the type of the exception.
         ratio: the error in units of σ; None if nothing was measured, or if it is infinite.
-        sizes: of the problem, such as {"batch": 1, "keys": 2}.
+        sizes: the sizes of the problem, such as {"batch": 1, "keys": 2}.
     """
 
     implementation: str
@@ -63,8 +63,8 @@ class Searched(msgspec.Struct, frozen=True):
     """What `explore` and `reproduce` found.
 
     Attributes:
-        deviations: at most one, except with --every-mode, which keeps those of each class.
-        files: what was written, case files and scripts; with --every-mode, the records.
+        deviations: at most one; with --every-mode, one for each new class of deviations.
+        files: the case files and scripts that were written; with --every-mode, the records.
         exit_code: the exit code of the command.
     """
 
@@ -74,7 +74,7 @@ class Searched(msgspec.Struct, frozen=True):
 
 
 def _answering(action: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """Return the action, which with --format json prints nothing else on stdout."""
+    """Return an action that, with --format json, prints only its results as JSON on stdout."""
 
     def answer(options: argparse.Namespace) -> int:
         options.shown, options.files = [], []
@@ -203,13 +203,13 @@ def _explore(options: argparse.Namespace) -> int:
 def _first(
     adapter: Adapter, search: Search, options: argparse.Namespace, known: KnownDeviations | None
 ) -> Small | None:
-    """Return the first deviation that is not known, as small as possible; None if there is none."""
+    """Return the first unknown deviation, shrunk as far as possible, or None if there is none."""
     for trial, wrong in search:
         new = next((one for one in wrong if known is None or not known(trial, one)), None)
         if new is not None:
             began = time.monotonic()
             small = _shrunk(adapter, trial, new, options)
-            # What was drawn with more features may be known once it is small.
+            # A deviation may turn out to be known once the problem is shrunk.
             is_known = known is not None and known(small.trial, small.deviation)
             took = time.monotonic() - began
             search.started, search.until = search.started + took, search.until + took
@@ -219,11 +219,11 @@ def _first(
 
 
 def _known(options: argparse.Namespace, adapter: Adapter) -> KnownDeviations | None:
-    """Return what the baseline knows of an implementation; None without a baseline.
+    """Return the known deviations of an implementation, or None if no baseline is given.
 
     Raises:
-        BrokenBaseline: the file makes no sense.
-        ConformanceError: there is no such file.
+        BrokenBaseline: if the file is not a valid baseline.
+        ConformanceError: if there is no such file.
     """
     if options.baseline is None:
         return None
@@ -242,7 +242,7 @@ def _print_known(known: KnownDeviations | None) -> None:
 
 
 def _survey(options: argparse.Namespace) -> int:
-    """Explore every mode of each implementation, and keep what is found."""
+    """Explore every mode of each implementation, and save the deviations that are found."""
     from conformance.errors import Unavailable
     from conformance.explore.search import MOST_EXAMPLES, Options
     from conformance.explore.survey import survey
@@ -329,7 +329,7 @@ def _prepared(options: argparse.Namespace) -> Adapter:
     """Check the options, and return the loaded adapter.
 
     Raises:
-        ConformanceError: an option is wrong, or the implementation cannot be loaded.
+        ConformanceError: if an option is wrong, or the implementation cannot be loaded.
     """
     be_quiet_and_single_threaded()
     from conformance.adapter.loading import load
@@ -346,7 +346,7 @@ def _prepared(options: argparse.Namespace) -> Adapter:
 def _shrunk(
     adapter: Adapter, trial: Trial, deviation: Deviation, options: argparse.Namespace
 ) -> Small:
-    """Return the smallest problem found, in a mode and a dtype that the options allow."""
+    """Return the smallest failing problem found, in a mode and a dtype that the options allow."""
     from conformance.explore.shrinking import Small, shrink
     from conformance.progress import progress
 
@@ -424,7 +424,7 @@ def _print_deviation(
 
 
 def _write_script(path: Path, text: str) -> None:
-    """Write the script, run it in its own process, and print the outcome."""
+    """Write the script, run it in a separate process, and print the outcome."""
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""Print the output of commands as JSON for other programs, and its JSON schema.
+"""Print the output of commands as JSON for other programs, and the JSON schema of that output.
 
 Every output is a msgspec struct, so the schema is derived from the type and always agrees with it.
 """

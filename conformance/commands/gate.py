@@ -73,8 +73,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="judge what this record holds instead of examining anything",
     )
     add_examination(parser)
-    # An option that is given has to be told from one that is not: the table of the project fills
-    # in the latter.
+    # Options that were not given have to be recognisable, because the table of the project fills
+    # them in.
     parser.set_defaults(device=None)
 
 
@@ -119,7 +119,7 @@ def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
 
     record = _given(options) if options.from_record is not None else standing(options)
     if record is None:
-        # What is printed on the way goes to stderr.
+        # Everything else that is printed goes to stderr.
         options.format = "text"
         with tempfile.TemporaryDirectory() as folder, stdout_to_stderr():
             options.record = options.record or Path(folder) / "record.json"
@@ -174,9 +174,11 @@ def _hash(name: str) -> str:
 
 
 def _given(options: argparse.Namespace) -> Record:
-    """Return what is to be judged of the record; raises `BrokenRecord` if it is not of this suite.
+    """Return the part of the record that is to be judged.
 
-    The questions of another suite may have been easier.
+    Raises:
+        BrokenRecord: if a later run did not finish, or if the record was made with other cases or
+            another version of the suite, whose cases may have been easier.
     """
     from importlib import metadata
 

@@ -83,7 +83,8 @@ def _heads(options: argparse.Namespace) -> int:
     """Write the figure and print a summary; the exit code does not depend on what it shows.
 
     Raises:
-        ConformanceError: as in `ask`; or the file cannot be written, and an old one is unchanged.
+        ConformanceError: as in `ask`, or if the file cannot be written; an existing file is then
+            left unchanged.
     """
     be_quiet_and_single_threaded()
     from conformance.cases.description import describe
@@ -117,11 +118,12 @@ def ask(question: Question) -> Seen:
     """Run the case with the implementation, and return a picture of the attention weights.
 
     Raises:
-        UnknownName: there is no such implementation, case, dtype or mode.
-        ConformanceError: the pattern matches several cases, the entry is neither a number nor
+        UnknownName: if there is no such implementation, case, dtype or mode.
+        ConformanceError: if the pattern matches several cases, the entry is neither a number nor
             "all", or the implementation cannot be loaded.
-        NothingToShow: the implementation returns no weights, does not support the case, or fails.
-        Unavailable: the framework or the device is missing.
+        NothingToShow: if the implementation returns no weights, does not support the case, or
+            fails.
+        Unavailable: if the framework or the device is missing.
     """
     from conformance.adapter.loading import load
     from conformance.definition.dtypes import dtype_of
@@ -152,8 +154,11 @@ def ask(question: Question) -> Seen:
 
 
 def _mode(adapter: Adapter, name: str, dtype: str) -> Mode:
-    """Return the mode of this name or, for "", the first that returns weights in this dtype. Raises
-    `NothingToShow` if the mode returns no weights or lacks the dtype."""
+    """Return the mode of this name or, for "", the first that returns weights in this dtype.
+
+    Raises:
+        NothingToShow: if the mode does not return weights, or does not support the dtype.
+    """
     check_names("mode", [name] if name else [], (mode.name for mode in adapter.modes))
     with_weights = [mode for mode in adapter.modes if adapter.returns_weights and mode.weights]
     usable = [mode for mode in with_weights if mode.dtypes is None or dtype in mode.dtypes]

@@ -1,4 +1,4 @@
-"""`mha-conformance judge`: judge kernels that nobody trusts, in a sandbox, on fresh problems."""
+"""`mha-conformance judge`: judge untrusted kernels in a sandbox, on fresh problems."""
 
 from __future__ import annotations
 

@@ -43,11 +43,11 @@ class ListedImplementation(msgspec.Struct, frozen=True):
         name: the name to give to `run`.
         title: the name that its authors use.
         framework: the framework that it needs.
-        installed: whether everything that the adapter needs is installed here: the framework, and
-            the packages beside it.
+        installed: whether everything that the adapter needs is installed here: the framework and
+            all other packages.
         documentation: a link to its documentation, or "".
         adapter: the location of its adapter, "module:NAME".
-        missing: the modules and packages that it needs and that are not installed here.
+        missing: the modules and packages that it needs but that are not installed here.
     """
 
     name: str
@@ -67,7 +67,7 @@ class ListedCase(msgspec.Struct, frozen=True):
         chapter: the first word of the id.
         family: the name of its family of shapes.
         why: what it does and which mistakes it catches.
-        defined: False if there is no agreed answer.
+        defined: whether there is an agreed answer.
         serves: ids of the requirements that examine it.
     """
 
@@ -168,7 +168,10 @@ def _implementation(name: str, place: str) -> ListedImplementation:
 
 
 def missing(adapter: Adapter) -> list[str]:
-    """Return what an adapter needs and is not installed; nothing of it is imported."""
+    """Return the modules and packages that an adapter needs but that are not installed.
+
+    None of them is imported.
+    """
     from importlib.util import find_spec
 
     from conformance.frameworks.base import package_versions
@@ -177,7 +180,7 @@ def missing(adapter: Adapter) -> list[str]:
     modules = dict.fromkeys(name.partition(".")[0] for name in needed)
     absent = [name for name in modules if find_spec(name) is None]
     there = package_versions((*adapter.packages,))
-    # A package may be called as its module is, or nearly so.
+    # A package may have the same name as its module, or nearly the same.
     known = {name.replace("_", "-") for name in absent}
     return absent + [name for name in adapter.packages if name not in there and name not in known]
 

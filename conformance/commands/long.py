@@ -1,4 +1,4 @@
-"""`mha-conformance long`: every element of output and gradients, at up to a million tokens."""
+"""`mha-conformance long`: check every element of output and gradients at up to a million tokens."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def _long(options: argparse.Namespace) -> int:
-    """Print a line for each problem; deviations are findings, not failures.
+    """Examine implementations, and print a line for each problem; deviations are not failures.
 
     Raises:
-        ConformanceError: a length, a size or a name makes no sense; a file cannot be written.
+        ConformanceError: if a length, a size or a name is invalid, or a file cannot be written.
     """
     options.steps = _lengths(options.lengths)
     options.memory = _bytes(options.memory_limit) if options.memory_limit else None
@@ -102,7 +102,7 @@ def _long(options: argparse.Namespace) -> int:
 
 
 def _climbed(spec: str, options: argparse.Namespace) -> Climb:
-    """Examine one implementation, and print and keep what was found, problem by problem."""
+    """Examine one implementation, print each result as soon as it is known, and return them all."""
     from conformance.adapter.loading import load
     from conformance.definition.dtypes import dtype_of
     from conformance.errors import Unavailable
@@ -160,7 +160,7 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
 
         def begin(step: Step, left: float) -> None:
             advance(f"{step.dtype} {step.length:,}, {left:,.0f} s left", steps=0)
-            # If the process ends there, that is what the record says.
+            # This is what the record says if the process ends during this problem.
             keep(msgspec.structs.replace(step, why="the process ended"))
 
         for step in ladder.climb(begin):
@@ -174,7 +174,7 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
 
 
 def line(step: Step) -> str:
-    """Return one problem in one line."""
+    """Return a line of text that describes the result of one problem."""
     from conformance.long.ladder import array_name
     from conformance.text import printable
 
@@ -193,7 +193,7 @@ def line(step: Step) -> str:
 
 
 def summary(steps: list[Step]) -> list[str]:
-    """Return, for each dtype, the greatest length up to which everything compared conforms."""
+    """Return a line for each dtype with the greatest length up to which everything conforms."""
     from conformance.records.long import reaches
 
     lines = []

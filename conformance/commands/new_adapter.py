@@ -1,4 +1,4 @@
-"""`mha-conformance new-adapter`: write the files with which to start a new adapter."""
+"""`mha-conformance new-adapter`: write the first files of a new adapter."""
 
 from __future__ import annotations
 
@@ -97,6 +97,8 @@ class NewAdapter:
 
     Attributes:
         name: the name that the user gave, such as "MyAttention" or "my_attention".
+        framework: a key of `FRAMEWORKS`.
+        kind: "function" or "layer".
     """
 
     name: str
@@ -166,7 +168,7 @@ def write(new: NewAdapter, folder: Path) -> list[Path]:
     Builds that are there already, such as those of another adapter, are left as they are.
 
     Raises:
-        ConformanceError: the adapter or its test exists, or the folder cannot be written to.
+        ConformanceError: if the adapter or its test exists, or the folder cannot be written to.
     """
     files = {
         folder / name: text

@@ -45,7 +45,7 @@ class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The finding on a requirement that follows from the entries."""
+    """The verdict on a requirement, as it follows from the entries."""
 
     requirement: str
     verdict: str
@@ -147,7 +147,7 @@ def _probe(options: argparse.Namespace) -> int:
 
 
 def _result(result: CaseResult) -> Result:
-    """Return the result as JSON output shows it, with its phrases as English text."""
+    """Return the result in the form of the JSON output, with its phrases as English text."""
     return printed(
         Result,
         result,
@@ -202,12 +202,12 @@ def _run_experiments(adapter: Adapter, spec: str, options: argparse.Namespace) -
 def in_two_processes(
     spec: str, asked: Sequence[Inquiry], only: tuple[str, ...], advance: Callable[[], None]
 ) -> list[CaseResult]:
-    """Run the experiments `asked`, and return their results in that order.
+    """Run the experiments `asked` in two processes, and return their results in the same order.
 
     `advance` is called after each. More than two processes help little, as each compiles anew.
 
     Raises:
-        ConformanceError: a process died; `mha-conformance run` turns that into a verdict.
+        ConformanceError: if a process died; `mha-conformance run` turns that into a verdict.
     """
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -289,7 +289,7 @@ def _print(
 
 
 def _values(results: Sequence[CaseResult]) -> Values:
-    """Return the entries of all results by subject, value and mode."""
+    """Return the entries of all results, keyed by subject, then by value, then by mode."""
     values: Values = {}
     for result in results:
         for entry in result.entries:

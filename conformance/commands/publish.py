@@ -93,7 +93,7 @@ def _publish(options: argparse.Namespace) -> int:
 
 
 def _translations(declared: Mapping[str, Implementation]) -> dict[str, Any]:
-    """Return the answers for the mask arguments of these implementations."""
+    """Return how masks are translated between the mask arguments of these implementations."""
     from conformance.adapter.arguments import MaskArgument
     from conformance.porting.answers import answers
 

@@ -93,9 +93,9 @@ def _print_summary(outcome: Outcome, code: ExitCode) -> None:
 
 
 def standing(options: argparse.Namespace) -> Record | None:
-    """Return the existing record if it is still up to date; None if something must be measured.
+    """Return the existing record if it is still up to date, or None if something must be measured.
 
-    The record is saved as part of the run that was begun in its folder, if there is one.
+    If a run was begun in the record's folder, the record is saved as part of that run.
     """
     from conformance.running.provenance import begun, environment
 
@@ -149,7 +149,7 @@ def examine(
     Args:
         options: the options of `add_examination`, the implementations, and arguments for pytest.
         more: further options of the plugin.
-        survey: whether deviations are only recorded, not failures.
+        survey: whether deviations are only recorded instead of being failures.
         baseline: the file of known deviations with which a gate compares; None without a gate.
     """
     # TensorFlow's log level stays, because a crash report shows the last line that it printed.
@@ -188,7 +188,7 @@ def examine(
     refusals.echo()
     run = refusals.run
     if pytest_code == pytest.ExitCode.OK:
-        # With --fixtures, for one, pytest returns 0 whatever its session ended with.
+        # With --fixtures, for example, pytest returns 0 no matter how its session ended.
         if run is None or run.exit_status is None:
             given = " ".join([os.environ.get("PYTEST_ADDOPTS", ""), *options.rest]).strip()
             raise NothingRun(f"nothing was run: pytest was given {given}")
@@ -206,7 +206,7 @@ def examine(
 
 
 def _interruptible(arguments: list[str], plugins: list[object]) -> int:
-    """Run pytest; return `INTERRUPTED` even if pytest fails to print the interrupt's traceback."""
+    """Run pytest, and return its exit code: `INTERRUPTED` even if printing the traceback fails."""
     import pytest
 
     try:

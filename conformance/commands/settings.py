@@ -1,4 +1,4 @@
-"""The table `[tool.mha-conformance]` of a project: values for options that are not given."""
+"""Read the table `[tool.mha-conformance]` of a project, with values for options not given."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def read_settings(path: Path = FILE) -> Settings:
-    """Return the settings of this file; the defaults if there is no such file or table.
+    """Return the settings of this file, or the defaults if there is no such file or table.
 
     Raises:
-        ConformanceError: the file is not TOML, a key is unknown, or a value is wrong.
+        ConformanceError: if the file is not TOML, a key is unknown, or a value is wrong.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -58,9 +58,9 @@ def read_settings(path: Path = FILE) -> Settings:
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Take options that are not given from the table; an option that is given replaces it.
+    """Fill in, from the table, options that were not given on the command line.
 
-    Nothing is examined with --from-record, so only the baseline is taken from the table then.
+    Nothing is examined with --from-record, so in that case only the baseline is filled in.
     """
     settings = read_settings()
     options.baseline = options.baseline or Path(settings.baseline or BASELINE)
@@ -70,10 +70,10 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def complete_run(options: argparse.Namespace) -> None:
-    """Fill in what `run` examines if no implementation is named; otherwise, take nothing.
+    """Fill in options of `run` from the table, but only if the command names no implementation.
 
     Raises:
-        ConformanceError: the table names no implementation either, or is wrong.
+        ConformanceError: if the table names no implementation either, or is wrong.
     """
     if not options.implementation:
         _fill_in(options, read_settings())
@@ -86,7 +86,7 @@ def complete_run(options: argparse.Namespace) -> None:
 
 
 def known_deviations() -> Path | None:
-    """Return the baseline that `gate` reads without --baseline; None if there is no such file."""
+    """Return the baseline that `gate` reads without --baseline, or None if there is none."""
     named = read_settings().baseline
     path = Path(named or BASELINE)
     return path if named or path.exists() else None

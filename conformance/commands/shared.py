@@ -69,7 +69,7 @@ Struct = TypeVar("Struct")
 
 
 def selected(struct: type[Struct], options: argparse.Namespace) -> Struct:
-    """Return an instance of a dataclass made from the options of the same names."""
+    """Return an instance of a dataclass whose fields are the options with the same names."""
     names = struct.__dataclass_fields__  # type: ignore[attr-defined]
     return struct(**{name: getattr(options, name) for name in names})
 
@@ -77,8 +77,8 @@ def selected(struct: type[Struct], options: argparse.Namespace) -> Struct:
 def be_quiet_and_single_threaded() -> None:
     """Set environment variables for one thread and few messages, before a framework is imported.
 
-    The arrays are tiny, so several threads mostly wait for each other, and take seven times as long
-    on a busy machine.
+    The arrays are tiny, so several threads would mostly wait for each other, and take seven times
+    as long on a busy machine.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -88,8 +88,8 @@ def one_case(pattern: str) -> Case:
     """Return the only case that has this id or matches the pattern.
 
     Raises:
-        UnknownName: no case matches.
-        ConformanceError: several cases match; the message lists them.
+        UnknownName: if no case matches.
+        ConformanceError: if several cases match; the message lists them.
     """
     from conformance.cases.catalogue import find_cases
     from conformance.text import some
@@ -134,7 +134,7 @@ def _unwritable(path: Path, error: OSError) -> ConformanceError:
 
 
 class Once(argparse.Action):
-    """Store a value; a second one would replace the first without a word, so it is refused."""
+    """An action that stores a value, and refuses a second one instead of replacing the first."""
 
     def __call__(
         self,
@@ -143,7 +143,7 @@ class Once(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Store the value; the first time."""
+        """Store the value, or exit with an error if the option was given before."""
         given = vars(namespace).setdefault("given", set())
         if self.dest in given:
             parser.error(f"{option_string} is given twice")
@@ -152,7 +152,7 @@ class Once(argparse.Action):
 
 
 class _Schema(argparse.Action):
-    """Print the schema and exit, even if required arguments are missing, as --help does."""
+    """An action that prints a JSON schema and exits, even if required arguments are missing."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, *_: object, option_string: str | None = None

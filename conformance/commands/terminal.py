@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """A pytest plugin that shows a progress bar (or nothing, unless `shown`) instead of letters."""
+    """A pytest plugin that shows a progress bar, or nothing if not `shown`, instead of letters."""
 
     def __init__(self, *, shown: bool) -> None:
         self._stack = ExitStack()
@@ -43,7 +43,7 @@ class Bar:
             self._advance(report.nodeid.partition("[")[2].rstrip("]"))
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Store the configuration, which later gives the number of items."""
+        """Store the configuration, from which the number of items is read later."""
         self._config = config
 
     @pytest.hookimpl(tryfirst=True)

@@ -1,9 +1,9 @@
 """Watch the process that runs implementations, whose exit code alone proves nothing.
 
-C code of an implementation can end its process at any time, also with the exit code of a success,
-and no code in that process can prevent it. So the command runs in a child, which reports its exit
-code before it ends, and the parent only waits. The child is forked before any framework is
-imported.
+C code of an implementation can end its process at any time, even with the exit code for success,
+and no code in that process can prevent it. Therefore the command runs in a child process, which
+reports its exit code before it ends, and the parent only waits. The child is forked before any
+framework is imported.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def watched(run: Callable[[], int]) -> int:
 
 
 def _reported(run: Callable[[], int], channel: int) -> int:
-    """Call `run` and write process and exit code to the channel, whatever Python makes of it."""
+    """Call `run`, and write the process id and the exit code to the channel even if it raises."""
     code = 1
     try:
         code = run()
@@ -84,7 +84,7 @@ def _reported(run: Callable[[], int], channel: int) -> int:
 
 
 def _end_with(parent: int) -> None:
-    """Arrange that this process is killed when its parent is."""
+    """Arrange for this process to be killed when its parent ends."""
     try:
         import ctypes
 
@@ -117,8 +117,10 @@ def _wait(child: int) -> int:
 
 
 def _signal() -> tuple[int, int]:
-    """Wait for a signal; return its number and the process that sent it, or 0 for a terminal, which
-    sends it to the child too."""
+    """Wait for a signal, and return its number and the id of the process that sent it.
+
+    The id is 0 if the signal comes from a terminal, which sends it to the child as well.
+    """
     if hasattr(signal, "sigwaitinfo"):
         info = signal.sigwaitinfo(_SIGNALS)
         return info.si_signo, info.si_pid

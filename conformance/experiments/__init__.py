@@ -1,10 +1,12 @@
 """All experiments, which find out the conventions of an implementation by calling it.
 
 An experiment calls one implementation in one mode, and yields entries of its convention card. It
-relies on no declaration; if the adapter declares what an entry observes, the two are compared, and
-a difference is a deviation. `conformance.requirements.laboratory` explains how weights are seen.
+does not rely on what the adapter declares. If there is a declaration about an entry, the two are
+compared, and a difference is a deviation. `conformance.requirements.laboratory` explains how
+attention weights are observed.
 
-They are collected from the modules of this package: an `Experiment` needs no other registration.
+The experiments are collected from the modules of this package: every `Experiment` in a module is
+found without further registration.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def find_experiments(pattern: str) -> tuple[Experiment, ...]:
 
 
 def experiment(name: str) -> Experiment:
-    """Return the experiment of this name, with or without "probe/"; else raise `UnknownName`."""
+    """Return the experiment with this name, with or without "probe/", or raise `UnknownName`."""
     known = {item.name: item for item in EXPERIMENTS}
     wanted = name.removeprefix("probe/")
     if wanted not in known:

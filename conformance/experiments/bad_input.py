@@ -1,7 +1,7 @@
-"""Inputs that contradict each other: an error, an answer, a read beyond an array, or the end.
+"""Experiment on contradictory inputs: do they cause an error, a wrong read, or a crash?
 
 Every array that is passed lies inside a larger one. A call is repeated with other numbers around
-its arrays: if the answer changes, it was computed from numbers that were not passed.
+its arrays. If this changes the answer, it was computed from numbers that were not passed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ Meanings = Mapping[str, Callable[[], Array]]
     apart=True,
 )
 def bad_input(lab: Laboratory) -> Iterator[Question]:
-    """Pass inputs and masks whose sizes or dtypes contradict each other, in a process of its own,
-    and see whether it raises, answers, or reads numbers beside an array. If it answers, see which
-    well-defined call has this answer."""
+    """Pass inputs and masks whose sizes or dtypes contradict each other, in a separate process.
+    See whether the implementation raises an error, returns an answer, or reads numbers outside the
+    arrays. If it returns an answer, see which well-defined call has the same answer."""
     if getattr(lab.adapter, "bridge", None) is None:
         raise Unsupported("this adapter hands on NumPy arrays as they are")
     if lab.fixed_sharing is None or not lab.adapter.projections_supplied:
-        # The heads that a function is given are arrays of their own.
+        # The heads that a function receives are always separate arrays.
         yield from _inputs(lab)
     for argument in lab.arguments():
         if argument in lab.adapter.mask_arguments:
@@ -81,14 +81,14 @@ def _question(
         found = lab.attempt(problem, given, masks, around=AROUND[0])
         if isinstance(found, Refused):
             return found.value, f"{found.told}; {fed}"
-        # Once more with the same numbers around: what lies behind these may change too.
+        # The last call has the first numbers around its arrays, as memory farther away may change.
         for around in (AROUND[1], AROUND[0]):
             other = lab.attempt(problem, given, masks, around=around)
             if isinstance(other, Refused) or not _alike(found, other):
                 return READS_BEYOND, f"the answer depends on what lies beside the arrays; {fed}"
         evidence = f"{fed}; returned {found.dtypes.get('output', '')}"
         about: dict[str, Argument] = {"shape": " ".join(map(str, found.output.shape))}
-        # Of a dtype, only the coarser one decides.
+        # If dtypes differ, the coarser one determines the tolerance.
         coarser = max(dtype_of(name).roundoff for name in (lab.dtype, _other_dtype(lab.dtype)))
         allowed = 1e-3 + 16 * (coarser if "dtype" in subject.id else dtype_of(lab.dtype).roundoff)
         for name, meaning in meanings.items():
@@ -101,7 +101,7 @@ def _question(
 
 
 def _alike(one: Answer, other: Answer) -> bool:
-    """Return whether two answers are the same, but for rounding."""
+    """Return whether two answers have the same arrays up to rounding."""
     first, second = one.arrays(), other.arrays()
     return first.keys() == second.keys() and all(
         first[name].shape == second[name].shape and _near(first[name], second[name], 1e-2)
@@ -110,7 +110,7 @@ def _alike(one: Answer, other: Answer) -> bool:
 
 
 def _near(one: Array, other: Array, allowed: float) -> bool:
-    """Return whether two arrays differ by less than `allowed` times their largest number."""
+    """Return whether two arrays differ by at most `allowed` times the largest number in `other`."""
     largest = np.abs(other[np.isfinite(other)]).max(initial=0.0)
     with np.errstate(invalid="ignore"):
         close = np.abs(one - other) <= allowed * largest
@@ -146,7 +146,10 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
         return _question(lab, subject, problem, given, {}, meanings or {})
 
     def sized(name: str, sizes: Mapping[str, int], meanings: Mapping[str, Inputs]) -> Question:
-        """Change the first axis or the second, and compare with calls on these inputs."""
+        """Return a question on inputs with other batch sizes or lengths.
+
+        `meanings` holds the inputs of well-defined calls to compare with.
+        """
         changed = {}
         for one, array in usual.items():
             batch = sizes.get(f"{one} batch", array.shape[0])
@@ -184,7 +187,7 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
     width = axes.split().index("head" if "head" in axes.split() else "width")
     for name in names:
         if name != "value" or "heads" not in axes:
-            # A function may take values of another width.
+            # A function may accept values of another head size.
             array = np.delete(whole[name], -1, axis=width)
             yield bad(f"{name}-narrow", {name: array})
     if "heads" in axes:
@@ -205,12 +208,12 @@ def _inputs(lab: Laboratory) -> Iterator[Question]:
 
 
 def _other_dtype(dtype: str) -> str:
-    """Return another dtype, which NumPy has."""
+    """Return a different dtype that NumPy supports."""
     return "float32" if dtype == "float16" else "float16"
 
 
 def _cut(array: Array, batch: int, length: int) -> Array:
-    """Return the array with this batch and length; what it lacks is repeated from its start."""
+    """Return the array cut or extended to this batch and length; it is extended by repetition."""
     return array.take(range(batch), axis=0, mode="wrap").take(range(length), axis=1, mode="wrap")
 
 
@@ -231,7 +234,7 @@ def _solved(problem: Problem, inputs: Inputs, mask: BoolArray | None = None) -> 
 
 
 def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Question]:
-    """Pass a mask that is made for other sizes; it blocks another key for each row of an axis."""
+    """Yield questions on masks that are made for sizes other than those of the problem."""
     own = set(layouts.axes(argument.layouts[0]))
     whole = lab.sizes()
     single = lab.sizes(batch=1, query=1) if lab.sharing != "self" else lab.sizes(batch=1)
@@ -270,7 +273,10 @@ def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Q
 
 
 def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
-    """Return a mask that blocks one key, another one for each row of the axes that it has."""
+    """Return a mask that blocks one key in each row, and different ones in adjacent rows.
+
+    Axes that are not in `own` have size 1.
+    """
     sizes = [made[axis] if axis in own else 1 for axis in AXES]
     rows = np.indices(sizes[:3]).sum(axis=0)
     visible: BoolArray = np.arange(sizes[3]) != (rows % made["key"])[..., None]
@@ -278,7 +284,7 @@ def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
 
 
 def _readings(problem: Problem, visible: BoolArray) -> Meanings:
-    """Return the answers for the readings of a mask `visible`, which does not fit the logits."""
+    """Return the outputs for several readings of a mask that does not fit the logits."""
     target = problem.shape.logits
     wanted = tuple(1 if had == 1 else size for had, size in zip(visible.shape, target, strict=True))
     cut = visible[tuple(map(slice, wanted))]

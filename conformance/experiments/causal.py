@@ -1,4 +1,4 @@
-"""Experiment on the causal flag: where its triangle is, and how it combines with a mask."""
+"""Experiment on the causal flag: how its triangle is aligned, and how it combines with a mask."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ SQUARE = Phrase("causal.square")
     revision=4,
 )
 def causal(lab: Laboratory) -> Iterator[Entry]:
-    """Set the causal flag alone, for equal and for different lengths, and then together with each
-    mask argument. Compare the weights with those predicted for a top-left and a bottom-right
-    triangle. Set it where later keys have far larger logits, and beside a mask that leaves a query
-    later keys only."""
+    """Set the causal flag alone, for equal and for different numbers of queries and keys.
+    Compare the weights with those predicted for a top-left and a bottom-right triangle. Then set it
+    together with each mask argument. Also set it where later keys have far larger logits, and with
+    a mask that leaves only later keys visible to a query."""
     flag = lab.adapter.causal_flag
     if flag is None:
         yield Entry(Phrase("causal.no-flag"), Phrase("none"), "the adapter declares none")
@@ -118,7 +118,7 @@ def _telling(way: Blocking, shape: Shape) -> BoolArray:
 
 
 def _needed(lab: Laboratory, name: str, shape: Shape) -> dict[str, Native]:
-    """Return {name: array} with the causal triangle as this mask argument; {} if it takes none."""
+    """Return the causal triangle as a native mask, by the argument's name; {} if impossible."""
     way = blocking(lab, lab.adapter.masks.by_name[name])
     native = None if way is None else way.native(causal_mask(shape, "top-left"), shape)
     return {} if native is None else {name: native}
@@ -130,7 +130,7 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
     square = sizes.query == sizes.key
     declared = REFUSED
     if flag.needs is not None:
-        # Nothing is declared of the flag without the mask that it needs.
+        # Nothing is declared about the flag without the mask that it needs.
         declared = NOTHING
     elif square or flag.alignment:
         declared = SQUARE if square else Phrase(f"causal.{flag.alignment}")
@@ -147,8 +147,10 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
 
 
 def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
-    """Yield whether later keys get no weight even if their logits are far larger than the others,
-    or if a mask blocks all others."""
+    """Yield entries on whether the flag gives later keys no weight at all.
+
+    Their logits are far larger than all others, or a mask blocks all other keys.
+    """
     problem = lab.problem(LENGTHS[0][1])
     later = ~causal_mask(problem.shape, "top-left")
     for name, largest in (("large", 1.5e4), ("huge", 1e10)):
@@ -170,13 +172,13 @@ def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
 
 
 def _louder(problem: Problem, factor: float) -> Problem:
-    """Return the problem with a query projection that is so many times as large."""
+    """Return the problem with its query projection multiplied by `factor`."""
     louder = problem.weights.query * factor
     return problem.replace(weights=dataclasses.replace(problem.weights, query=louder))
 
 
 def _later_only(lab: Laboratory, flag: str, way: Blocking, problem: Problem) -> Iterator[Entry]:
-    """Yield what the first two queries get if a mask blocks the first two keys."""
+    """Yield an entry on what the first two queries get if a mask blocks the first two keys."""
     shown = (np.arange(problem.shape.key_length) >= 2)[None, None, None]
     native = way.native(shown, problem.shape)
     found = None if native is None else lab.ask(problem, {flag: True, way.argument.name: native})
@@ -203,7 +205,7 @@ def _aligned(lab: Laboratory, found: Seen) -> Phrase:
 def _with_its_mask(
     lab: Laboratory, flag: str, needs: str, lengths: Phrase, sizes: Sizes
 ) -> Iterator[Entry]:
-    """Yield entries for a flag that needs a mask argument, with each triangle as that mask."""
+    """Yield entries on a flag that needs a mask argument, given each causal triangle in turn."""
     way = blocking(lab, lab.adapter.masks.by_name[needs])
     if way is None:
         return
@@ -228,8 +230,10 @@ def _with_its_mask(
 def _beside(
     lab: Laboratory, found: Seen, visible: BoolArray, names: tuple[str, str], alone: Phrase
 ) -> Phrase:
-    """Return how the flag's triangle combines with a pattern of visible keys. The triangle is
-    aligned in one of the two ways, or it is the one that was seen when the flag was alone."""
+    """Return how the flag's triangle combines with a pattern of visible keys.
+
+    The triangle is aligned in one of the two ways, or equals the one observed for the flag alone.
+    """
     shape = found.problem.shape
     known = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]
     known += [triangle for value, triangle in triangles(shape) if value == alone]

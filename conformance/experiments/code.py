@@ -1,8 +1,8 @@
 """Generate short programs that show a convention by calling the library without this suite.
 
-They are assembled from the user code that the adapter gives as its example. Query, key and value
-are one array, so that the programs also suit implementations of self-attention only. Each prints a
-number and explains it in a comment; tests run the programs and compare.
+They are assembled from the user code in the adapter's example. Query, key and value are one array,
+so that the programs also suit implementations that support only self-attention. Each program prints
+a number and explains it in a comment; tests run the programs and compare the two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token:
     """Return code that prints how much the other outputs change when a token is replaced.
 
     Args:
-        lab: its adapter provides the user code for its mode; if not, the result is "".
+        lab: the laboratory; if its adapter has no example for its mode, the result is "".
         name: the mask argument or flag to pass, or "" for none.
         made: lines that create the array `mask`; empty for a flag.
         told: what the printed number means.

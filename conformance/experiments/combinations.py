@@ -52,10 +52,10 @@ BIASES = (-1.25, 0.5, -0.25, 1.5, -0.75)
     revision=4,
 )
 def pairs(lab: Laboratory) -> Iterator[Entry]:
-    """Pass two mask arguments at once that hide different keys, and see whether the attention
-    weights follow both, either, or one of them. Repeat this with axes that have the same size. Pass
-    a bias beside each mask, beside another bias and beside the causal flag, and all of this with a
-    scale."""
+    """Pass two mask arguments at once that hide different keys, and see how they are combined.
+    The attention weights may follow both masks, either, or only one of them. Repeat this with axes
+    that have the same size. Pass a bias together with each mask, with another bias, and with the
+    causal flag. Repeat all of this with a custom scale."""
     known = [found for item in lab.arguments() if (found := blocking(lab, item)) is not None]
     for told, sizes in (("differ", lab.sizes()), ("coincide", EQUAL)):
         for one, other in itertools.combinations(known, 2):
@@ -90,7 +90,7 @@ def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: s
 
 
 def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArray, BoolArray]:
-    """Return a pattern of visible keys for each argument, with which all `hypotheses` differ."""
+    """Return patterns of visible keys, one for each argument, for which all `hypotheses` differ."""
     for seed in range(100):
         pair = visible_of(one, shape, seed), visible_of(other, shape, seed + 1000)
         if distinct(hypotheses(*pair, shape)):
@@ -107,7 +107,7 @@ def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, Bool
 
 
 def distinct(patterns: dict[str, BoolArray]) -> bool:
-    """Return whether all patterns differ in rows where each of them leaves some key visible."""
+    """Return whether all patterns differ in some row in which each of them leaves a key visible."""
     several = list(patterns.values())
     shown = np.all([item.any(axis=-1) for item in several], axis=0)[..., None]
     pairs = itertools.combinations(several, 2)
@@ -116,7 +116,9 @@ def distinct(patterns: dict[str, BoolArray]) -> bool:
 
 def visible_of(item: Blocking, shape: Shape, seed: int) -> BoolArray:
     """Return a random pattern `[batch heads query key]`, with size 1 for axes the argument lacks.
-    The first key is visible to every query, so that two patterns together mask no query fully."""
+
+    The first key is visible to every query, so that no query is fully masked by two patterns.
+    """
     sizes = [n if a in item.axes else 1 for a, n in zip(AXES, shape.logits, strict=True)]
     return _pattern(tuple(sizes), "key" if "key" in item.axes else "query", seed).copy()
 
@@ -133,10 +135,11 @@ def _pattern(sizes: tuple[int, ...], last: str, seed: int) -> BoolArray:
 def combined(
     lab: Laboratory, seen: Seen, ones: Sequence[BoolArray], other: BoolArray, names: tuple[str, str]
 ) -> Phrase:
-    """Return how the weights combine two patterns of visible keys, passed as the arguments `names`.
+    """Return how the weights combine two patterns of visible keys.
 
-    Of the first argument, `ones` holds the patterns that it may stand for. Weights of fully masked
-    queries need only differ from those without a mask.
+    The patterns were passed as the two arguments in `names`.
+    The first argument may stand for any of the patterns in `ones`. The weights of fully masked
+    queries only have to differ from those without a mask.
     """
     shape = seen.problem.shape
     only = {"one": names[0], "other": names[1]}
@@ -158,8 +161,11 @@ def combined(
 def _partly_inverted(
     one: BoolArray, other: BoolArray, names: tuple[str, str], shape: Shape
 ) -> Iterator[tuple[Phrase, BoolArray]]:
-    """Yield the ways to combine two patterns of visible keys of which one is inverted. Code has one
-    if it fills a boolean mask with a number, as if it were a bias: every number is True."""
+    """Yield the ways to combine two patterns of visible keys if one of them is inverted.
+
+    This happens if code fills a boolean mask with numbers, as if it were a bias: every number other
+    than 0 becomes True.
+    """
     patterns = [np.broadcast_to(item, shape.logits) for item in (one, other)]
     for kept, inverted in ((0, 1), (1, 0)):
         about: dict[str, Argument] = {"argument": names[kept], "inverted": names[inverted]}
@@ -185,7 +191,7 @@ class _Given(NamedTuple):
 
 
 def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
-    """Yield what becomes of a bias and of a scale beside each of the other arguments."""
+    """Yield entries on the effect of a bias and of a scale together with each other argument."""
     sizes = lab.sizes(query=5, key=5)
     shape = lab.problem(sizes).shape
     alone = {item.name for item in lab.arguments() if item.alone}
@@ -236,7 +242,7 @@ def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator
 
 
 def _effect(lab: Laboratory, seen: Seen, one: _Given, other: _Given) -> Phrase:
-    """Return which of two arguments, and whether the scale, had an effect on the weights."""
+    """Return which of two arguments had an effect on the weights, and whether the scale had one."""
     problem = seen.problem
     plain = lab.unmasked(seen)
     for value, added in _additions(one, other, problem.logit_scale):
@@ -250,7 +256,7 @@ def _effect(lab: Laboratory, seen: Seen, one: _Given, other: _Given) -> Phrase:
 
 
 def _additions(one: _Given, other: _Given, scale: float) -> Iterator[tuple[Phrase, Array]]:
-    """Yield the known effects of two arguments, with what is then added to the logits."""
+    """Yield the possible effects of two arguments, each with what it adds to the logits."""
     yield Phrase("combined.both"), one.adds + other.adds
     for kept, lost in ((one, other), (other, one)):
         yield Phrase("combined.only", {"argument": kept.name}), kept.adds

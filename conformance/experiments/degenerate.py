@@ -33,8 +33,8 @@ TAKEN = Phrase("input.taken")
     costly=True,
 )
 def degenerate(lab: Laboratory) -> Iterator[Entry]:
-    """Call with an empty batch, with no query, with no key and with a single key, and examine the
-    output and whether gradients are finite."""
+    """Pass an empty batch, no query, no key, and a single key.
+    Examine the output, and whether the gradients are finite."""
     empty: list[tuple[str, dict[str, int]]] = [("no-batch", {"batch": 0})]
     if lab.sharing == "self":
         empty.append(("no-length", {"key": 0}))
@@ -69,8 +69,9 @@ def degenerate(lab: Laboratory) -> Iterator[Entry]:
     revision=2,
 )
 def layouts(lab: Laboratory) -> Iterator[Entry]:
-    """Pass inputs as `[length width]`, and as `[length batch width]` in the mode that the adapter
-    declares for such input. Compare the weights with those for `[batch length width]`."""
+    """Pass inputs as `[length width]`, and as `[length batch width]`.
+    The latter are passed in the mode that the adapter declares for them. Compare the weights with
+    those for `[batch length width]`."""
     sizes = lab.sizes(batch=1)
     plain = lab.plain(sizes)
     found = lab.ask(plain.problem, unbatched=True)

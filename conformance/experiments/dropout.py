@@ -1,4 +1,4 @@
-"""Experiment on dropout of attention weights: when it is active, and how it drops and scales."""
+"""Experiment on dropout of attention weights: when it is active, what it drops, how it scales."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ DRAWS = 48
     revision=2,
 )
 def dropout(lab: Laboratory) -> Iterator[Entry]:
-    """Call the implementation many times with a dropout probability of 0.5, and compare the weights
-    with those without dropout. In modes without dropout, they must be equal."""
+    """Call the implementation many times with a dropout probability of 0.5.
+    Compare the weights with those without dropout. In modes without dropout, they must be equal."""
     names = lab.adapter.dropout_modes
     if not names:
         raise Unsupported("the adapter names no mode with dropout")

@@ -21,18 +21,19 @@ from conformance.words import tables
 
 
 class Question(NamedTuple):
-    """A question of an experiment that may end the process.
+    """A question of an experiment whose calls may crash the process.
 
     Attributes:
         subject: the subject of the entry.
-        value_of: asks it; returns the value and the evidence of the entry.
+        value_of: a function that calls the implementation, and returns the value and the evidence
+            of the entry.
     """
 
     subject: Phrase
     value_of: Callable[[], tuple[Phrase, str]]
 
     def ask(self) -> Entry:
-        """Ask, and return the entry."""
+        """Call the implementation, and return the entry that answers the question."""
         value, evidence = self.value_of()
         return Entry(self.subject, value, evidence)
 
@@ -54,19 +55,20 @@ class Experiment:
 
     Attributes:
         topic: what the question is about.
-        make: yields the card's entries for a laboratory, some with an array to show.
+        make: a function that yields the card's entries for a laboratory, some with an array to
+            show.
         place: the position on a card; smaller numbers come first.
         every_mode: whether modes may differ; if not, only the first is examined.
-        shared: whether to ask again with query, key and value in one array, which may take another
-            path; entries that differ then are added to the card.
-        every_dtype: whether to ask again in the other dtypes, likewise.
+        shared: whether to repeat the experiment with query, key and value in one array, for which
+            a library may use other code; entries that differ are added to the card.
+        every_dtype: whether to repeat it in the other dtypes; entries that differ are added, too.
         costly: whether many shapes are needed, each of which takes seconds if the framework
             compiles every operation; in that case, only the first mode is examined, and with
             separate inputs only.
-        apart: whether a question may end the process. Then `make` yields each `Question`, and a run
-            asks them in a process of its own, one by one.
-        plain: whether it compares with an answer at the usual sizes, which has to be there.
-        needs: declarations of features; the experiment is about implementations that have one.
+        apart: whether a call may crash the process. If so, `make` yields instances of `Question`,
+            and a run answers them one by one in a separate process.
+        plain: whether an answer at the usual sizes is needed for comparison.
+        needs: types of declared features; the experiment is run if the adapter declares one.
     """
 
     topic: Topic
@@ -103,8 +105,8 @@ class Experiment:
         """Run the experiment and return its findings.
 
         Raises:
-            Unsupported: the adapter does not support what is examined.
-            NoAnswer: the implementation fails even without a mask.
+            Unsupported: if the adapter does not support what is examined.
+            NoAnswer: if the implementation fails even without a mask.
         """
         if self.apart:
             entries = settled([question.ask() for question in self.questions(lab)])
@@ -130,7 +132,7 @@ class Experiment:
         return cast("Iterator[Entry | tuple[Entry, Array | None]]", self.make(lab))
 
     def questions(self, lab: Laboratory) -> list[Question]:
-        """Return the questions of an experiment that is asked apart; raise as `run` does."""
+        """Return the questions of an experiment with `apart`; raise the same errors as `run`."""
         lab.plain()
         questions = [*cast("Iterator[Question]", self.make(lab))]
         for about, other in self._asked_again(lab):
@@ -141,7 +143,7 @@ class Experiment:
         return questions
 
     def _asked_again(self, lab: Laboratory) -> Iterator[tuple[dict[str, Argument], Laboratory]]:
-        """Yield further laboratories, with what tells their entries from those of the first."""
+        """Yield further laboratories, each with arguments that mark the subjects of its entries."""
         worth_it = not (self.costly and lab.adapter.compiles)
         if self.shared and worth_it and lab.with_shared_inputs is not None:
             yield {"sharing": Phrase("inputs.shared")}, lab.with_shared_inputs
@@ -150,7 +152,7 @@ class Experiment:
                 yield {"inputs_in": other.dtype}, other
 
     def _entries(self, lab: Laboratory) -> Iterator[Entry]:
-        """Yield the entries of a further laboratory, which may have no answer at all."""
+        """Yield the entries of a further laboratory, in which the implementation may fail."""
         try:
             lab.plain()
         except Unsupported:
@@ -163,7 +165,7 @@ class Experiment:
 
 
 def declared(entries: Iterable[Entry], adapter: Adapter) -> Iterator[Entry]:
-    """Yield the entries with what the adapter declares of them in `conventions`."""
+    """Yield the entries, completed with what the adapter declares in `conventions`."""
     for entry in entries:
         subject, value = str(entry.subject), str(entry.value)
         wanted = next((v for p, v in adapter.conventions.items() if _matches(subject, p)), "")
@@ -176,13 +178,12 @@ def declared(entries: Iterable[Entry], adapter: Adapter) -> Iterator[Entry]:
 
 
 def _matches(text: str, pattern: str) -> bool:
-    """Return whether a pattern matches a phrase's text, in which brackets are lists."""
+    """Return whether a glob pattern, in which brackets are literal, matches a phrase's text."""
     return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
 def settled(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries of a series of questions, without those on shared inputs that repeat an
-    entry on separate ones."""
+    """Return the entries, except those on shared inputs that repeat one on separate inputs."""
 
     def told(entry: Entry) -> tuple[Phrase, Phrase]:
         # Lengths are equal in shared inputs, so the shape of an answer differs.
@@ -197,9 +198,10 @@ def settled(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _comparable(entry: Entry, lab: Laboratory) -> tuple[Phrase, Phrase]:
-    """Return subject and value without what differs by name only.
+    """Return subject and value without details that differ between laboratories in name only.
 
-    That is the inputs' dtype, and which of them are one array: "key", "value" or "token".
+    These are the dtype of the inputs, and the name of an input, which depends on the inputs that
+    share an array: "key", "value" or "token".
     """
     subject, value = entry.subject, entry.value
     form = subject.part("form")
@@ -224,7 +226,7 @@ def topic(
 
     Args:
         name, title, question: as in `Topic`.
-        fields: `place` and the like of the `Experiment`, and `revision` of the topic.
+        fields: other attributes of the `Experiment`, such as `place`, and `revision` of the topic.
     """
     about = Topic(name, title, question, fields.pop("revision", 1))
     return lambda make: Experiment(about, make, **fields)

@@ -1,4 +1,4 @@
-"""NaN, infinities and large numbers behind a mask, which must not be seen, and a visible NaN."""
+"""Experiment on whether NaN, infinities and large numbers leak through a mask that hides them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ VISIBLE = 0
     revision=3,
 )
 def leaks(lab: Laboratory) -> Iterator[Entry]:
-    """Put NaN, an infinity or a huge number into a key or value that a mask blocks for every query,
-    and look for it in the output, the weights and the gradients. Put NaN into a visible one, and
-    see whether it reaches the output of every query. Do the same without a mask, also with a
-    query."""
+    """Put NaN, an infinity or a huge number into a key or value that is blocked for every query.
+    Look for it in the output, the weights and the gradients. Then put NaN into a visible key or
+    value, and see whether it reaches the output of every query. Repeat this without a mask, and
+    also for a query."""
     yield from _unmasked(lab)
     for argument in lab.arguments():
         for way in blockings(lab, argument):
@@ -51,7 +51,7 @@ INPUTS = {
 
 
 def _unmasked(lab: Laboratory) -> Iterator[Entry]:
-    """Put NaN into each input without any mask."""
+    """Yield an entry for each input on whether NaN in it reaches the output without a mask."""
     for name, what in INPUTS[lab.sharing].items():
         problem = _spoilt(lab.problem(), name, VISIBLE, np.nan)
         about: dict[str, Argument] = {"input": Phrase(f"input.{what}")}
@@ -61,7 +61,7 @@ def _unmasked(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _spoilt(problem: Problem, name: str, token: int, number: float) -> Problem:
-    """Return the problem with a number in an input at one token."""
+    """Return the problem with `number` in the input `name` at one token of each batch entry."""
     array = getattr(problem, name).copy()
     # One number is enough: its projection fills the key. A value carries its own index.
     array[:, token, token if name == "value" else -1] = number
@@ -69,7 +69,7 @@ def _spoilt(problem: Problem, name: str, token: int, number: float) -> Problem:
 
 
 def _reached(subject: Phrase, found: Outcome, rows: slice = slice(None)) -> Entry:
-    """Return whether a visible NaN reached the outputs of these queries."""
+    """Return an entry on whether a visible NaN reached the outputs of the queries in `rows`."""
     if isinstance(found, Refused):
         return Entry(subject, found.value, found.told)
     lost = np.isnan(found.answer.output[:, rows]).any(axis=-1)
@@ -79,7 +79,7 @@ def _reached(subject: Phrase, found: Outcome, rows: slice = slice(None)) -> Entr
 
 
 def _numbers(dtype: str) -> dict[str, float]:
-    """Return the numbers to hide, by the ends of their ids; all but the first three are finite."""
+    """Return the numbers to hide, keyed by the last part of their phrases' ids."""
     largest = dtype_of(dtype).largest
     finite = {"large": 1e5} if largest > 1e5 else {}
     return {"nan": np.nan, "inf": np.inf, "minus-inf": -np.inf, **finite, "largest": largest}
@@ -117,7 +117,7 @@ def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
 
 
 def _moved(array: Array, usual: Array | None) -> BoolArray:
-    """Return where an array is not finite, or far from the usual one if that is given."""
+    """Return where an array is not finite or, if `usual` is given, far from that array."""
     moved = ~np.isfinite(array)
     if usual is not None and usual.size and np.isfinite(usual).all():
         with np.errstate(invalid="ignore"):
@@ -126,7 +126,7 @@ def _moved(array: Array, usual: Array | None) -> BoolArray:
 
 
 def _places(found: Seen, usual: Outcome | None) -> list[Phrase]:
-    """Return where a hidden number shows, except in the row of the blocked token itself."""
+    """Return the places that a hidden number reaches, apart from the blocked token's own row."""
     queries = np.arange(found.problem.shape.query_length)
     own = found.problem.shape.sharing == "self"
     seen = queries != HIDDEN if own else queries >= 0

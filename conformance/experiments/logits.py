@@ -1,7 +1,8 @@
-"""Experiments on what changes the logits or their softmax: soft caps, sinks, ALiBi and rotary.
+"""Experiments on soft caps, sinks, ALiBi and rotary embeddings.
 
-The arguments are made by the declarations, of a problem that has the feature. Each convention in
-use predicts the attention weights; the first that predicts those which were applied is the finding.
+Each poses a problem that has the feature, with arguments made as the adapter declares. Each known
+convention predicts attention weights; the entry names the first one that predicts the weights that
+were actually applied.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ IGNORED, UNEXPLAINED = "feature.ignored", Phrase("feature.unexplained")
     needs=(SoftCap,),
 )
 def soft_cap(lab: Laboratory) -> Iterator[Entry]:
-    """Cap logits that are two to four times as large as the cap, alone and beside each mask
-    argument, and find the formula that predicts the weights. Set the cap to 0, −1 and infinity."""
+    """Set a soft cap of 0.5, and find the formula that predicts the attention weights.
+    Repeat this together with each mask argument, as a mask and as a bias. Then set the cap to 0, −1
+    and infinity."""
     cap = 0.5
     problem = lab.problem()
     logits, scale = _logits(problem), problem.logit_scale
@@ -91,7 +93,10 @@ def _beside_mask(
     formula: Array,
     about: dict[str, Argument],
 ) -> Iterator[Entry]:
-    """Block a key; if the mask is applied first, tanh lifts its logit of −inf to −cap."""
+    """Yield an entry on whether the soft cap is applied before or after a mask that blocks a key.
+
+    If the mask is applied first, tanh lifts the key's logit from −inf to −cap.
+    """
     way = blocking(lab, mask)
     if way is None or "key" not in way.axes:
         return
@@ -120,7 +125,10 @@ def _beside_bias(
     formula: Array,
     about: dict[str, Argument],
 ) -> Iterator[Entry]:
-    """Add finite numbers, which are as large as the cap."""
+    """Yield an entry on whether the soft cap is applied before or after a bias is added.
+
+    The numbers of the bias are of the same magnitude as the cap.
+    """
     if examined(lab, mask, ZERO_INFINITE).value != ADDED or "key" not in mask.layouts[0]:
         return
     assert capped.soft_cap is not None
@@ -149,8 +157,8 @@ def _beside_bias(
     needs=(Sinks,),
 )
 def sinks(lab: Laboratory) -> Iterator[Entry]:
-    """Give each head a sink that is about as large as its largest logit, and find what predicts the
-    weights. Do so for −inf, and beside a mask that blocks every key of a query."""
+    """Give each head a sink, and find the unit of its logit that predicts the attention weights.
+    Set all sinks to −inf. Set sinks together with a mask that blocks every key of some queries."""
     problem = lab.problem()
     logits, scale = _logits(problem), problem.logit_scale
     given = np.linspace(1.0, 3.0, problem.shape.heads)
@@ -199,8 +207,9 @@ def sinks(lab: Laboratory) -> Iterator[Entry]:
     needs=(Alibi,),
 )
 def alibi(lab: Laboratory) -> Iterator[Entry]:
-    """Give each head a slope, for equal and for different lengths, without a causal mask, and find
-    the linear bias that predicts the weights."""
+    """Give each head a slope, and find the linear bias that predicts the attention weights.
+    Do this for equal and for different numbers of queries and keys, without a causal mask if
+    possible."""
     (argument,) = lab.features(Alibi)
     for told, sizes in LENGTHS[:1] if lab.sharing == "self" else LENGTHS:
         square = sizes.query == sizes.key
@@ -217,7 +226,7 @@ def alibi(lab: Laboratory) -> Iterator[Entry]:
         if own is None:
             found = lab.ask(problem, {argument.name: argument.native(slopes, problem)})
         else:
-            # What a layer makes itself may be there beside a causal mask only.
+            # A layer that makes its slopes itself may do so only with a causal mask.
             asked, found = _asked_causal(lab, problem.replace(slopes=slopes))
             logits = np.where(asked.allowed_in_full(), logits, -np.inf)
         guesses: dict[str, Array] = {}
@@ -248,8 +257,9 @@ def alibi(lab: Laboratory) -> Iterator[Entry]:
     needs=(RotaryTables, RotaryBase),
 )
 def rotary(lab: Laboratory) -> Iterator[Entry]:
-    """Turn queries and keys, for each way of pairing that the adapter declares, and find the pairs,
-    the direction and the first position that predict the weights."""
+    """Rotate queries and keys, and find the rotation that predicts the attention weights.
+    Rotations differ in the components that form a pair, and in the direction. Do this for each way
+    of pairing that the adapter declares, for whole heads and, if possible, for a part of each."""
     declared: list[RotaryTables | RotaryBase] = [*lab.features(RotaryTables)]
     declared += lab.features(RotaryBase)
     sizes = Sizes(query=5, key=5)
@@ -284,7 +294,7 @@ def _rotations(problem: Problem, wanted: Rotary) -> Guesses:
 
 
 def _backwards(problem: Problem) -> Array:
-    """Return the weights if all angles have the other sign: positions run backwards."""
+    """Return the weights if all angles have the opposite sign, as if positions ran backwards."""
     last = problem.shape.key_length - 1
     at = Positions(query=last - problem.position_of_queries, key=last - problem.position_of_keys)
     return forward(problem.replace(positions=at), Exact()).weights
@@ -295,7 +305,7 @@ def _logits(problem: Problem) -> Array:
 
 
 def _softmax(logits: Array, sink: Array | None = None) -> Array:
-    """Return the softmax over keys; `sink`, a logit without a key, takes part in the sum."""
+    """Return the softmax over keys; its sum includes `sink`, the logit of a sink, if given."""
     peak = logits.max(axis=-1, keepdims=True)
     peak = peak if sink is None else np.maximum(peak, sink)
     with np.errstate(invalid="ignore"):
@@ -305,7 +315,7 @@ def _softmax(logits: Array, sink: Array | None = None) -> Array:
 
 
 def _asked(lab: Laboratory, problem: Problem, natives: Natives | None = None) -> Outcome:
-    """Ask a problem, whose features are said as declared, with these mask arguments."""
+    """Call the implementation with a problem, encoded as declared, and these mask arguments."""
     try:
         said = lab.adapter.masks.spell(problem)
     except Unsupported as reason:
@@ -315,7 +325,10 @@ def _asked(lab: Laboratory, problem: Problem, natives: Natives | None = None) ->
 
 
 def _asked_causal(lab: Laboratory, problem: Problem) -> tuple[Problem, Outcome]:
-    """Ask a problem, beside a causal mask if it cannot be said without; return which it was."""
+    """Call the implementation with a problem, adding a causal mask if it is not supported without.
+
+    The result is the problem that was posed, and the outcome.
+    """
     causal = problem.replace(causal="top-left")
     for asked in (problem, causal):
         found = _asked(lab, asked)
@@ -327,8 +340,15 @@ def _asked_causal(lab: Laboratory, problem: Problem) -> tuple[Problem, Outcome]:
 def _entry(
     lab: Laboratory, subject: Phrase, found: Outcome, guesses: Guesses, said: Phrase | None = None
 ) -> Entry:
-    """Return an entry with the first convention that predicts the weights; by default, the first
-    one is declared."""
+    """Return an entry with the first convention that predicts the weights.
+
+    Args:
+        lab: the laboratory.
+        subject: the subject of the entry.
+        found: the outcome of the call.
+        guesses: the weights that each convention predicts.
+        said: what the adapter declares; by default, the first convention in `guesses`.
+    """
     declared = Phrase(next(iter(guesses))) if said is None else said
     if isinstance(found, Refused):
         declared = NOTHING if found.value == CANNOT_BE_ASKED else declared

@@ -56,9 +56,10 @@ _SHOWN = {
     revision=3,
 )
 def masked_rows(lab: Laboratory) -> Iterator[Entry]:
-    """Block all keys of one query with each mask argument, in each form that blocks and in every
-    layout. Examine the output and the weights of that query, and look for NaN in the gradients.
-    Of another layout, all but the output is told only if it differs."""
+    """Block all keys of one query with each mask argument, in each form that blocks keys.
+    Examine the output and the weights of that query, and look for NaN in the gradients. Repeat this
+    for every layout of the mask; weights and gradients are then reported only if they differ from
+    those for the first layout."""
     for argument in lab.arguments():
         ways = list(blockings(lab, argument))
         if any(way.hidden == INFINITE for way in ways):
@@ -79,9 +80,12 @@ def masked_rows(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _laid_out(lab: Laboratory, way: Blocking) -> Iterator[tuple[str, BoolArray, Native]]:
-    """Yield the mask in each layout over keys that the argument has, then with one head for all
-    where it broadcasts: a name of the layout, "" for the first; the visible keys; the array. Large
-    numbers do not block, so of these there is only the first."""
+    """Yield a mask that blocks all keys of one query, in each layout with keys that is accepted.
+
+    If the argument broadcasts, masks with one head for all follow. Each item is a name of the
+    layout ("" for the first), the visible keys, and the array to pass. Large finite numbers do not
+    quite block, so for these only the first layout is used.
+    """
     shape, argument = lab.problem().shape, way.argument
     known: set[tuple[int, ...]] = set()
     for broadcast, layout in itertools.product((False, True), argument.layouts):
@@ -155,10 +159,10 @@ def _by_cotangent(
     natives: Natives,
     blocked: BoolArray,
 ) -> Iterator[Entry]:
-    """Yield what becomes of the gradients if only the masked query has a cotangent, or has none.
+    """Yield entries on the gradients if only the masked query has a cotangent, or only the others.
 
-    The sum over the keys of the gradient of the values is then that of the weights of those queries
-    that have a cotangent, and should be what their output shows.
+    The gradient of the values, summed over the keys, then equals the sum of the weights of those
+    queries that have a cotangent, which should agree with their output.
     """
     problem = whole.problem
     alone = np.zeros(blocked.shape, bool)
@@ -181,10 +185,13 @@ def _by_cotangent(
 
 
 def _sum(found: Seen, expected: float, name: str) -> Phrase:
-    """Return the sum over the keys of the gradient of the values, beside the expected one."""
+    """Return a phrase that compares the sum of the values' gradients over the keys with `expected`.
+
+    It is called only if all gradients are finite.
+    """
     shape = found.problem.shape
     source = {"separate": "value", "memory": "key", "self": "query"}[shape.sharing]
-    # Only through the values do the features that hold the keys' indices get a gradient.
+    # The features that hold the keys' indices get a gradient only through the values.
     of_values = found.answer.gradients[source][..., : shape.key_length]
     sums = of_values.sum(axis=(0, 1)) / shape.heads
     total = round(float(sums.mean()), 2) + 0.0
@@ -198,7 +205,7 @@ def _sum(found: Seen, expected: float, name: str) -> Phrase:
 
 
 def row_output(lab: Laboratory, found: Seen, entry: int = ENTRY, query: int = QUERY) -> Phrase:
-    """Return what a query gets for its output."""
+    """Return the phrase that describes the output of a query."""
     output = found.answer.output[entry, query]
     if np.isnan(output).any():
         return NAN
@@ -221,7 +228,7 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
 
 
 def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
-    """Return where gradients are NaN, with evidence; `blocked` is as for `nan_places`."""
+    """Return where gradients are NaN, with evidence; `blocked` is as in `nan_places`."""
     places = nan_places(found, blocked)
     if places:
         lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]

@@ -1,4 +1,4 @@
-"""Experiment on what each mask argument means, in every form in which users pass masks."""
+"""Experiment on the meaning of each mask argument, in every form in which users pass masks."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ HALF = ("bfloat16", "float16")
     revision=2,
 )
 def meanings(lab: Laboratory) -> Iterator[Entry]:
-    """Pass each mask argument arrays in every form that users pass (booleans, 0 and 1 in several
-    dtypes, 0 and −inf, 0 and −1e9 or the least finite number), and find the meaning that predicts
-    the attention weights. Repeat this for inputs in half precision."""
+    """Pass masks in every form that users pass, and find the meaning that predicts the weights.
+    The forms are booleans, 0 and 1 in several dtypes, 0 and −inf, and 0 and −1e9 or the least
+    finite number. Repeat this for inputs in half precision."""
     half = next((name for name in HALF if name != lab.dtype and lab.has(name)), "")
     for argument in lab.arguments():
         for form in FORMS:
@@ -108,9 +108,14 @@ class Blocking:
         *,
         broadcast: bool = False,
     ) -> Native | None:
-        """Return the mask for a pattern of visible keys `[batch heads query key]`, whose axes may
-        have size 1, and keep it with `broadcast`. The result is None if the pattern fits none of
-        these layouts, by default all of the argument's."""
+        """Return the mask to pass for a pattern of visible keys, or None if no layout fits it.
+
+        Args:
+            visible: the pattern, `[batch heads query key]`; axes may have size 1.
+            shape: the shape of the problem.
+            among: the layouts to try in this order; by default, all of the argument's.
+            broadcast: whether axes of size 1 keep that size.
+        """
         values: Array = np.where(visible, self.visible, self.hidden)
         for layout in among or self.argument.layouts:
             laid = to_layout(values, layout, shape.logits, broadcast=broadcast)

@@ -43,7 +43,6 @@ STRIDED = (("strided", "gaps"), ("window", "window"))
 )
 def repeatability(lab: Laboratory) -> Iterator[Entry]:
     """Repeat a call, and compare the attention weights with those of the first call.
-
     The inputs span several tiles. The call is repeated unchanged, without the rest of the batch,
     with strided inputs, and compiled; at the usual size, also with a strided mask. Weights are
     compared bit by bit, then up to the rounding noise."""
@@ -65,14 +64,14 @@ def repeatability(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _first(lab: Laboratory) -> Seen:
-    """Return the answer to a problem of several tiles, or of the usual size if there is none."""
+    """Return the answer to a problem of several tiles or, if there is none, of the usual size."""
     with suppress(Unsupported, NoAnswer):
         return lab.plain(lab.sizes(heads=HEADS, query=LENGTH, key=LENGTH + 1))
     return lab.plain()
 
 
 def _strided_mask(lab: Laboratory, argument: MaskArgument) -> Iterator[Entry]:
-    """Pass a mask that a framework would read wrongly if it ignored strides."""
+    """Yield entries on a mask that would be read wrongly if a framework ignored its strides."""
     way = blocking(lab, argument)
     if way is None:
         return
@@ -104,7 +103,7 @@ def _compared(
     if np.array_equal(found.applied, want):
         sizes = dict(zip(AXES, found.problem.shape.logits, strict=True))
         return Entry(subject, Phrase("again.same-bits-at", {**sizes}), "weights applied and output")
-    # The problem alone in its batch has the noise that it has inside it.
+    # A batch entry has the same noise alone as within the whole batch.
     shape = dataclasses.replace(found.problem.shape, batch=lab.sizes().batch)
     noise = noise_of(shape, found.problem.dtype)[: len(want)]
     with np.errstate(all="ignore"):

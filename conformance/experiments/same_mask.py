@@ -1,7 +1,7 @@
-"""Experiment that passes one causal mask, written in three ways, without conversion.
+"""Experiment that passes one causal mask in three encodings, without conversion.
 
 Users do this when they copy a mask from another library's documentation. The result is the share of
-their attention that queries give to future tokens.
+attention that queries give to future tokens.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ WRITTEN = ("one-attends", "one-blocks", "added")
     revision=2,
 )
 def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
-    """Pass one causal mask without conversion, written in three ways (1 attends, 1 blocks, 0 and
-    −inf), and measure the share of attention that queries give to future tokens.
+    """Pass one causal mask in three encodings, without converting it to what the library expects.
+    In the first, 1 attends; in the second, 1 blocks; in the third, 0 and −inf are to be added.
+    Measure the share of attention that queries give to future tokens.
 
-    Yields an entry for each way, with the weights `[query key]` of batch entry 0 and head 0.
+    Yields an entry for each encoding, with the weights `[query key]` of batch entry 0 and head 0.
     """
     argument = next((item for item in lab.adapter.mask_arguments if _over_queries(item)), None)
     if argument is None:

@@ -98,8 +98,8 @@ _UNANSWERED = {
     revision=3,
 )
 def different_sizes(lab: Laboratory) -> Iterator[Entry]:
-    """Pass arrays of right and wrong shapes to each mask argument, in a problem whose axes all have
-    different sizes, and find the reading of their axes that explains the attention weights."""
+    """Pass masks of right and wrong shapes in a problem whose axes all have different sizes.
+    Find the reading of the masks' axes that explains the attention weights."""
     sizes = lab.sizes()
     for argument, marking in _markings(lab):
         accepted: dict[Phrase, list[str]] = defaultdict(list)
@@ -144,8 +144,8 @@ def different_sizes(lab: Laboratory) -> Iterator[Entry]:
     revision=3,
 )
 def coinciding_sizes(lab: Laboratory) -> Iterator[Entry]:
-    """Pass arrays of many shapes to each mask argument, in problems where two axes have the same
-    size, and find the readings of their axes that explain the attention weights."""
+    """Pass masks of many shapes in problems where two axes have the same size.
+    Find the readings of the masks' axes that explain the attention weights."""
     for coincidence, sizes in COINCIDENCES:
         own = lab.sizes(**sizes)
         for argument, marking in _markings(lab):
@@ -177,8 +177,10 @@ class _Marking(NamedTuple):
 
 
 def _markings(lab: Laboratory) -> Iterator[tuple[MaskArgument, _Marking]]:
-    """Yield each mask argument that can mark tokens, and how it does so, as observed. Masks that a
-    framework attaches to tensors are left out, as they end up in these arguments."""
+    """Yield each mask argument that can block keys, with a form in which it was observed to do so.
+
+    Masks that a framework attaches to tensors are left out, as they end up in these arguments.
+    """
     for argument in lab.arguments():
         if argument not in lab.adapter.mask_arguments:
             continue
@@ -199,8 +201,11 @@ def _tried(
     names: Sequence[str],
     sizes: Sizes,
 ) -> Iterator[tuple[str, Seen | Refused, list[str], Phrase]]:
-    """Pass a mask of each shape once; yield the shape's name, the outcome, which readings of the
-    axes explain it, and if none does, how the mask is made to fit."""
+    """Pass a mask of each shape once, and yield what happens.
+
+    Each item is the name of the shape, the outcome, the readings of the axes that explain it, and,
+    if there are none, how the mask was resized to fit.
+    """
     tried: set[tuple[int, ...]] = set()
     problem = lab.problem(sizes)
     declared = {_sized(shown(layout), sizes): shown(layout) for layout in argument.layouts}
@@ -229,7 +234,7 @@ def _told(sizes: Sizes) -> str:
 
 
 def _as(name: str, readings: list[str], otherwise: Phrase) -> Phrase:
-    """Return the axes that the shape was taken for, or `NOTHING` if these are as intended."""
+    """Return the axes as which a shape was read, or `NOTHING` if these are the intended ones."""
     if name in readings:
         return NOTHING
     if readings:

@@ -39,14 +39,20 @@ Found = Literal["taken", "refused", "wrong"]
 
 @dataclass
 class _Trials:
-    """What became of each shape that was asked, by what was tried."""
+    """The shapes that have been tried so far, and what became of them.
+
+    Attributes:
+        lab: the laboratory.
+        wrong: descriptions of the trials with a wrong output.
+        reasons: the reason why a trial failed, by its description.
+    """
 
     lab: Laboratory
     wrong: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def takes(self, shape: Shape, tried: str) -> bool:
-        """Return whether the implementation accepts a shape; note a wrong output."""
+        """Return whether the implementation gives a right output for a shape; record failures."""
         found, reason = self._ask(shape)
         if found == "wrong":
             self.wrong.append(tried)
@@ -80,9 +86,10 @@ class _Trials:
     costly=True,
 )
 def sizes_taken(lab: Laboratory) -> Iterator[Entry]:
-    """Ask for attention at one size after the other, without masks: sizes of heads and of value
-    heads, lengths that are no multiples of others, long ones, and numbers of heads that share keys
-    or do not. An answer that is far off the definition counts as wrong, not as taken."""
+    """Compute attention without masks at many sizes, one after another, and see which are accepted.
+    These are sizes of heads and of value heads, lengths that are not multiples of usual block
+    sizes, long sequences, and numbers of heads and of groups that share keys. An output that is
+    far from the definition's counts as wrong, not as accepted."""
     trials = _Trials(lab)
     start = _start(lab, trials)
     if start is None:
@@ -147,7 +154,10 @@ def sizes_taken(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
-    """Return the first shape that is taken."""
+    """Return the first shape that the implementation accepts, or None if it accepts none.
+
+    Failures before that shape are forgotten.
+    """
     for queries, keys in LENGTHS:
         for head in HEAD_SIZES:
             shape = _shape(lab, head, queries, keys)
@@ -159,14 +169,14 @@ def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
 
 
 def _shape(lab: Laboratory, head: int, queries: int, keys: int) -> Shape:
-    """Return a shape of the kind that the laboratory's problems have, with 4 heads."""
+    """Return a shape like that of the laboratory's problems, but with 4 heads and these sizes."""
     usual = lab.problem().shape
     lengths = dataclasses.replace(usual, batch=1, query_length=queries, key_length=keys)
     return _with(lab, lengths, 4, 4, head)
 
 
 def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -> Shape:
-    """Return the shape with other heads; inputs of layers are as wide as all of them."""
+    """Return the shape with other heads; inputs of layers are as wide as all heads together."""
     width = 32 if lab.adapter.projections_supplied else heads * head
     names = ("query_width", "key_width", "value_width", "output_width")
     widths: dict[str, Any] = dict.fromkeys(names, width)
@@ -181,7 +191,7 @@ def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -
 
 
 def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
-    """Return the numbers of which the query length and the key length have to be multiples."""
+    """Return the numbers of which the query length and the key length must be multiples."""
     both = shape.sharing == "self"
     found: list[int] = []
     for axis in ("query_length", "key_length"):
@@ -200,7 +210,7 @@ def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
 
 
 def _longest(trials: _Trials, shape: Shape) -> int:
-    """Return the greatest length that is taken, or 0 if there is none up to the last tried."""
+    """Return the greatest length that is accepted, or 0 if all lengths that are tried are."""
     last = max(shape.query_length, shape.key_length)
     for length in LONGEST:
         longer = dataclasses.replace(shape, query_length=length, key_length=length)
@@ -213,7 +223,7 @@ def _longest(trials: _Trials, shape: Shape) -> int:
 def _entry(
     trials: _Trials, subject: str, taken: Iterable[int], tried: Iterable[int], named: str
 ) -> Entry:
-    """Return the entry on sizes that were taken, with the reasons for which others were not."""
+    """Return the entry on the sizes that are accepted, with the reasons why others are not."""
     sizes, every = sorted(taken), sorted(tried)
     value = Phrase("sizes.these", {"sizes": [*map(str, sizes)]})
     if sizes == every:
@@ -229,7 +239,7 @@ def _entry(
 
 
 def _wrong(trials: _Trials) -> Iterator[Entry]:
-    """Yield the entry on sizes with wrong answers, which are worse than refusals."""
+    """Yield an entry on sizes with a wrong output, which is worse than an error, if any."""
     if trials.wrong:
         told = Phrase("sizes.these", {"sizes": [*dict.fromkeys(trials.wrong)]})
         yield Entry(Phrase("sizes.wrong"), told)

@@ -1,4 +1,4 @@
-"""Experiment on returned attention weights: whether per head, normalised, and as applied."""
+"""Experiment on returned weights: are they per head, normalised, and those that were applied?"""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SHAPES = {"per head": "[batch, heads, query, key]", "averaged": "[batch, query, 
     revision=2,
 )
 def returned(lab: Laboratory) -> Iterator[Entry]:
-    """Compare the returned weights with the applied ones, which can be read from the output of the
-    problem, and sum the returned weights over the keys."""
+    """Compare the returned weights with the applied ones, which the problem's output reveals.
+    Also sum the returned weights over the keys."""
     found = lab.plain()
     weights = found.answer.weights
     declared = (lab.adapter.returns_weights or "none") if lab.mode.weights else "none"

@@ -1,4 +1,4 @@
-"""Experiments on arguments that decide which keys are near enough: windows and lengths."""
+"""Experiments on arguments that restrict keys by their positions: windows and lengths."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ UNIFORM, UNEXPLAINED = Phrase("window.uniform"), Phrase("window.unexplained")
     needs=(Window,),
 )
 def windows(lab: Laboratory) -> Iterator[Entry]:
-    """Set the window argument alone, to ordinary sizes and to 0, −1 and more than there are keys,
-    for equal and for different lengths, and find the window that predicts the weights."""
+    """Set the window argument alone, and find the window that predicts the attention weights.
+    Its values are ordinary sizes, 0, −1, and more than the number of keys. Repeat the ordinary
+    sizes with different numbers of queries and keys."""
     for argument in lab.features(Window):
         natives = causal_beside(lab, argument.needs_causal)
         for told, sizes in LENGTHS[:1] if lab.sharing == "self" else LENGTHS:
-            # Ordinary sizes tell the alignment; the others are asked where it does not matter.
+            # Ordinary sizes reveal the alignment; others are tried where it does not matter.
             sets = (
                 _usual(argument)
                 if told != LENGTHS[0][0]
@@ -117,7 +118,7 @@ def _windowed(
 
 
 def seen_window(lab: Laboratory, found: Seen) -> Phrase:
-    """Return the window that the weights show, the simplest where several do."""
+    """Return the window that explains the weights, the simplest one if several do."""
     shape = found.problem.shape
     if np.isnan(found.applied).all():
         return Phrase("causal.nan")
@@ -145,7 +146,7 @@ def _candidates(shape: Shape) -> Iterator[tuple[Causal, Limits]]:
 
 
 def _named(shape: Shape, limits: Limits, alignment: Causal) -> Phrase:
-    """Name a window after the first candidate in which the same keys are visible."""
+    """Return the phrase for a window: that of the first candidate with the same visible keys."""
     wanted = near(shape, limits, alignment)
     if wanted.all():
         return EVERY_KEY
@@ -173,8 +174,9 @@ def _named(shape: Shape, limits: Limits, alignment: Causal) -> Phrase:
     needs=(Lengths,),
 )
 def lengths(lab: Laboratory) -> Iterator[Entry]:
-    """Pass lengths that leave out the last keys, or the last queries, of each batch entry. Find
-    which keys queries see, and what a query gets that is left out or has no keys."""
+    """Pass lengths that leave out the last keys, or the last queries, of each batch entry.
+    Find which keys queries attend to, and which weights a query has if it is left out or has no
+    keys."""
     for argument in lab.features(Lengths):
         problem = lab.problem(LENGTHS[0][1] if argument.needs_causal else None)
         shape = problem.shape
@@ -200,13 +202,13 @@ def lengths(lab: Laboratory) -> Iterator[Entry]:
 
 
 def causal_beside(lab: Laboratory, needed: bool) -> dict[str, Native]:
-    """Return the causal flag, set, if an argument is read only beside it."""
+    """Return the causal flag, set to True, by its name, if an argument needs it; otherwise {}."""
     flag = lab.adapter.causal_flag
     return {flag.name: True} if needed and flag is not None else {}
 
 
 def causal_keys(shape: Shape) -> BoolArray:
-    """Return the keys `[query key]` up to each query's own, for equal lengths."""
+    """Return a mask `[query key]` of the keys up to each query's position, for equal lengths."""
     return np.tri(shape.query_length, shape.key_length, dtype=np.bool_)
 
 
@@ -218,7 +220,16 @@ def _of_keys(
     found: Outcome,
     before: BoolArray,
 ) -> Entry:
-    """Return what a number of keys means, where these keys `[query key]` are visible without it."""
+    """Return an entry on what the number of keys means.
+
+    Args:
+        lab: the laboratory.
+        subject: the subject of the entry.
+        argument: the declaration of the argument.
+        native: the numbers that were passed, `[batch]`.
+        found: the outcome of the call.
+        before: the keys that are visible without the argument, `[query key]`.
+    """
     said = Phrase("lengths.length" if argument.counts == "length" else "lengths.index-of-last")
     if isinstance(found, Refused):
         said = NOTHING if found.value == CANNOT_BE_ASKED else said
@@ -241,7 +252,7 @@ def _of_keys(
 
 
 def _row(lab: Laboratory, subject: Phrase, found: Outcome, rows: slice) -> Entry:
-    """Return what queries without a key, or beyond their number, get."""
+    """Return an entry on the weights of queries that have no keys, or are beyond the length."""
     if isinstance(found, Refused):
         return Entry(subject, found.value, found.told)
     applied = found.applied[:, :, rows]
