@@ -3,10 +3,10 @@
 What a port gets wrong: inputs are `[length width]`, without a batch axis; users map the layer over
 a batch. Kernels are `[out in]`, applied as `W x`; heads are concatenated in the first axis, and in
 the second axis of the output's kernel. Biases are off unless they are enabled by four flags. True
-in a mask attends; a mask is `[query key]` or `[heads query key]`, and none of its axes may have
-size 1 instead. There is no causal flag, no bias on logits and no way to choose the scale, and
-weights are not returned. For half precision, the softmax is computed in float32. Dropout is on
-unless `inference=True`; while it is on, each call and each batch entry needs a random key.
+in a mask attends; a mask is `[query key]` or `[heads query key]`, and its axes must have full size,
+not 1. There is no causal flag, no bias on logits and no way to choose the scale, and weights are
+not returned. For half precision, the softmax is computed in float32. Dropout is on unless
+`inference=True`; while it is on, each call and each batch entry needs a random key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""jax.nn.dot_product_attention, written out for XLA, and as cuDNN's kernel.
+"""jax.nn.dot_product_attention, written out in operations for XLA, and as cuDNN's kernel.
 
 What a port gets wrong: heads come after the length, `[batch length heads head]`, unlike in torch.
 `mask` is boolean, and True attends; it rejects numbers, which go into `bias`. The causal flag is

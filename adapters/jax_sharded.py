@@ -4,7 +4,7 @@ What a port gets wrong: a sharding specifies where an array lies, never what is 
 result is the same as on one device, and XLA transfers whatever a device lacks. If heads are divided
 (tensor parallelism), nothing needs to be transferred. If queries are divided, each device has all
 keys. If keys are divided, the maximum, the sum and the weighted values are combined over devices.
-The mask and the bias are divided along the same axis as the inputs, unless it has size 1 in them.
+The mask and the bias are divided along the same axis as the inputs, unless that axis has size 1.
 The size of a divided axis must be a multiple of the number of devices: JAX does not pad.
 
 Everything else is as on one device; see `jax_sdpa.py`.
