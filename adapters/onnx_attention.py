@@ -15,8 +15,8 @@ was applied after the mask, so that −∞ became −cap (onnxruntime before 1.2
 causal flag and windows start from the position of the first query: 0, or the number of keys in the
 cache, or with `nonpad_kv_seqlen` that number minus the number of queries. So only
 `nonpad_kv_seqlen` makes `is_causal` align at the end of each batch entry. Keys and values beyond
-that number are multiplied by 0, so NaN there reaches every query. A mask for fewer keys than there
-are is padded with −∞ by ONNX, and rejected by onnxruntime.
+this number are multiplied by a weight of 0, so NaN there reaches every query. A mask for fewer keys
+than there are is padded with −∞ by ONNX, and rejected by onnxruntime.
 
 Opset 23 introduced the operator, 24 added the input `nonpad_kv_seqlen`, and 25 added windows. If an
 argument needs a later opset than that of the mode, the adapter uses the first opset that has it.

@@ -2,10 +2,9 @@
 
 What a port gets wrong: inputs have their heads side by side, `[batch length (heads head)]`. Padding
 can be encoded in three ways, all of them int32: `key_padding_mask` holds either 1 for each key that
-may be attended to, or one length for each sequence; `seqlens_k` holds the length *minus one*.
--10000 (`mask_filter_value`) is added to the logits of keys that `key_padding_mask` blocks, so a
-fully masked query attends as if unmasked. Only `attention_bias` is added as it is, so -inf blocks
-there.
+may be attended to, or one length for each sequence; `seqlens_k` holds the length *minus one*. To
+the logits of keys that `key_padding_mask` blocks, -10000 (`mask_filter_value`) is added, so a fully
+masked query attends as if unmasked. Only `attention_bias` is added as it is, so -inf blocks there.
 
 MultiHeadAttention adds the biases of the projections if they are passed. Its fourth output is not
 the weights but the logits, with bias and mask included. `unidirectional` is aligned top-left; with

@@ -109,7 +109,7 @@ def attention(query, key, value, attention_mask=None, causal=False):
 
 
 def _steps(given: Natives) -> list[Natives]:
-    """Return the inputs of one inference for keys before the queries, if any, and of the main one.
+    """Return the inputs of each inference: for the keys before the queries, if any, and the rest.
 
     Raises:
         Unsupported: if there are fewer keys than queries.
@@ -150,7 +150,7 @@ def _stateful(causal: bool, **nodes: Any) -> Any:
         sizes = opset13.shape_of(new, "i64") * constant(1, 1, 0, 1)
         empty = opset13.broadcast(opset13.constant(0, dtype), sizes)
         state = opset13.read_value(empty, name, dtype, shape)
-        # Language models select beams of a search here; without this gather, the kernel is not used.
+        # Language models select beams of a search here. Without this gather, no kernel is used.
         past = opset13.gather(state, nodes["beam"], opset13.constant(0))
         joined[name] = opset13.concat([past, new], 2)
         kept.append(opset13.assign(joined[name], name))

@@ -159,8 +159,8 @@ class MultiHeadAttention(nn.Module):
         """Return the output, or with `need_weights` (output, weights), with weights before dropout.
 
         `key` defaults to `query` (self-attention) and `value` to `key`. A query attends to a key
-        iff `attend_mask` is True, `block_mask` is False, `attn_bias` is not -inf, and `causal` allows
-        it: "top-left" lets query i see keys j <= i, "bottom-right" j <= i + keys - queries.
+        iff `attend_mask` is True, `block_mask` is False, `attn_bias` is not -inf, and `causal`
+        allows it: "top-left" lets query i see keys j <= i, "bottom-right" j <= i + keys - queries.
         Masks and bias are [query key], [batch query key] or [batch heads query key], each axis of
         full size or 1; a [batch key] padding mask is passed as `mask[:, None, None, :]`.
 
