@@ -1,15 +1,17 @@
 """DeepSpeed's `DistributedAttention` (Ulysses) over `scaled_dot_product_attention`.
 
-Each rank has a part of the sequence. An exchange gives it some of the heads of all tokens, with
-which any local function attends, and another exchange gives back its tokens with all heads.
+Each rank holds a part of the sequence. One exchange gives it some of the heads for all tokens, to
+which any local attention function can be applied. A second exchange returns its own tokens with all
+heads.
 
-What a port gets wrong: masks are handed on to the local function as they are. Each rank needs the
-rows and columns of all tokens there, and of a mask for every head its own part, and the gradient of
-an additive one has to be summed over ranks. Which axis is the batch is named twice: by
-`batch_dim_idx` in the call, and by `gather_idx`, the axis of the sequence, in the constructor,
-whose default, 0, is a sequence that comes first. Heads need not be a multiple of the ranks; but
-they are divided by the rank that `deepspeed.utils.groups` knows, not by that in the process group
-which is passed, and without a mesh every rank is the first one to it.
+What a port gets wrong: masks are passed on to the local function unchanged. Each rank needs the
+rows and columns of all tokens there; of a mask with a head axis, it needs the part for its own
+heads; and the gradient of an additive mask has to be summed over ranks. The batch axis is specified
+twice: by `batch_dim_idx` in the call, and indirectly by `gather_idx`, the axis of the sequence, in
+the constructor. The default of `gather_idx`, 0, means that the sequence comes first. The number of
+heads need not be a multiple of the number of ranks. But heads are divided by the rank that
+`deepspeed.utils.groups` knows, not by the rank in the process group that is passed, and without a
+mesh, every process has the first rank there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from conformance import CausalFlag, Distributed, MaskArgument, Mode, Split, Unsu
 
 
 def local(query: Any, key: Any, value: Any, sequence: int, **options: Any) -> Any:
-    """Attend to all tokens with the heads of this rank; `sequence` is the axis of tokens."""
+    """Attend to all tokens with the heads of this rank; `sequence` is the index of that axis."""
     from torch.nn.functional import scaled_dot_product_attention
 
     inputs = (it.movedim((1 - sequence, sequence), (0, 2)) for it in (query, key, value))
@@ -30,7 +32,7 @@ def local(query: Any, key: Any, value: Any, sequence: int, **options: Any) -> An
 
 
 def of_this_rank(mask: Any, kv_heads: int, rank: int, size: int) -> Any:
-    """Return the heads of this rank; the gradient is that of the whole, on every rank."""
+    """Return a mask for the heads of this rank; the mask's gradient is summed over all ranks."""
     import torch.distributed
 
     def summed(gradient: Any) -> Any:
@@ -50,13 +52,13 @@ def of_this_rank(mask: Any, kv_heads: int, rank: int, size: int) -> Any:
 def on_rank(
     query: Any, key: Any, value: Any, shard: Any, attn_mask: Any = None, **options: Any
 ) -> Any:
-    """Attend with the axes in the order that the split names."""
+    """Run `DistributedAttention` on this rank, with axes in the order that the split names."""
     import deepspeed
     from deepspeed.sequence.layer import DistributedAttention
     from deepspeed.utils import groups
 
     if not deepspeed.comm.is_initialized():
-        # What sums small tensors in shared memory would be compiled now; nothing is summed here.
+        # Otherwise, an op that sums small tensors in shared memory is compiled now, but never used.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
         # As deepspeed.initialize(mesh_param=...) does.
@@ -73,7 +75,10 @@ def on_rank(
 
 
 class DeepSpeedUlysses(Distributed):
-    """Lengths have to be multiples of the number of ranks, and each needs a key/value head."""
+    """The adapter for DeepSpeed's DistributedAttention, on one to four ranks.
+
+    Lengths must be multiples of the number of ranks, and each rank needs a key/value head.
+    """
 
     title = "deepspeed.sequence.layer.DistributedAttention"
     documentation = "https://www.deepspeed.ai/tutorials/ds-sequence/"

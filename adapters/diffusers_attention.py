@@ -1,19 +1,19 @@
-"""diffusers' Attention with its processors: SDPA, two products and a softmax, and in slices.
+"""The Attention layer of diffusers with three processors: SDPA, matrix products, and slices.
 
 What a port gets wrong: `attention_mask` is added to the logits, and has three axes: `[batch query
 key]`, which is repeated for each head, or `[(batch heads) query key]`. `prepare_attention_mask`
 distinguishes them by whether the first axis is shorter than batch × heads, so a batch axis of 1 is
-not broadcast. Models derive the mask from `[batch key]`, with -10000 instead of -inf where that is
-0. The meaning of a boolean depends on the processor: with AttnProcessor2_0, which is torch's SDPA,
-True attends; AttnProcessor rejects it. Dropout applies to the output, not to the weights.
-AttnProcessor2_0 ignores `scale_qk=False`.
+not broadcast. Models derive this mask from a mask `[batch key]`, and put -10000, not -inf, where
+that one is 0. The meaning of a boolean depends on the processor: with AttnProcessor2_0, which calls
+torch's SDPA, True attends; AttnProcessor rejects booleans. Dropout applies to the output, not to
+the weights. AttnProcessor2_0 ignores `scale_qk=False`.
 
 The layer can do more than attend: group norm, spatial norm, norms of queries and keys, a residual
-connection, `rescale_output_factor`. All of it is off by default, and stays off here. `bias` is of
-query, key and value, and False by default; `out_bias` is True.
+connection, `rescale_output_factor`. All of these are off by default, and stay off here. `bias`
+stands for the biases of query, key and value, and is False by default; `out_bias` is True.
 
-`kv_heads` is an argument of the layer, but only processors of some models know of it: under the
-three that are examined, fewer key/value heads raise.
+`kv_heads` is an argument of the layer, but only the processors of some models support it. The three
+that are examined here raise an error if there are fewer key/value heads than query heads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from conformance import Example, Layer, MaskArgument, Mode, Parameter, Shape, Un
 
 
 class DiffusersAttention(Layer):
-    """The adapter of diffusers.models.attention_processor.Attention."""
+    """The adapter for diffusers.models.attention_processor.Attention."""
 
     title = "diffusers.models.attention_processor.Attention"
     documentation = "https://huggingface.co/docs/diffusers/api/attnprocessor"
@@ -104,7 +104,7 @@ class DiffusersAttention(Layer):
 
 
 def _sizes(shape: Shape) -> dict[str, Any]:
-    """Return the constructor's arguments; widths that are omitted default to the query's."""
+    """Return the constructor's arguments, without sizes for which the default is right."""
     sizes = {
         "query_dim": shape.query_width,
         "cross_attention_dim": shape.key_width,

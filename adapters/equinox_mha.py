@@ -1,11 +1,12 @@
 """equinox.nn.MultiheadAttention, mapped over a batch by `jax.vmap`.
 
-What a port gets wrong: inputs have no batch axis, `[length width]`; users map the layer over a
-batch. Kernels are `[out in]`, applied as `W x`, with heads concatenated in the first axis, and
-biases are off unless enabled by four flags. True in a mask attends; a mask is `[query key]` or
-`[heads query key]`, without axes of size 1. There is no causal flag, no bias on logits, no choice
-of the scale, and no weights are returned. The softmax is in float32 for half precision. Dropout is
-on unless `inference=True`; while it is on, each call and each batch entry needs a random key.
+What a port gets wrong: inputs are `[length width]`, without a batch axis; users map the layer over
+a batch. Kernels are `[out in]`, applied as `W x`; heads are concatenated in the first axis, and in
+the second axis of the output's kernel. Biases are off unless they are enabled by four flags. True
+in a mask attends; a mask is `[query key]` or `[heads query key]`, and its axes must have full size,
+not 1. There is no causal flag, no bias on logits and no way to choose the scale, and weights are
+not returned. For half precision, the softmax is computed in float32. Dropout is on unless
+`inference=True`; while it is on, each call and each batch entry needs a random key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PROJECTION = "embed heads head -> (heads head) embed"
 
 
 class EquinoxMultiheadAttention(Layer):
-    """The adapter of equinox.nn.MultiheadAttention, in inference and in training."""
+    """The adapter for equinox.nn.MultiheadAttention, in inference and in training."""
 
     title = "equinox.nn.MultiheadAttention"
     documentation = (

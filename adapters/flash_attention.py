@@ -1,20 +1,22 @@
-"""The functions of flash_attn 2: of whole sequences, of packed ones, and beside a cache.
+"""The functions of flash_attn 2: for batched sequences, for packed sequences, and with a cache.
 
-What a port gets wrong: axes are `[batch length heads head]`. There is no mask; what a mask says has
-to be a causal flag, a window, lengths, or sequences that are packed. Everything is aligned
-bottom-right if lengths differ, the causal flag since 2.1, and ALiBi too, which is a distance, so it
-needs no causal flag. A window (left, right) counts the keys beside the query's own on both sides,
-and -1 is no limit; 0 is the own key only. A cap of 0.0 is none. A fully masked query gets zeros.
-Slopes are float32, whatever the queries are.
+What a port gets wrong: axes are `[batch length heads head]`. There is no mask argument; a mask has
+to be expressed as a causal flag, a window, lengths, or packed sequences. Everything is aligned
+bottom-right if lengths differ: the causal flag (since 2.1), windows, and ALiBi. ALiBi depends on
+the distance between query and key, so it needs no causal flag. A window (left, right) counts the
+keys on each side of the query's own; -1 means no limit, and 0 no further key on that side. A soft
+cap of 0.0 means none. A fully masked query gets zeros. Slopes are float32, whatever the dtype of
+the queries.
 
-`flash_attn_varlen_func` takes all tokens in a row, with the offsets of sequences; sequences may be
-empty. `flash_attn_with_kvcache` writes keys and values into the cache, in place, before it attends,
-at `cache_seqlens`, which counts the tokens before the new ones, and what is beyond is not read. It
-rotates queries and new keys, pairs of neighbours unless `rotary_interleaved=False`, with tables
-`[position pair]`; keys in the cache are rotated already. Without a causal flag or a window all
-queries of an entry get the angle of the first. It has no gradients.
+`flash_attn_varlen_func` takes the tokens of all sequences in a row, with the offsets of the
+sequences; sequences may be empty. `flash_attn_with_kvcache` writes new keys and values into the
+cache, in place, before it attends. It writes them at `cache_seqlens`, which counts the tokens that
+come before them, and it does not read what lies beyond them. It rotates queries and new keys with
+tables `[position pair]`, where neighbours form a pair unless `rotary_interleaved=False`; keys in
+the cache must already be rotated. Without a causal flag or a window, all queries of a batch entry
+are rotated by the angle of the first. This function has no gradients.
 
-The kernels exist for GPUs only, in float16 and bfloat16, for heads of up to 256.
+The kernels exist for GPUs only, in float16 and bfloat16, for head sizes of up to 256.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _FEATURES = (
 
 
 class FlashAttention(Function):
-    """The adapter of flash_attn_func, and the base class of the others."""
+    """The adapter for flash_attn_func, and the base class of the others."""
 
     title = "flash_attn.flash_attn_func"
     documentation = "https://github.com/Dao-AILab/flash-attention"
@@ -72,7 +74,7 @@ class FlashAttention(Function):
 
 
 class FlashAttentionVarlen(FlashAttention):
-    """The adapter of flash_attn_varlen_func."""
+    """The adapter for flash_attn_varlen_func."""
 
     title = "flash_attn.flash_attn_varlen_func"
     features = (
@@ -90,7 +92,7 @@ class FlashAttentionVarlen(FlashAttention):
 
 
 class FlashAttentionCache(FlashAttention):
-    """The adapter of flash_attn_with_kvcache, whose cache has room for the new tokens."""
+    """The adapter for flash_attn_with_kvcache, with a cache that has room for the new tokens."""
 
     title = "flash_attn.flash_attn_with_kvcache"
     differentiable = False
@@ -112,7 +114,7 @@ class FlashAttentionCache(FlashAttention):
 
 
 class FlashAttentionPaged(FlashAttention):
-    """The adapter of flash_attn_with_kvcache whose cache is full and in pages."""
+    """The adapter for flash_attn_with_kvcache, with a full cache that is divided into pages."""
 
     title = "flash_attn.flash_attn_with_kvcache (paged)"
     differentiable = False
@@ -129,7 +131,7 @@ class FlashAttentionPaged(FlashAttention):
 
 
 def _own(given: Any) -> Any:
-    """Return an array that may be written to, as the cache is."""
+    """Return a copy of an array, because the cache is written to, or any other value unchanged."""
     return given.clone() if hasattr(given, "clone") else given
 
 

@@ -1,8 +1,8 @@
-"""flax.linen.MultiHeadDotProductAttention.
+"""flax.linen.MultiHeadDotProductAttention, called through `apply`.
 
 What a port gets wrong: kernels are `[embed heads head]`, so nothing is transposed; True in a mask
 attends, and a mask of three axes is read as `[heads query key]`, not `[batch query key]`; there is
-no causal flag, no additive bias and no choice of the scale. A fully masked query attends to all
+no causal flag, no additive bias and no way to choose the scale. A fully masked query attends to all
 keys equally, because blocked logits become a large finite number.
 """
 
@@ -67,7 +67,7 @@ FLAX_MODES = (
 
 
 class FlaxLinen(Layer):
-    """The adapter of flax.linen.MultiHeadDotProductAttention, called through `apply`."""
+    """The adapter for flax.linen.MultiHeadDotProductAttention, called through `apply`."""
 
     title = "flax.linen.MultiHeadDotProductAttention"
     documentation = (

@@ -1,12 +1,12 @@
-"""flax.nnx.MultiHeadAttention.
+"""flax.nnx.MultiHeadAttention, called as a pure function.
 
-What a port gets wrong: the same as in `flax.linen`, but key and value share `in_kv_features`;
-fewer key/value heads are possible; there is a causal flag, aligned top-left; and without
-`sow_weights` (and without dropout) it goes through `jax.nn.dot_product_attention`, another
-implementation with a softmax in float32 whatever the dtype.
+What a port gets wrong: the same as in `flax.linen`, with a few differences. Key and value share
+`in_kv_features`; there may be fewer key/value heads than query heads; and there is a causal flag,
+aligned top-left. Without `sow_weights` (and without dropout), the layer calls
+`jax.nn.dot_product_attention`, another implementation, whose softmax is in float32 for all dtypes.
 
-Flax 0.10.5 introduced the use of that function, 0.10.7 the width of key and value, 0.12.6 fewer
-key/value heads, and 0.12.8 the causal flag.
+Flax 0.10.5 introduced the use of that function, 0.10.7 a separate width of key and value, 0.12.6
+fewer key/value heads, and 0.12.8 the causal flag.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conformance.adapters.flax_linen import FLAX_MASKS, FLAX_MODES, FLAX_PARAMET
 
 
 class FlaxNnx(Layer):
-    """The adapter of flax.nnx.MultiHeadAttention, split and merged as a pure function."""
+    """The adapter for flax.nnx.MultiHeadAttention, split and merged to make it a pure function."""
 
     title = "flax.nnx.MultiHeadAttention"
     documentation = "https://flax.readthedocs.io/en/latest/api_reference/flax.nnx/nn/attention.html"
@@ -132,7 +132,7 @@ class FlaxNnx(Layer):
 
 
 def _newer(shape: Shape) -> dict[str, Any]:
-    """Return those constructor arguments that only later versions of Flax accept."""
+    """Return constructor arguments that the installed Flax accepts, but earlier versions do not."""
     found: dict[str, Any] = {}
     if since("flax", "0.10.7"):
         found |= {"in_kv_features": shape.key_width, "keep_rngs": False}

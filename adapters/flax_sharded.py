@@ -1,9 +1,9 @@
-"""flax.linen.MultiHeadDotProductAttention with its heads on several devices: tensor-parallel.
+"""flax.linen.MultiHeadDotProductAttention with its heads divided among devices: tensor-parallel.
 
-What a port gets wrong: kernels are `[embed heads head]`, but that of the output is
-`[heads head embed]`, so heads are another axis of it. The biases of query, key and value are
-divided by heads as well; that of the output is not, because it is added once, to the sum over all
-devices. Only parameters and inputs are placed: the partitioner of XLA finds the rest.
+What a port gets wrong: the kernels of query, key and value are `[embed heads head]`, but that of
+the output is `[heads head embed]`, so another axis of it is divided. The biases of query, key and
+value are divided by heads as well. The bias of the output is not, because it is added once, to the
+sum over all devices. Only parameters and inputs are placed; XLA's partitioner infers the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DIVIDED: dict[str, tuple[str | None, ...]] = {
 
 
 class FlaxSharded(LayerOnMesh, FlaxLinen):
-    """The adapter of flax.linen.MultiHeadDotProductAttention with its parameters on a mesh."""
+    """The adapter for flax.linen.MultiHeadDotProductAttention with its parameters on a mesh."""
 
     title = "flax.linen.MultiHeadDotProductAttention on a mesh"
     modes = mesh_modes({"sow": True})

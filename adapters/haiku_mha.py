@@ -1,12 +1,13 @@
-"""haiku.MultiHeadAttention, through `hk.transform`.
+"""haiku.MultiHeadAttention, called through `hk.transform`.
 
 What a port gets wrong: heads are concatenated in one axis of the kernels, and the last projection
-has the default name `linear`. By default the output is as wide as all heads, not as the input
-(`model_size`). True in a mask attends, and a mask has four axes, any of them of size 1; there is no
-causal flag, no bias on logits, no dropout, no choice of the scale, and no weights are returned.
+has the default name `linear`. By default (`model_size`), the output is as wide as all heads
+together, not as the input. True in a mask attends, and a mask has four axes, any of which may have
+size 1. There is no causal flag, no bias on logits, no dropout and no way to choose the scale, and
+weights are not returned.
 
-Blocked logits become -1e30, which is -inf in float16: the output of a fully masked query is the
-mean of the values, but NaN in float16. So it is not declared.
+Blocked logits become -1e30, which is -inf in float16. So the output of a fully masked query is the
+mean of the values, but NaN in float16, and the adapter does not declare it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _kernel(module: str, name: str) -> tuple[Parameter, Parameter]:
 
 
 class HaikuMultiHeadAttention(Layer):
-    """The adapter of haiku.MultiHeadAttention, as a pure function of its parameters."""
+    """The adapter for haiku.MultiHeadAttention, as a pure function of its parameters."""
 
     title = "haiku.MultiHeadAttention"
     documentation = "https://dm-haiku.readthedocs.io/en/latest/api.html#multiheadattention"

@@ -1,6 +1,7 @@
-"""Several devices of JAX, of which a CPU has as many as JAX is told to make.
+"""Base classes of JAX adapters that run on several devices, into which JAX divides the CPU.
 
-It has to be told before it starts: before any array is made.
+JAX has to be told the number of devices before it starts, which it does when it makes its first
+array.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ class OnMesh(NativeAdapter):
     dtypes = ("float32", "bfloat16")
 
     def prepare(self) -> None:
-        """Have JAX divide the CPU into `DEVICES`, unless it was told how many.
+        """Make JAX divide the CPU into `DEVICES` devices, unless a number has already been set.
 
         Raises:
-            Unavailable: JAX has fewer; it had started before, or it is too old.
+            Unavailable: if JAX has fewer devices, for example because it had already started, or
+                if it is older than 0.6.
         """
         super().prepare()
         if not since("jax", "0.6"):
@@ -49,7 +51,7 @@ class OnMesh(NativeAdapter):
         import jax
 
         if FLAG not in os.environ.get("XLA_FLAGS", "") and jax.config.jax_num_cpu_devices == -1:
-            with suppress(RuntimeError):  # It has started; perhaps with enough of them.
+            with suppress(RuntimeError):  # JAX has started, perhaps with enough.
                 jax.config.update("jax_num_cpu_devices", DEVICES)
         if (found := len(jax.devices("cpu"))) < DEVICES:
             raise Unavailable(
@@ -84,24 +86,24 @@ class OnMesh(NativeAdapter):
 
     @abstractmethod
     def lies(self, name: str, mode: Mode) -> Any:
-        """Return the sharding of an array of a call; None leaves it where it is."""
+        """Return the sharding of an array of a call, or None to leave the array where it is."""
 
 
 def mesh(*sizes: int, axes: tuple[str, ...] = ("devices",)) -> Any:
-    """Return a mesh of the first devices, with so many along each of its axes."""
+    """Return a mesh of the first CPU devices; `sizes` are the lengths of its axes."""
     import jax
 
     devices = np.array(jax.devices("cpu")[: np.prod(sizes)])
     return jax.sharding.Mesh(devices.reshape(sizes), axes)
 
 
-# Functions: one axis, "devices"
+# For functions: meshes with one axis, "devices"
 
 
 def modes(names: Iterable[str]) -> tuple[Mode, ...]:
-    """Return a mode for each name, such as "heads-3" where heads are divided over three devices.
+    """Return a mode for each name; "heads-3", for example, divides heads over three devices.
 
-    Each shape is compiled anew in each mode, so all are asked the cases of level "core" only.
+    Each shape is compiled anew in each mode, so only the cases of level "core" are run in them.
     """
     return tuple(
         Mode(
@@ -117,7 +119,10 @@ def modes(names: Iterable[str]) -> tuple[Mode, ...]:
 
 
 class FunctionOnMesh(OnMesh, Function):
-    """The base class of adapters of functions, in `modes`; they divide the arrays themselves."""
+    """The base class of adapters for functions, with modes made by `modes`.
+
+    Each device gets whole arrays, which the functions divide themselves.
+    """
 
     def lies(self, name: str, mode: Mode) -> Any:
         from jax.sharding import NamedSharding, PartitionSpec
@@ -125,11 +130,11 @@ class FunctionOnMesh(OnMesh, Function):
         return NamedSharding(mesh(mode["size"]), PartitionSpec())
 
 
-# Layers: the axes of `AXES`
+# For layers: meshes with the axes `AXES`
 
 
 def mesh_modes(options: Mapping[str, Any]) -> tuple[Mode, ...]:
-    """Return a mode with these options for each mesh; the option `mesh` has its sizes."""
+    """Return a mode for each mesh, with these options, and the sizes of the mesh as `mesh`."""
     return tuple(
         Mode(name, {**options, "mesh": sizes}, every_case=every, core_cases=True, about=about)
         for name, sizes, every, about in (
@@ -143,9 +148,10 @@ def mesh_modes(options: Mapping[str, Any]) -> tuple[Mode, ...]:
 
 
 class LayerOnMesh(OnMesh, Layer):
-    """The base class of adapters of layers that run in `mesh_modes`, before that of the layer.
+    """The base class of adapters for layers, with modes made by `mesh_modes`.
 
-    Query, key and value are divided by batch. Masks are whole on all devices.
+    An adapter inherits from this class first, and then from the adapter for the layer itself.
+    Query, key and value are divided along the batch. Each device has the whole of every mask.
     """
 
     dropout_modes = ()
@@ -166,9 +172,11 @@ class LayerOnMesh(OnMesh, Layer):
         return NamedSharding(mesh(*mode["mesh"], axes=AXES), PartitionSpec(*axes))
 
     def divided(self, name: str) -> tuple[str | None, ...] | None:
-        """Return the axes of the mesh among which the first axes of an array are divided.
+        """Return which axis of the mesh divides each of the first axes of an array.
 
-        None leaves the array where it is: by default a parameter, which the layer has placed.
+        In the tuple, None means that an axis is not divided. A result of None, instead of a tuple,
+        leaves the array where it is; by default, this applies to parameters, which the layer has
+        placed.
         """
         if name.startswith(PARAMETER):
             return None

@@ -1,21 +1,22 @@
-"""jax.nn.dot_product_attention, written out for XLA, and as cuDNN's kernel.
+"""jax.nn.dot_product_attention, written out in operations for XLA, and as cuDNN's kernel.
 
-What a port gets wrong: heads come after the length, `[batch length heads head]`, unlike torch's. A
-mask is boolean, True attends; numbers are rejected there and go into `bias`. The causal flag is
+What a port gets wrong: heads come after the length, `[batch length heads head]`, unlike in torch.
+`mask` is boolean, and True attends; it rejects numbers, which go into `bias`. The causal flag is
 aligned top-left if lengths differ. Blocked logits become a large finite number, so that the output
 of a fully masked query is the mean of all values, not zeros as in torch. The softmax is in float32
 for all dtypes. Values have the head size of keys.
 
 JAX 0.4.33 added fewer key/value heads and three arguments. `key_value_seq_lengths` is a count of
-keys for each batch entry, and so can encode only padding on the right; a count of 0 gives the mean
-of all values, padding included, and NaN in the values beyond a count reaches every query, since its
-weight of 0 is multiplied by it. `query_seq_lengths` zeroes the outputs of the queries beyond.
-`local_window_size` is (keys before, keys after), inclusive, or one number for both sides, also
-beside `is_causal`; it is aligned top-left as the causal flag is, and −1 is not "no limit", as in
-flash attention, but blocks the own key. It is ignored before JAX 0.8 unless there is another mask.
+keys for each batch entry, and so can encode only padding on the right. A count of 0 gives the mean
+of all values, padding included. NaN in the values beyond a count reaches every query, because it is
+multiplied by a weight of 0. `query_seq_lengths` sets the outputs of queries beyond the count to 0.
+`local_window_size` is (keys before, keys after), not counting the query's own, or one number for
+both sides. It is aligned top-left like the causal flag, and can be combined with it. −1 does not
+mean "no limit", as in flash attention, but blocks the query's own key. Before JAX 0.8, the window
+is ignored unless there is another mask.
 
-cuDNN's kernel is for GPUs, half precision and some sizes; on a CPU it is unavailable. A window is
-not declared for it: (W, 0) without `is_causal` shows all later keys
+cuDNN's kernel is for GPUs, half precision and some sizes; on a CPU it is unavailable. The adapter
+does not declare a window for it, because (W, 0) without `is_causal` shows all later keys
 (https://github.com/jax-ml/jax/pull/39576).
 """
 
@@ -45,7 +46,7 @@ from conformance.adapters.lengths import LengthTable
 
 
 class _WithLengths(LengthTable):
-    """A mask table that puts the encoding by lengths second, so that it is always examined."""
+    """A mask table whose second encoding uses lengths, so that lengths are always examined."""
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         masks = MaskTable.spellings(self, problem)
@@ -55,7 +56,7 @@ class _WithLengths(LengthTable):
 
 
 class DotProductAttention(Function):
-    """The adapter of jax.nn.dot_product_attention(implementation="xla"), the default."""
+    """The adapter for jax.nn.dot_product_attention(implementation="xla"), the default."""
 
     title = "jax.nn.dot_product_attention"
     documentation = "https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html"
@@ -119,7 +120,7 @@ class DotProductAttention(Function):
         import jax
 
         if isinstance(window := masks.get("local_window_size"), tuple):
-            # There is no "no limit": who wants none passes the length.
+            # JAX has no number for "no limit" on one side, so pass the length.
             most = max(query.shape[1], key.shape[1])
             limits = tuple(most if limit is None else limit for limit in window)
             masks = masks | {"local_window_size": limits}
@@ -129,11 +130,11 @@ class DotProductAttention(Function):
 
 
 class CudnnAttention(DotProductAttention):
-    """The adapter of jax.nn.dot_product_attention(implementation="cudnn"), without gradients.
+    """The adapter for jax.nn.dot_product_attention(implementation="cudnn"), without gradients.
 
-    Gradients need even lengths, which no shape family has whose heads fit the kernel. The output
-    of a fully masked query and the causal alignment for different lengths are not declared. Masks
-    may not have one row for all queries.
+    Gradients need even lengths, but no shape family whose heads fit the kernel has even lengths.
+    The output of a fully masked query and the causal alignment for different lengths are not
+    declared. A mask may not have a single row for all queries.
     """
 
     title = "jax.nn.dot_product_attention (cuDNN)"

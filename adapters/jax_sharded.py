@@ -1,12 +1,13 @@
-"""jax.nn.dot_product_attention on arrays that are divided over devices: XLA's partitioner does it.
+"""jax.nn.dot_product_attention on arrays that are divided over devices by XLA's partitioner.
 
-What a port gets wrong: a sharding says where an array lies, never what is computed, so the result
-is that of one device, and XLA sends whatever is missing. Tensor-parallel, heads are divided, which
-needs nothing sent. With divided queries, keys are whole. With divided keys, the maximum, the sum
-and the weighted values are joined over devices. Masks are divided as what they are about, except
-for axes of size 1. A divided axis must be a multiple of the number of devices: JAX pads nothing.
+What a port gets wrong: a sharding specifies where an array lies, never what is computed, so the
+result is the same as on one device, and XLA transfers whatever a device lacks. If heads are divided
+(tensor parallelism), nothing needs to be transferred. If queries are divided, each device has all
+keys. If keys are divided, the maximum, the sum and the weighted values are combined over devices.
+The mask and the bias are divided along the same axis as the inputs, unless that axis has size 1.
+The size of a divided axis must be a multiple of the number of devices: JAX does not pad.
 
-The rest is as on one device, in `jax_sdpa.py`.
+Everything else is as on one device; see `jax_sdpa.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ AXES = {
 
 
 class ShardedAttention(FunctionOnMesh, DotProductAttention):
-    """Heads are divided over devices, or queries, or keys."""
+    """The adapter for jax.nn.dot_product_attention with heads, queries or keys divided."""
 
     title = "jax.nn.dot_product_attention on divided arrays"
     documentation = "https://docs.jax.dev/en/latest/notebooks/Distributed_arrays_and_automatic_parallelization.html"

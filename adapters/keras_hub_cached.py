@@ -1,15 +1,15 @@
 """keras_hub.layers.CachedMultiHeadAttention: Keras' attention with a cache, for decoding.
 
 What a port gets wrong: the cache holds *projected* keys and values, `[batch 2 length heads head]`,
-one array for both, so their heads have one size. It has its full length from the beginning:
-`cache_update_index` says where the projections of this call are written, and queries attend to
-everything else in it too, even zeros, unless the mask blocks it. So the mask has the length of the
-cache, `[batch query length]`, also for a single query, and the caller must block positions that
-are not yet filled. There is no causal flag, and masks attached to tensors are not read, unlike in
-the base class. With a cache and no index, queries attend only to the cache, and key and value are
-ignored. The layer returns (output, cache), or (output, scores, cache).
+in a single array, so both must have the same head size. It has its full length from the beginning.
+The projections of a call are written at `cache_update_index`, and queries attend to everything else
+in the cache too, even zeros, unless the mask blocks it. So the mask has the length of the cache,
+`[batch query length]`, also for a single query, and the caller must block positions that are not
+yet filled. There is no causal flag, and masks attached to tensors are not read, unlike in the base
+class. With a cache and no index, queries attend only to the cache, and key and value are ignored.
+The layer returns (output, cache), or (output, scores, cache).
 
-On TensorFlow, which keras-hub needs in any case.
+The adapter runs the layer on TensorFlow, which keras-hub needs in any case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_CACHE = ("scores", "no-scores", "training")
 
 
 class CachedMultiHeadAttention(KerasMultiHeadAttention):
-    """The adapter: without a cache, with a cache filled in one call, and token by token."""
+    """The adapter for the layer without a cache, and with one, filled at once or token by token."""
 
     title = "keras_hub.layers.CachedMultiHeadAttention"
     documentation = "https://keras.io/api/keras_hub/modeling_layers/cached_multi_head_attention"

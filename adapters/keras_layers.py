@@ -1,18 +1,18 @@
 """keras.layers.MultiHeadAttention, GroupQueryAttention and AdditiveAttention, on three backends.
 
-What a port gets wrong: the order of arguments is query, *value*, key. Kernels have the heads as an
-axis of their own: `[embed heads head]`, and `[heads value_head embed]` for the output. True in a
-mask attends. Numbers are never added: they are cast to bool, so 0/-inf means the opposite of what
-it means elsewhere (an attention_mask that comes alone to GroupQueryAttention attends above 0.5).
-MultiHeadAttention overwrites `query_mask` with the mask that hangs on the query: passing one does
-nothing. It takes the masks away that hang on its inputs, so the next layer that reads them attends
-the padding. The causal flag is aligned top-left. Asking for the scores takes another path: an
-explicit softmax, where a fully masked row is zero (since Keras 3.10), instead of the backend's
-`dot_product_attention`, where such a row attends all keys. AdditiveAttention has neither heads nor
-projections; its inputs are a list, [query, value, key], and so is its mask,
-[query_mask, value_mask].
+What a port gets wrong: the order of arguments is query, *value*, key. Kernels have the heads as a
+separate axis: `[embed heads head]`, and `[heads value_head embed]` for the output. True in a mask
+attends. Numbers are never added: they are cast to bool, so 0/-inf means the opposite of what it
+means elsewhere. (In GroupQueryAttention with scores, an `attention_mask` without any other mask
+attends above 0.5.) MultiHeadAttention overwrites `query_mask` with the mask that is attached to the
+query, so passing one has no effect. It removes the masks that are attached to its inputs, so the
+next layer that reads them attends to the padding. The causal flag is aligned top-left. If the
+scores are requested, the layer takes another path: an explicit softmax, where a fully masked row is
+zero (since Keras 3.10), instead of the backend's `dot_product_attention`, where such a row attends
+to all keys. AdditiveAttention has neither heads nor projections; its inputs are a list, [query,
+value, key], and so is its mask, [query_mask, value_mask].
 
-Keras runs on one backend per process, chosen before it is imported.
+Keras runs on one backend per process, which is chosen before Keras is imported.
 """
 
 from __future__ import annotations
@@ -111,8 +111,9 @@ class OnBackend(NativeAdapter):
     def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
         import keras
 
-        # On torch, Keras moves tensors to its default device, so set it. In the scope of "cpu:0" no
-        # layer with dropout can be made there: a parameter that is moved to it from "cpu" is none.
+        # On torch, Keras moves tensors to its default device, so set it. In the scope of "cpu:0",
+        # torch layers with dropout cannot be made: a parameter that is moved from "cpu" to "cpu:0"
+        # is no longer a parameter.
         on_torch = self.framework == "torch" and call.device == "cpu"
         with keras.device("cpu" if on_torch else f"{call.device}:0"):
             yield
@@ -145,7 +146,7 @@ def _backend(name: str) -> Framework:
 
 
 class _Stateless:
-    """A Keras layer that is called with its weights as arguments, by name within the layer."""
+    """A Keras layer whose weights are passed to each call, keyed by their names in the layer."""
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
@@ -263,7 +264,7 @@ class KerasMultiHeadAttention(_DotProduct):
     made_by = "keras.layers.MultiHeadAttention"
 
     def layer_class(self) -> Any:
-        """The Keras class of the layer."""
+        """Return the Keras class of the layer."""
         import keras
 
         return keras.layers.MultiHeadAttention
@@ -340,8 +341,8 @@ class _AdditiveAttention(_Keras, Function):
     """The base class of adapters that run one AdditiveAttention per head, on projected heads.
 
     The output of a fully masked query is not declared, because it depends on the dtype: 1e9 (65504
-    in float16) is subtracted from blocked scores. In float32 nothing is left of the scores, but in
-    float64 enough is left to attend as if unmasked.
+    in float16) is subtracted from blocked scores. In float32, this rounds the scores away, but in
+    float64, enough of them is left to attend as if unmasked.
     """
 
     documentation = f"{_DOCS}/additive_attention/"
@@ -351,7 +352,7 @@ class _AdditiveAttention(_Keras, Function):
         MaskArgument("value_mask", "batch key", true="attends", number="attends if nonzero"),
         MaskArgument("query_mask", "batch query", true="attends", number="attends if nonzero"),
     )
-    # Without dropout neither training nor asking for the scores changes how it computes.
+    # Without dropout, neither training nor requesting the scores changes the computation.
     modes: tuple[Mode, ...] = (Mode("scores", about=_ABOUT["scores"]),)
 
     def __init__(self) -> None:
@@ -390,28 +391,28 @@ class _AdditiveAttention(_Keras, Function):
 
 
 class TensorFlowMultiHeadAttention(KerasMultiHeadAttention):
-    """The adapter of MultiHeadAttention on TensorFlow, run eagerly."""
+    """The adapter for MultiHeadAttention on TensorFlow, run eagerly."""
 
     title = "keras.layers.MultiHeadAttention (TensorFlow)"
     framework = "tensorflow"
 
 
 class TensorFlowGroupQueryAttention(_GroupQueryAttention):
-    """The adapter of GroupQueryAttention on TensorFlow, run eagerly."""
+    """The adapter for GroupQueryAttention on TensorFlow, run eagerly."""
 
     title = "keras.layers.GroupQueryAttention (TensorFlow)"
     framework = "tensorflow"
 
 
 class TensorFlowAdditiveAttention(_AdditiveAttention):
-    """The adapter of AdditiveAttention on TensorFlow, run eagerly."""
+    """The adapter for AdditiveAttention on TensorFlow, run eagerly."""
 
     title = "keras.layers.AdditiveAttention (TensorFlow)"
     framework = "tensorflow"
 
 
 class JaxMultiHeadAttention(KerasMultiHeadAttention):
-    """The adapter of MultiHeadAttention on JAX, compiled."""
+    """The adapter for MultiHeadAttention on JAX, compiled."""
 
     title = "keras.layers.MultiHeadAttention (JAX)"
     framework = "jax"
@@ -419,7 +420,7 @@ class JaxMultiHeadAttention(KerasMultiHeadAttention):
 
 
 class JaxGroupQueryAttention(_GroupQueryAttention):
-    """The adapter of GroupQueryAttention on JAX, compiled."""
+    """The adapter for GroupQueryAttention on JAX, compiled."""
 
     title = "keras.layers.GroupQueryAttention (JAX)"
     framework = "jax"
@@ -427,7 +428,7 @@ class JaxGroupQueryAttention(_GroupQueryAttention):
 
 
 class JaxAdditiveAttention(_AdditiveAttention):
-    """The adapter of AdditiveAttention on JAX, compiled."""
+    """The adapter for AdditiveAttention on JAX, compiled."""
 
     title = "keras.layers.AdditiveAttention (JAX)"
     framework = "jax"
@@ -444,7 +445,7 @@ class JaxAdditiveAttention(_AdditiveAttention):
 
 
 class TorchMultiHeadAttention(KerasMultiHeadAttention):
-    """The adapter of MultiHeadAttention on torch."""
+    """The adapter for MultiHeadAttention on torch."""
 
     title = "keras.layers.MultiHeadAttention (torch)"
     framework = "torch"
@@ -454,7 +455,7 @@ class TorchMultiHeadAttention(KerasMultiHeadAttention):
 
 
 class TorchGroupQueryAttention(_GroupQueryAttention):
-    """The adapter of GroupQueryAttention on torch."""
+    """The adapter for GroupQueryAttention on torch."""
 
     title = "keras.layers.GroupQueryAttention (torch)"
     framework = "torch"
@@ -462,7 +463,7 @@ class TorchGroupQueryAttention(_GroupQueryAttention):
 
 
 class TorchAdditiveAttention(_AdditiveAttention):
-    """The adapter of AdditiveAttention on torch."""
+    """The adapter for AdditiveAttention on torch."""
 
     title = "keras.layers.AdditiveAttention (torch)"
     framework = "torch"

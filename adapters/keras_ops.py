@@ -3,13 +3,13 @@
 What a port gets wrong: query, key and value are `[batch length heads head]`, while `bias` and
 `mask` are `[batch heads query key]`. `mask` is boolean, and True attends; numbers go into `bias`,
 which is added to the logits. `is_causal` is aligned top-left. With fewer key/value heads, each
-serves a group of neighbouring query heads. A query that `mask` blocks fully attends all keys
+serves a group of neighbouring query heads. A query that `mask` blocks fully attends to all keys
 equally, because blocked logits become a large finite number; one that a `bias` of -inf blocks fully
 gets NaN (on torch, zeros). Attention weights are not returned.
 
 The backends compute it differently: TensorFlow with the formula written out, JAX with
 `jax.nn.dot_product_attention`, and torch with `scaled_dot_product_attention`, which has a single
-argument for `mask` and `bias` and therefore refuses both at once. Since Keras 3.12, all three
+argument for `mask` and `bias` and therefore rejects both at once. Since Keras 3.12, all three
 compute float64 in float32 and return float32.
 """
 
@@ -52,7 +52,7 @@ class _DotProductAttention(OnBackend, Function):
 
 
 class TensorFlowDotProductAttention(_DotProductAttention):
-    """The adapter of keras.ops.dot_product_attention on TensorFlow, run eagerly."""
+    """The adapter for keras.ops.dot_product_attention on TensorFlow, run eagerly."""
 
     title = "keras.ops.dot_product_attention (TensorFlow)"
     framework = "tensorflow"
@@ -60,7 +60,7 @@ class TensorFlowDotProductAttention(_DotProductAttention):
 
 
 class JaxDotProductAttention(_DotProductAttention):
-    """The adapter of keras.ops.dot_product_attention on JAX, compiled."""
+    """The adapter for keras.ops.dot_product_attention on JAX, compiled."""
 
     title = "keras.ops.dot_product_attention (JAX)"
     framework = "jax"
@@ -83,7 +83,7 @@ class JaxDotProductAttention(_DotProductAttention):
 
 
 class TorchDotProductAttention(_DotProductAttention):
-    """The adapter of keras.ops.dot_product_attention on torch."""
+    """The adapter for keras.ops.dot_product_attention on torch."""
 
     title = "keras.ops.dot_product_attention (torch)"
     framework = "torch"

@@ -1,9 +1,10 @@
 """keras.layers.MultiHeadAttention on JAX under keras.distribution, on several devices.
 
-What a port gets wrong: a `LayoutMap` is asked for the path of each variable, and what none of its
-patterns matches as a whole is whole on every device, without a word. Query, key and value have
-kernels `[embed heads head]`, and biases with heads as well; the kernel of the output is
-`[heads head embed]`. The distribution is one of the process; here it lasts as long as a call.
+What a port gets wrong: a `LayoutMap` looks up the path of each variable. If none of its patterns
+matches the path as a whole, the variable is not divided, and every device silently gets the whole
+of it. Query, key and value have kernels `[embed heads head]`, and their biases have heads as well;
+the kernel of the output is `[heads head embed]`. A distribution applies to the whole process; the
+adapter sets it for the duration of each call.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ MODES = (
 
 
 class KerasSharded(LayerOnMesh, JaxMultiHeadAttention):
-    """The adapter of MultiHeadAttention with its variables laid out by ModelParallel."""
+    """The adapter for MultiHeadAttention under ModelParallel, or in one mode DataParallel."""
 
     title = "keras.layers.MultiHeadAttention (JAX) on a mesh"
     modes = MODES
@@ -115,7 +116,7 @@ class KerasSharded(LayerOnMesh, JaxMultiHeadAttention):
 
 
 def distribution(mode: Mode) -> Any:
-    """Return the distribution of a mode: over its mesh, or data-parallel over its devices."""
+    """Return a mode's distribution: ModelParallel on its mesh, or DataParallel on its devices."""
     from keras.distribution import DataParallel, DeviceMesh, LayoutMap, ModelParallel, list_devices
 
     sizes = mode["mesh"]
@@ -129,7 +130,7 @@ def distribution(mode: Mode) -> Any:
 
 
 def plain(mode: Mode) -> Mode:
-    """Return a mode with those options that the layer takes."""
+    """Return a mode with only those of its options that the layer accepts."""
     own = {name: value for name, value in mode.options.items() if name not in ("mesh", "parallel")}
     return replace(mode, options=own)
 

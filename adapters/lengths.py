@@ -1,7 +1,7 @@
 """Encode padding as lengths, one number per sequence of the batch, as serving kernels require.
 
-What a port gets wrong: a length counts keys from the left, so the padding has to be on the right;
-and it is a count in one library, and a count minus one in the next.
+What a port gets wrong: a length counts keys from the left, so the padding has to be on the right.
+Some libraries expect the number of keys, and others that number minus one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LengthTable(MaskTable):
 
     Args:
         lengths: the name of the additional argument.
-        less: the number to subtract from the count of keys.
+        less: the number to subtract from each number of keys.
         first: whether lengths are the preferred encoding of padding.
     """
 
@@ -55,7 +55,7 @@ class LengthTable(MaskTable):
 def right_padding(visible: np.ndarray) -> np.ndarray | None:
     """Return the number of keys of each batch entry, `[batch]`, if a mask is padding on the right.
 
-    Return None for any other mask, and if an entry has no key at all.
+    Return None for any other mask, and if an entry has no keys at all.
     """
     counts = visible[:, 0, 0].sum(axis=-1)
     padded = np.arange(visible.shape[-1]) < counts[:, None, None, None]

@@ -1,21 +1,22 @@
-"""mlx.nn.MultiHeadAttention, and mlx.core.fast.scaled_dot_product_attention beneath it.
+"""mlx.nn.MultiHeadAttention, and mlx.core.fast.scaled_dot_product_attention, which it calls.
 
-What a port gets wrong: there are no biases unless `bias=True`, unlike nearly everywhere else.
-`value_input_dims` is the key's width if it is not given, `value_dims` is that of all heads. A mask
-may be boolean, and then True attends, or numbers, which are added and must have a dtype that
-promotes to the output's: a float32 mask beside float16 is an error. A row that booleans block
-attends all keys alike, and one that −∞ blocks is NaN; so what a fully masked row gives is not
-declared. The layer has no causal flag. The function takes the string "causal" in the mask's place,
-aligned bottom-right, so there cannot be a mask beside it; and it does not know the factor 1/√d, so
-`scale` has to be given. No attention weights come back.
+What a port gets wrong: there are no biases unless `bias=True`, unlike nearly everywhere else. By
+default, `value_input_dims` is the width of the key, and `value_dims` is that of all heads together.
+A mask may be boolean, and then True attends. It may also consist of numbers, which are added and
+must have a dtype that promotes to the output's: a float32 mask with float16 inputs is an error. A
+query that is fully masked by booleans attends to all keys equally, and one that is fully masked by
+−∞ gets NaN, so the adapter does not declare what a fully masked query gets. The layer has no causal
+flag. The function takes the string "causal" in place of a mask, aligned bottom-right, so the two
+cannot be combined. It does not apply the factor 1/√d by itself, so `scale` has to be passed.
+Attention weights are not returned.
 
-`sinks` holds one logit for each query head, as it is: natural units, neither scaled nor masked. It
-must have a dtype that promotes to the output's, so sinks in float32 beside bfloat16 are an error; a
-fully masked query with a sink is zeros. Rotary embeddings are a function of their own, put before
-the attention here: `traditional=True` pairs neighbours, (2t, 2t + 1), and False pairs halves.
-`offset` is where the first token stands, so queries beside a cache need the cache's length.
+`sinks` holds one natural logit for each query head, neither scaled nor masked. Its dtype must
+promote to the output's, so float32 sinks with bfloat16 inputs are an error. A fully masked query
+with a sink gets zeros. Rotary embeddings are a separate function, which the adapter calls before
+the attention: `traditional=True` pairs neighbours, (2t, 2t + 1), and False pairs halves. `offset`
+is the position of the first token, so for queries with a cache it must be the length of the cache.
 
-On CPUs the function is computed operation by operation; fused kernels are for GPUs.
+On CPUs, the function runs operation by operation; fused kernels exist for GPUs.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _MODES = (
 
 
 class MlxMultiHeadAttention(Layer):
-    """The adapter of mlx.nn.MultiHeadAttention, with its parameters as arguments."""
+    """The adapter for mlx.nn.MultiHeadAttention, with its parameters as arguments."""
 
     title = "mlx.nn.MultiHeadAttention"
     documentation = f"{_DOCS}/nn/_autosummary/mlx.nn.MultiHeadAttention.html"
@@ -132,7 +133,7 @@ class MlxMultiHeadAttention(Layer):
 
 
 class MlxScaledDotProductAttention(Function):
-    """The adapter of mlx.core.fast.scaled_dot_product_attention, a function of projected heads."""
+    """The adapter for mlx.core.fast.scaled_dot_product_attention, a function of projected heads."""
 
     title = "mlx.core.fast.scaled_dot_product_attention"
     documentation = f"{_DOCS}/_autosummary/mlx.core.fast.scaled_dot_product_attention.html"

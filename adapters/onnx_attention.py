@@ -1,24 +1,27 @@
-"""The operator Attention of ONNX, in ONNX' own reference evaluator and in onnxruntime.
+"""The operator Attention of ONNX, in ONNX's own reference evaluator and in onnxruntime.
 
-What a port gets wrong: True in `attn_mask` attends, numbers are added. A mask may have fewer axes,
-and three of them are `[heads query key]`, not `[batch query key]`. `is_causal` is aligned top-left,
-but beside a cache it is moved by as many keys as come before the queries, which is bottom-right.
-`scale` is applied as its square root, once to the query and once to the key. The operator takes
-heads as an axis of their own, or side by side if `q_num_heads` and `kv_num_heads` are given. The
-weights are the fourth output, in mode 3 only: by default that is the logits before the mask. The
-softmax is in the inputs' own dtype, float16 included, unless `softmax_precision` says otherwise.
+What a port gets wrong: in `attn_mask`, True attends, and numbers are added. A mask may have fewer
+than four axes, but three axes are `[heads query key]`, not `[batch query key]`. `is_causal` is
+aligned top-left; with a cache, it is shifted by the number of keys that come before the queries,
+which makes it bottom-right. The square root of `scale` is applied twice, once to the query and once
+to the key. The operator takes heads as a separate axis, or side by side if `q_num_heads` and
+`kv_num_heads` are given. The fourth output holds the weights only if `qk_matmul_output_mode` is 3:
+by default, it holds the logits before the mask. The softmax is in the dtype of the inputs, even
+float16, unless `softmax_precision` sets another.
 
-`softcap` comes before the mask, and 0 or less means none; before ONNX changed its mind, in 2026, it
-came after, and −∞ became −cap (onnxruntime before 1.27). `left_window_size` and `right_window_size`
-count the keys before and after the own one, and −1 means no limit. All of them count from the first
-query's position: 0, or the number of keys in the cache, or with `nonpad_kv_seqlen` that number less
-the queries. So beside `nonpad_kv_seqlen`, `is_causal` is aligned at the end of each entry, and only
-there. What lies beyond that number is multiplied by 0, so NaN there reaches every query. A mask for
-fewer keys is padded with −∞ in ONNX, and refused by onnxruntime.
+`softcap` is applied before the mask, and 0 or less means none. Until ONNX changed this in 2026, it
+was applied after the mask, so that −∞ became −cap (onnxruntime before 1.27). `left_window_size` and
+`right_window_size` count the keys before and after the query's own, and −1 means no limit. The
+causal flag and windows start from the position of the first query: 0, or the number of keys in the
+cache, or with `nonpad_kv_seqlen` that number minus the number of queries. So only
+`nonpad_kv_seqlen` makes `is_causal` align at the end of each batch entry. Keys and values beyond
+this number are multiplied by a weight of 0, so NaN there reaches every query. A mask for fewer keys
+than there are is padded with −∞ by ONNX, and rejected by onnxruntime.
 
-Opset 23 has the operator, 24 adds the input `nonpad_kv_seqlen`, 25 adds windows; the modes pass
-what a feature needs in the first opset that has it. onnxruntime has kernels for float32 and
-float16; float64 it computes operator by operator, as ONNX defines it.
+Opset 23 introduced the operator, 24 added the input `nonpad_kv_seqlen`, and 25 added windows. If an
+argument needs a later opset than that of the mode, the adapter uses the first opset that has it.
+onnxruntime has kernels for float32 and float16; float64 is computed operator by operator, as ONNX
+defines it.
 """
 
 from __future__ import annotations
@@ -120,10 +123,10 @@ _WINDOW = Window("window_size", none=-1, alignment="top-left")
 
 @dataclass(frozen=True, eq=False)
 class _Table(MaskTable):
-    """A mask table whose lengths move where the causal triangle and windows are aligned.
+    """A mask table in which lengths change the alignment of the causal flag and of windows.
 
     Args:
-        at_end: the table of encodings with lengths, where both are aligned at the end.
+        at_end: the table for encodings with lengths, where both are aligned bottom-right.
     """
 
     at_end: MaskTable = field(default_factory=MaskTable)
@@ -239,7 +242,7 @@ def _past(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
 def _lengths(query: Any, key: Any, value: Any, mask: Any) -> _Instead:
     batch, keys = key.shape[0], key.shape[2]
     counts = right_padding(mask) if mask is not None and mask.dtype == np.bool_ else None
-    # A mask may say the padding of all entries at once; the operator wants a number for each.
+    # A mask may encode the padding of all entries in one row; the operator needs a number for each.
     known = np.broadcast_to(keys if counts is None else counts, batch)
     inputs = {"nonpad_kv_seqlen": known.astype(np.int64)}
     if _is_band(mask, query, key, -keys, keys - query.shape[2]):
@@ -260,7 +263,7 @@ _INSTEAD = {"past": _past, "lengths": _lengths, "windows": _windows}
 
 
 def _is_band(mask: Any, query: Any, key: Any, first: int, last: int) -> bool:
-    """Return whether a mask allows exactly the keys `first` to `last` positions after the query."""
+    """Return whether a mask shows exactly the keys `first` to `last` positions after each query."""
     if mask is None or mask.dtype != np.bool_:
         return False
     after = np.arange(key.shape[2]) - np.arange(query.shape[2])[:, None]
@@ -268,7 +271,7 @@ def _is_band(mask: Any, query: Any, key: Any, first: int, last: int) -> bool:
 
 
 class OnnxReference(_Attention):
-    """The adapter of the operator in onnx.reference.ReferenceEvaluator."""
+    """The adapter for the operator in onnx.reference.ReferenceEvaluator."""
 
     title = "ONNX Attention (reference evaluator)"
     framework = "onnx"
@@ -284,7 +287,7 @@ class OnnxReference(_Attention):
 
 
 class OnnxRuntimeAttention(_Attention):
-    """The adapter of the operator in onnxruntime, on the CPU."""
+    """The adapter for the operator in onnxruntime, on the CPU."""
 
     title = "ONNX Attention (onnxruntime)"
     framework = "onnxruntime"
@@ -293,7 +296,7 @@ class OnnxRuntimeAttention(_Attention):
         "InferenceSession(model.SerializeToString()).run(None, given)[0]",
     )
     # There is no matrix product of bfloat16. float64 has no kernel, but is computed by ONNX's
-    # definition of the operator, which version 1.23 got wrong for axes of size 1.
+    # definition of the operator, which is wrong for axes of size 1 in version 1.23.
     dtypes = (*(("float64",) if since("onnxruntime", "1.24") else ()), "float32", "float16")
     fully_masked_row = "zeros"
     opsets: ClassVar = {23: "1.23", 24: "1.24"}

@@ -1,28 +1,30 @@
 """onnxruntime's own com.microsoft.MultiHeadAttention and GroupQueryAttention, on the CPU.
 
-What a port gets wrong: inputs are heads side by side, `[batch length (heads head)]`. Padding is
-said in three ways, all of them int32: `key_padding_mask` holds 1 for a key that is attended, or one
-length for each sequence; `seqlens_k` holds the length *minus one*. To a key that is masked so
--10000 is added (`mask_filter_value`), so a fully masked query attends as if unmasked.
-Only `attention_bias` is added as it is; -inf blocks there.
+What a port gets wrong: inputs have their heads side by side, `[batch length (heads head)]`. Padding
+can be encoded in three ways, all of them int32: `key_padding_mask` holds either 1 for each key that
+may be attended to, or one length for each sequence; `seqlens_k` holds the length *minus one*. To
+the logits of keys that `key_padding_mask` blocks, -10000 (`mask_filter_value`) is added, so a fully
+masked query attends as if unmasked. Only `attention_bias` is added as it is, so -inf blocks there.
 
-MultiHeadAttention adds the biases of the projections, if it is given them. Its fourth output is not
-the weights but the logits, bias and mask included. `unidirectional` is aligned top-left, or moved
-by the length of the cache. With float16 it computes in float32.
+MultiHeadAttention adds the biases of the projections if they are passed. Its fourth output is not
+the weights but the logits, with bias and mask included. `unidirectional` is aligned top-left; with
+a cache, it is shifted by the length of the cache. With float16, it computes in float32.
 
-GroupQueryAttention has what language models need, on a CPU all but the norms of heads. `softcap`
-comes before bias and masks; 0 or less means none. `local_window_size` counts the query's own key
-since 1.24, so W shows the own key and W − 1 before it, as in Mistral; before, it showed W before
-it. −1 means no window, and 0 shows nothing, which gives zeros. `head_sink` holds natural logits,
-neither scaled nor capped; `smooth_softmax=1` is a sink of 0. The tables of `do_rotary` have as many
-columns as pairs, so fewer columns rotate a part of each head; `rotary_interleaved` pairs
-neighbours, (2t, 2t + 1). Keys in the cache are rotated already, and the new ones stand behind them.
-Of `position_ids` a CPU reads only the first of a prompt. NaN beyond a length has no effect.
+GroupQueryAttention has the features that language models need; on a CPU, only the norms of heads
+are missing. `softcap` is applied before bias and masks; 0 or less means none. Since 1.24,
+`local_window_size` counts the query's own key, so W shows that key and the W − 1 keys before it, as
+in Mistral; in earlier versions, it shows W keys before it. −1 means no window, and 0 shows no key,
+which gives zeros. `head_sink` holds natural logits, neither scaled nor capped; `smooth_softmax=1`
+is a sink of 0. The tables of `do_rotary` have one column for each pair, so with fewer columns only
+a part of each head is rotated; `rotary_interleaved` pairs neighbours, (2t, 2t + 1). Keys in the
+cache must already be rotated, and the positions of new keys continue after them. On a CPU, only the
+first of a prompt's `position_ids` is read. NaN beyond a length has no effect.
 
-GroupQueryAttention is made for decoding. It is causal, aligned bottom-right, unless told otherwise
-(`causal=0`, since 1.30). Keys that come before the queries have to be in a cache, and beside one a
-batch of several sequences has one query each. Heads have a multiple of 8 elements, and as many for
-the values: others are filled up with zeros here, and the scale is given, which changes no answer.
+GroupQueryAttention is made for decoding. It is causal, aligned bottom-right, unless it is called
+with `causal=0` (since 1.30). Keys that come before the queries have to be in a cache, and with a
+cache, a batch of several sequences may have only one query each. The head size must be a multiple
+of 8, and the same for values. The adapter pads other heads with zeros and passes the scale, which
+changes no result.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ _HEAD_MULTIPLE = 8
 
 
 class _Contrib(Function):
-    """The base class of both adapters, which run one operator."""
+    """The base class of both adapters, each of which runs one operator."""
 
     framework = "onnxruntime"
     dtypes = ("float32", "float16")
@@ -81,7 +83,7 @@ class _Contrib(Function):
 
 
 class OnnxRuntimeMultiHeadAttention(_Contrib):
-    """The adapter of com.microsoft.MultiHeadAttention."""
+    """The adapter for com.microsoft.MultiHeadAttention."""
 
     title = "com.microsoft.MultiHeadAttention (onnxruntime)"
     documentation = f"{_DOCS}#com.microsoft.MultiHeadAttention"
@@ -178,9 +180,10 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
 
 
 class _LastIndexTable(LengthTable):
-    """A mask table without the causal flag beside lengths where there are more keys than queries.
+    """A mask table that never combines the causal flag and lengths if keys outnumber queries.
 
-    There the operator aligns queries at the end of each length; `Cache` says so.
+    In that case, the operator aligns queries at the end of each length; the feature `Cache` covers
+    this.
     """
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
@@ -192,7 +195,7 @@ class _LastIndexTable(LengthTable):
 
 
 class OnnxRuntimeGroupQueryAttention(_Contrib):
-    """The adapter of com.microsoft.GroupQueryAttention."""
+    """The adapter for com.microsoft.GroupQueryAttention."""
 
     title = "com.microsoft.GroupQueryAttention (onnxruntime)"
     documentation = f"{_DOCS}#com.microsoft.GroupQueryAttention"
@@ -285,7 +288,7 @@ class OnnxRuntimeGroupQueryAttention(_Contrib):
         if cached:
             given |= {n: _filled(given[n], filled) for n in ("past_key", "past_value")}
         elif keys > queries:
-            # The keys of the queries are appended to the cache, before the padding.
+            # The last keys before the padding, one for each query, are appended to the cache.
             own = last[:, None] + np.arange(1 - queries, 1)
             given |= {"past_key": key[:, :, :-queries], "past_value": value[:, :, :-queries]}
             key, value = (
@@ -322,7 +325,7 @@ def _is_causal(mask: np.ndarray | None, query: np.ndarray, key: np.ndarray) -> b
 
 
 def _filled(heads: np.ndarray, size: int) -> np.ndarray:
-    """Return heads padded with zeros at the end to this head size."""
+    """Return heads, `[batch heads length head]`, padded with zeros to the head size `size`."""
     return np.pad(heads, [(0, 0)] * 3 + [(0, size - heads.shape[3])])
 
 

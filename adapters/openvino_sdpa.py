@@ -1,18 +1,18 @@
 """OpenVINO's ScaledDotProductAttention (opset 13), compiled for the CPU.
 
-What a port gets wrong: True in `attention_mask` attends; numbers are added, and have the dtype of
-the query. With `causal=True` the mask is not refused but ignored, which is documented; the triangle
-is aligned top-left. `causal` is an attribute, `scale` an input. Key and value have as many heads as
-the query, and no weights come back.
+What a port gets wrong: in `attention_mask`, True attends; numbers are added, and must have the
+dtype of the query. With `causal=True`, a mask is not rejected but ignored, as documented; the
+causal flag is aligned top-left. `causal` is an attribute, but `scale` is an input. Key and value
+must have as many heads as the query, and weights are not returned.
 
-What computes it depends on the model, not on the operator. In a model without state it is taken
-apart into products and a softmax, and a fully masked query gets NaN. In one that keeps
-keys and values from one inference to the next, as exported language models do, it is one kernel:
-there such a query gets the mean of the values if the mask is boolean, and the triangle is aligned
-bottom-right.
+How it is computed depends on the model, not on the operator. In a model without state, the operator
+is decomposed into products and a softmax, and a fully masked query gets NaN. In a model that keeps
+keys and values from one inference to the next, as exported language models do, it runs as one
+kernel. There, a fully masked query gets the mean of the values if the mask is boolean, and the
+causal flag is aligned bottom-right.
 
-`INFERENCE_PRECISION_HINT` is f32 here and `EXECUTION_MODE_HINT` is ACCURACY, because by default
-float32 is computed in bfloat16 on CPUs that have it. Even so float64 is computed in float32.
+Here, `INFERENCE_PRECISION_HINT` is f32 and `EXECUTION_MODE_HINT` is ACCURACY, because by default
+float32 is computed in bfloat16 on CPUs that support it. Even so, float64 is computed in float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from conformance.adapter import Natives
 
 
 class OpenVinoScaledDotProductAttention(Function):
-    """The adapter of OpenVINO's ScaledDotProductAttention-13 on the CPU."""
+    """The adapter for OpenVINO's ScaledDotProductAttention-13 on the CPU."""
 
     title = "openvino.opset13.scaled_dot_product_attention (CPU)"
     documentation = (
@@ -44,7 +44,7 @@ class OpenVinoScaledDotProductAttention(Function):
     framework = "openvino"
     custom_scale = True
     differentiable = False
-    # With a state it depends on the mask: the mean of the values for False, NaN for -inf.
+    # With a state, it depends on the mask: the mean of the values for False, NaN for -inf.
     fully_masked_row: ClassVar = {"dynamic": "nan", "static": "nan"}
     mask_arguments = (
         MaskArgument(
@@ -109,7 +109,11 @@ def attention(query, key, value, attention_mask=None, causal=False):
 
 
 def _steps(given: Natives) -> list[Natives]:
-    """Return the inputs of two inferences: for the keys before the queries, and for the queries."""
+    """Return the inputs of each inference: for the keys before the queries, if any, and the rest.
+
+    Raises:
+        Unsupported: if there are fewer keys than queries.
+    """
     query, mask = given["query"], given.get("attention_mask")
     before = given["key"].shape[2] - query.shape[2]
     if before < 0:
@@ -146,7 +150,7 @@ def _stateful(causal: bool, **nodes: Any) -> Any:
         sizes = opset13.shape_of(new, "i64") * constant(1, 1, 0, 1)
         empty = opset13.broadcast(opset13.constant(0, dtype), sizes)
         state = opset13.read_value(empty, name, dtype, shape)
-        # Language models select beams of a search here; without this gather no kernel is used.
+        # Language models select beams of a search here. Without this gather, no kernel is used.
         past = opset13.gather(state, nodes["beam"], opset13.constant(0))
         joined[name] = opset13.concat([past, new], 2)
         kept.append(opset13.assign(joined[name], name))

@@ -10,7 +10,10 @@ from conformance.adapters.jax_mesh import FunctionOnMesh, mesh, modes
 
 
 class OursJaxRing(FunctionOnMesh):
-    """Queries and keys are divided, in the order of the sequence."""
+    """The adapter for our ring attention in JAX.
+
+    Queries and keys are divided over the devices in the order of the sequence.
+    """
 
     title = "ring attention in JAX (ours)"
     dtypes = ("float32", "bfloat16")
@@ -33,7 +36,7 @@ class OursJaxRing(FunctionOnMesh):
 
 @cache
 def compiled() -> Any:
-    """Return the function, whose program for some shapes is compiled once."""
+    """Return the jitted `ring_attention`, cached, so that each shape is compiled only once."""
     import jax
 
     from conformance.adapters.ours.jax_ring import ring_attention

@@ -1,4 +1,4 @@
-"""Our own ring attention, `ours/ring.py`, on worlds of one to four processes."""
+"""Our own ring attention, `ours/ring.py`, on one to four ranks, which are processes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from conformance import CausalFlag, Distributed, MaskArgument, Sinks, Split, Win
 
 
 def on_rank(*tensors: Any, **others: Any) -> Any:
-    """What every rank calls."""
+    """Call `ring_attention`; every rank does so with its own parts."""
     from conformance.adapters.ours.ring import ring_attention
 
     return ring_attention(*tensors, **others)
 
 
 class OursRing(Distributed):
-    """Queries and keys are divided, in the order of the sequence or in zig-zag order."""
+    """The adapter for our ring attention in PyTorch.
+
+    Queries and keys are divided among ranks, in the order of the sequence or in zig-zag order.
+    """
 
     title = "ring attention (ours)"
     world = World(

@@ -26,7 +26,7 @@ from conformance.adapter import keywords
 
 
 class Ours(Layer):
-    """conformance.adapters.ours.attention.MultiHeadAttention."""
+    """The adapter for `MultiHeadAttention` in `attention.py`, in training and after `.eval()`."""
 
     title = "MultiHeadAttention (ours)"
     documentation = "docs/definition.md"

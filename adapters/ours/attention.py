@@ -10,16 +10,16 @@ head g = h // (heads / kv_heads) that it reads:
     c_ih  = sum(p_ijh v_jg for all j)                                                (the context)
     out_i = sum(W_Oh c_ih for all h) + b_O                                           (the output)
 
-A_ih is the set of keys that query i may attend in head h: what masks, causality and a bias of -inf
-leave. Where it is empty every weight is zero, so the context is the empty sum and the output b_O.
-(Other libraries return NaN there, or the mean of the values.)
+A_ih is the set of keys that query i may attend to in head h: those that masks, causality and a bias
+of -inf leave. If it is empty, every weight is zero, so the context is zero and the output is b_O.
+(Other libraries return NaN in this case, or the mean of the values.)
 
-The score, with its default scale; in the second, every head learns a vector u_h:
+There are two scores, each with a default scale; for the second, every head learns a vector u_h:
 
     scaled-dot  scale (q . k), scale = 1 / sqrt(head_size)  Vaswani et al. 2017, arXiv:1706.03762
     additive    scale (u_h . tanh(q + k)), scale = 1        Bahdanau et al. 2015, arXiv:1409.0473
 
-The number of key/value heads:
+There may be fewer key/value heads than query heads:
 
     kv_heads = heads  each head has its own                  Vaswani et al. 2017
     kv_heads = 1      all share one: multi-query attention   Shazeer 2019, arXiv:1911.02150
@@ -31,9 +31,9 @@ Language models add some of the following, in this order:
     rotary    q and k are rotated by their positions       `positions.Rotary`
     soft cap  s becomes cap tanh(s / cap), before biases   Gemma 2, arXiv:2408.00118
     ALiBi     slope_h |p_i - r_j| is subtracted from s     Press et al. 2021, arXiv:2108.12409
-    sinks     the sum of p_ijh has the term exp(sink_h)    gpt-oss, arXiv:2508.10925
+    sinks     the sum in p_ijh gets the term exp(sink_h)   gpt-oss, arXiv:2508.10925
 
-With a sink the weights of a row sum to less than one. `positions` defines p_i and r_j, windows,
+With a sink, the weights of a query sum to less than one. `positions` defines p_i and r_j, windows,
 lengths and segments.
 """
 
@@ -79,7 +79,7 @@ class MultiHeadAttention(nn.Module):
         rotary: Rotary | None = None,
         soft_cap: float | None = None,
         slopes: Sequence[float] | None = None,  # of ALiBi, one for each head
-        window: tuple[int | None, int | None] = (None, None),  # keys before and after the own
+        window: tuple[int | None, int | None] = (None, None),  # before, after the query's own key
         sinks: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -156,17 +156,18 @@ class MultiHeadAttention(nn.Module):
         cache: Cache | None = None,
         need_weights: bool = False,
     ) -> Output | tuple[Output, Weights]:
-        """Attend. With `need_weights` return (output, weights), the weights as before dropout.
+        """Return the output, or with `need_weights` (output, weights), with weights before dropout.
 
-        `key` defaults to `query` (self-attention) and `value` to `key`. A key is attended iff
-        `attend_mask` is True, `block_mask` is False, `attn_bias` is not -inf, and `causal` allows
-        it: "top-left" lets query i see keys j <= i, "bottom-right" j <= i + keys - queries.
+        `key` defaults to `query` (self-attention) and `value` to `key`. A query attends to a key
+        iff `attend_mask` is True, `block_mask` is False, `attn_bias` is not -inf, and `causal`
+        allows it: "top-left" lets query i see keys j <= i, "bottom-right" j <= i + keys - queries.
         Masks and bias are [query key], [batch query key] or [batch heads query key], each axis of
         full size or 1; a [batch key] padding mask is passed as `mask[:, None, None, :]`.
 
-        Lengths count the tokens of each entry that are no padding, and equal segments see each
-        other. Positions are derived from all of these if they are not given. A `cache` is extended
-        by the keys and values, and all that it holds is attended; masks have an axis for all.
+        Lengths count the tokens of each entry that are not padding. Tokens see each other only if
+        their segments are equal. If positions are not given, they are derived from all of these.
+        A `cache` is extended by the new keys and values, and queries attend to all of its keys; the
+        key axis of masks then has the length of the extended cache.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -193,7 +194,7 @@ class MultiHeadAttention(nn.Module):
             attn_bias = _with_all_axes("attn_bias", attn_bias, axes)
             blocked = blocked | (attn_bias == -math.inf)
 
-        # Nothing beyond an entry's length is read: 0 · NaN would be NaN.
+        # Clear all beyond an entry's length, because a weight of 0 times NaN would be NaN.
         query = _within(query, query_lengths)
         key, value = _within(key, key_lengths), _within(value, key_lengths)
 
@@ -247,11 +248,14 @@ class MultiHeadAttention(nn.Module):
 def _softmax_over_visible(
     logits: Weights, blocked: Mask, sinks: Float[Tensor, heads] | None
 ) -> Weights:
-    """Softmax in float32 or better, zero where blocked. A row without any visible key goes through
-    the softmax as zeros, not as -inf, and leaves as zeros: neither it nor its gradient is NaN."""
+    """Return the softmax over visible keys, in float32 or better, with zeros where blocked.
+
+    In a row without visible keys, the softmax is taken of zeros, not of -inf, and then replaced by
+    zeros, so that neither the row nor its gradient is NaN.
+    """
     keys = logits.shape[-1]
     logits = logits.masked_fill(blocked, -math.inf)
-    if sinks is not None:  # one more key, whose value is zero
+    if sinks is not None:  # as one more key, whose value is zero
         column = sinks[None, :, None, None].expand(*logits.shape[:3], 1)
         logits = torch.cat((_in_float32(logits), _in_float32(column)), -1)
     empty = (logits == -math.inf).all(-1, keepdim=True)
@@ -262,7 +266,7 @@ def _softmax_over_visible(
 def _within(
     tokens: Float[Tensor, "batch length width"], lengths: Int[Tensor, batch] | None
 ) -> Float[Tensor, "batch length width"]:
-    """The tokens, with zeros beyond the length of each entry."""
+    """Return the tokens, with zeros beyond the length of each entry."""
     if lengths is None:
         return tokens
     at = torch.arange(tokens.shape[1], device=tokens.device)
@@ -270,7 +274,7 @@ def _within(
 
 
 def _in_float32(array: Tensor) -> Tensor:
-    """The array in float32, or in float64 if it is."""
+    """Return an array in float32, or unchanged if it is in float64."""
     return array.to(torch.promote_types(array.dtype, torch.float32))
 
 
@@ -284,7 +288,12 @@ def _check_causal(causal: str | None) -> None:
 
 
 def _with_all_axes(name: str, mask: Tensor, axes: tuple[int, int, int, int]) -> Tensor:
-    """A view with all of [batch heads query key], once dtype and shape leave no doubt."""
+    """Return a view of a mask or bias with axes [batch heads query key], each of full size or 1.
+
+    Raises:
+        TypeError: if it is not a tensor, a bias is not floating, or a mask is not bool.
+        ValueError: if its shape is not one of those that `MultiHeadAttention.forward` accepts.
+    """
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(mask).__name__}")
     if name == "attn_bias" and not mask.is_floating_point():

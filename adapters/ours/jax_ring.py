@@ -1,16 +1,18 @@
-"""Ring attention in JAX: every device has some queries and some keys; the keys travel.
+"""Ring attention in JAX: every device keeps its queries, and keys and values travel in a ring.
 
 You may copy this module. What a port gets wrong, in the order of the code: the maximum and the sum
 of weights must be merged along with the values; the maximum is a constant to the derivative, since
-it cancels out; what is causal or in a window depends on positions in the whole sequence; a sink
-belongs to the softmax of a query once, not once per hop; a row without keys divides by 1, not by 0;
-arrays are padded to a multiple of the number of devices, and no query may see that padding.
+it cancels out; whether a key is visible under causality or a window depends on positions in the
+whole sequence; a sink belongs to the softmax of a query once, not once per hop; a row without keys
+is divided by 1, not by 0; arrays are padded to a multiple of the number of devices, and no query
+may see that padding.
 
-The derivative is JAX's own: that of `ppermute` is the way back, so gradients of keys and values
-come home by themselves, and that of what all devices share is summed over them. Keys travel in
-float32, or in float64 if they are, because those gradients are summed on their way. Logits are
-computed again in the backward pass, but each device keeps the keys that came by; only a backward
-pass of its own, as in `ring.py`, needs no memory for them.
+JAX derives the backward pass. The derivative of `ppermute` sends in the opposite direction, so
+gradients of keys and values return to their devices without further code, and gradients of what all
+devices share are summed over the devices. Keys and values travel in float32, or in float64 if that
+is their dtype, because their gradients are summed on the way. Logits are recomputed in the backward
+pass, but each device keeps all keys and values that it has received. Only a backward pass that is
+written by hand, as in `ring.py`, needs no memory for them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """The softmax of each query over the keys that it has seen so far."""
+    """The running maximum, sum and values of each query's softmax over the keys seen so far."""
 
     highest: Float[Array, "batch kv_heads group query"]
     total: Float[Array, "batch kv_heads group query"]
@@ -71,20 +73,21 @@ def on_device(
     window: tuple[int | None, int | None],
     scale: float,
 ) -> Float[Array, "batch heads query value_head"]:
-    """Attend with the queries of this device to the keys of all; call it under `jax.shard_map`.
+    """Attend from the queries of this device to all keys; call this under `jax.shard_map`.
 
-    All devices have equally many queries, and equally many keys, of which in the whole only the
-    first `keys` are real. Of the mask, this device has the rows of its queries.
+    All devices have the same number of queries, and the same number of keys. In the whole sequence,
+    only the first `keys` keys are real; the others are padding. `mask` contains only the rows of
+    this device's queries.
     """
     size, rank = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
     (batch, heads, queries, _), (_, kv_heads, block, width) = query.shape, value.shape
     before, after = (math.inf if side is None else side for side in window)
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, queries, -1)
 
-    # Without it, the weights of all blocks are kept for the backward pass.
+    # Without `checkpoint`, the weights of all blocks are kept for the backward pass.
     @jax.checkpoint
     def attend(state: State, key: Array, value: Array, source: Array) -> State:
-        """Merge the keys that were those of the device `source` in the beginning."""
+        """Return the state after the keys that belonged to the device `source` in the beginning."""
         place = source * block + jnp.arange(block)
         ahead = place - (rank * queries + jnp.arange(queries))[:, None]
         seen = (place < keys) & (ahead >= -before) & (ahead <= after)
@@ -101,7 +104,7 @@ def on_device(
         return merge(state, jnp.where(seen, logits, -jnp.inf), value)
 
     def hop(carry: tuple[State, Array, Array], number: Array) -> tuple[tuple, None]:
-        """Receive the keys of the device before, which has passed on its own or another's."""
+        """Receive the block of keys that the previous device has just used, and attend to it."""
         state, *travelling = carry
         to_next = [(one, (one + 1) % size) for one in range(size)]
         key, value = jax.lax.ppermute(travelling, axis, to_next)
@@ -131,19 +134,20 @@ def ring_attention(
     window: tuple[int | None, int | None] = (None, None),
     scale: float | None = None,
 ) -> Float[Array, "batch heads query value_head"]:
-    """Attend on a ring of devices; under `jax.jit`, each holds its parts only.
+    """Compute attention on a ring of devices; under `jax.jit`, each holds only its own parts.
 
     Args:
         query, key, value: whole arrays, of any length; key and value may have fewer heads.
         mesh: the devices, on one axis. Device r of n gets part r of n of queries and of keys.
-        mask: boolean, True where a query may attend, or numbers that are added; no axis is 1.
-        sinks: logits that take part in the sum of weights only.
-        causal: whether keys behind the place of a query are hidden, counted from the first of both.
-        window: how many keys before and behind that place are visible; None for all.
+        mask: boolean, True where a query may attend, or numbers that are added; every axis
+            has its full size.
+        sinks: one logit per head, which is only added to the sum of weights.
+        causal: whether keys after a query are hidden; positions of both count from 0 (top-left).
+        window: how many keys before and after a query's position are visible; None for all.
         scale: the factor of logits; by default 1/√head size.
 
     Returns:
-        The context, in the dtype of the query; zeros where all is masked.
+        The context, in the dtype of the query; zeros for fully masked queries.
     """
     (axis,) = mesh.axis_names
     wide = jnp.promote_types(query.dtype, jnp.float32)

@@ -1,22 +1,22 @@
-"""Where tokens stand, and what follows from it: who sees whom, ALiBi, and rotary embeddings.
+"""Positions of tokens, and what depends on them: visible keys, ALiBi, and rotary embeddings.
 
-Query i stands at p_i and key j at r_j, which count the tokens of their own sequence from 0:
+Query i has position p_i and key j has position r_j, which count from 0 in their sequence:
 
-    packed sequences  (segments)      begin at 0 each
-    "bottom-right"    (causal)        the last query of a sequence stands where its last key does
+    packed sequences  (segments)      each begins at position 0
+    "bottom-right"    (causal)        the last query of a sequence has the position of its last key
     a cache of P keys                 new queries and keys begin at P
 
 Query i may attend to key j iff all of these hold:
 
     causal        r_j <= p_i
     window        p_i - before <= r_j <= p_i + after
-    segments      both are of the same one
+    segments      query and key are in the same segment
     lengths       i < query length and j < key length of the entry
 
-What a port gets wrong: a window that counts the own key as one of those before it; indices compared
-where positions are meant, so that a causal mask hides the cache; padding counted as keys, so that
-the last query stands beyond the last key; angles computed in half precision, in which no position
-beyond 256 is exact.
+What a port gets wrong: it counts the query's own key as one of the window's keys before it; it
+compares indices instead of positions, so that a causal mask hides the cache; it counts padding as
+keys, so that the position of the last query is beyond the last key; it computes angles in half
+precision, but in bfloat16, for example, many positions beyond 256 are not exact.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class Rotary:
     interleaved: bool = False
 
     def __call__(self, heads: Heads, positions: OfQueries | OfKeys) -> Heads:
-        """Return the heads rotated, computed in float32 or better."""
+        """Return rotated heads, computed in float32 or better."""
         dtype = torch.promote_types(heads.dtype, torch.float32)
         pair = torch.arange(0, self.size, 2, device=heads.device, dtype=torch.float64)
         angles = positions[:, None, :, None] * self.base ** (-pair / self.size)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)  # [#batch 1 length pair]
         turning, rest = heads[..., : self.size].to(dtype), heads[..., self.size :]
-        # The axis "member" tells the two components of a pair.
+        # The axis "member" indexes the two components of a pair.
         sizes, member = ((-1, 2), -1) if self.interleaved else ((2, -1), -2)
         one, other = turning.unflatten(-1, sizes).unbind(member)
         turned = torch.stack((one * cos - other * sin, other * cos + one * sin), member)
@@ -66,10 +66,10 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known of the tokens besides their number; None for what is not given.
+    """The numbers of queries and keys and, if given, their lengths and segments.
 
-    Lengths are `[batch]`, segments and positions `[batch query]` and `[batch key]`; `past` is the
-    number of keys in the cache, which are the first of `keys`.
+    Lengths are `[batch]`, and segments `[batch query]` and `[batch key]`. `past` is the number of
+    keys in the cache; these are the first ones, and `keys` includes them.
     """
 
     queries: int
@@ -81,7 +81,7 @@ class Tokens:
     key_segments: OfKeys | None = None
 
     def positions(self, causal: Causal | None, device: torch.device) -> tuple[OfQueries, OfKeys]:
-        """Return where queries and keys stand, with a batch axis of full size or 1."""
+        """Return the positions of queries and keys, with a batch axis of full size or 1."""
         p = self.past + torch.arange(self.queries, device=device)[None]
         r = torch.arange(self.keys, device=device)[None]
         if self.query_segments is not None and self.key_segments is not None:
@@ -128,7 +128,7 @@ class Tokens:
 
 
 class Cache:
-    """The keys and values that earlier calls have seen, normed and rotated already."""
+    """The keys and values of earlier calls, after norms and rotation."""
 
     key: Heads | None = None
     value: Heads | None = None
@@ -137,7 +137,7 @@ class Cache:
         return 0 if self.key is None else self.key.shape[2]
 
     def extended(self, key: Heads, value: Heads) -> tuple[Heads, Heads]:
-        """Keep new keys and values too, `[batch kv_heads key head]`, and return all of them."""
+        """Append new keys and values, `[batch kv_heads key head]`, and return all that are kept."""
         if self.key is not None and self.value is not None:
             key, value = torch.cat((self.key, key), 2), torch.cat((self.value, value), 2)
         self.key, self.value = key, value
@@ -145,5 +145,5 @@ class Cache:
 
 
 def _ranks(segments: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
-    """How many earlier tokens are of the token's own segment."""
+    """Return, for each token, the number of earlier tokens in the same segment."""
     return (segments[:, :, None] == segments[:, None]).tril(-1).sum(-1)

@@ -1,10 +1,11 @@
-"""Ring attention in PyTorch: every rank has some queries and some keys; the keys travel.
+"""Ring attention in PyTorch: every rank keeps its queries, and keys and values travel in a ring.
 
 You may copy this module. What a port gets wrong, in the order of the code: the maximum and the sum
 of weights must be merged along with the values; a sink belongs to the softmax of a query once, not
-once per hop; what is causal or in a window depends on positions in the whole sequence, which in
-zig-zag order are not consecutive; gradients of keys and values travel on with the keys until they
-are home again; the gradient of what all ranks share is a sum over ranks, taken once.
+once per hop; whether a key is visible under causality or a window depends on positions in the whole
+sequence, which are not consecutive in zig-zag order; gradients of keys and values travel on with
+them until they are back on their own rank; the gradient of a tensor that all ranks share is summed
+over the ranks, once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ Tensor = torch.Tensor
 
 
 class Ring:
-    """One call on one rank; [batch heads length head], all positions in the whole sequence."""
+    """One call of ring attention on one rank; a subclass may replace its steps.
+
+    Tensors are `[batch heads length head]`. All positions are those in the whole sequence.
+    """
 
     def __init__(self, shard: Any, causal: bool, window: Any, scale: float) -> None:
         self.rank, self.size = shard.rank, shard.size
@@ -31,7 +35,7 @@ class Ring:
         return self.size
 
     def source(self, hop: int) -> int:
-        """Whose keys are here at this hop."""
+        """Return the rank whose keys are on this rank at a hop."""
         return (self.rank - hop) % self.size
 
     def query_positions(self) -> Tensor:
@@ -41,7 +45,7 @@ class Ring:
         return self.keys[source]
 
     def sees(self, source: int) -> Tensor:
-        """What this rank's queries see of another's keys, `[query key]`."""
+        """Return which keys of the rank `source` this rank's queries may see, `[query key]`."""
         ahead = self.key_positions(source) - self.query_positions()[:, None]
         before, after = (math.inf if side == -1 else side for side in self.window)
         return (ahead <= (0 if self.causal else after)) & (ahead >= -before) & (ahead <= after)
@@ -68,7 +72,7 @@ class Ring:
         return [*start, query.new_zeros(*rows, width)]
 
     def merge(self, state: list[Tensor], logits: Tensor, value: Tensor) -> list[Tensor]:
-        """State after another block of keys."""
+        """Return the state after another block of keys."""
         before, total, values = state
         highest = torch.maximum(before, logits.amax(-1)) if logits.shape[-1] else before
         finite = highest.masked_fill(highest == -math.inf, 0.0)
@@ -81,21 +85,21 @@ class Ring:
         ]
 
     def factor(self, before: Tensor, now: Tensor) -> Tensor:
-        """By how much what was summed before shrinks."""
+        """Return the factor for earlier sums when the maximum rises from `before` to `now`."""
         return (before - now).exp()
 
     def total(self, total: Tensor, factor: Tensor, powers: Tensor) -> Tensor:
         return total * factor + powers.sum(-1)
 
     def result(self, state: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The context, zeros where nothing is seen, and the logarithm of the sum of weights."""
+        """Return the context, zeros for fully masked queries, and the log-sum-exp of logits."""
         highest, total, values = state
         seen = total > 0
         total = total.masked_fill(~seen, 1.0)
         return values / total[..., None], (highest + total.log()).masked_fill(~seen, 0.0)
 
     def pass_on(self, tensors: list[Tensor], hop: int) -> list[Tensor]:
-        """Send tensors to the next rank, and return those of the one before."""
+        """Send tensors to the next rank, and return those of the previous rank."""
         if self.size == 1:
             return tensors
         source = self.source(hop + 1)
@@ -104,10 +108,10 @@ class Ring:
         return came
 
     def exchange(self, tensors: list[Tensor], came: list[Tensor]) -> None:
-        """Send tensors to the next rank, and receive as many from the one before."""
+        """Send tensors to the next rank, and fill `came` with those of the previous rank."""
         sent = torch.cat([tensor.flatten() for tensor in tensors])
         received = sent.new_empty(sum(tensor.numel() for tensor in came))
-        # Sending may wait for the other side to receive, so nobody waits before both have begun.
+        # A send may block until the other rank receives, so start both before waiting for either.
         work = dist.isend(sent, (self.rank + 1) % self.size)
         dist.irecv(received, (self.rank - 1) % self.size).wait()
         work.wait()
@@ -126,7 +130,7 @@ class Ring:
         return self.result(state)
 
     def group(self, query: Tensor, shared: Tensor) -> Tensor:
-        """Key or value heads, repeated for the query heads that share them."""
+        """Return key or value heads, repeated for the query heads that share them."""
         return shared.repeat_interleave(query.shape[1] // shared.shape[1], 1)
 
     def ungroup(self, shared: Tensor, gradient: Tensor) -> Tensor:
@@ -169,21 +173,21 @@ class Ring:
         return by_query, by_key, by_value, by_mask, by_sinks
 
     def of_query(self, gradient: Tensor, hop: int) -> Tensor:
-        """What one block of keys adds to the gradient of the queries."""
+        """Return what one block of keys adds to the gradient of the queries."""
         return gradient
 
     def of_mask(self, gradient: Tensor, hop: int) -> Tensor:
-        """The gradient of a mask of numbers, in the columns of one block of keys."""
+        """Return the gradient of an additive mask in the columns of one block of keys."""
         return gradient
 
     def travel(
         self, key: Tensor, value: Tensor, by_key: Tensor, by_value: Tensor, hop: int
     ) -> list[Tensor]:
-        """Keys and values go on with their gradients, which after the last hop are home."""
+        """Pass keys, values and their gradients on; the last hop brings them to their own rank."""
         return self.pass_on([key, value, by_key, by_value], hop)
 
     def share(self, gradient: Tensor) -> Tensor:
-        """The sum over all ranks, on all of them."""
+        """Return the sum of a gradient over all ranks, on every rank."""
         if self.size > 1:
             dist.all_reduce(gradient)
         return gradient
@@ -220,21 +224,24 @@ def ring_attention(
     scale: float | None = None,
     ring: type[Ring] = Ring,
 ) -> Tensor:
-    """Attend with this rank's queries to the keys of all ranks of the default process group.
+    """Attend from this rank's queries to the keys of all ranks in the default process group.
 
     Args:
-        query, key, value: this rank's `[batch heads length head]`; key and value may have fewer
-            heads. Ranks may have different lengths, also none.
-        shard: rank, size, and for every rank the positions of its queries and keys in the whole.
+        query, key, value: this rank's parts, `[batch heads length head]`; key and value may have
+            fewer heads. Lengths may differ between ranks, and may be 0.
+        shard: the attributes `rank`, `size` (the number of ranks), and `queries` and `keys`: for
+            each rank, their positions in the whole sequence.
         mask: the rows of this rank's queries, `[batch heads query all-keys]`: boolean, True where
             a query may attend, or numbers that are added.
         sinks: `[heads]`, the same on all ranks.
-        causal: whether keys behind a query's position are hidden.
-        window: how many keys before and behind a query are visible; -1 for all.
+        causal: whether keys after a query's position are hidden.
+        window: how many keys before and after a query's position are visible; -1 for all.
         scale: the factor of logits; by default 1/√head size.
+        ring: the class that computes the call.
 
     Returns:
-        The context of this rank's queries, `[batch heads length head]`, zeros where all is masked.
+        The context of this rank's queries, `[batch heads length head]`, which is zero for queries
+        that are fully masked.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return _Attention.apply(ring(shard, causal, window, scale), query, key, value, mask, sinks)
