@@ -1,8 +1,8 @@
 """Read and write records: the header and all results of one run, in one JSON document.
 
 During a run, results are appended to a journal in the same folder, one line each, so that an
-interrupted run keeps its results. A safetensors file in the same folder holds arrays: outputs with
-which implementations are compared with each other, and attention weights that deviate.
+interrupted run keeps its results. A safetensors file in the same folder holds arrays: outputs, so
+that implementations can be compared with each other, and attention weights that deviate.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def _encoded(document: Any) -> bytes:
-    """Return a document as JSON; half a surrogate pair in a text is written as Python writes it."""
+    """Return a document as JSON, with each unpaired surrogate in a text as a backslash escape."""
     try:
         return _encoder.encode(document)
     except UnicodeEncodeError:
@@ -163,7 +163,7 @@ def journal_path(record: Path) -> Path:
 
 
 def narrowed_path(record: Path) -> Path:
-    """Return the path of the record of a narrowed run, which leaves the complete one alone."""
+    """Return the path for the record of a run of selected items, beside the complete record."""
     return record.with_suffix(".narrowed.json")
 
 
@@ -189,9 +189,10 @@ def finish(
 
 
 def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
-    """Write a record and its arrays, by "item id|array"; return it with the arrays' digest.
+    """Write a record and its arrays, and remove its journal if there is one.
 
-    The journal of the record, if there is one, is removed.
+    The arrays are given by "item id|array". The result is the record, completed by the name of the
+    file of arrays and its digest.
     """
     exchange, digest = _save_arrays(path, arrays) if arrays else ("", "")
     record = msgspec.structs.replace(record, exchange=exchange, digest=digest)
@@ -206,7 +207,7 @@ def save(path: Path, record: Record) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically; if the disk is full, leave no partial file."""
+    """Write a file atomically, without leaving a partial file if the disk is full."""
     temporary = path.with_name(path.name + ".new")
     try:
         temporary.write_bytes(content)
@@ -218,11 +219,11 @@ def replace_file(path: Path, content: bytes) -> None:
 def read_journal(
     path: Path, *, resumes: bool = False
 ) -> tuple[Header, list[CaseResult], dict[str, Array]]:
-    """Return header, results and arrays of a journal, ignoring a truncated last line.
+    """Return the header, results and arrays in a journal, ignoring a truncated last line.
 
     Raises:
-        BrokenRecord: the journal cannot be read, or another line is damaged; or, if the run is to
-            be resumed (`resumes`), its schema is not the current one.
+        BrokenRecord: the journal cannot be read, or another line is damaged; also if `resumes` is
+            True, because the run is to be continued, and its schema is not the current one.
     """
     content = _bounded(path)
     lines = content.splitlines()
@@ -271,7 +272,7 @@ def read(path: Path) -> Record:
 
 
 def _checked(path: Path, record: Record) -> Record:
-    """Return the record; raises `BrokenRecord` if no run can have written it."""
+    """Return the record; raise `BrokenRecord` if it contradicts itself, as that of no run does."""
     header, results = record.header, record.results
     names = Counter(one.name for one in header.implementations)
     items = Counter(result.id for result in results)
@@ -334,15 +335,18 @@ def _schema(path: Path, document: _SchemaOnly) -> str:
 
 
 def _decode(text: bytes | str, kind: type[T], schema: str) -> T:
-    """Decode a document of the current schema or of schema 1, which is converted."""
+    """Decode a document of the current schema, or decode and convert one of schema 1."""
     if schema == SCHEMA:
         return msgspec.json.decode(text, type=kind)
     return msgspec.convert(_UPGRADES[kind](msgspec.json.decode(text)), kind)
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file; raises `OSError`, also for pipes and devices, which may have no
-    end."""
+    """Return the size of a file in bytes.
+
+    Raises:
+        OSError: the file cannot be accessed, or it is a pipe or a device, which may have no end.
+    """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "no regular file")
