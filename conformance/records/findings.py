@@ -119,7 +119,7 @@ def gravity(finding: Finding) -> tuple[float, float]:
 
 
 def of_weights(figures: Figures | None, worst: Worst | None) -> bool:
-    """Return whether the figures or the worst element are those of attention weights or row sums."""
+    """Return whether the figures or the worst element are of attention weights or of row sums."""
     arrays = {figures.array if figures else "", worst.array if worst else ""}
     return bool(arrays & {"weights", "row sums"})
 
