@@ -61,7 +61,7 @@ class Form:
 
     @property
     def is_of_another_float(self) -> bool:
-        """Whether the mask has a floating dtype (float16) that differs from the inputs' usual one."""
+        """Whether the mask has a floating dtype that inputs usually do not have, that is, float16."""
         return self.dtype == HALF
 
     def array(self, values: Array) -> Native:
@@ -133,8 +133,8 @@ def own_forms(dtype: str) -> tuple[Form, ...]:
 def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
     """Return the forms that can block a key, for inputs in this dtype.
 
-    They are booleans, 0 and 1, 0 and −inf, 0 and a large negative number (−1e9, or −1e4 in float16),
-    and 0 and the most negative number of the dtype.
+    They are booleans, 0 and 1, 0 and −inf, 0 and a large negative number (−1e9, or −1e4 in
+    float16), and 0 and the most negative number of the dtype.
     """
     if dtype == "float32":
         return BOOL, ZERO_ONE, ZERO_INFINITE, LARGE, LEAST
@@ -268,7 +268,7 @@ def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
 
 
 def among(plain: Array, visible: BoolArray) -> Array:
-    """Return the weights `plain` renormalised over the visible keys; NaN for queries without any."""
+    """Return the weights `plain` renormalised over the visible keys; NaN if a query has none."""
     with np.errstate(all="ignore"):
         return _normal(plain * visible)
 
@@ -323,8 +323,8 @@ def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
 def triangles(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
     """Yield each known effect of a causal flag, with the keys that it leaves visible.
 
-    The keys are given as a pattern `[1 1 query key]`. Correct effects come first. Of several effects
-    with the same pattern, only the first is included.
+    The keys are given as a pattern `[1 1 query key]`. Correct effects come first. If several
+    effects have the same pattern, only the first of them is included.
     """
     known: set[bytes] = set()
     for found, visible in _every_triangle(shape):
@@ -387,12 +387,12 @@ def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[str]:
 def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[str]:
     """Return each layout of the mask `fed` that explains the weights, as text from `shown`.
 
+    If a layout masks a query fully, its weights must merely differ from those without a mask.
+
     Args:
         seen: the answer to a call with this mask.
         fed: the mask, in the shape in which it was passed.
         attends: whether nonzero elements of the mask allow attention; if not, they block it.
-
-    If a layout masks a query fully, its weights must merely differ from those without a mask.
     """
     shape = seen.problem.shape.logits
     sizes = dict(zip(AXES, shape, strict=True))

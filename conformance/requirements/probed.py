@@ -61,9 +61,9 @@ def reads_only_what_it_is_given(ex: Examination) -> None:
     why="A softmax that replaces NaN hides that training has diverged, and answers plausibly.",
 )
 def visible_nan(ex: Examination) -> None:
-    """Put NaN into an element of one input at a time, and look for it in the output. It must reach
-    the output of each query that attends to the element. The experiment `leaks` does this, not a
-    case."""
+    """Put NaN into a visible element of one input at a time, and look for it in the output. It must
+    reach the output of each query that attends to the element. The experiment `leaks` does this,
+    not a case."""
 
 
 @requirement(
