@@ -61,7 +61,7 @@ class Form:
 
     @property
     def is_of_another_float(self) -> bool:
-        """Whether the mask has a floating dtype that inputs usually do not have, that is, float16."""
+        """Whether the mask has a floating dtype that inputs usually do not have (float16)."""
         return self.dtype == HALF
 
     def array(self, values: Array) -> Native:
