@@ -30,7 +30,8 @@ class Limits:
 
     Attributes:
         item: seconds for one item.
-        start: seconds to import the implementation and its framework, and seconds to declare it.
+        start: seconds for the import of the implementation and its framework, and as many again
+            for its declaration.
         memory: MiB of resident memory, including child processes. Address space would be easier
             to limit, but JAX, TensorFlow and CUDA reserve far more of it than they use.
         deaths: the number of consecutive lost processes after which the remaining items are
