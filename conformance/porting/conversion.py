@@ -458,9 +458,9 @@ def _small_shapes(layer: Layer) -> Iterator[Shape]:
 
 @lru_cache(maxsize=64)
 def _always_equal(layer: Layer) -> dict[str, str]:
-    """Return the names of sizes that equal another size in every shape that the layer supports.
+    """Return a dictionary from a size to another size that equals it in all supported shapes.
 
-    The other size is "heads" for "kv_heads", and "head_size" for "value_head_size".
+    It may have "heads" for "kv_heads", and "head_size" for "value_head_size".
     """
     possible = []
     for shape in _small_shapes(layer):
@@ -530,7 +530,7 @@ class _Reading:
         rows: the rows of the table.
         tensors: the tensors, by native name.
         given: the sizes that the user gave.
-        equal: the name of another size that a size always equals, by the name of the latter.
+        equal: a dictionary from the name of a size to that of another size that always equals it.
     """
 
     source: Layer

@@ -1,9 +1,9 @@
 """Convert a mask for one argument of an implementation to a mask for another argument.
 
 Both conventions are read from the adapters' declarations, so no framework is imported. A conversion
-has three steps: find which declared layout the axes have, find what the elements mean (where a
-query may attend, or what is added to the logits), and express that for the target. A mask that is
-ambiguous or cannot be expressed is an error, because training does not reveal a wrong mask.
+has three steps: find the declared layout that the axes have, find what the elements mean (where a
+query may attend, or what is added to the logits), and express this meaning for the target. A mask
+that is ambiguous or cannot be expressed is an error, because training does not reveal a wrong mask.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def translate(
     Args:
         mask: an array, or anything that NumPy can read, in a layout that the source declares; for
             an argument that is declared as a `Window` or a `SoftCap`, its value.
-        source: IMPLEMENTATION:ARGUMENT that the mask is for. The implementation is an adapter's
-            name ("torch-mha"), its title ("torch.nn.MultiheadAttention"), the title without the
-            part in brackets ("keras.layers.MultiHeadAttention"), or path/to/file.py:NAME.
+        source: the argument that the mask is for, as IMPLEMENTATION:ARGUMENT. The implementation is
+            an adapter's name ("torch-mha"), its title ("torch.nn.MultiheadAttention"), the title
+            without the part in brackets ("keras.layers.MultiHeadAttention"), or
+            path/to/file.py:NAME.
         target: the argument that the result is for, in the same form.
         batch: the batch size; required only if the target's mask has it and `mask` does not.
         heads: the number of heads; required in the same case.
@@ -58,8 +59,8 @@ def translate(
     Returns:
         The mask in the first of the target's layouts that can represent it. It is boolean if the
         target takes booleans and the mask only says where a query may attend; otherwise floating,
-        in the dtype of the mask, or float32 for a mask of booleans or integers. Axes of size 1 stay
-        so if the target broadcasts, and are expanded if it does not.
+        in the dtype of the mask, or float32 for a mask of booleans or integers. Axes of size 1 are
+        kept if the target broadcasts, and are expanded if it does not.
 
     Raises:
         UnknownName: there is no such implementation or argument; the message suggests others.
@@ -85,7 +86,7 @@ def translate_between(
     source: str = "the source",
     target: str = "the target",
 ) -> np.ndarray:
-    """Convert a mask like `translate`, given the declarations of both arguments.
+    """Convert a mask as `translate` does, given the declarations of both arguments.
 
     `source` and `target` are only the names that error messages use.
     """

@@ -108,9 +108,9 @@ MAKERS = {
 
 
 def gravity(finding: Finding) -> tuple[float, float]:
-    """Return a sort key for the size of a deviation: its worst error relative to its limit, rms.
+    """Return the worst error relative to its limit, and the rms, by which to sort deviations.
 
-    A finding without figures has the smallest key.
+    Both are 0 for a finding without figures.
     """
     figures = finding.figures
     if figures is None:
@@ -228,10 +228,16 @@ def count(verdicts: Iterable[str]) -> dict[str, int]:
 
 
 def verified(counts: dict[str, int]) -> int:
-    """Return the number of results with a verdict in `VERIFIED`; `counts` is by verdict."""
+    """Return the number of results with a verdict in `VERIFIED`.
+
+    `counts` is the number of results by verdict.
+    """
     return sum(counts.get(verdict, 0) for verdict in VERIFIED)
 
 
 def not_verified(counts: dict[str, int]) -> int:
-    """Return the number of results with a verdict in `NOT_VERIFIED`; `counts` is by verdict."""
+    """Return the number of results with a verdict in `NOT_VERIFIED`.
+
+    `counts` is the number of results by verdict.
+    """
     return sum(counts.get(verdict, 0) for verdict in NOT_VERIFIED)

@@ -94,7 +94,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     @property
     def worst(self) -> Seen | None:
-        """The array that is furthest beyond its limits, or closest to them."""
+        """The statistics of the array with the largest `excess`, or None if there are none."""
         return max(self.seen, key=lambda seen: seen.excess, default=None)
 
 

@@ -1,4 +1,4 @@
-"""The meaning of the numbers in a record: dtypes, errors in units of σ, limits, accuracy."""
+"""Define what the numbers in a record mean: dtypes, errors in units of σ, limits, accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A statement as an id with arguments; `conformance.words` has the English text for each id."""
+"""Represent a statement as an id with arguments.
+
+`conformance.words` has the English text for each id.
+"""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def journal_path(record: Path) -> Path:
 
 
 def narrowed_path(record: Path) -> Path:
-    """Return the path for the record of a run of selected items, beside the complete record."""
+    """Return the path of the record of a restricted run, which is beside the complete record."""
     return record.with_suffix(".narrowed.json")
 
 
@@ -176,9 +176,10 @@ def finish(
     """Write the record from its journal, remove the journal, and return the record.
 
     Args:
+        record: the path of the record.
         missing: results for the items that were not examined.
         order: all item ids, in an order that does not depend on the timing of workers.
-        keep: returns whether to keep an array, given its name "item id|array".
+        keep: a function that returns whether to keep an array, given its name "item id|array".
     """
     header, results, arrays = read_journal(journal_path(record))
     missing = list(missing)
@@ -251,7 +252,7 @@ def read_journal(
 
 
 def read(path: Path) -> Record:
-    """Return the record in a file, or an incomplete one made of the results in a journal.
+    """Return the record in a file, or an incomplete record of the results in a journal.
 
     Raises:
         BrokenRecord: the file is missing or damaged, or its schema is unknown.
@@ -272,7 +273,7 @@ def read(path: Path) -> Record:
 
 
 def _checked(path: Path, record: Record) -> Record:
-    """Return the record; raise `BrokenRecord` if it contradicts itself, as that of no run does."""
+    """Return the record; raise `BrokenRecord` if parts of it contradict each other."""
     header, results = record.header, record.results
     names = Counter(one.name for one in header.implementations)
     items = Counter(result.id for result in results)

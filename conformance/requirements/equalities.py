@@ -1,8 +1,9 @@
 """Requirements that two equivalent problems with features get the same answer.
 
 For example, a window that includes all keys has no effect, a packed sequence gets the same answer
-as alone, and decoding in steps with a KV cache gives the same as a single pass. The checks use the
-reference only for the size of the noise, so they do not depend on how a convention is interpreted.
+as on its own, and decoding in steps with a KV cache gives the same as a single pass. The checks use
+the reference only for the size of the noise, so they do not depend on any interpretation of
+conventions.
 Most check only implementations that declare an argument for the feature, because others would get
 the same mask twice.
 """

@@ -1,7 +1,8 @@
-"""An `Examination` calls one implementation with one case, and caches answers and expectations.
+"""Define `Examination`, which calls one implementation with one case.
 
-One call that computes output, weights and all gradients serves every check that needs them. An
-expectation is computed once per problem and dtype, for all implementations and modes.
+It caches answers and expectations. The same call, which computes output, weights and all gradients,
+serves every check that needs them. An expectation is computed once for each problem and dtype, and
+used for all implementations and modes.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Workbench:
 
 @dataclass(frozen=True, eq=False)
 class Examination:
-    """One implementation examined with one case, in one dtype and mode and on one device."""
+    """An examination of one implementation with one case, in one dtype and mode on one device."""
 
     adapter: Adapter
     case: Case
@@ -106,8 +107,8 @@ class Examination:
     def varies_arguments(self) -> bool:
         """Whether checks that pass the mask in several forms are worth their cost here.
 
-        They always are, unless each form has to be compiled. Then they are only in modes that are
-        not optimised, and in float32, or in the first dtype of an adapter without float32.
+        They always are, unless each form has to be compiled. In that case, they are worth it only
+        in modes that are not optimised, and only in float32, or else in the adapter's first dtype.
         """
         if not self.adapter.compiles:
             return True
@@ -209,7 +210,7 @@ class Examination:
         return (*key, self.mode.gradients, self.mode.weights, digest.digest())
 
     def exchanged(self) -> dict[str, Array]:
-        """Return the output, its reference and its noise, to compare implementations with.
+        """Return the output, its reference and its noise, for comparing implementations.
 
         Return {} if the case has not been answered yet.
         """
@@ -220,7 +221,7 @@ class Examination:
         return {"output": answer.output, "want": want, "noise": noise}
 
     def pictured(self) -> dict[str, Array]:
-        """Return the attention weights, their reference, their noise and a mask, to draw them.
+        """Return the attention weights, their reference, their noise and a mask, for drawing.
 
         The mask is 1 where a key is blocked. Return {} if there is no answer with weights yet.
         """

@@ -1,4 +1,4 @@
-"""Requirements that answers are invariant under changes that must not matter to them.
+"""Requirements that answers are invariant under changes that must not affect them.
 
 These are changes of blocked keys, of the order of keys and of other batch entries, and shifts of
 the logits. Each check calls the implementation with a changed problem and compares the two answers.

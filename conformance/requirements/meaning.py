@@ -206,8 +206,8 @@ REJECTED, UNEXPLAINED = Phrase("mask.rejected"), Phrase("mask.unexplained")
 def meaning(lab: Laboratory, seen: Seen, fed: Array) -> Phrase:
     """Return the meaning of the mask `fed` that predicts the weights applied in the answer `seen`.
 
-    `fed` has four axes, `[batch heads query key]`, each of which may have size 1. The result is
-    `UNEXPLAINED` if no meaning fits.
+    `fed` has four axes, `[batch heads query key]`, each of which may have size 1. If no meaning
+    fits, the result is `BLOCKS_EVERYTHING` if all rows look fully masked, or else `UNEXPLAINED`.
     """
     for found, predicted in predictions(lab, seen, fed).items():
         if lab.alike(seen, predicted):

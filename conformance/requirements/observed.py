@@ -146,10 +146,7 @@ def returned_weights(ex: Examination) -> Finding | None:
 
 
 def _near(ex: Examination, output: Array, want: Array) -> bool:
-    """Return whether two outputs agree up to rounding noise or a thousandth of the output's rms.
-
-    This is the rms of the expected output.
-    """
+    """Return whether two outputs agree up to rounding noise or 1/1000 of the expected rms."""
     noise = np.sqrt(np.mean(ex.expectation.sigma["output"] ** 2))
     size = np.sqrt(np.mean(ex.expectation.arrays["output"] ** 2))
     with np.errstate(invalid="ignore"):

@@ -57,7 +57,7 @@ Tried = tuple[MaskArgument, Form, Entry]
 
 
 def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
-    """Return a card entry on what an argument means when it is passed a mask in a form.
+    """Return a card entry on what a mask in a given form means for an argument.
 
     Args:
         lab: the laboratory that calls the implementation.

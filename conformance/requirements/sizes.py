@@ -28,7 +28,8 @@ def taken(ex: Examination) -> Finding | None:
     """Check whether a case is refused only because of its sizes, although these are declared. If an
     implementation that declares a `Geometry` refuses a case, it is called with the same sizes, but
     without masks, biases and other arguments. It deviates if it refuses these too, unless it also
-    refuses other sizes for another reason, such as shared key/value heads or the dtype."""
+    refuses similar shapes of other sizes, for example because of their shared key/value heads, or
+    because of the dtype."""
     geometry = ex.adapter.geometry
     if geometry is None or ex.case.grid is None:
         return None

@@ -57,7 +57,7 @@ class Bench:
     def message(self, row: Row, result: CaseResult, command: str) -> str:
         """Return a message with all deviations of a row and a command that reproduces them.
 
-        `command` is this command; if it is "", another one is made up.
+        `command` is this command; if it is "", a command is generated.
         """
         if not command and not self.spec:
             name, case = self.adapter.name, row.asked.id
@@ -220,7 +220,7 @@ def _rows(adapter: Adapter, selection: Selection, device: str) -> list[Row]:
 
 
 def _id(row: Row) -> str:
-    """Return the id of a check: the id of its item, without the device "cpu" and an only mode."""
+    """Return the id of a check, which omits the device "cpu", and the mode if there is only one."""
     parts = [row.adapter.name, row.asked.id, row.dtype]
     parts += [row.device] if row.device != "cpu" else []
     parts += [row.mode.name] if len(row.adapter.modes) > 1 else []
@@ -286,7 +286,7 @@ def _verified(bench: Bench, rows: Sequence[Row]) -> Callable[[], None]:
 
 
 def _fails(result: CaseResult) -> bool:
-    """Return whether a check fails: on an error, or if a requirement of level must is violated."""
+    """Return whether a check fails: on an error, or if a requirement of level "must" is not met."""
     return result.verdict in ("error", "crashed", "timed-out") or any(
         finding.verdict == "deviates" and is_must(finding) for finding in result.findings
     )

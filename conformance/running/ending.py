@@ -60,7 +60,7 @@ def failure(
 
 
 def is_must(finding: Finding) -> bool:
-    """Return whether a finding is about a requirement of level must."""
+    """Return whether a finding is about a requirement of level "must"."""
     requirement = _SUITE.requirement(finding.requirement)
     return requirement is not None and requirement.level == "must"
 
@@ -135,7 +135,7 @@ def _cause(findings: Sequence[Finding]) -> tuple[str, int]:
 def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
     """Return the item to show in full, and the number of items that deviate or failed.
 
-    It is chosen by these criteria, in this order: a requirement of level must, a case rather than
+    It is chosen by these criteria, in this order: a requirement of level "must", a case rather than
     an experiment, a known cause, and a large deviation. It is None if there are no such items.
     """
     wrong = [result for result in results if result.verdict in WRONG]

@@ -212,9 +212,9 @@ class Outcome:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the results as a dictionary that JSON can represent, apart from infinite numbers.
+        """Return the results as a dictionary of plain data.
 
-        It has a summary, `counts`, `findings` and `card`.
+        It contains the items of the summary, and `counts`, `findings` and `card`.
         """
         code = ending.exit_code(self.results, complete=self.record.complete)
         data: dict[str, Any] = msgspec.to_builtins(ending.summary(self, code))

@@ -88,7 +88,7 @@ class Supervisor:
     def start(self) -> None:
         """Start a process and import the implementation in it, unless this was already done.
 
-        Other errors than the following one are reported by `declare`.
+        Any other failure than the following one is reported by `declare`.
 
         Raises:
             NotAnAdapter: there is no such implementation.

@@ -122,7 +122,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Examined(msgspec.Struct, frozen=True, tag=True):
-    """The response to `Examine` and `Ask`: the journal line of an item, given by id.
+    """The response to `Examine` and `Ask`: the journal line and the id of an item.
 
     If `spent` is True, the process must not be used again.
     """

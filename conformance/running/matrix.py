@@ -83,7 +83,7 @@ def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> En
 
     Args:
         chosen: the names of environments.
-        labels: the labels of environments. Without names and labels, tox's default list is run.
+        labels: the labels of environments.
         root: the folder of the project.
 
     Raises:

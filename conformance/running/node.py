@@ -170,7 +170,7 @@ def _claimed(key: str, environment: str) -> tuple[Path, Callable[[], None]]:
 
 
 def _ended(command: Sequence[str], root: Path, output: BinaryIO, workers: int) -> int:
-    """Run a program, and return its exit code; end all its processes, even if this one is killed.
+    """Run a program and return its exit code; kill its processes at the end or if this one dies.
 
     Args:
         command: the program and its arguments.

@@ -1,7 +1,7 @@
 """A conformance run in a pytest session: it examines items and writes a record at the end.
 
-Results are attached to pytest's test reports. With xdist, they reach the controller in this way,
-which is the only process that writes the record.
+Results are attached to pytest's test reports. With xdist, this is how they reach the controller,
+the only process that writes the record.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class Run:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Send an xdist worker the declarations, and the header with which to select results."""
+        """Send an xdist worker the declarations, and the header for selecting earlier results."""
         header = msgspec.json.encode(self._header()).decode() if self._earlier.lines else ""
         node.workerinput["conformance"] = {"declared": self._declared, "header": header}
 
@@ -542,7 +542,7 @@ class Run:
         self.exit_status = session.exitstatus
 
     def _is_silent(self, exitstatus: int) -> bool:
-        """Return whether this process prints and writes nothing at the end."""
+        """Return whether this process must not print or write anything at the end."""
         usage_error = exitstatus == pytest.ExitCode.USAGE_ERROR
         return self._is_worker or self.config.option.collectonly or usage_error
 

@@ -254,7 +254,7 @@ class Session:
         return item.result(findings)
 
     def inquire(self, inquiry: Inquiry) -> tuple[CaseResult, dict[str, Array]]:
-        """Run an experiment, and return its result, which has entries and findings, and arrays."""
+        """Run an experiment; return its result, with entries and findings, and arrays by name."""
         if inquiry.asked.apart and self.apart is not None:
             return self.apart(inquiry), {}
         shown = Findings()
@@ -352,7 +352,7 @@ def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return an exception as one line of text, with the innermost place outside this suite."""
+    """Return an exception as one line of text that names the innermost line outside this suite."""
     frames = traceback.extract_tb(error.__traceback__)
     suite = str(Path(__file__).parent.parent)
     outside = [frame for frame in frames if not frame.filename.startswith(suite)]
@@ -451,7 +451,7 @@ class Worst:
 
 
 def worst_of(results: Iterable[CaseResult], places: Mapping[str, int]) -> set[str]:
-    """Return the ids of the items whose attention weights are to be recorded, of all results."""
+    """Return the ids of those items among the results whose attention weights are recorded."""
     worst = Worst(places)
     for result in results:
         worst.takes(result)
