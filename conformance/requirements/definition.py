@@ -161,9 +161,9 @@ def kernel(ex: Examination) -> Finding | None:
     "are detached, or made again without a graph, the loss is there and teaches nothing.",
 )
 def through_weights(ex: Examination) -> Finding | None:
-    """Compute the gradients of a loss on both the output and the returned attention weights, and
-    compare them with those of the float64 reference. Gradients that already deviate for a loss on
-    the output alone are left out. If calls are compiled, only one dtype is checked."""
+    """Check the gradients of a loss on both the output and the returned attention weights. They are
+    compared with those of the float64 reference. Gradients that already deviate for a loss on the
+    output alone are left out. If calls are compiled, only one dtype is checked."""
     if not (ex.mode.weights and ex.mode.gradients and ex.adapter.has_gradients):
         return None
     if ex.answer.weights is None or ex.answer.weights.ndim == 3:

@@ -51,8 +51,9 @@ def unbiased_dropout(ex: Examination) -> None:
     "of another user, or takes the whole program down.",
 )
 def reads_only_what_it_is_given(ex: Examination) -> None:
-    """Compare answers to inputs that contradict each other, for different numbers beside them in
-    memory. The experiment `bad-input` does this in a separate process, not a case."""
+    """Pass inputs that contradict each other, with different numbers beside them in memory. The
+    answers must not depend on these numbers. The experiment `bad-input` does this in a separate
+    process, not a case."""
 
 
 @requirement(
@@ -127,8 +128,9 @@ def same_in_layouts(ex: Examination) -> None:
     "left to it.",
 )
 def flag_blocks(ex: Examination) -> None:
-    """Set the causal flag where the logits of later keys are larger by more than 10,000, and where
-    a mask leaves a query only later keys. The experiment `causal` does this, not a case."""
+    """Set the causal flag where later keys are hard to block, and look at their weights. Their
+    logits are larger by more than 10,000, or a mask leaves a query only later keys. The experiment
+    `causal` does this, not a case."""
 
 
 @requirement(
