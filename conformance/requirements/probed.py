@@ -128,7 +128,7 @@ def same_in_layouts(ex: Examination) -> None:
     "left to it.",
 )
 def flag_blocks(ex: Examination) -> None:
-    """Set the causal flag where later keys are hard to block, and look at their weights. Their
+    """Set the causal flag where later keys are hard to block, and see if it blocks them. Their
     logits are larger by more than 10,000, or a mask leaves a query only later keys. The experiment
     `causal` does this, not a case."""
 
