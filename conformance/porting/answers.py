@@ -1,4 +1,4 @@
-"""Answers of `translate` for every pair of mask arguments: what the site's translator shows."""
+"""Compute the results of `translate` for every pair of mask arguments, for the website."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CANONICAL = MaskArgument("mask", "batch heads query key", true="attends", broad
 
 
 def masks() -> dict[str, np.ndarray]:
-    """Return the masks that can be chosen, by name: `[batch heads query key]`, True attends."""
+    """Return the masks to choose from, by name, as `[batch heads query key]`; True attends."""
     query, key = np.arange(SIZES["query"])[:, None], np.arange(SIZES["key"])
     causal = key <= query
-    # The second entry of the batch has two keys fewer.
+    # The second batch entry has two keys fewer.
     there = (key < np.array([[5], [3]]))[:, None, None, :]
     second = key >= 3
     made = {
@@ -40,15 +40,16 @@ def masks() -> dict[str, np.ndarray]:
 
 
 def answers(arguments: Iterable[tuple[str, str, MaskArgument]]) -> dict[str, Any]:
-    """Return what each mask becomes for each argument, from every other.
+    """Return the result of converting each mask from each argument to every argument.
 
     Args:
-        arguments: implementation, argument, and what is declared of it.
+        arguments: for each argument, its implementation, its name and its declaration.
 
     Returns:
-        Plain data. Arguments with the same declaration share an answer. `answers[mask][source]`
-        is the array for the source, and a list of those for each target: indices into `arrays`, or
-        into `problems` as −1 − index.
+        A dictionary that can be written as JSON. Arguments with the same declaration are of one
+        kind and share results. `answers[mask][source]` has two items: the mask for the source, and
+        a list with the converted mask for each target. Each mask is given as an index into
+        `arrays`, or, if there is none, as −1 − index into the error messages in `problems`.
     """
     kinds: dict[MaskArgument, int] = {}
     listed = [
@@ -86,7 +87,7 @@ def answers(arguments: Iterable[tuple[str, str, MaskArgument]]) -> dict[str, Any
 
 
 def _written(array: np.ndarray) -> Sequence[Any]:
-    """Return the array as lists; -inf, which JSON has not, as null."""
+    """Return the array as nested lists, with None for -inf, which JSON cannot represent."""
     if array.dtype.kind != "f":
         return array.astype(int).tolist()  # type: ignore[no-any-return]
     return np.where(np.isfinite(array), array.astype(object), np.array(None)).tolist()  # type: ignore[no-any-return]

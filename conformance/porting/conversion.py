@@ -1,8 +1,9 @@
 """Convert weights between implementations, using the parameter tables of their adapters.
 
-A row of a table only moves elements, so a conversion changes no bit in any dtype, and no framework
-is imported. Sizes that the tensors do not determine must be given: torch's stacked matrix is the
-same for 2 and for 4 heads. All others are checked, and one error lists everything that is wrong.
+A row of a table only moves elements, so a conversion does not change any bit, in any dtype. No
+framework is imported. Sizes that the tensors do not determine must be given; for example, torch's
+stacked matrix has the same shape for 2 and for 4 heads. All other sizes are checked, and one error
+lists everything that is wrong.
 """
 
 from __future__ import annotations
@@ -55,25 +56,25 @@ def convert(
 ) -> dict[str, np.ndarray]:
     """Convert the native parameters of one implementation to those of another, bit for bit.
 
-    If both turn pairs of components by rotary embeddings, and one pairs halves, the other
-    neighbours, the components of query and key heads are reordered, so that the same are paired.
-    This is so too for a layer that rotates only if it is told to: weights that were trained with
-    rotary embeddings need the new order, and without them the answer is the same in any order of
-    components that queries and keys share.
+    Rotary embeddings rotate pairs of components. If one implementation pairs the first half of a
+    head with the second half, and the other pairs neighbouring components, the components of query
+    and key heads are reordered, so that the same components are paired. This also happens if
+    rotation is an option of the layer: weights that were trained with rotary embeddings need the
+    new order, and without rotation the order does not matter, as long as queries and keys share it.
 
-    Parameters of features, such as the factors of a query/key norm or sinks, are converted where
-    the target has them too; without such tensors, nothing is said of them.
+    Parameters of features, such as the factors of a query/key norm or sinks, are converted if the
+    target has them too. They may be missing from `tensors`.
 
     Args:
         tensors: arrays that NumPy can read, by the native names of the source's parameter table,
-            such as "in_proj_weight" `[3·width width]`; exactly those of the table.
+            such as "in_proj_weight" `[3·width width]`; they must be exactly those of the table.
         source: the implementation that they are from: an adapter's name ("torch-mha"), its title
             with or without the part in brackets, or path/to/file.py:NAME.
         target: the implementation that they are for, in the same form.
         heads: the number of heads; required if the tensors do not determine it.
         kv_heads: the number of key/value heads; required in the same case.
-        rotary_size: how many components of a head turn; None for all of them, 0 for none. It is
-            required if heads of odd size would have to be reordered.
+        rotary_size: the number of components of a head that are rotated; None for all of them, 0
+            for none. It is required if heads of odd size would have to be reordered.
 
     Returns:
         Arrays by the native names of the target's table, such as "query/kernel"
@@ -82,8 +83,8 @@ def convert(
     Raises:
         UnknownName: there is no such implementation; the message suggests similar names.
         WrongTensors: tensors are missing, unexpected, misshapen or not finite; all are listed.
-        Untranslatable: the sizes cannot be determined, or the target cannot have these weights; the
-            message gives the reason.
+        Untranslatable: the sizes cannot be determined, or the target has no place for these
+            weights; the message gives the reason.
     """
     given = {}
     for name, array in tensors.items():
@@ -119,14 +120,14 @@ def convert_file(
 
     Args:
         weights: the file to read.
-        out: the file to write, completely or not at all; it may be the same file.
+        out: the file to write, which is written completely or not at all; it may be `weights`.
         source: as for `convert`.
         target: as for `convert`.
         heads: as for `convert`.
         kv_heads: as for `convert`.
         rotary_size: as for `convert`.
         prefix: convert only tensors whose names begin with this, such as
-            "encoder.layers.0.self_attn."; native names follow it. Others are not written.
+            "encoder.layers.0.self_attn.", followed by a native name. Others are not written.
         out_prefix: a prefix for the names in the new file.
         force: overwrite an existing file.
 
@@ -134,10 +135,10 @@ def convert_file(
         The shape that the tensors imply; its lengths are 1.
 
     Raises:
-        WrongTensors: as `convert`; or the input is missing or no safetensors file, or the output
-            exists already.
-        UnknownName: as `convert`.
-        Untranslatable: as `convert`.
+        WrongTensors: as for `convert`; also if the input is missing or is not a safetensors file,
+            or if the output already exists.
+        UnknownName: as for `convert`.
+        Untranslatable: as for `convert`.
     """
     whose, becomes = layer(source), layer(target)
     if out.exists() and not force:
@@ -172,8 +173,10 @@ def convert_file(
 
 
 def built_without_biases(target: str, shape: Shape) -> str:
-    """Return the argument that builds the target without biases, such as "use_bias=False". The
-    result is "" if the weights have biases, or if the adapter has no example."""
+    """Return the argument that builds the target without biases, such as "use_bias=False".
+
+    Return "" if the weights have biases, or if no example of the adapter contains such an argument.
+    """
     if shape.bias:
         return ""
     becomes = layer(target)
@@ -183,7 +186,12 @@ def built_without_biases(target: str, shape: Shape) -> str:
 
 
 def layer(spec: str) -> Layer:
-    """Return the layer with this name, title or path; raise `Untranslatable` if it has no table."""
+    """Return the layer with this name, title or path.
+
+    Raises:
+        Untranslatable: it has no weights of its own, it declares no parameter table, or several
+            implementations have this name and different tables.
+    """
     adapters = find(spec)
     layers = [adapter for adapter in adapters if isinstance(adapter, Layer)]
     if len(layers) < len(adapters):
@@ -244,11 +252,19 @@ def _of_features(
     shape: Shape,
     order: np.ndarray | None,
 ) -> dict[str, Tensor]:
-    """Return the target's parameters of features by native name, given those by canonical name.
+    """Return the target's parameters of features by native name.
+
+    Args:
+        tensors: the source's parameters of features, by canonical name.
+        source: the layer that they are from.
+        target: the layer that they are for.
+        shape: the shape, which has the number and the size of the heads.
+        order: the order of the components `[head]` in the target's heads, or None for the same.
 
     Raises:
-        WrongTensors: one of them does not have the shape of heads of this number and size.
-        Untranslatable: the target has no such parameter, or other units of it.
+        WrongTensors: one of them does not fit the number or the size of the heads, a norm factor is
+            not finite, or there are norm factors for only one of query and key.
+        Untranslatable: the target has no such parameter, or has it in other units.
     """
     becomes = {canonical: native for native, canonical in _parameters_of_features(target).items()}
     halves = {"norm.query", "norm.key"} & tensors.keys()
@@ -283,9 +299,9 @@ TURNED = ("query", "key", "query_bias", "key_bias", "norm.query", "norm.key")
 
 
 def pairs_of(layer: Layer) -> Pairs | None:
-    """Return which components of a head the layer turns together, if it turns any.
+    """Return which components of a head the layer's rotary embeddings pair.
 
-    Return None if it never does, or if one of its arguments says which.
+    Return None if the layer never rotates them, or if one of its arguments selects the pairs.
     """
     for feature in layer.features:
         if isinstance(feature, RotaryBase | RotaryTables) and not feature.flag:
@@ -296,12 +312,13 @@ def pairs_of(layer: Layer) -> Pairs | None:
 def _order_of_components(
     source: Layer, target: Layer, head_size: int, rotary_size: int | None
 ) -> np.ndarray | None:
-    """Return where the components `[head]` of the target's heads are in those of the source.
+    """Return the index in the source's heads of each component `[head]` of the target's heads.
 
-    Return None if both pair the same components, or one of them turns none.
+    Return None if both pair the same components, or if one of them rotates none.
 
     Raises:
-        WrongShape: there is no such number of components to turn.
+        WrongShape: `rotary_size` is odd, negative or larger than a head.
+        Untranslatable: `rotary_size` is None, and heads of odd size would have to be reordered.
     """
     size = head_size if rotary_size is None else rotary_size
     if not 0 <= size <= head_size or (size % 2 and rotary_size is not None):
@@ -317,7 +334,7 @@ def _order_of_components(
             "none, with --rotary-size (rotary_size=)"
         )
     order = np.arange(head_size)
-    # Two rows of halves become neighbours by transposing them, and neighbours become halves.
+    # Transposing two rows, one for each half, makes neighbours of pairs, and vice versa.
     sides = (2, -1) if before == "halves" else (-1, 2)
     order[:size] = order[:size].reshape(sides).T.ravel()
     return order
@@ -329,7 +346,7 @@ def _written(
     target: ParameterTable,
     order: np.ndarray | None = None,
 ) -> dict[str, Tensor]:
-    """Return the target's tensors by native name, converted through the canonical layout."""
+    """Return the target's tensors by native name, converted by way of the canonical layout."""
     canonical: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
     for row in source.rows:
@@ -351,7 +368,11 @@ def _written(
 
 
 def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> ParameterTable:
-    """Return the target's table for the first shape that it supports; raises `Untranslatable`."""
+    """Return the target's table for the first of these shapes that the target supports.
+
+    Raises:
+        Untranslatable: it supports none of them, or its table has no row for one of the weights.
+    """
     refusal = f"{target.name} cannot have these weights of {source.name}"
     reason = f"no {shapes[0].score} score"
     for shape in shapes if shapes[0].score in target.scores else ():
@@ -374,7 +395,7 @@ def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> Parameter
 
 
 def _widths(shape: Shape) -> str:
-    """Return a text that lists the widths if they differ, which few layers support; else ""."""
+    """Return a text that lists the widths, or "" if all are equal, as most layers require."""
     widths = {name.removesuffix("_width"): getattr(shape, name) for name in WIDTHS}
     if len(set(widths.values())) == 1:
         return ""
@@ -393,8 +414,8 @@ Rows = tuple[Parameter, ...]
 def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Shape]:
     """Yield shapes with these sizes and canonical weights, one for each way of sharing inputs.
 
-    Weights do not determine the lengths, which are 1 here, nor which inputs are the same array.
-    Some implementations accept only some ways of sharing inputs, so all are yielded.
+    Weights determine neither the lengths, which are 1 here, nor which inputs are the same array.
+    Some implementations accept only some ways of sharing inputs, so a shape is yielded for each.
     """
     for sharing in SHARINGS:
         with suppress(WrongShape):
@@ -413,8 +434,8 @@ def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Sh
 def tables(layer: Layer) -> tuple[Rows, ...]:
     """Return every distinct table that the layer declares for some shape.
 
-    A table may depend on which widths are equal, on the numbers and sizes of key/value heads, on
-    biases, the score and shared inputs, so shapes that differ in these are tried.
+    A table may depend on which widths are equal, on the number and the size of key/value heads, on
+    biases, on the score and on shared inputs, so the function tries shapes that differ in these.
     """
     if type(layer).parameters_for is Layer.parameters_for:
         return (tuple(layer.parameters),)
@@ -437,7 +458,10 @@ def _small_shapes(layer: Layer) -> Iterator[Shape]:
 
 @lru_cache(maxsize=64)
 def _always_equal(layer: Layer) -> dict[str, str]:
-    """Return, by size, another size that it equals in every shape that the layer supports."""
+    """Return a dictionary from a size to another size that equals it in all supported shapes.
+
+    It may have "heads" for "kv_heads", and "head_size" for "value_head_size".
+    """
     possible = []
     for shape in _small_shapes(layer):
         with suppress(Unsupported):
@@ -452,7 +476,10 @@ def _always_equal(layer: Layer) -> dict[str, str]:
 
 
 def _asked(table: Rows, there: Collection[str]) -> Rows:
-    """Return the table without rows of biases, or of the score, if `there` names none of them."""
+    """Return the table without its rows of biases if `there` names none, and likewise the score's.
+
+    `there` has the native names of the tensors that are present.
+    """
     held = {name for row in table if row.native in there for name in row.names}
     biases = {name for row in table for name in row.names if name.endswith("_bias")}
     dropped = (set() if held & biases else biases) | ({"score"} - held)
@@ -460,7 +487,7 @@ def _asked(table: Rows, there: Collection[str]) -> Rows:
 
 
 def native_shape(row: Parameter, sizes: Mapping[str, int]) -> list[int]:
-    """Return the shape of a native parameter for the sizes by name."""
+    """Return the shape of a native parameter, given the sizes by name."""
     return [
         sum(math.prod(sizes[name] for name in product) for product in sums[0])
         for sums in _axes(row)
@@ -472,7 +499,10 @@ Sum = tuple[tuple[str, ...], ...]
 
 
 def _axes(row: Parameter) -> list[list[Sum]]:
-    """Return formulas for the size of each native axis, one for each weight or one for a stack.
+    """Return formulas for the size of each native axis.
+
+    All weights of the row must satisfy them. A stacked axis has one formula: the sum over its
+    weights. Any other axis has one formula for each different product of sizes.
 
     Raises:
         WrongDeclaration: the pattern does not name the axes of its weights.
@@ -496,8 +526,11 @@ class _Reading:
     """An attempt to match tensors with one table of their layer.
 
     Attributes:
-        given: sizes that the user gave.
-        equal: by size, another size that it always equals.
+        source: the layer.
+        rows: the rows of the table.
+        tensors: the tensors, by native name.
+        given: the sizes that the user gave.
+        equal: a dictionary from the name of a size to that of another size that always equals it.
     """
 
     source: Layer
@@ -515,8 +548,11 @@ class _Reading:
         return sorted(set(self.tensors) - {row.native for row in self.rows})
 
     def sizes(self, without: Collection[Parameter] = ()) -> dict[str, int] | None:
-        """Return the sizes that the tensors determine, or None if they contradict each other. An
-        axis with one unknown size determines that size; this is repeated until no axis does."""
+        """Return the sizes that the tensors determine, or None if they contradict each other.
+
+        An axis with one unknown size determines this size. All axes are considered repeatedly,
+        until no further size can be determined. Rows in `without` are left out.
+        """
         sizes = dict(self.given)
         for name, other in self.equal.items():
             if sizes.setdefault(other, sizes.get(name, 0)) != sizes.pop(name, sizes[other]):
@@ -538,7 +574,7 @@ class _Reading:
         return None if sizes.get("heads", 0) % sizes.get("kv_heads", 1) else sizes
 
     def _tell(self, size: int, products: Sum, sizes: dict[str, int]) -> bool:
-        """Add the size that an axis determines; return False if it contradicts the others."""
+        """Add the size that an axis determines to `sizes`; return False on a contradiction."""
         factors: Counter[tuple[str, ...]] = Counter()
         for product in products:
             names = [self.equal.get(name, name) for name in product]
@@ -556,7 +592,10 @@ class _Reading:
         return False
 
     def shape(self, sizes: Mapping[str, int]) -> Shape | None:
-        """Return the first shape of these sizes that the source supports, with these rows."""
+        """Return the first shape with these sizes that the source supports with these rows.
+
+        Return None if there is none.
+        """
         weights = [name for row in self.rows for name in row.names]
         for shape in shapes_of(sizes, weights):
             with suppress(Unsupported, WrongDeclaration):
@@ -576,7 +615,7 @@ class _Reading:
 
     @property
     def joined(self) -> int:
-        """Heads times head size, read from an axis that has just this size; 0 if there is none."""
+        """The number of heads times their size, read from an axis of this size; 0 without one."""
         for row in self.rows:
             shape = self.tensors[row.native].bits.shape if row.native in self.tensors else ()
             for size, sums in zip(shape, _axes(row), strict=False):
@@ -585,7 +624,10 @@ class _Reading:
         return 0
 
     def misshapen(self) -> list[str]:
-        """Return texts on the fewest tensors without which all others fit, with expected shapes."""
+        """Return a text with the expected shape for each tensor that does not fit the others.
+
+        These are the fewest tensors (at most 3) without which all others fit; [] if there are none.
+        """
         present = [row for row in self.rows if row.native in self.tensors]
         for count in range(min(len(present), 4)):
             for left in itertools.combinations(present, count):
@@ -593,7 +635,7 @@ class _Reading:
                 widths = [size for name, size in (sizes or {}).items() if name in WIDTHS]
                 if sizes is None or not widths:
                     continue
-                # A width that only the left-out tensors determine is taken to equal the others.
+                # A width that only the left-out tensors determine is assumed to equal the others.
                 sizes = dict.fromkeys(WIDTHS, widths[0]) | sizes
                 if sizes.keys() >= set(SIZES) and self.shape(sizes) is not None:
                     return [
@@ -608,7 +650,7 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
     """Return the source's table for the shape that the tensors imply.
 
     Raises:
-        WrongTensors: the tensors fit none of the source's tables; everything wrong is listed.
+        WrongTensors: the tensors fit none of the source's tables; the message lists all faults.
         Untranslatable: the tensors do not determine the shape.
     """
     equal = _always_equal(source)
@@ -648,7 +690,10 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
 
 
 def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
-    """Return a hint with the prefixes under which the file has the layer's tensors, or ""."""
+    """Return a hint that lists other prefixes of the layer's tensors in the file, or "".
+
+    `prefix` is the prefix that was tried.
+    """
     natives = {row.native for table in tables(whose) for row in table}
     prefixes = {
         name.removesuffix(native)
@@ -661,7 +706,7 @@ def _elsewhere(file: File, whose: Layer, prefix: str) -> str:
 
 
 def _noted(before: Mapping[str, str], note: Mapping[str, Any]) -> dict[str, str]:
-    """Return the metadata with a note of one more conversion."""
+    """Return the metadata of a file, extended by a note on one more conversion."""
     try:
         notes = json.loads(before.get(NOTE, "[]"))
     except json.JSONDecodeError:

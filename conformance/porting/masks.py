@@ -1,9 +1,9 @@
 """Convert a mask for one argument of an implementation to a mask for another argument.
 
 Both conventions are read from the adapters' declarations, so no framework is imported. A conversion
-has three steps: find which declared layout the axes have, find what the elements mean (where a
-query may attend, or what is added to the logits), and express that for the target. A mask that is
-ambiguous or cannot be expressed is an error, because training does not reveal a wrong mask.
+has three steps: find the declared layout that the axes have, find what the elements mean (where a
+query may attend, or what is added to the logits), and express this meaning for the target. A mask
+that is ambiguous or cannot be expressed is an error, because training does not reveal a wrong mask.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def translate(
     Args:
         mask: an array, or anything that NumPy can read, in a layout that the source declares; for
             an argument that is declared as a `Window` or a `SoftCap`, its value.
-        source: IMPLEMENTATION:ARGUMENT that the mask is for. The implementation is an adapter's
-            name ("torch-mha"), its title ("torch.nn.MultiheadAttention"), the title without the
-            part in brackets ("keras.layers.MultiHeadAttention"), or path/to/file.py:NAME.
+        source: the argument that the mask is for, as IMPLEMENTATION:ARGUMENT. The implementation is
+            an adapter's name ("torch-mha"), its title ("torch.nn.MultiheadAttention"), the title
+            without the part in brackets ("keras.layers.MultiHeadAttention"), or
+            path/to/file.py:NAME.
         target: the argument that the result is for, in the same form.
         batch: the batch size; required only if the target's mask has it and `mask` does not.
         heads: the number of heads; required in the same case.
@@ -58,8 +59,8 @@ def translate(
     Returns:
         The mask in the first of the target's layouts that can represent it. It is boolean if the
         target takes booleans and the mask only says where a query may attend; otherwise floating,
-        in the dtype of the mask, or float32 for a mask of booleans or integers. Axes of size 1 stay
-        so if the target broadcasts, and are expanded if it does not.
+        in the dtype of the mask, or float32 for a mask of booleans or integers. Axes of size 1 are
+        kept if the target broadcasts, and are expanded if it does not.
 
     Raises:
         UnknownName: there is no such implementation or argument; the message suggests others.
@@ -85,7 +86,10 @@ def translate_between(
     source: str = "the source",
     target: str = "the target",
 ) -> np.ndarray:
-    """Convert a mask as `translate` does, between declarations; the names are for messages."""
+    """Convert a mask as `translate` does, given the declarations of both arguments.
+
+    `source` and `target` are only the names that error messages use.
+    """
     given = _given(sizes)
     array = _array(mask)
     canonical, known = _with_all_axes(array, from_argument, source, given)
@@ -96,7 +100,7 @@ def translate_between(
 
 
 def _given(sizes: Mapping[str, int | None]) -> dict[str, int]:
-    """Return the sizes that are known."""
+    """Return the sizes that are known, by axis; raise `WrongShape` if one is not positive."""
     given = {axis: size for axis, size in sizes.items() if size is not None}
     for axis, size in given.items():
         if size < 1:
@@ -105,7 +109,7 @@ def _given(sizes: Mapping[str, int | None]) -> dict[str, int]:
 
 
 def _argument(spec: str) -> MaskArgument:
-    """Return the declared mask argument for a text IMPLEMENTATION:ARGUMENT."""
+    """Return the mask argument that a text of the form IMPLEMENTATION:ARGUMENT names."""
     implementation, colon, name = spec.rpartition(":")
     if not colon:
         offered = {f"{spec}:{name}" for it in find(spec) for name in it.masks.by_name}
@@ -147,7 +151,12 @@ def _array(mask: Any) -> np.ndarray:
 def _with_all_axes(
     array: np.ndarray, argument: MaskArgument, name: str, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
-    """Return the array as `[batch heads query key]`, and all sizes known from it and `given`."""
+    """Return the array as `[batch heads query key]`, and all sizes that it and `given` determine.
+
+    Raises:
+        WrongShape: the array fits none of the argument's layouts.
+        Untranslatable: it fits several layouts, which do not give the same mask.
+    """
     reasons, readings = [], []
     for layout in argument.layouts:
         try:
@@ -173,8 +182,11 @@ def _with_all_axes(
 def _read(
     array: np.ndarray, layout: str, broadcasts: bool, given: Mapping[str, int]
 ) -> tuple[np.ndarray, Sizes]:
-    """Return the array as `[batch heads query key]`, read in a layout, and the known sizes. Raises
-    `WrongShape` if the array does not fit the layout."""
+    """Return the array, read in a layout, as `[batch heads query key]`, and the known sizes.
+
+    Raises:
+        WrongShape: the array does not fit the layout.
+    """
     parts = layouts.parse(layout)
     if array.ndim != len(parts):
         raise WrongShape(f"{len(parts)} axes, the mask has {array.ndim}")
@@ -187,7 +199,17 @@ def _read(
 
 
 def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
-    """Add to `sizes` what one array axis of this size says about the axes that it joins."""
+    """Add to `sizes` the size of an axis that an array axis of this size determines.
+
+    Args:
+        axes: the names of the axes that are joined in the array axis, such as ("batch", "heads").
+        size: the size of the array axis.
+        sizes: the sizes that are already known, by the name of the axis.
+
+    Raises:
+        WrongShape: the size of the array axis contradicts the known sizes.
+        Untranslatable: several of the joined axes have unknown sizes.
+    """
     unknown = [axis for axis in axes if axis not in sizes]
     product = math.prod(sizes[axis] for axis in axes if axis in sizes)
     told = " x ".join(axes)
@@ -232,8 +254,11 @@ def _laid_out(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Si
 
 
 def _layouts(elements: np.ndarray, argument: MaskArgument) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield layouts that can represent the array, each with the array to lay out. Layouts for its
-    shape come first, then those for which constant axes are reduced to size 1."""
+    """Yield the layouts that can represent the array, each with the array to arrange in it.
+
+    Layouts that suit the shape of the array come first. They are followed by those for which axes
+    along which it is constant are reduced to size 1.
+    """
     for collapse in (False, True):
         for layout in argument.layouts:
             held = elements
@@ -263,8 +288,11 @@ def _constant(array: np.ndarray, axis: int) -> bool:
 
 
 def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray:
-    """Return the meaning of a mask for the source, in the same shape. It is True where a query may
-    attend, or numbers that are added to the logits."""
+    """Return what a mask means for the source, as an array of the same shape.
+
+    The result is boolean, with True where a query may attend to a key, or it holds the numbers that
+    are added to the logits.
+    """
     if array.dtype == np.bool_:
         if argument.true is None:
             raise Untranslatable(f"{name} takes no booleans, so what True means there is unknown")
@@ -306,8 +334,10 @@ def _added(array: np.ndarray, name: str) -> np.ndarray:
 def _expressed(
     meaning: np.ndarray, dtype: np.dtype, argument: MaskArgument, name: str
 ) -> np.ndarray:
-    """Return the elements that express the meaning for the target; numbers have this dtype,
-    unless the argument declares another."""
+    """Return the elements of a mask that has this meaning for the target.
+
+    Numbers have the given dtype, unless the argument declares another.
+    """
     if meaning.dtype != np.bool_:
         if argument.number != "added":
             raise Untranslatable(

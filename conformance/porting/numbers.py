@@ -1,4 +1,4 @@
-"""Convert a window or a soft cap for one argument to what another argument takes for the same."""
+"""Convert the value of a window or a soft cap to the equivalent value for another argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ Numeric = Window | SoftCap
 
 
 def numeric(spec: str) -> Numeric | None:
-    """Return the window or the soft cap for a text IMPLEMENTATION:ARGUMENT; None if it is none."""
+    """Return the window or soft cap that IMPLEMENTATION:ARGUMENT names, or None if it is neither.
+
+    Raises:
+        Untranslatable: several implementations have this name, and they declare it differently.
+    """
     implementation, colon, name = spec.rpartition(":")
     found = [
         declared
@@ -39,13 +43,16 @@ def of_number(
     *,
     causal: bool,
 ) -> Any:
-    """Return the value, or the mask, that says to the target what `value` says to the source.
+    """Return the value, or the mask, that means for the target what `value` means for the source.
 
     Args:
-        feature, source: the declaration of the argument that the value is for, and its name.
-        other, target: likewise, of the argument that the result is for.
-        sizes: the lengths "query" and "key", where they are known.
-        causal: whether both get a causal mask besides.
+        feature: the declaration of the argument that the value is for.
+        value: the value of a window or a soft cap.
+        source: the name of the argument that the value is for.
+        other: the declaration of the argument that the result is for.
+        target: the name of the argument that the result is for.
+        sizes: the lengths "query" and "key" if they are known; also "batch" and "heads" for a mask.
+        causal: whether both implementations also receive a causal mask.
 
     Raises:
         Untranslatable: the value has no meaning, or the target cannot express it.
@@ -88,7 +95,12 @@ def _mask(
     target: str,
     sizes: Mapping[str, int],
 ) -> np.ndarray:
-    """Return the window as a mask of booleans, or of 0 and -inf."""
+    """Return the window as a mask for the argument, in booleans or in numbers as it declares.
+
+    Raises:
+        Untranslatable: a length is missing, the window is declared for equal lengths only, or no
+            layout of the argument can represent the mask.
+    """
     missing = [axis for axis in ("query", "key") if axis not in sizes]
     if missing:
         raise Untranslatable(f"a mask needs the lengths: give {' and '.join(missing)}")

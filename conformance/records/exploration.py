@@ -24,14 +24,14 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A class of deviations.
 
     Attributes:
-        dtype, nature, features, sizes: the class, as `conformance.explore.classes.Class` has it.
-        modes: those in which it was seen.
+        dtype, nature, features, sizes: the fields of `conformance.explore.classes.Class`.
+        modes: the modes in which the deviation was observed.
         array: the array that deviates, or "".
         detail: a sentence about the smallest problem.
         ratio: the error in units of σ; None if it is infinite.
-        times: how many problems of the last exploration showed it; 0 if none did.
+        times: the number of problems in the latest exploration that showed it, which may be 0.
         case: the name of the case file with the smallest problem.
-        since: the versions with which it was found first.
+        since: the versions of the packages with which it was first found.
     """
 
     dtype: str
@@ -48,13 +48,13 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Exploration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one implementation was asked beyond the catalogue.
+    """The record of how one implementation was tested on problems outside the catalogue.
 
     Attributes:
-        versions: of the packages behind the implementation, by name.
+        versions: the versions of the packages that the implementation uses, by name.
         seconds: how long each mode was searched.
-        answered: the number of problems that each mode answered.
-        found: classes of deviations, those of earlier explorations first.
+        answered: the number of problems that were solved in each mode.
+        found: the classes of deviations; those of earlier explorations come first.
     """
 
     schema: str
@@ -68,7 +68,7 @@ class Exploration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_exploration(path: Path, exploration: Exploration) -> None:
-    """Write the record as indented JSON, which version control can compare."""
+    """Write the record as indented JSON, so that version control can show what has changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = msgspec.json.format(msgspec.json.encode(exploration), indent=1)
     temporary = path.with_suffix(".new")
@@ -77,10 +77,10 @@ def write_exploration(path: Path, exploration: Exploration) -> None:
 
 
 def read_exploration(path: Path) -> Exploration | None:
-    """Return the record, or None if there is none.
+    """Return the record in a file, or None if the file does not exist.
 
     Raises:
-        BrokenRecord: the file cannot be read, is too large, or is something else.
+        BrokenRecord: the file cannot be read, is too large, or is not a record of an exploration.
     """
     if not path.exists():
         return None

@@ -51,7 +51,7 @@ class Figures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         array: its name, such as "output" or "gradient.weights.key".
         max_ratio: max |error| / σ; INFINITE if an element is NaN or should be exact but is not.
         rms_ratio: rms of error / σ.
-        bias: Σ(error / σ) / √N, the signed bias.
+        bias: the signed bias Σ(error / σ) / √N.
         limit: the largest allowed max_ratio.
         accuracy: the most accurate class whose limits all arrays meet, or "".
     """
@@ -85,8 +85,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         value: the observed value of a characteristic.
         cause: the known mistake that explains a deviation.
         where: the part of an array that deviates, unless all of it does.
-        made_by: if the suite supplies the projections, the origin of the deviation: the kernel,
-            if it also deviates without them, or else the projections.
+        made_by: the origin of the deviation, if the suite supplies the projections: "kernel" if the
+            kernel also deviates without them, or else "projections".
     """
 
     requirement: str
@@ -108,7 +108,10 @@ MAKERS = {
 
 
 def gravity(finding: Finding) -> tuple[float, float]:
-    """Return a sort key for the size of a deviation: worst error relative to its limit, rms."""
+    """Return the worst error relative to its limit, and the rms, by which to sort deviations.
+
+    Both are 0 for a finding without figures.
+    """
     figures = finding.figures
     if figures is None:
         return 0.0, 0.0
@@ -116,7 +119,7 @@ def gravity(finding: Finding) -> tuple[float, float]:
 
 
 def of_weights(figures: Figures | None, worst: Worst | None) -> bool:
-    """Return whether the figures or the worst element are of the attention weights or row sums."""
+    """Return whether the figures or the worst element are of attention weights or of row sums."""
     arrays = {figures.array if figures else "", worst.array if worst else ""}
     return bool(arrays & {"weights", "row sums"})
 
@@ -148,7 +151,7 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
         name: the part of its id after "probe/", such as "masks".
         title: a heading.
         question: a sentence that says what it measures.
-        revision: a number that is increased whenever the same behaviour may give another entry.
+        revision: a number that is increased whenever the same behaviour may lead to other entries.
     """
 
     name: str
@@ -165,9 +168,9 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
 class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, eq=False):
     """All findings about one implementation on one case in one dtype, device and mode.
 
-    If the case is an experiment ("probe/masks"), `entries` are the conventions it observed.
-    `measured` is the day ("2026-11-22") of the earlier run that measured the result, else "".
-    `seconds` is how long the item took, or 0; results that differ in nothing else are equal.
+    If the case is an experiment ("probe/masks"), `entries` are the conventions that it observed.
+    `measured` is the day ("2026-11-22") of the earlier run that measured the result, or "" if this
+    run did. `seconds` is how long the item took, or 0; results that differ only in it are equal.
     """
 
     implementation: str
@@ -181,7 +184,7 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, eq=F
     seconds: float = 0.0
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two findings are equal, apart from the time that they took."""
+        """Return whether two results are equal, apart from the seconds that they took."""
         if not isinstance(other, CaseResult):
             return NotImplemented
         names = (name for name in self.__struct_fields__ if name != "seconds")
@@ -208,7 +211,7 @@ _WORST_FIRST: tuple[Verdict, ...] = (
 
 
 def without_outcome(name: str, verdict: Verdict, why: str) -> CaseResult:
-    """Return the result of an item, given by id, that was not examined; `why` is the reason."""
+    """Return the result of the item with this id, which was not examined; `why` is the reason."""
     implementation, case, dtype, device, mode = name.split(":")
     return CaseResult(implementation, case, dtype, device, mode, [Finding(RUN, verdict, why)])
 
@@ -225,10 +228,16 @@ def count(verdicts: Iterable[str]) -> dict[str, int]:
 
 
 def verified(counts: dict[str, int]) -> int:
-    """Return the number of results with a verdict in `VERIFIED`; `counts` is by verdict."""
+    """Return the number of results with a verdict in `VERIFIED`.
+
+    `counts` is the number of results by verdict.
+    """
     return sum(counts.get(verdict, 0) for verdict in VERIFIED)
 
 
 def not_verified(counts: dict[str, int]) -> int:
-    """Return the number of results with a verdict in `NOT_VERIFIED`; `counts` is by verdict."""
+    """Return the number of results with a verdict in `NOT_VERIFIED`.
+
+    `counts` is the number of results by verdict.
+    """
     return sum(counts.get(verdict, 0) for verdict in NOT_VERIFIED)

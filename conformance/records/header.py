@@ -55,7 +55,7 @@ class WeightsInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         returned: "per head" or "averaged".
         option: the option that the adapter passes to get them per head, or "".
-        otherwise: what is returned without that option.
+        otherwise: what is returned without this option.
     """
 
     returned: str
@@ -83,8 +83,8 @@ class FeatureInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """A declared feature beyond masks, such as a window.
 
     Attributes:
-        kind: the declaration, such as "Window" or "Pages".
-        says: the parts of a problem that it says, such as "window" or "key lengths".
+        kind: the class of the declaration, such as "Window" or "Pages".
+        says: the parts of a problem that it expresses, such as "window" or "key lengths".
         names: the names of the arguments, or of the parameters.
     """
 
@@ -99,14 +99,14 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         spec: the value to pass to --implementation.
         versions: the versions of the packages of its framework and its library.
-        modes: names of its modes; the first is the one with which the others are compared.
+        modes: the names of its modes; the others are compared with the first.
         causal: the causal flag, if there is one.
         unavailable: the reason if it could not be run at all, or "".
         kind: "layer" if it holds its weights, "function" if it takes projected heads, or "other"
             if neither is known.
         about: the description in its adapter, in Markdown.
         example: Python lines that call it, or "".
-        mode_notes: by mode, how the implementation is called in it, if the adapter says so.
+        mode_notes: by mode, a text on how the implementation is called, if the adapter has one.
         layout: the layout of the query, key, value and result of a function, such as
             "batch heads length head".
         grouped: whether a function accepts fewer key/value heads than query heads.
@@ -118,7 +118,7 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
         fully_masked_row: the declared output of a fully masked query, by mode; may be empty.
         digest: a digest of the code of its adapter and of the modules in the same project that the
             adapter imports.
-        features: the declared features beyond masks; None in records of before there were any.
+        features: the declared features beyond masks; None in records older than this field.
     """
 
     name: str
@@ -156,7 +156,7 @@ class RequirementInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         level: "must", "should" or "observed".
         sentence: what is required.
         why: how a violation affects users.
-        revision: a number that is increased whenever the same answer may get another finding.
+        revision: a number that is increased whenever the same answer may lead to other findings.
     """
 
     id: str
@@ -295,7 +295,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def processor() -> str:
-    """Return the model of this machine's processor, as in `Provenance.machine`."""
+    """Return the model of this machine's processor, which is a part of `Provenance.machine`."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -1,8 +1,8 @@
-"""The record of an examination at length: what one implementation was asked, from length to length.
+"""The record of how one implementation was tested on sequences of increasing length.
 
-It is read without an adapter. A deviation is sorted by a baseline like any other: the case of a
-problem is `long/PROBLEM/QUERIESxKEYS`, and what is known of it stands beside what is known of the
-catalogue's cases.
+Reading it does not require an adapter. A baseline applies to its deviations as to those of a run:
+each problem has the case id `long/PROBLEM/QUERIESxKEYS`, so that a baseline lists its known
+deviations together with those of the catalogue's cases.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Outcome = Literal["conforms", "deviates", "unsupported", "error", "not reached"]
 
 
 class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was seen of one array, in units of σ.
+    """The error statistics of one array, in units of σ.
 
     Attributes:
-        array: "output", "log_total", or "query", "key", "value" and "sinks" for the gradient of
-            each.
+        array: "output", "log_total", or "query", "key", "value" or "sinks" for the gradient with
+            respect to that input.
         largest, rms, bias, gain: as in `conformance.long.checking`; at most `findings.INFINITE`.
-        excess: the largest of them relative to its limit; the array conforms up to 1.
+        excess: the largest of these relative to its limit; the array conforms if it is at most 1.
     """
 
     array: str
@@ -55,12 +55,12 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     Attributes:
         problem: its name, such as "causal" or "few queries".
-        why: the reason, where nothing was compared.
-        detail: a sentence about the worst element, or about rows that are not bit for bit.
-        seen: one entry for each array; empty for retrieval, and where nothing was compared.
-        reached: the most accurate class within whose limits all arrays are.
-        called, own: seconds of the implementation and of the suite.
-        first: further seconds of what only the first call of a shape takes, such as compiling.
+        why: the reason if nothing was compared, or "".
+        detail: a sentence about the worst element, or about rows that are not equal bit for bit.
+        seen: the statistics of each array; empty for retrieval, and if nothing was compared.
+        reached: the most accurate class whose limits all arrays meet.
+        called, own: the seconds that the implementation took, and those that the suite took.
+        first: additional seconds that only the first call with a shape takes, such as compiling.
     """
 
     problem: str
@@ -79,33 +79,34 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     @property
     def length(self) -> int:
-        """The longer side."""
+        """The number of queries or of keys, whichever is larger."""
         return max(self.queries, self.keys)
 
     @property
     def case(self) -> str:
-        """The id that stands in the place of a case id."""
+        """The id of the problem that is used in place of a case id, such as "long/full/64x64"."""
         return f"{PREFIX}{self.problem.replace(' ', '-')}/{self.queries}x{self.keys}"
 
     @property
     def wrong(self) -> bool:
-        """Whether there is evidence that something is wrong."""
+        """Whether the verdict is evidence of a mistake: "deviates" or "error"."""
         return self.verdict in ("deviates", "error")
 
     @property
     def worst(self) -> Seen | None:
-        """The array that is furthest beyond its limits, or closest to them."""
+        """The statistics of the array with the largest `excess`, or None if there are none."""
         return max(self.seen, key=lambda seen: seen.excess, default=None)
 
 
 class Climb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one implementation was asked at length.
+    """The record of how one implementation was tested on long sequences.
 
     Attributes:
-        lengths: those that were asked, in order.
-        tile: how many keys the implementation says to add up at once; 0 if it does not.
-        memory, seconds: the limits; None for none.
-        steps: a result for each problem, in the order in which they were asked.
+        lengths: the lengths that were tested, in order.
+        tile: the number of keys that the implementation declares to process at once; 0 if it
+            declares none.
+        memory, seconds: the limits on memory and time; None for no limit.
+        steps: the result of each problem, in the order in which the problems were posed.
     """
 
     schema: str
@@ -121,15 +122,16 @@ class Climb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Reach:
-    """How far an implementation conforms in one dtype.
+    """The length up to which an implementation conforms in one dtype.
 
     Attributes:
-        most: the greatest length up to which whole sequences conform, and everything else that was
-            compared; 0 for none.
-        beside: the same for problems that are long on one side only, which reach further.
-        first: the first problem that deviates, or None.
+        most: the greatest length at which a problem with as many queries as keys conforms, below
+            the length of `first`; 0 for none.
+        beside: the same for all problems, including those with only a few queries or a few keys,
+            which reach greater lengths.
+        first: the shortest problem that deviates or fails, or None.
         missing: the problems that were not reached.
-        refused: those that it does not support.
+        refused: the problems that the implementation does not support.
     """
 
     dtype: str
@@ -150,7 +152,7 @@ Climbs: TypeAlias = list[Climb]
 
 
 def reaches(steps: Iterable[Step]) -> list[Reach]:
-    """Return how far an implementation conforms, for each dtype."""
+    """Return the length up to which an implementation conforms, for each dtype."""
     every = list(steps)
     found = []
     for dtype in dict.fromkeys(step.dtype for step in every):
@@ -179,7 +181,7 @@ _OUTPUT, _GRADIENT = "output.equals-definition", "gradient.inputs-equal-definiti
 
 
 def as_record(climb: Climb) -> Record:
-    """Return what was compared as a record of a run, so that a baseline can sort it."""
+    """Return the results as the record of a run, so that a baseline can be applied to them."""
     own, device = climb.implementation, climb.provenance.device
     results = [
         CaseResult(own.name, step.case, step.dtype, device, step.mode, _findings(step))
@@ -191,7 +193,7 @@ def as_record(climb: Climb) -> Record:
 
 
 def _findings(step: Step) -> list[Finding]:
-    """Return one finding for the output and one for the gradients, of the array that decides."""
+    """Return one finding for the output and one for the gradients, each on the worst array."""
     if step.verdict == "error":
         return [Finding(_OUTPUT, "error", step.why)]
     if not step.seen:
@@ -211,7 +213,7 @@ def _findings(step: Step) -> list[Finding]:
 
 
 def write_climb(path: Path, climb: Climb) -> None:
-    """Write the record as indented JSON, which version control can compare."""
+    """Write the record as indented JSON, so that version control can show what has changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = msgspec.json.format(msgspec.json.encode(climb), indent=1)
     temporary = path.with_suffix(".new")
@@ -220,7 +222,7 @@ def write_climb(path: Path, climb: Climb) -> None:
 
 
 def read_climb(path: Path) -> Climb:
-    """Return the record; raises `BrokenRecord` if the file is none."""
+    """Return the record in a file; raise `BrokenRecord` if it is not one of long sequences."""
     try:
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise BrokenRecord(f"{path} is no record of an examination at length")

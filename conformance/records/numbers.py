@@ -1,4 +1,4 @@
-"""The meaning of the numbers in a record: dtypes, errors in units of σ, limits, accuracy."""
+"""Define what the numbers in a record mean: dtypes, errors in units of σ, limits, accuracy."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ ACCURACY = {
 
 
 def ratios(got: Array, want: Array, noise: Array, underflow: float) -> Array:
-    """Return (got - want) / noise: 0 within the underflow, ±inf where an exact element differs.
+    """Return (got - want) / noise, the error of each element in units of its noise σ.
 
-    All arrays have the same shape; `noise` is σ of each element.
+    The ratio is 0 where the error is at most `underflow`, and infinite where an element that should
+    be exact (σ = 0) is not, or where one is NaN. All arrays have the same shape.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         error = got - want

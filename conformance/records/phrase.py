@@ -1,4 +1,7 @@
-"""A statement as an id with arguments; `conformance.words` has the English text for each id."""
+"""Represent a statement as an id with arguments.
+
+`conformance.words` has the English text for each id.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return bool(self.id)
 
     def __str__(self) -> str:
-        """Return the id with its arguments sorted by name, the same text for equal phrases."""
+        """Return the id with its arguments sorted by name; equal phrases have equal texts."""
         if not self.arguments:
             return self.id
         listed = (f"{name}={_text(value)}" for name, value in sorted(self.arguments.items()))

@@ -1,8 +1,8 @@
 """Read and write records: the header and all results of one run, in one JSON document.
 
 During a run, results are appended to a journal in the same folder, one line each, so that an
-interrupted run keeps its results. A safetensors file in the same folder holds arrays: outputs with
-which implementations are compared with each other, and attention weights that deviate.
+interrupted run keeps its results. A safetensors file in the same folder holds arrays: outputs, so
+that implementations can be compared with each other, and attention weights that deviate.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def _encoded(document: Any) -> bytes:
-    """Return a document as JSON; half a surrogate pair in a text is written as Python writes it."""
+    """Return a document as JSON, with each unpaired surrogate in a text as a backslash escape."""
     try:
         return _encoder.encode(document)
     except UnicodeEncodeError:
@@ -163,7 +163,7 @@ def journal_path(record: Path) -> Path:
 
 
 def narrowed_path(record: Path) -> Path:
-    """Return the path of the record of a narrowed run, which leaves the complete one alone."""
+    """Return the path of the record of a restricted run, which is beside the complete record."""
     return record.with_suffix(".narrowed.json")
 
 
@@ -176,9 +176,10 @@ def finish(
     """Write the record from its journal, remove the journal, and return the record.
 
     Args:
+        record: the path of the record.
         missing: results for the items that were not examined.
         order: all item ids, in an order that does not depend on the timing of workers.
-        keep: returns whether to keep an array, given its name "item id|array".
+        keep: a function that returns whether to keep an array, given its name "item id|array".
     """
     header, results, arrays = read_journal(journal_path(record))
     missing = list(missing)
@@ -189,9 +190,10 @@ def finish(
 
 
 def write(path: Path, record: Record, arrays: Mapping[str, Array]) -> Record:
-    """Write a record and its arrays, by "item id|array"; return it with the arrays' digest.
+    """Write a record and its arrays, and remove its journal if there is one.
 
-    The journal of the record, if there is one, is removed.
+    The arrays are given by "item id|array". The result is the record, completed by the name of the
+    file of arrays and its digest.
     """
     exchange, digest = _save_arrays(path, arrays) if arrays else ("", "")
     record = msgspec.structs.replace(record, exchange=exchange, digest=digest)
@@ -206,7 +208,7 @@ def save(path: Path, record: Record) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically; if the disk is full, leave no partial file."""
+    """Write a file atomically, without leaving a partial file if the disk is full."""
     temporary = path.with_name(path.name + ".new")
     try:
         temporary.write_bytes(content)
@@ -218,11 +220,11 @@ def replace_file(path: Path, content: bytes) -> None:
 def read_journal(
     path: Path, *, resumes: bool = False
 ) -> tuple[Header, list[CaseResult], dict[str, Array]]:
-    """Return header, results and arrays of a journal, ignoring a truncated last line.
+    """Return the header, results and arrays in a journal, ignoring a truncated last line.
 
     Raises:
-        BrokenRecord: the journal cannot be read, or another line is damaged; or, if the run is to
-            be resumed (`resumes`), its schema is not the current one.
+        BrokenRecord: the journal cannot be read, or another line is damaged; also if `resumes` is
+            True, because the run is to be continued, and its schema is not the current one.
     """
     content = _bounded(path)
     lines = content.splitlines()
@@ -250,7 +252,7 @@ def read_journal(
 
 
 def read(path: Path) -> Record:
-    """Return the record in a file, or an incomplete one made of the results in a journal.
+    """Return the record in a file, or an incomplete record of the results in a journal.
 
     Raises:
         BrokenRecord: the file is missing or damaged, or its schema is unknown.
@@ -271,7 +273,7 @@ def read(path: Path) -> Record:
 
 
 def _checked(path: Path, record: Record) -> Record:
-    """Return the record; raises `BrokenRecord` if no run can have written it."""
+    """Return the record; raise `BrokenRecord` if parts of it contradict each other."""
     header, results = record.header, record.results
     names = Counter(one.name for one in header.implementations)
     items = Counter(result.id for result in results)
@@ -334,15 +336,18 @@ def _schema(path: Path, document: _SchemaOnly) -> str:
 
 
 def _decode(text: bytes | str, kind: type[T], schema: str) -> T:
-    """Decode a document of the current schema or of schema 1, which is converted."""
+    """Decode a document of the current schema, or decode and convert one of schema 1."""
     if schema == SCHEMA:
         return msgspec.json.decode(text, type=kind)
     return msgspec.convert(_UPGRADES[kind](msgspec.json.decode(text)), kind)
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file; raises `OSError`, also for pipes and devices, which may have no
-    end."""
+    """Return the size of a file in bytes.
+
+    Raises:
+        OSError: the file cannot be accessed, or it is a pipe or a device, which may have no end.
+    """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "no regular file")

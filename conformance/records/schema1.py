@@ -2,8 +2,8 @@
 
 Statements in such records are English sentences, which this module parses into phrases.
 `schema1.json` has the sentence templates, requirements and topics of the last version that wrote
-schema 1. The file is frozen, because new statements are phrases already. A sentence that matches no
-template becomes a phrase with the id "text".
+schema 1. It never changes, because new statements are written as phrases. A sentence that matches
+no template becomes a phrase with the id "text".
 """
 
 from __future__ import annotations
@@ -126,13 +126,19 @@ def _builtins(phrase: Phrase) -> dict[str, Any]:
 
 @cache
 def subject(experiment: str, text: str) -> Phrase:
-    """Return the phrase for the subject of a card entry of an experiment, given by name."""
+    """Return the phrase for the subject of a card entry of the experiment with this name."""
     return _phrase(text, f"subject {experiment}")
 
 
 @cache
 def value(experiment: str, text: str, about: str) -> Phrase:
-    """Return the phrase for the value (or declared value) of an entry; `about` is its subject."""
+    """Return the phrase for the observed or declared value of a card entry.
+
+    Args:
+        experiment: the name of the experiment, such as "masks".
+        text: the sentence of the value.
+        about: the id of the entry's subject.
+    """
     if text == "refused":
         return Phrase("refused")
     own = f"value {about}"
@@ -141,7 +147,7 @@ def value(experiment: str, text: str, about: str) -> Phrase:
 
 @cache
 def observed(requirement: str, text: str) -> Phrase:
-    """Return the phrase for the observed value in a finding about a requirement, given by id."""
+    """Return the phrase for the observed value in a finding on the requirement with this id."""
     return _phrase(text, f"observed {requirement}")
 
 
@@ -150,15 +156,16 @@ def old_cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase:
     """Return the phrase for the cause of a finding.
 
     Args:
+        text: the sentence of the cause.
         subjects: the subjects of those card entries of the item that differ from the declaration;
-            a cause that lists differing subjects refers to these.
+            they are the subjects of a cause that says which ones differ.
     """
     return _or_text(_cause(text, subjects), text)
 
 
 @cache
 def old_place(text: str) -> Phrase:
-    """Return the phrase for the part of an array that deviates."""
+    """Return the phrase for a sentence that says which part of an array deviates."""
     return _or_text(_place(text), text)
 
 
@@ -224,9 +231,9 @@ def _place(text: str) -> Phrase | None:
 
 
 def old_wording(phrase: Phrase) -> str:
-    """Return the sentence for a cause in schema 1, which entries of baselines may quote.
+    """Return the sentence of schema 1 for a cause; entries of baselines may quote this sentence.
 
-    Return "" for causes that schema 1 did not have.
+    Return "" if schema 1 did not have the cause.
     """
     around = {name for name, _, _ in _AROUND} & phrase.arguments.keys()
     arguments = {name: value for name, value in phrase.arguments.items() if name not in around}
@@ -271,7 +278,7 @@ def _joined(value: Argument, last: str = ", ") -> str:
 
 
 def _read(text: str, kind: str) -> Phrase | None:
-    """Return the phrase for a text by the first matching template of a kind, or None."""
+    """Parse a text by the first matching template of a kind; return None if none matches."""
     fields = _FIELDS if kind in _frozen().phrases else _CAUSE_FIELDS
     for name, pattern in _patterns(kind):
         match = pattern.fullmatch(text)
@@ -300,7 +307,7 @@ def _patterns(kind: str) -> list[tuple[str, re.Pattern[str]]]:
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    """Return a regular expression for a template; repeated fields must have the same text."""
+    """Return a regular expression for a template, where a repeated field must have equal texts."""
     parts = re.split(r"\{(\w+)\}", template)
     fields = parts[1::2]
     for index, field in enumerate(fields):

@@ -1,6 +1,6 @@
 """All requirements, in the order in which reports show them.
 
-They are collected from the modules of this package: a `Requirement` needs no other registration.
+They are collected from the modules of this package, so a `Requirement` needs no registration.
 """
 
 from __future__ import annotations

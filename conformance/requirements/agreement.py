@@ -1,8 +1,8 @@
-"""Requirements that equivalent calls give equal answers, whether or not these are right.
+"""Requirements that equivalent calls give equal answers, whether or not these are correct.
 
-The calls differ in the mode, in the encoding of the mask, or in which arguments need a gradient, or
-one call is repeated on the same objects. Most of the checks skip frameworks that compile: there,
-derivatives are functions, and arrays are immutable.
+The calls differ in the mode, in the encoding of the mask, in the memory layout, or in which
+arguments need a gradient; or one call is repeated on the same objects. Most of the checks skip
+frameworks that compile, because their derivatives are functions and their arrays are immutable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_COMPILED_SPELLINGS = 4
 
 
 def _compared(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
-    """Compare each array that both answers have; raise `Unsupported` if there is none."""
+    """Compare the arrays that both answers have; raise `Unsupported` if there are none."""
     ones, others = one.arrays(), other.arrays()
     if ex.answer.weights is None:
         ones.pop("weights", None)
@@ -58,8 +58,7 @@ def _compared(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
     cases=MASKED,
 )
 def modes(ex: Examination) -> Finding | None:
-    """Run the case in this mode and in the adapter's first mode, and compare every array that both
-    answers contain."""
+    """Compare the answers in this mode and in the adapter's first mode, in all common arrays."""
     first = ex.adapter.modes[0]
     if ex.mode.name == first.name:
         return None
@@ -76,9 +75,9 @@ def modes(ex: Examination) -> Finding | None:
     cases=MASKED,
 )
 def spellings(ex: Examination) -> Finding | None:
-    """Express the mask, the causal flag and the bias in every way that the adapter's mask arguments
-    allow (boolean or additive, in one argument or two, by the flag or as an explicit mask), and
-    compare each answer with the answer for the first of these encodings."""
+    """Compare the answers for different encodings of the mask, the causal flag and the bias. Each
+    encoding that the adapter's mask arguments allow (boolean or additive, in one argument or two,
+    by the flag or as an explicit mask) is compared with the first one, up to a maximum number."""
     if not ex.varies_arguments:
         return None
     every = _spellings(ex)
@@ -96,7 +95,10 @@ def spellings(ex: Examination) -> Finding | None:
 
 
 def _spellings(ex: Examination) -> list[Spelling]:
-    """Return the encodings of the masks that are worth their cost, the preferred one first."""
+    """Return encodings of the mask, up to a maximum number, with the preferred one first.
+
+    The maximum is lower if each encoding has to be compiled.
+    """
     most = MOST_COMPILED_SPELLINGS if ex.adapter.compiles else MOST_SPELLINGS
     key = ("spellings", id(ex.adapter), ex.case.id, ex.dtype)
     return ex.bench.answers.get(
@@ -116,15 +118,16 @@ def _changed(name: str, lines: tuple[str, ...]) -> Finding:
     revision=3,
 )
 def unchanged(ex: Examination) -> Finding | None:
-    """Call the implementation twice on the same objects. Afterwards, inputs, masks, parameters and
-    the gradient that came in must hold the same numbers as before, and must have no new attributes.
-    Where encodings of the mask are compared too, this is repeated for each that is not refused."""
+    """Call the implementation twice on the same objects, and look for changes in them. Inputs,
+    masks, parameters and the gradient of the output must hold the same numbers as before, and must
+    not have new attributes. If `mask.spellings-agree` is checked with the case too, this is
+    repeated for each encoding of the mask that the implementation does not refuse."""
     if not ex.calls_eagerly:
         return None
     changed = ex.side_effects().changed
     if not changed and spellings.serves(ex.case) and not ex.adapter.compiles:
         for spelling in _spellings(ex)[1:]:
-            # That an encoding is refused is a finding of `mask.spellings-agree`.
+            # If an encoding is refused, `mask.spellings-agree` reports it.
             with suppress(Raised):
                 effects = ex.side_effects(spelling)
                 changed = tuple(f"with {spelling.label}: {line}" for line in effects.changed)
@@ -155,8 +158,9 @@ def repeats(ex: Examination) -> Finding | None:
     why="Whoever is called next computes something else, and nobody looks for the reason here.",
 )
 def surroundings(ex: Examination) -> Finding | None:
-    """Call the implementation twice, and compare the state of the process before and after: random
-    generators, the framework's settings, the environment and the current directory."""
+    """Call the implementation twice, and compare the state of the process before and after. This
+    state consists of random generators, the framework's settings, the environment and the current
+    directory."""
     return _changed(surroundings.id, ex.side_effects().surroundings) if ex.calls_eagerly else None
 
 
@@ -168,8 +172,9 @@ def surroundings(ex: Examination) -> Finding | None:
     "path for that may compute something else, or leave out a gradient.",
 )
 def frozen(ex: Examination) -> Finding | None:
-    """Request gradients for one argument at a time (each input, the parameters, the bias), and then
-    for none. Output and gradients must equal those of a call with gradients for all arguments."""
+    """Compute gradients for one argument at a time, and then for none at all. The arguments are the
+    inputs, the bias, and all parameters together. Output and gradients must equal those of a call
+    with gradients for all arguments."""
     if ex.adapter.compiles or not ex.answer.gradients:
         return None
     problem = ex.problem
@@ -196,8 +201,8 @@ def frozen(ex: Examination) -> Finding | None:
     "backward pass writes over is wrong in the second.",
 )
 def twice(ex: Examination) -> Finding | None:
-    """Run the backward pass twice through the graph of one forward pass, and compare the second
-    gradients with those of a single backward pass."""
+    """Run the backward pass twice through the graph of one forward pass. The gradients of the
+    second pass must equal those of a single backward pass."""
     if ex.adapter.compiles or not ex.answer.gradients:
         return None
     compared = _compared(ex, ex.ask(ex.problem, backwards=2), ex.answer)
@@ -211,9 +216,9 @@ def twice(ex: Examination) -> Finding | None:
     why="Servers keep their buffers and write into them; a cache by identity is then stale.",
 )
 def rewritten(ex: Examination) -> Finding | None:
-    """Call the implementation with other numbers, overwrite them in place with the numbers of the
-    case, and call again with the same arrays. The second answer must equal the answer for new
-    arrays."""
+    """Call the implementation again after its arguments have been overwritten in place. The first
+    call gets other numbers, the second call gets those of the case in the same arrays. The second
+    answer must equal the answer for new arrays."""
     if ex.adapter.compiles:
         return None
     compared = _compared(ex, ex.ask_rewritten(_other(ex)), ex.answer)
@@ -230,9 +235,9 @@ def rewritten(ex: Examination) -> Finding | None:
     why="A kernel that ignores strides reads other numbers, and nothing raises.",
 )
 def memory_layout(ex: Examination) -> Finding | None:
-    """Lay out one argument at a time with gaps, and as a view into a larger array: each input, each
-    mask argument, and the gradient that comes in. The answer must be that for contiguous arrays.
-    The experiment `repeatability` lays out all inputs together."""
+    """Pass one argument at a time with gaps in memory, and as a view into a larger array. These are
+    the inputs, the mask arguments and the gradient of the output. The answer must equal that for
+    contiguous arrays. The experiment `repeatability` does the same for all inputs together."""
     if ex.adapter.compiles:
         return None
     names = [*ex.problem.shape.distinct_inputs()]
@@ -257,9 +262,9 @@ def memory_layout(ex: Examination) -> Finding | None:
     "and evaluates two models.",
 )
 def dropout_off(ex: Examination) -> Finding | None:
-    """Call the implementation with a dropout probability of 0.5 in a mode in which the adapter
-    declares that dropout is not active. Output and gradients must equal those of a call with a
-    probability of 0."""
+    """Call the implementation with a dropout probability of 0.5 in a mode without dropout. Output
+    and gradients must equal those of a call with a probability of 0. The adapter declares in which
+    modes dropout is active."""
     names = ex.adapter.dropout_modes
     if not names or ex.mode.name in names or not ex.calls_eagerly:
         return None

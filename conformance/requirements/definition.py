@@ -1,4 +1,4 @@
-"""Requirements that output, gradients, dtypes and attention weights are those of the definition."""
+"""Requirements that output, gradients, dtypes and attention weights equal the definition's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from conformance.requirements.requirement import Check, judge, requirement
 
 
 def _compared(name: str, ex: Examination, names: Sequence[str], said: str) -> Finding:
-    """Compare the arrays `names` of the answer with the expectation, and return the finding. If
-    every array fits, the finding states the accuracy class."""
+    """Return the finding of comparing the answer's arrays `names` with the expectation.
+
+    If every array fits, the finding has the accuracy class that they reach.
+    """
     returned = ex.answer.arrays()
     return _judged(name, ex.expectation, {array: returned[array] for array in names}, said)
 
 
 def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said: str) -> Finding:
-    """Compare arrays with an expectation, and name the accuracy class that they reach."""
+    """Return the finding of comparing arrays, by name, with an expectation.
+
+    If every array fits, the finding has the accuracy class that they reach.
+    """
     comparisons = against(expectation, arrays)
     accuracy = ""
     if all(comparison.fits for comparison in comparisons):
@@ -34,9 +39,13 @@ def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said:
 
 
 def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | None:
-    """Compare the gradients of the arrays `names` with the expectation, and return the finding. The
-    result is None if `names` is empty or the mode computes no gradients. An implementation without
-    gradients declares that, with `differentiable` or in its mode."""
+    """Return the finding of comparing the gradients of the arrays `names` with the expectation.
+
+    Return None if `names` is empty or if the mode computes no gradients.
+
+    Raises:
+        Unsupported: the adapter declares that the implementation has no gradients.
+    """
     if not ex.mode.gradients or not names:
         return None
     gradients = ex.answer.gradients
@@ -57,8 +66,8 @@ def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | No
     of_answer=True,
 )
 def output(ex: Examination) -> Finding:
-    """Compare every element of the output with the float64 reference. The difference may be no
-    larger than the rounding noise of a correct implementation in this dtype."""
+    """Compare every element of the output with the float64 reference. The difference must not
+    exceed the rounding noise of a correct implementation in this dtype."""
     return _compared(output.id, ex, ["output"], "the output is not the definition's")
 
 
@@ -71,8 +80,8 @@ def output(ex: Examination) -> Finding:
     revision=2,
 )
 def inputs(ex: Examination) -> Finding | None:
-    """Compare the gradients of query, key and value with those of the float64 reference, element
-    by element. Inputs that are the same array, as in self-attention, have a single gradient."""
+    """Compare every element of the gradients of query, key and value with the float64 reference.
+    Inputs that are the same array, as in self-attention, have a single gradient."""
     return _gradients(inputs.id, ex, ex.problem.shape.distinct_inputs())
 
 
@@ -85,8 +94,8 @@ def inputs(ex: Examination) -> Finding | None:
     revision=2,
 )
 def parameters(ex: Examination) -> Finding | None:
-    """Compare the gradient of every weight and bias of the projections with that of the float64
-    reference, element by element, after converting it to the suite's weight layout."""
+    """Compare the gradients of all projection weights and biases with the float64 reference.
+    They are converted to the suite's weight layout first, and compared element by element."""
     names = [f"weights.{name}" for name in ex.problem.shape.weight_shapes()]
     return _gradients(parameters.id, ex, names)
 
@@ -100,8 +109,8 @@ def parameters(ex: Examination) -> Finding | None:
     revision=2,
 )
 def bias(ex: Examination) -> Finding | None:
-    """Compare the gradient of the additive bias with that of the float64 reference, element by
-    element. Both are summed over the axes along which the bias is broadcast."""
+    """Compare every element of the gradient of the additive bias with the float64 reference. Both
+    gradients are summed over the axes along which the bias is broadcast."""
     return _gradients(bias.id, ex, [] if ex.problem.attn_bias is None else ["attn_bias"])
 
 
@@ -113,8 +122,7 @@ def bias(ex: Examination) -> Finding | None:
     of_answer=True,
 )
 def features(ex: Examination) -> Finding | None:
-    """Compare the gradients of the sinks and of the weights of the norm of query and key heads with
-    those of the float64 reference, element by element."""
+    """Compare the gradients of sinks and of query/key norm weights with the float64 reference."""
     return _gradients(features.id, ex, [*ex.problem.trained()])
 
 
@@ -129,16 +137,16 @@ KERNEL = ("output", "gradient.query", "gradient.key", "gradient.value", "gradien
     every_case=True,
 )
 def kernel(ex: Examination) -> Finding | None:
-    """Call the function on the projected heads, rounded to the dtype, without the suite's
-    projections. Compare the output and its gradients with the definition for these heads, whose
-    rounding noise is that of the function alone. This is skipped if the function already deviates
-    with the projections. Layers are not examined, because they have their own projections. If
-    calls are compiled, only one family of cases is examined."""
+    """Call the function on heads that are already projected, without the suite's projections. The
+    heads are rounded to the dtype. Compare the output and the gradients with the definition for
+    these heads, allowing only the rounding noise of the function. This check is skipped if the
+    function already deviates with the projections, and for layers, which have their own
+    projections. If calls are compiled, only one family of cases is checked."""
     if not ex.adapter.projections_supplied or (ex.adapter.compiles and ex.case.family != "cross"):
         return None
     answer = {n: array for n, array in ex.answer.arrays().items() if n != "weights"}
     if not all(comparison.fits for comparison in against(ex.expectation, answer)):
-        # That is a finding of its own, which says whether the function or a projection made it.
+        # That is a separate finding, which says whether the function or a projection caused it.
         return None
     returned = ex.kernel_answer.arrays()
     arrays = {name: returned[name] for name in KERNEL if name in returned}
@@ -153,9 +161,9 @@ def kernel(ex: Examination) -> Finding | None:
     "are detached, or made again without a graph, the loss is there and teaches nothing.",
 )
 def through_weights(ex: Examination) -> Finding | None:
-    """Ask for the gradients of a loss that depends on the output and on the returned weights, and
-    compare them with those of the float64 reference. A gradient that deviates with a loss on the
-    output alone is left out. If calls are compiled, this is asked in one dtype."""
+    """Check the gradients of a loss on both the output and the returned attention weights. They are
+    compared with those of the float64 reference. Gradients that already deviate for a loss on the
+    output alone are left out. If calls are compiled, only one dtype is checked."""
     if not (ex.mode.weights and ex.mode.gradients and ex.adapter.has_gradients):
         return None
     if ex.answer.weights is None or ex.answer.weights.ndim == 3:
@@ -187,8 +195,8 @@ def through_weights(ex: Examination) -> Finding | None:
     of_answer=True,
 )
 def dtype(ex: Examination) -> Finding:
-    """Compare the dtypes of the returned native arrays, before their conversion to float64, with
-    the dtype of the inputs."""
+    """Compare the dtypes of output and gradients with the dtype of the inputs. These are the dtypes
+    of the native arrays, before the suite converts them to float64."""
     if not ex.answer.dtypes:
         raise Unsupported("the adapter does not say which dtypes it returned")
     names = ("output", "gradient.query", "gradient.key", "gradient.value")
@@ -204,7 +212,11 @@ def dtype(ex: Examination) -> Finding:
 
 
 def _of_weights(check: Callable[[Examination, Array], Finding | None]) -> Check:
-    """Return a check that calls `check` with the returned weights, if the mode returns weights."""
+    """Return a check that calls `check` with the returned attention weights.
+
+    The new check returns None in a mode that does not return weights, and raises `Unsupported` if
+    the weights are nevertheless missing in the answer.
+    """
 
     @functools.wraps(check)
     def with_weights(ex: Examination) -> Finding | None:
@@ -226,8 +238,8 @@ def _of_weights(check: Callable[[Examination, Array], Finding | None]) -> Check:
 )
 @_of_weights
 def equal(ex: Examination, weights: Array) -> Finding:
-    """Compare every returned weight with the float64 reference, up to rounding noise. Weights that
-    are averaged over heads are compared with the average of the reference over heads."""
+    """Compare every returned attention weight with the float64 reference, up to rounding noise.
+    Weights averaged over heads are compared with the average of the reference over heads."""
     comparisons = against(ex.suited_expectation, {"weights": weights})
     said = "the returned attention weights are not the definition's"
     return judge(equal.id, comparisons, said=said)
@@ -245,11 +257,11 @@ def sums(ex: Examination, weights: Array) -> Finding:
     """Sum the returned weights of each query over the keys. Each sum must be 1 up to rounding."""
     noise = np.sqrt((ex.suited_expectation.sigma["weights"] ** 2).sum(axis=-1))
     total = weights.sum(axis=-1)
-    # The one weight of a row with a single visible key has no noise; the sum is rounded once.
+    # In a row with a single visible key, the weight has no noise; the sum is rounded once.
     noise = np.maximum(noise, ex.problem.format.roundoff)
     one = np.ones_like(total)
     if ex.problem.features:
-        # A sink takes a part of each row, and lengths leave rows without keys.
+        # A sink takes a part of each row, and lengths may leave rows without keys.
         one = ex.suited_expectation.arrays["weights"].sum(axis=-1)
     compared = compare("row sums", total, one, noise, ex.expectation.underflow)
     return judge(sums.id, [compared], said="rows of the returned weights do not sum to one")
@@ -264,8 +276,8 @@ def sums(ex: Examination, weights: Array) -> Finding:
 )
 @_of_weights
 def blocked(ex: Examination, weights: Array) -> Finding | None:
-    """Look for returned weights that are not exactly 0 where the mask or the causal flag blocks
-    the key. A weight that is too small for the format of the dtype counts as 0."""
+    """Look for returned weights of blocked keys that are not exactly 0. Keys are blocked by the
+    mask or the causal flag. A weight that is too small for the format of the dtype counts as 0."""
     if ex.problem.allowed is None:
         return None
     forbidden = ex.problem.blocked_for(weights)
@@ -289,8 +301,9 @@ def blocked(ex: Examination, weights: Array) -> Finding | None:
 )
 @_of_weights
 def made_the_output(ex: Examination, weights: Array) -> Finding:
-    """Compute the output from the returned weights: multiply them by the projected values, and
-    apply the output projection. The returned output must be the same up to rounding noise."""
+    """Compute the output from the returned weights, and compare it with the returned output. To do
+    so, multiply the weights by the projected values, and apply the output projection. The two
+    outputs must be equal up to rounding noise."""
     if weights.ndim == 3:
         raise Unsupported("weights averaged over heads say little about the output")
     problem, parameters = ex.problem, ex.problem.weights

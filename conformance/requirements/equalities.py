@@ -1,9 +1,11 @@
-"""Requirements that two problems with features have the same answer, whatever is the right one.
+"""Requirements that two equivalent problems with features get the same answer.
 
-A window of all keys is none, a packed sequence is what it is alone, and a pass in steps beside a
-cache is the whole pass. No check uses the reference but for the size of the noise, so none depends
-on how a convention is read. Each asks only those that declare an argument for the feature: the
-others would be handed the same mask twice.
+For example, a window that includes all keys has no effect, a packed sequence gets the same answer
+as on its own, and decoding in steps with a KV cache gives the same as a single pass. The checks use
+the reference only for the size of the noise, so they do not depend on any interpretation of
+conventions.
+Most check only implementations that declare an argument for the feature, because others would get
+the same mask twice.
 """
 
 from __future__ import annotations
@@ -33,7 +35,16 @@ def _declares(ex: Examination, part: str) -> bool:
 
 def _same(ex: Examination, name: str, one: Problem, other: Problem, variant: str, said: str
           ) -> Finding:  # fmt: skip
-    """Compare the answers to two problems; `variant` names the second among those of the case."""
+    """Return the finding of comparing the answers to two problems.
+
+    Args:
+        ex: the examination.
+        name: the id of the requirement.
+        one: the first problem.
+        other: the second problem, which determines the noise.
+        variant: the name under which the expectation for the second problem is cached.
+        said: the detail of a deviation, in which `{array}` stands for the name of the worst array.
+    """
     noise = ex.expected(variant, lambda: other).sigma
     first, second = ex.ask(one).arrays(), ex.ask(other).arrays()
     return _judged(ex, name, {n: a for n, a in first.items() if n in noise}, second, noise, said)
@@ -63,8 +74,8 @@ def _judged(
     cases=("feature/window/*", "feature/window-causal/*", "feature/gpt-oss/*"),
 )
 def wide_window(ex: Examination) -> Finding | None:
-    """Call the implementation with a window of as many keys as there are tokens, and without a
-    window. Both answers must be the same up to rounding noise."""
+    """Call the implementation with a window that includes all keys, and without a window. Both
+    answers must be equal up to rounding noise."""
     if not (_declares(ex, "window") and ex.varies_arguments):
         return None
     shape, (_, after) = ex.problem.shape, ex.problem.window
@@ -83,7 +94,7 @@ def wide_window(ex: Examination) -> Finding | None:
 )
 def high_cap(ex: Examination) -> Finding | None:
     """Call the implementation with a soft cap far above the logits, and without one. Both answers
-    must be the same up to rounding noise."""
+    must be equal up to rounding noise."""
     if not (_declares(ex, "soft cap") and ex.varies_arguments):
         return None
     cap = {"float64": 2.0**40, "float32": 2.0**20}.get(ex.dtype, 2.0**12)
@@ -99,8 +110,8 @@ def high_cap(ex: Examination) -> Finding | None:
     cases=("feature/sinks*", "feature/soft-cap-with-sinks/*", "feature/gpt-oss/*"),
 )
 def low_sinks(ex: Examination) -> Finding | None:
-    """Call the implementation with sinks of −30,000, and without sinks. Both answers must be the
-    same up to rounding noise, but for the gradient of the sinks."""
+    """Call the implementation with sinks of −30,000, and without sinks. Both answers must be equal
+    up to rounding noise, except for the gradient of the sinks."""
     if not (_declares(ex, "sinks") and ex.varies_arguments and ex.problem.sinks is not None):
         return None
     low = ex.problem.replace(sinks=ex.problem.format.round(0 * ex.problem.sinks - 30000.0))
@@ -115,8 +126,8 @@ def low_sinks(ex: Examination) -> Finding | None:
     cases=("feature/alibi*",),
 )
 def no_slopes(ex: Examination) -> Finding | None:
-    """Call the implementation with slopes of 0, and without slopes. Both answers must be the same
-    up to rounding noise."""
+    """Call the implementation with ALiBi slopes of 0, and without slopes. Both answers must be
+    equal up to rounding noise."""
     if not (_declares(ex, "alibi") and ex.varies_arguments and ex.problem.slopes is not None):
         return None
     flat = ex.problem.replace(slopes=0.0 * ex.problem.slopes)
@@ -132,7 +143,7 @@ def no_slopes(ex: Examination) -> Finding | None:
 )
 def shift(ex: Examination) -> Finding | None:
     """Shift the positions of all queries and keys by 64. The answer must be the same up to rounding
-    noise. This asks those that can be told positions."""
+    noise. This checks only implementations that declare an argument for positions."""
     if not (_declares(ex, "positions") and ex.varies_arguments):
         return None
     problem = ex.problem
@@ -143,15 +154,21 @@ def shift(ex: Examination) -> Finding | None:
 
 
 def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray) -> Problem:
-    """Return the problem of some entries with some of its tokens only.
+    """Return the problem restricted to some batch entries and some tokens.
 
     Args:
-        queries, keys: which tokens stay, `[length]`.
+        problem: a problem without segments, positions and lengths.
+        entries: the batch entries to keep.
+        queries: whether to keep each query, `[query]`.
+        keys: whether to keep each key, `[key]`.
+
+    Raises:
+        Unsupported: query and key are the same array, but `queries` and `keys` differ.
     """
     shape = problem.shape
 
     def cut(array: Any, *axes: BoolArray | None) -> Any:
-        """Keep the tokens of each axis but the first, where it has its full size."""
+        """Return the kept entries and tokens of an array; axes of size 1 are not changed."""
         if array is None:
             return None
         array = array[entries] if array.shape[0] > 1 else array
@@ -191,8 +208,8 @@ def _part(problem: Problem, entries: slice, queries: BoolArray, keys: BoolArray)
     cases=("feature/segments/*", "feature/segments-causal/*", "feature/segments-with-*"),
 )
 def members(ex: Examination) -> Finding | None:
-    """Pass each packed sequence of the last entry on its own. Its output and the gradients of
-    its inputs must be those of the packed batch up to rounding noise."""
+    """Pass each packed sequence of the last batch entry separately. Its output and the gradients
+    of its inputs must equal those of the packed batch up to rounding noise."""
     segments, answer = ex.problem.segments, ex.answer.arrays()
     if segments is None or not (_declares(ex, "segments") and ex.varies_arguments):
         return None
@@ -221,7 +238,10 @@ def members(ex: Examination) -> Finding | None:
 
 
 def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> dict[str, BoolArray]:
-    """Return which rows of each array with tokens belong to these queries and keys."""
+    """Return the rows `[length]` of these queries or keys in the output and in input gradients.
+
+    The result is by the name of the array.
+    """
     of_inputs = {"query": queries, "key": keys, "value": keys}
     inputs = {f"gradient.{name}": of_inputs[name] for name in problem.shape.distinct_inputs()}
     return {"output": queries, **inputs}
@@ -240,9 +260,10 @@ def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> di
     ),
 )
 def steps(ex: Examination) -> Finding | None:
-    """Ask for the first query and the keys that it may see, then for the next two, and so on, as in
-    decoding. The outputs must be those of the whole pass, and all gradients must add up to its
-    gradients, up to rounding noise."""
+    """Pass the queries in several steps, as in decoding with a KV cache. The first step has one
+    query and the keys that it attends to, the next has two queries, and so on. The outputs must
+    equal those of a single pass, and the gradients must add up to its gradients, both up to
+    rounding noise."""
     problem = ex.problem
     ragged = (problem.query_lengths, problem.key_lengths, problem.segments, problem.positions)
     if any(each is not None for each in ragged) or not ex.varies_arguments:
@@ -269,7 +290,10 @@ def steps(ex: Examination) -> Finding | None:
 
 
 def _chunks(problem: Problem) -> Iterator[tuple[BoolArray, BoolArray]]:
-    """Yield the queries of each chunk, 1, 2, 2 and so on, and the keys that its last one sees."""
+    """Yield the queries `[query]` of each step and the keys `[key]` that its last query attends to.
+
+    The first step has one query, and each further step has two.
+    """
     queries, keys = np.arange(problem.shape.query_length), np.arange(problem.shape.key_length)
     cached, start = len(keys) - len(queries), 0
     while start < len(queries):
@@ -285,8 +309,9 @@ def _chunks(problem: Problem) -> Iterator[tuple[BoolArray, BoolArray]]:
     why="A buffer of a cache holds anything there: NaN times a weight of 0 is NaN.",
 )
 def beyond(ex: Examination) -> Finding | None:
-    """Put NaN into queries, keys and values beyond the lengths. The output and the gradients of the
-    inputs must be the same up to rounding noise, where queries have a key."""
+    """Put NaN into queries, keys and values beyond the lengths of the batch entries. The output of
+    all queries that attend to a key, and the gradients of the inputs, must stay the same up to
+    rounding noise."""
     problem = ex.problem
     if not (_declares(ex, "key lengths") and ex.varies_arguments):
         return None

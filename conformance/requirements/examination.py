@@ -1,7 +1,8 @@
-"""An `Examination` calls one implementation with one case, and caches answers and expectations.
+"""Define `Examination`, which calls one implementation with one case.
 
-One call that computes output, weights and all gradients serves every check that needs them. An
-expectation is computed once per problem and dtype, for all implementations and modes.
+It caches answers and expectations. The same call, which computes output, weights and all gradients,
+serves every check that needs them. An expectation is computed once for each problem and dtype, and
+used for all implementations and modes.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ T = TypeVar("T")
 
 
 class Raised(Exception):
-    """Wraps an exception that the implementation raised; that exception is the `__cause__`. It
-    separates errors of the implementation, which are findings, from errors of the suite."""
+    """A wrapper for an exception that the implementation raised, which is its `__cause__`.
+
+    It distinguishes errors of the implementation, which are findings, from errors of the suite.
+    """
 
     @property
     def original(self) -> BaseException:
@@ -70,7 +73,7 @@ class Memory:
         return value
 
     def known(self, key: Hashable) -> Any:
-        """Return the result that is cached under the key, or None."""
+        """Return the result cached under the key; None if there is none or `make()` raised."""
         return self._known.get(key, (None, None))[0]
 
 
@@ -89,7 +92,7 @@ class Workbench:
 
 @dataclass(frozen=True, eq=False)
 class Examination:
-    """One implementation examined with one case, in one dtype and mode and on one device."""
+    """An examination of one implementation with one case, in one dtype and mode on one device."""
 
     adapter: Adapter
     case: Case
@@ -102,8 +105,11 @@ class Examination:
 
     @property
     def varies_arguments(self) -> bool:
-        """Whether checks that pass the mask in several forms are worth their cost here. If each
-        form has to be compiled, they are so only in float32 and in unoptimised modes."""
+        """Whether checks that pass the mask in several forms are worth their cost here.
+
+        They always are, unless each form has to be compiled. In that case, they are worth it only
+        in modes that are not optimised, and only in float32, or else in the adapter's first dtype.
+        """
         if not self.adapter.compiles:
             return True
         wanted = "float32" if "float32" in self.adapter.dtypes else self.adapter.dtypes[0]
@@ -111,7 +117,11 @@ class Examination:
 
     @property
     def calls_eagerly(self) -> bool:
-        """Whether to examine calls without compilation: in one shape family if slow."""
+        """Whether checks that call operation by operation, without compiling, are worth their cost.
+
+        If the framework usually compiles, such calls are slow, so only one family of cases has
+        them.
+        """
         return self.varies_arguments and (not self.adapter.compiles or self.case.family == "cross")
 
     @cached_property
@@ -125,7 +135,10 @@ class Examination:
         return self.expected("", lambda: self.problem)
 
     def expected(self, variant: str, problem: Callable[[], Problem]) -> Expectation:
-        """Return the expectation for `problem()`, cached under the name `variant` of the case."""
+        """Return the expectation for `problem()`, a variant of the case's problem, cached.
+
+        `variant` is the name of the variant; it is "" for the problem of the case itself.
+        """
         gradients = self.adapter.has_gradients
         key = (self.case.id, self.dtype, variant, gradients)
         found = self.bench.expectations.get(
@@ -143,12 +156,16 @@ class Examination:
 
     @property
     def kernel_expectation(self) -> Expectation:
-        """The expectation for the heads alone, if the suite supplies the projections."""
+        """The expectation for attention on projected heads, without projections by the suite."""
         return self.expected("kernel", lambda: self._heads_alone)
 
     @property
     def kernel_answer(self) -> Answer:
-        """The implementation's answer to the heads alone; raises what the implementation raised."""
+        """The implementation's answer for projected heads, without projections by the suite.
+
+        Raises:
+            Raised: if the implementation raised an exception.
+        """
         key = ("kernel", self._answer_key(self.mode))
         return self.bench.answers.get(key, lambda: self.ask(self._heads_alone, projected=True))
 
@@ -172,7 +189,11 @@ class Examination:
         return self.answer_in(self.mode)
 
     def answer_in(self, mode: Mode) -> Answer:
-        """Return the implementation's answer to the case in a mode; raises `Raised` if it fails."""
+        """Return the implementation's answer to the case in a mode.
+
+        Raises:
+            Raised: if the implementation raised an exception.
+        """
         key = self._answer_key(mode)
         return self.bench.answers.get(key, lambda: self.ask(self.problem, mode=mode))
 
@@ -181,7 +202,7 @@ class Examination:
 
     @cached_property
     def answer_identity(self) -> Hashable:
-        """A key that is equal for two modes whose answers are equal bit for bit."""
+        """A key that two modes share if they return the same arrays, equal bit for bit."""
         digest = hashlib.blake2b(repr(sorted(self.answer.dtypes.items())).encode())
         for name, array in self.answer.arrays().items():
             digest.update(name.encode() + array.tobytes())
@@ -189,7 +210,10 @@ class Examination:
         return (*key, self.mode.gradients, self.mode.weights, digest.digest())
 
     def exchanged(self) -> dict[str, Array]:
-        """Return output, reference and noise, to compare implementations; {} if not computed."""
+        """Return the output, its reference and its noise, for comparing implementations.
+
+        Return {} if the case has not been answered yet.
+        """
         answer = self.bench.answers.known(self._answer_key(self.mode))
         if answer is None:
             return {}
@@ -197,7 +221,10 @@ class Examination:
         return {"output": answer.output, "want": want, "noise": noise}
 
     def pictured(self) -> dict[str, Array]:
-        """Return weights, reference, noise and blocked pairs (1 or 0), to draw; {} if none yet."""
+        """Return the attention weights, their reference, their noise and a mask, for drawing.
+
+        The mask is 1 where a key is blocked. Return {} if there is no answer with weights yet.
+        """
         answer = self.bench.answers.known(self._answer_key(self.mode))
         if answer is None or answer.weights is None:
             return {}
@@ -219,7 +246,15 @@ class Examination:
     ) -> Answer:
         """Call the implementation with a problem, and return its answer.
 
-        `spelling` says how to encode the mask; `manner` holds further fields of `Call`.
+        Args:
+            problem: the problem.
+            spelling: the encoding of its mask; None for the adapter's preferred encoding.
+            mode: the mode; None for that of the examination.
+            manner: further fields of `Call`.
+
+        Raises:
+            Raised: if the implementation raised an exception.
+            WrongShape: if the answer does not fit the problem.
         """
         call = Call(mode or self.mode, self.device, spelling, **manner)
         with _theirs():
@@ -229,20 +264,29 @@ class Examination:
         return self._checked(answer, problem)
 
     def _checked(self, answer: Answer, problem: Problem) -> Answer:
-        """Return a valid answer, without gradients that the adapter says it does not have."""
+        """Return the answer after checking its shapes; raise `WrongShape` if they are wrong.
+
+        Gradients are left out if the adapter declares that it has none.
+        """
         check_answer(answer, problem)
         if self.case.defined and problem.features:
             answer = without_masked_rows(answer, problem)
         return answer if self.adapter.has_gradients else replace(answer, gradients={})
 
     def ask_rewritten(self, earlier: Problem) -> Answer:
-        """Call with `earlier`, overwrite its arrays with the case, and return the second answer."""
+        """Return the answer to the case in a call with arrays that have been overwritten in place.
+
+        A first call uses the same arrays with the numbers of the problem `earlier`.
+        """
         with _theirs():
             answer = self.adapter.rewritten(self.problem, earlier, Call(self.mode, self.device))
         return self._checked(answer, self.problem)
 
     def side_effects(self, spelling: Spelling | None = None) -> SideEffects:
-        """Return the side effects of two calls on the same objects, with masks encoded so."""
+        """Return the side effects of two calls on the same objects, cached.
+
+        `spelling` is the encoding of the mask; None for the adapter's preferred encoding.
+        """
         key = ("side effects", self._answer_key(self.mode), spelling and spelling.label)
 
         def look() -> SideEffects:
@@ -263,7 +307,10 @@ class Examination:
 
 @contextmanager
 def _theirs() -> Iterator[None]:
-    """Turn exceptions from inside the context, where the implementation runs, into `Raised`."""
+    """Convert exceptions that the implementation raises inside the context to `Raised`.
+
+    `Unsupported`, other errors of the suite, and `KeyboardInterrupt` are not converted.
+    """
     try:
         yield
     except (Unsupported, ConformanceError):
@@ -304,10 +351,10 @@ def check_answer(answer: Answer, problem: Problem) -> None:
 
 
 def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
-    """Return the answer with the definition's rows where a query is fully masked in some head.
+    """Return the answer with the definition's rows for queries that are fully masked in some head.
 
-    Lengths and segments may leave a query without keys. What it gets is a convention, which cases
-    that are not defined observe; here it must not hide what the other queries get.
+    Lengths and segments may leave a query without keys. What such a query gets is a convention,
+    which other cases observe. It is replaced here so that it cannot hide what other queries get.
     """
     seen = np.any(problem.allowed_in_full(), axis=-1)
     if np.all(seen):
@@ -322,7 +369,10 @@ def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
 
 
 def averaged_over_heads(expectation: Expectation) -> Expectation:
-    """Return the expectation with weights and their noise averaged to `[batch query key]`."""
+    """Return the expectation with the weights averaged over heads to `[batch query key]`.
+
+    The noise becomes that of the average.
+    """
     weights = expectation.arrays["weights"].mean(axis=1)
     noise = {}
     for name, sigmas in expectation.noise.items():

@@ -1,7 +1,8 @@
-"""Requirements of invariance: to blocked keys, key order, other batch entries, and logit shifts.
+"""Requirements that answers are invariant under changes that must not affect them.
 
-Each check calls the implementation with a changed problem and compares the two answers. No check
-uses the right answer, so none fails because of a defect that another requirement reports.
+These are changes of blocked keys, of the order of keys and of other batch entries, and shifts of
+the logits. Each check calls the implementation with a changed problem and compares the two answers.
+It does not use the correct answer, so a mistake that another requirement reports does not fail it.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from conformance.requirements.requirement import judge, requirement
 
 
 def _between(ex: Examination, name: str, one: Array, other: Array, noise: Array) -> Comparison:
-    """Compare the array `name` of two answers, each of which has this noise."""
+    """Compare the array `name` of two answers that both have this rounding noise."""
     return between(name, one, other, noise, ex.expectation.underflow)
 
 
 def _rows(ex: Examination, name: str, one: Array, other: Array, rows: BoolArray) -> Comparison:
-    """Compare an array of two answers in the rows marked by `rows` `[batch length]` only."""
+    """Compare an array of two answers only in the rows where `rows` `[batch length]` is True."""
     same = np.where(rows[..., None], other, one)
     return _between(ex, name, one, same, ex.expectation.sigma[name])
 
 
 def with_other_content(problem: Problem, tokens: BoolArray, random: np.random.Generator) -> Problem:
-    """Return the problem with new random keys and values at the marked `tokens` `[batch key]`. In
-    self-attention, the queries at these tokens change too."""
+    """Return the problem with new random keys and values where `tokens` `[batch key]` is True.
+
+    In self-attention, the queries at these tokens change too.
+    """
     changed = {}
     for name in problem.shape.distinct_inputs():
         if name == "query" and problem.shape.sharing != "self":
@@ -52,7 +55,10 @@ def _influenced(problem: Problem, tokens: BoolArray) -> BoolArray:
 
 
 def _blocked_tokens(problem: Problem) -> BoolArray:
-    """Return the keys `[batch key]` that are blocked for all queries; if none, for most queries."""
+    """Return which keys `[batch key]` are blocked for all queries.
+
+    If there are none, return for each batch entry the key that is blocked for most queries.
+    """
     allowed = problem.allowed_in_full()
     never: BoolArray = np.logical_not(allowed.any(axis=(1, 2)))
     if never.any():
@@ -69,9 +75,10 @@ def _blocked_tokens(problem: Problem) -> BoolArray:
     why="Padding that leaks makes answers depend on how a batch was padded.",
 )
 def blocked_key(ex: Examination) -> Finding:
-    """Replace keys and values that the mask blocks with others four times as large. The outputs and
-    gradients of queries that may not attend to them must stay the same, and the gradient of a key
-    that no query may attend to must be exactly 0."""
+    """Replace keys and values that the mask blocks with others four times as large. The outputs of
+    queries that may not attend to them must stay the same, and so must the gradients of these
+    queries if there are keys that no query may attend to. The gradient of such a key must be
+    exactly 0."""
     problem, answer = ex.problem, ex.answer
     tokens = _blocked_tokens(problem)
     again = ex.ask(with_other_content(problem, tokens, ex.case.random("blocked")))
@@ -96,8 +103,9 @@ def blocked_key(ex: Examination) -> Finding:
     why="Attention is a sum over keys; a dropped or repeated tile makes their order matter.",
 )
 def key_order(ex: Examination) -> Finding:
-    """Permute keys, values, mask and bias together. The output must stay the same, and gradients of
-    keys and values must be permuted likewise. In self-attention, queries are permuted too."""
+    """Permute keys, values, mask and bias in the same way. The output must stay the same, and the
+    gradients of keys and values must be permuted too. In self-attention, queries and the rows of
+    the output are also permuted."""
     problem = ex.problem
     order = ex.case.random("order").permutation(problem.shape.key_length)
     rows_move = problem.shape.sharing == "self"
@@ -108,7 +116,7 @@ def key_order(ex: Examination) -> Finding:
                 masks[name] = np.take(array, order, axis=axis)
     permuted = problem.replace(causal=None, **masks)
     if rows_move:
-        # Tokens are queries too, so the rows of the output move with them.
+        # Tokens are queries too, so the rows of the output are permuted with them.
         permuted = permuted.replace(cotangent=problem.cotangent[:, order])
         moved = {"query"}
     else:

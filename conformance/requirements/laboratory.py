@@ -1,16 +1,17 @@
-"""A `Laboratory`, in which experiments call an implementation and observe its attention weights.
+"""Define `Laboratory`, with which experiments call an implementation and see its weights.
 
-An experiment passes native arrays to mask arguments, in any dtype and shape; nothing converts them.
+An experiment passes native arrays to mask arguments, in any dtype and shape, without conversion.
 
 The output of a laboratory's problems *is* the attention weights. The input of each key contains the
-key's index, one-hot, and the value projection copies that index and nothing else: the value of
-key j is the unit vector e_j. The context of a query is then
+index of the key as a one-hot vector, and the value projection copies only that: the value of key j
+is the unit vector e_j. The context of a query is then
 
     sum_j p_j e_j = (p_1, ..., p_keys)
 
 and the output projection is the identity, so the output lists these weights head by head. All of
-this is products with 0 and 1, so nothing is rounded. The remaining features of the inputs drive
-queries and keys as in any attention; in the output, their places hold only the output bias.
+these are products with 0 and 1, so nothing is rounded. Queries and keys are computed from the
+remaining components of the inputs, as in any attention. In the output, these components hold only
+the output bias.
 
 An experiment thus sees the weights that were really applied, after dropout, even if the
 implementation returns none. Its conclusions need no reference: a blocked key has weight 0, and the
@@ -62,8 +63,11 @@ OUTPUT_BIAS = 0.25
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the axes. By default all differ: where two are equal, swapped axes go unnoticed. The
-    number of heads is even because some fast paths require that."""
+    """The sizes of the axes.
+
+    The defaults all differ, because swapped axes of equal size would go unnoticed. The default
+    number of heads is even, because some fast paths require that.
+    """
 
     batch: int = 2
     heads: int = 6
@@ -84,8 +88,16 @@ def readout_shape(
     group: int = 1,
     head: int = 0,
 ) -> Shape:
-    """Return a shape whose heads are wide enough to hold at least one number for each key. Each key
-    head serves `group` query heads. `head` is the size of heads, or 0 for the smallest."""
+    """Return a shape whose heads are large enough to hold one number for each key.
+
+    Args:
+        sizes: the sizes of the axes.
+        sharing: which inputs are the same array.
+        score: the score function.
+        bias: whether the projections have biases.
+        group: the number of query heads that share a key/value head.
+        head: the size of a head, or 0 for the smallest one that is possible.
+    """
     head = head or smallest_head(sizes)
     widths = ("query_width", "key_width", "value_width", "output_width")
     return Shape(
@@ -104,14 +116,17 @@ def readout_shape(
 
 
 def smallest_head(sizes: Sizes) -> int:
-    """Return the smallest head size that holds a number for each key, with some to spare."""
+    """Return a head size that holds a number for each key, and a few more for other features."""
     return max(sizes.key, 1) + 3
 
 
 @lru_cache(maxsize=64)
 def readout(shape: Shape, dtype: str, seed: int = 0) -> Problem:
-    """Return a problem of this shape whose output is the attention weights, as the module explains.
-    Axes may have size 0. `seed` determines the random features of queries and keys."""
+    """Return a problem of this shape whose output is the attention weights.
+
+    The docstring of this module explains how. Axes may have size 0. `seed` determines the random
+    components of queries and keys.
+    """
     random = np.random.default_rng([20261121, seed])
     keys = shape.key_length
     width, heads, head = shape.query_width, shape.heads, shape.head_size
@@ -150,7 +165,7 @@ def readout(shape: Shape, dtype: str, seed: int = 0) -> Problem:
 
 @lru_cache(maxsize=64)
 def noise_of(shape: Shape, dtype: str) -> Array:
-    """Return σ of the weights of the readout problem of a shape, `[batch heads query key]`."""
+    """Return σ of the weights `[batch heads query key]` in the readout problem of a shape."""
     return expect(readout(shape, dtype), gradients=False).sigma["weights"]
 
 
@@ -174,7 +189,7 @@ NOTHING = 1e-25
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """An answer to a problem, with the weights `[batch heads query key]` that were applied."""
+    """An answer to a problem, and the weights `[batch heads query key]` that were applied."""
 
     problem: Problem
     answer: Answer
@@ -183,11 +198,12 @@ class Seen:
 
 @dataclass(frozen=True)
 class Refused:
-    """There is no answer of the right shape; `reason` says why, in one line.
+    """The outcome of a call that gave no answer of the right shape.
 
     Attributes:
-        unsupported: whether the suite or the adapter said so with `Unsupported`.
-        value: the value of an entry: refused, cannot be asked, or an answer of another kind.
+        reason: the reason, in one line.
+        unsupported: whether the suite or the adapter raised `Unsupported`.
+        value: the value for a card entry: refused, cannot be asked, or an answer of another kind.
     """
 
     reason: str
@@ -204,7 +220,7 @@ Outcome = Seen | Refused
 
 
 class NoAnswer(ConformanceError):
-    """The implementation gave no answer without a mask, with which others could be compared."""
+    """Raised if there is no answer without a mask, with which other answers could be compared."""
 
 
 @dataclass
@@ -212,11 +228,13 @@ class Laboratory:
     """One implementation in one mode and dtype, on one device, ready for experiments.
 
     Attributes:
-        adapter, dtype, device, mode: which implementation is called, and how.
-        only: names of the mask arguments to examine; all if empty.
-        case: a shape whose sharing, score, biases and heads every problem uses; if None, the first
-            of each that the implementation allows.
-        fixed_sharing: which inputs are one array, if not as few as the implementation allows.
+        adapter: the adapter of the implementation.
+        dtype, device, mode: those with which it is called.
+        only: the names of the mask arguments to examine; empty for all of them.
+        case: a shape whose sharing, score, biases and heads every problem uses; None for the first
+            of each that the implementation supports.
+        fixed_sharing: which inputs are the same array; None for as few as the implementation
+            supports.
     """
 
     adapter: Adapter
@@ -230,7 +248,10 @@ class Laboratory:
 
     @cached_property
     def sharing(self) -> Sharing:
-        """Which inputs are the same array: none if possible, else key and value, else all three."""
+        """Which inputs are the same array: none if supported, else key and value, else all three.
+
+        A case or `fixed_sharing` takes precedence.
+        """
         if self.case is not None:
             return self.case.sharing
         if self.fixed_sharing is not None:
@@ -242,18 +263,24 @@ class Laboratory:
 
     @cached_property
     def biased(self) -> bool:
-        """Whether the problems have projection biases: if the case has, or the layer can."""
+        """Whether the problems have projection biases.
+
+        They do if the case does, or, without a case, if the implementation supports biases.
+        """
         return self.case.bias if self.case else self._has_shape(self.sharing, bias=True)
 
     @cached_property
     def with_shared_inputs(self) -> Laboratory | None:
-        """A laboratory in which query, key and value are one array, where that is another call."""
+        """A laboratory in which query, key and value are the same array.
+
+        It is None if they already are in this one, or if the sharing is that of a case.
+        """
         if self.sharing == "self" or self.case is not None:
             return None
         return dataclasses.replace(self, fixed_sharing="self", _plain={})
 
     def in_other_dtypes(self) -> Iterator[Laboratory]:
-        """Yield a laboratory for each other dtype that the implementation has on this device."""
+        """Yield a laboratory for each other dtype that is supported on this device."""
         for dtype in self.adapter.dtypes:
             if dtype != self.dtype and self.has(dtype):
                 yield dataclasses.replace(self, dtype=dtype, _plain={})
@@ -285,8 +312,11 @@ class Laboratory:
         return True
 
     def sizes(self, **sizes: int) -> Sizes:
-        """Return sizes with these values and defaults for the rest; in self-attention, both lengths
-        are equal."""
+        """Return sizes with the given values, and defaults for the others.
+
+        In self-attention, the two lengths are equal. The sizes are adapted to those that the
+        implementation declares.
+        """
         if self.sharing == "self":
             length = sizes.get("key", sizes.get("query", 5))
             sizes |= {"query": length, "key": length}
@@ -295,7 +325,10 @@ class Laboratory:
         return self._declared(Sizes(**sizes), equal=self.sharing == "self")
 
     def _declared(self, sizes: Sizes, *, equal: bool) -> Sizes:
-        """Return the nearest sizes that the implementation declares; axes of size 0 stay empty."""
+        """Return the nearest sizes that the implementation declares; sizes of 0 remain 0.
+
+        `equal` is whether the lengths of queries and keys must be equal.
+        """
         geometry = self.adapter.geometry
         if geometry is None or self.case is not None:
             return sizes
@@ -312,7 +345,10 @@ class Laboratory:
         dtype: str = "",
         scale: float | None = None,
     ) -> Problem:
-        """Return the readout problem of these sizes; defaults suit the implementation or case."""
+        """Return the readout problem of these sizes.
+
+        Arguments that are not given get values that suit the case or else the implementation.
+        """
         score: Score = "scaled-dot" if "scaled-dot" in self.adapter.scores else "additive"
         sizes = sizes or self.sizes()
         shape = readout_shape(
@@ -327,7 +363,10 @@ class Laboratory:
         return made if scale is None else made.replace(scale=scale)
 
     def _group(self, heads: int) -> int:
-        """Return how many heads share a key head: those of the case, or as few as is declared."""
+        """Return how many query heads share a key head, given the number of query heads.
+
+        This is the number in the case, or else the smallest one that the implementation declares.
+        """
         if self.case is not None:
             return self.case.heads // self.case.kv_heads
         if self.adapter.geometry is None:
@@ -336,7 +375,10 @@ class Laboratory:
         return heads // kv_heads if kv_heads and heads % kv_heads == 0 else 1
 
     def _head(self, smallest: int) -> int:
-        """Return the smallest head size from `smallest` on that the implementation takes."""
+        """Return the smallest head size of at least `smallest` that the implementation declares.
+
+        Return `smallest` if there is none.
+        """
         geometry = self.adapter.geometry
         sizes = [] if geometry is None else [s for s in geometry.head_sizes if s >= smallest]
         return min(sizes, default=smallest)
@@ -350,15 +392,15 @@ class Laboratory:
         mode: Mode | None = None,
         **manner: Any,
     ) -> Outcome:
-        """Call the implementation with a problem and these native mask arguments only.
+        """Call the implementation with a problem and only these native mask arguments.
 
         Args:
-            problem: its own mask, bias and causal flag are not used.
-            natives: maps a mask argument to its array, in the dtype to be passed (float64 stands
-                for the implementation's own), and the causal flag to a bool. A spelling says
-                besides which arguments are parameters.
+            problem: the problem, whose mask, bias and causal flag are not used.
+            natives: the array for each mask argument, by name, in the dtype to pass (float64 stands
+                for the dtype of the inputs), and a bool for the causal flag. A `Spelling` also
+                specifies which arguments are parameters.
             gradients: whether the caller needs gradients.
-            mode: replaces the laboratory's mode.
+            mode: a mode that replaces the laboratory's.
             manner: further fields of `Call`.
         """
         if manner and self.bridge is None:
@@ -373,10 +415,10 @@ class Laboratory:
         return Seen(problem, answer, pattern(problem, answer.output))
 
     def answer(self, problem: Problem, *, compiled: bool = False) -> Answer | Refused:
-        """Call with any problem without its mask, bias and causal flag; return what came back.
+        """Return the answer to any problem, called without its mask, bias and causal flag.
 
-        At sizes that were never asked before, it takes less time to have the call compiled as a
-        whole than each of its operations.
+        Set `compiled` to have the call compiled as a whole. With sizes that are used for the first
+        time, this takes less time than compiling each operation.
         """
         mode = dataclasses.replace(self.mode, gradients=False)
         return self._run(problem, None, mode, {"compiled": compiled})
@@ -389,13 +431,16 @@ class Laboratory:
         *,
         around: float | None = None,
     ) -> Answer | Refused:
-        """Call with inputs and masks that may contradict each other; the answer has any shape.
+        """Return the answer to inputs and masks that may contradict each other.
+
+        The answer may have any shape.
 
         Args:
-            problem: one that resembles the call; its other arrays are passed.
-            given: replaces inputs, as in `Call.given`. A function gets heads that are projected.
-            natives: maps mask arguments to arrays, as in `ask`.
-            around: the number beside each array in memory, as in `Call.around`.
+            problem: a similar problem, which supplies all arrays that are not in `given`.
+            given: the inputs to replace, as in `Call.given`. For a function, they are projected
+                heads.
+            natives: the array for each mask argument, as in `ask`.
+            around: the number that surrounds each array in memory, as in `Call.around`.
         """
         manner = {"compiled": False, "given": given, "around": around}
         manner |= {"projected": self.adapter.projections_supplied}
@@ -408,7 +453,7 @@ class Laboratory:
         mode: Mode,
         manner: Mapping[str, Any],
     ) -> Answer | Refused:
-        """Return the implementation's answer, or why there is none."""
+        """Return the implementation's answer, or a `Refused` with the reason why there is none."""
         if not isinstance(natives, Spelling):
             natives = Spelling("as it is", natives or {})
         call = Call(mode, self.device, natives, **manner)
@@ -465,7 +510,8 @@ class Laboratory:
     def alike(self, seen: Seen, predicted: Array) -> bool:
         """Return whether applied and predicted weights are equal up to the noise of two answers.
 
-        Where masking enlarges weights, the noise is larger. Predicted zeros allow up to `NOTHING`.
+        The noise is larger where masking makes a weight larger. Where zero is predicted, weights up
+        to `NOTHING` are allowed.
         """
         plain = self.unmasked(seen)
         with np.errstate(all="ignore"):
@@ -478,18 +524,18 @@ class Laboratory:
 
     @staticmethod
     def alike_to_noise(one: Array, other: Array, noise: Array) -> bool:
-        """Return whether two arrays of weights for one problem differ by rounding noise only."""
+        """Return whether two arrays of weights for one problem differ only by rounding noise."""
         return bool((np.abs(one - other) <= BETWEEN_ANSWERS * noise).all())
 
     def features(self, kind: type[Declared]) -> tuple[Declared, ...]:
-        """Return the adapter's declarations of features of this kind."""
+        """Return the adapter's declarations of features that are instances of this class."""
         return tuple(each for each in self.adapter.features if isinstance(each, kind))
 
     def arguments(self) -> tuple[MaskArgument, ...]:
-        """Return the mask arguments to examine: the declared ones, then those of the framework.
+        """Return the mask arguments to examine: declared ones, then implicit ones of the framework.
 
-        A framework attaches its masks to arrays, so an array that is query, key and value at once
-        has all of them together, and none of them can be examined alone.
+        A framework attaches implicit masks to arrays. An array that is query, key and value at once
+        has all of these masks, so that they cannot be examined separately, and are left out.
         """
         attached = () if self.fixed_sharing == "self" else self.adapter.implicit_masks
         known = (*self.adapter.mask_arguments, *attached)
@@ -509,10 +555,11 @@ _SHAPING |= {"stack", "split", "pad", "take_along_axis", "expand_dims", "squeeze
 
 
 def is_our_own(error: BaseException, adapter: Adapter) -> bool:
-    """Return whether the suite or the adapter failed, and not the library.
+    """Return whether the suite or the adapter raised the error, rather than the library.
 
-    It did if the innermost of its frames was arranging an array, as in `array.reshape(...)`. Other
-    calls in that frame are the library's. A decorated function is the implementation itself.
+    This is assumed of any error of the suite's classes, and of an error that occurred while the
+    innermost frame of suite or adapter was rearranging an array, as in `array.reshape(...)`. Any
+    other call in that frame is taken for a call of the library.
     """
     if isinstance(error, ConformanceError):
         return True

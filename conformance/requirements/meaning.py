@@ -9,12 +9,12 @@ Let p be the weights without a mask, and M the array that is passed. By meaning,
     ignored      p
 
 Further meanings treat numbers other than 0 and 1 differently: "attends above ½", "attends where 1",
-"blocks where 1", "added, times the scale", and "attends where the row's largest number is": the
-mask is added after a multiplication with a number so large that rounding swallows the logits. The
-values of a form (see `FORMS`) are chosen to make predictions differ; if two
-are equal nevertheless, such as "attends" and "attends above ½" for 0 and 1, the simpler meaning is
-reported. If every row looks fully masked, M "blocks everything". If no prediction fits, the meaning
-is "unexplained"; the nearest one is never guessed.
+"blocks where 1", "added, times the scale", and "attends where the row's largest number is". In the
+last of these, the mask is multiplied by a number so large that the logits are lost to rounding when
+it is added to them. The values of a form (see `FORMS`) are chosen to make predictions differ; if
+two are equal nevertheless, such as "attends" and "attends above ½" for 0 and 1, the simpler meaning
+is reported. If every row looks fully masked, M "blocks everything". If no prediction fits, the
+meaning is "unexplained"; the nearest one is never guessed.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from conformance.requirements.laboratory import Laboratory, Seen
 
 @dataclass(frozen=True)
 class Form:
-    """A dtype of mask arrays, and the values of which each row of such an array consists.
+    """A form of mask arrays: their dtype, and the values of which each row consists.
 
     Attributes:
-        phrase: names the form, such as "form.zero-one" with a dtype.
-        values: repeated and shuffled in each row. A finite number beside −inf tells "added" from
-            "blocks", 0.25 beside 1 tells "nonzero" from "above ½", and 2 tells both from "is 1".
-        dtype: a NumPy dtype, or "own" for that of the implementation's inputs.
+        phrase: the phrase that names the form, such as "form.zero-one" with a dtype.
+        values: the values, which are repeated and shuffled in each row. With a finite number in
+            addition to −inf, "added" differs from "blocks"; with 0.25 in addition to 1, "nonzero"
+            differs from "above ½"; and with 2, both of these differ from "is 1".
+        dtype: a NumPy dtype, or "own" for the dtype of the implementation's inputs.
     """
 
     phrase: Phrase
@@ -60,11 +61,15 @@ class Form:
 
     @property
     def is_of_another_float(self) -> bool:
-        """Whether the numbers have a floating dtype that is not the usual one of inputs."""
+        """Whether the mask has a floating dtype that inputs usually do not have (float16)."""
         return self.dtype == HALF
 
     def array(self, values: Array) -> Native:
-        """Return the values in the dtype of this form; float64 stands for that of the inputs."""
+        """Return a mask with these values in the dtype of this form.
+
+        If that is the dtype of the inputs ("own"), the mask remains in float64, which the call
+        converts.
+        """
         if self.dtype == "own":
             return values
         if self.dtype == "bool":
@@ -104,12 +109,15 @@ FORMS = (
 
 
 def zero_one(argument: MaskArgument, usual: Form = ZERO_ONE) -> Form:
-    """Return 0 and 1 in the dtype that the argument declares, or else the usual form of them."""
+    """Return the form with 0 and 1 in the dtype that the argument declares.
+
+    If the argument declares none, return `usual`.
+    """
     return _form("zero-one", 0, 1, dtype=argument.dtype) if argument.dtype else usual
 
 
 def own_forms(dtype: str) -> tuple[Form, ...]:
-    """Return the forms to try in a problem of another dtype: masks in that dtype and in float32."""
+    """Return the forms to try with inputs in this dtype: masks in that dtype and in float32."""
     large = -1e4 if dtype == "float16" else -1e9
     return (
         BOOL,
@@ -123,7 +131,11 @@ def own_forms(dtype: str) -> tuple[Form, ...]:
 
 
 def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
-    """Return the forms that block: booleans, 0 and 1, 0 and −inf, −1e9, and the least number."""
+    """Return the forms that can block a key, for inputs in this dtype.
+
+    They are booleans, 0 and 1, 0 and −inf, 0 and a large negative number (−1e9, or −1e4 in
+    float16), and 0 and the most negative number of the dtype.
+    """
     if dtype == "float32":
         return BOOL, ZERO_ONE, ZERO_INFINITE, LARGE, LEAST
     boolean, ones, infinite, large, *_, least = own_forms(dtype)
@@ -133,7 +145,13 @@ def forms_of(dtype: str) -> tuple[Form, Form, Form, Form, Form]:
 def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> tuple[Array, Array]:
     """Return a random mask of this form, in which no axis can be mistaken for another.
 
-    Every row has every value at least once. All rows differ if there are enough permutations.
+    All rows differ if there are enough permutations of the values.
+
+    Args:
+        form: the form.
+        argument: the mask argument, which determines the layout.
+        shape: the shape of the problem.
+        seed: the seed of the random order of values.
 
     Returns:
         The mask as `[batch heads query key]`, with size 1 for each axis that the argument's first
@@ -158,7 +176,10 @@ def _values(form: Form, layout: str, shape: Shape, seed: int) -> Array:
 def arrange(
     random: np.random.Generator, sizes: Sequence[int], axis: int, values: tuple[float, ...]
 ) -> Array:
-    """Return an array of these sizes; its rows along `axis` hold all values in different orders."""
+    """Return an array of these sizes whose rows along `axis` hold the values in different orders.
+
+    The values are repeated, or cut off, to fill a row.
+    """
     length = sizes[axis]
     row = np.resize(np.array(values, np.float64), length)
     rows = int(np.prod(sizes)) // max(length, 1)
@@ -184,12 +205,15 @@ REJECTED, UNEXPLAINED = Phrase("mask.rejected"), Phrase("mask.unexplained")
 
 def meaning(lab: Laboratory, seen: Seen, fed: Array) -> Phrase:
     """Return the meaning of the mask `fed` that predicts the weights applied in the answer `seen`.
-    `fed` has four axes, which may have size 1. The result is `UNEXPLAINED` if no meaning fits."""
+
+    `fed` has four axes, `[batch heads query key]`, each of which may have size 1. If no meaning
+    fits, the result is `BLOCKS_EVERYTHING` if all rows look fully masked, or else `UNEXPLAINED`.
+    """
     for found, predicted in predictions(lab, seen, fed).items():
         if lab.alike(seen, predicted):
             return found
     weights = seen.applied
-    # Less than 1 / keys, if blocked keys share a row with those that fill the last tile.
+    # It is less than 1 / keys if blocked keys share a row with those that fill the last tile.
     most = 1 / max(weights.shape[-1], 1)
     highest, lowest = np.max(weights, initial=0.0), np.min(weights, initial=most)
     if (highest <= 1.01 * most and highest - lowest <= 0.01 * most) or np.isnan(weights).all():
@@ -212,8 +236,10 @@ ATTENDING = tuple(found for found in READINGS if found not in BLOCKING)
 
 
 def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
-    """Return the weights `[batch heads query key]` that each meaning of the mask `fed` predicts. If
-    several meanings predict the same weights, only the first is included."""
+    """Return the weights `[batch heads query key]` that each meaning of the mask `fed` predicts.
+
+    If several meanings predict the same weights, only the first of them is included.
+    """
     shape = seen.problem.shape
     plain = lab.unmasked(seen)
     fed = np.broadcast_to(fed, shape.logits).astype(np.float64)
@@ -242,22 +268,28 @@ def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
 
 
 def among(plain: Array, visible: BoolArray) -> Array:
-    """Return the weights `plain` renormalised over the visible keys; NaN where a query has none."""
+    """Return the weights `plain` renormalised over the visible keys; NaN if a query has none."""
     with np.errstate(all="ignore"):
         return _normal(plain * visible)
 
 
 def added_to(plain: Array, added: Array) -> Array:
-    """Return the weights `plain` if something is added to their logits; −inf blocks."""
+    """Return what the weights `plain` become if `added` is added to the logits; −inf blocks."""
     with np.errstate(all="ignore"):
         return _normal(plain * np.exp(added - added.max(axis=-1, keepdims=True)))
 
 
 def follows(lab: Laboratory, seen: Seen, visible: BoolArray, *, changed: bool = True) -> bool:
-    """Return whether the weights are those with only these keys `[batch heads query key]` visible.
+    """Return whether the weights are those of a mask that leaves only these keys visible.
 
-    The weights of fully masked queries are not compared; if `changed`, they must at least differ
-    from those without a mask.
+    The weights of fully masked queries are not compared with any prediction.
+
+    Args:
+        lab: the laboratory.
+        seen: an answer, with the weights that were applied.
+        visible: whether each key is visible, `[batch heads query key]`.
+        changed: whether the weights of fully masked queries must at least differ from those without
+            a mask.
     """
     rows = np.asarray(visible.any(axis=-1, keepdims=True))
     # NaN in one head spreads to the query's whole output, so the other heads show it too.
@@ -289,8 +321,11 @@ def rows_changed(lab: Laboratory, seen: Seen) -> BoolArray:
 
 
 def triangles(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
-    """Yield each known effect of a causal flag, with the keys `[1 1 query key]` that it leaves
-    visible; right ones come first. Of equal patterns, only the first is included."""
+    """Yield each known effect of a causal flag, with the keys that it leaves visible.
+
+    The keys are given as a pattern `[1 1 query key]`. Correct effects come first. If several
+    effects have the same pattern, only the first of them is included.
+    """
     known: set[bytes] = set()
     for found, visible in _every_triangle(shape):
         if visible.tobytes() not in known:
@@ -321,7 +356,7 @@ def _every_triangle(shape: Shape) -> Iterator[tuple[Phrase, BoolArray]]:
         yield Phrase("causal.other-half", about), ~tri(offset - 1)
 
 
-# Which axes an implementation may take the axes of an array for
+# How an implementation may interpret the axes of an array
 
 
 def shown(layout: str) -> str:
@@ -352,11 +387,12 @@ def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[str]:
 def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[str]:
     """Return each layout of the mask `fed` that explains the weights, as text from `shown`.
 
+    If a layout masks a query fully, its weights must merely differ from those without a mask.
+
     Args:
         seen: the answer to a call with this mask.
         fed: the mask, in the shape in which it was passed.
-        attends: whether nonzero elements of the mask allow attention; else they block it. The
-            weights of queries that a layout masks fully must only differ from those without a mask.
+        attends: whether nonzero elements of the mask allow attention; if not, they block it.
     """
     shape = seen.problem.shape.logits
     sizes = dict(zip(AXES, shape, strict=True))
@@ -368,8 +404,11 @@ def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[s
 
 
 def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
-    """Return how a mask of a wrong size is made to fit, or an empty phrase if nothing explains the
-    weights. The arguments are those of `read_as`."""
+    """Return how the implementation makes a mask of a wrong size fit.
+
+    The arguments are those of `read_as`. The result is an empty phrase if no known way explains the
+    weights.
+    """
     shape = seen.problem.shape.logits
     sizes = dict(zip(AXES, shape, strict=True))
     visible = (fed != 0) == attends
@@ -382,7 +421,13 @@ def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> P
 def _resized(
     visible: BoolArray, fed: Array, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, str, BoolArray]]:
-    """Yield ways to make an array fit: the id, the axes, and the visible keys by `AXES`."""
+    """Yield the known ways to make a mask fit, each as an id, a layout, and the visible keys.
+
+    Args:
+        visible: whether each element of the mask makes a key visible.
+        fed: the mask, in the same shape.
+        sizes: the sizes of the axes by name.
+    """
     keys, heads = sizes["key"], sizes["heads"]
     *leading, length = visible.shape
     if length < keys:

@@ -1,4 +1,4 @@
-"""Characteristics that the definition leaves open: observed, and compared with the declaration."""
+"""Observe characteristics that the definition leaves open, and compare them with declarations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ WHERE = (0, 1)
 
 
 def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) -> Finding:
-    """Return the finding for an observed value; it deviates unless the declaration agrees."""
+    """Return the finding for an observed value, which deviates unless the declaration agrees.
+
+    Args:
+        name: the id of the requirement.
+        agrees: whether the declaration agrees.
+        value: the observed value.
+        declared: the declared value, for the message.
+        seen: the observed value as text, for the message.
+    """
     if agrees:
         return Finding(name, "conforms", value=value)
     detail = f"the adapter declares {declared!r}, observed {seen!r}"
@@ -37,9 +45,9 @@ def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) 
     why="A NaN spreads through the batch; a mean of padding looks like an answer.",
 )
 def fully_masked_row(ex: Examination) -> Finding:
-    """Compare the output of a fully masked query with NaN, zeros, the output bias, the mean of the
-    values and the output without a mask, and look for NaN in gradients and in the outputs of other
-    queries."""
+    """Find out which known value the output of a fully masked query has. These are NaN, zeros, the
+    output bias, the mean of the values, and the output without a mask. In addition, look for NaN in
+    gradients and in the outputs of other queries."""
     answer, problem = ex.answer, ex.problem
     row = answer.output[WHERE]
     bias = problem.weights.output_bias
@@ -69,7 +77,7 @@ def fully_masked_row(ex: Examination) -> Finding:
 
 
 def _beside(answer: Answer) -> Phrase:
-    """Return the side effects of a fully masked row: NaN in gradients or in other rows."""
+    """Return whether a fully masked query puts NaN into gradients or into the rows of others."""
     lost = [name for name, array in answer.gradients.items() if np.isnan(array).any()]
     parts: list[Part] = [
         Phrase("beside.nan-in-gradients", {"arrays": [*lost]})
@@ -89,8 +97,8 @@ def _beside(answer: Answer) -> Phrase:
     revision=2,
 )
 def causal_alignment(ex: Examination) -> Finding | None:
-    """Set the causal flag, without any mask, where there are more keys than queries, and compare
-    the output with the reference for either alignment, and for known mistakes."""
+    """Set the causal flag, without any mask, in a case with different numbers of queries and keys.
+    Compare the output with the reference for both alignments, and for known mistakes."""
     flag, problem = ex.adapter.causal_flag, ex.problem
     if flag is None:
         raise Unsupported("no causal flag")
@@ -123,8 +131,8 @@ def causal_alignment(ex: Examination) -> Finding | None:
     why="An average hides the heads that people want to see.",
 )
 def returned_weights(ex: Examination) -> Finding | None:
-    """Count the axes of the attention weights that are returned with the output: 4 axes are weights
-    per head, 3 axes are weights averaged over heads."""
+    """Count the axes of the attention weights that are returned with the output. With 4 axes, they
+    are weights per head; with 3 axes, they are averaged over heads."""
     weights = ex.answer.weights
     if not ex.mode.weights:
         return None
@@ -138,7 +146,7 @@ def returned_weights(ex: Examination) -> Finding | None:
 
 
 def _near(ex: Examination, output: Array, want: Array) -> bool:
-    """Return whether two outputs agree up to rounding noise or a thousandth of the output's rms."""
+    """Return whether two outputs agree up to rounding noise or 1/1000 of the expected rms."""
     noise = np.sqrt(np.mean(ex.expectation.sigma["output"] ** 2))
     size = np.sqrt(np.mean(ex.expectation.arrays["output"] ** 2))
     with np.errstate(invalid="ignore"):

@@ -1,10 +1,10 @@
 """Find out what a mask argument means, and require that the adapter declares this meaning.
 
-The argument gets a native array, in a problem whose output is the attention weights, and each
+The argument is passed a native array, in a problem whose output is the attention weights, and each
 possible meaning predicts these weights (see `meaning`). The problem has the sharing, score and
-heads of the case. If an implementation is wrong elsewhere, its output may not show the weights,
-while its mask is right; then the queries whose output depends on a token are those that attend to
-it.
+heads of the case. If an implementation has a mistake elsewhere, its output may not show the
+weights, although it applies the mask correctly. In this case, the meaning is found by changing a
+token: the queries whose output changes are those that attend to it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,14 @@ Tried = tuple[MaskArgument, Form, Entry]
 
 
 def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "") -> Entry:
-    """Return a card entry: what an argument means in a form, for inputs in the laboratory's dtype.
-    With `dtype`, the inputs have that dtype instead."""
+    """Return a card entry on what a mask in a given form means for an argument.
+
+    Args:
+        lab: the laboratory that calls the implementation.
+        argument: the declaration of the argument.
+        form: the form in which the mask is passed.
+        dtype: the dtype of the inputs; "" for the laboratory's dtype.
+    """
     about: dict[str, Argument] = {"argument": argument.name, "form": form.phrase}
     subject = Phrase("mask.meaning", about)
     if dtype:
@@ -89,7 +95,7 @@ def examined(lab: Laboratory, argument: MaskArgument, form: Form, dtype: str = "
 def declaration(argument: MaskArgument, form: Form) -> Phrase:
     """Return the meaning that the adapter declares for this form, or an empty phrase.
 
-    An argument that takes only 0 and 1 has no declared meaning in other forms.
+    An argument that is declared to take only 0 and 1 has no declared meaning in other forms.
     """
     if form.dtype == "bool":
         return Phrase(f"mask.{argument.true}") if argument.true else NOTHING
@@ -107,7 +113,7 @@ def declaration(argument: MaskArgument, form: Form) -> Phrase:
 
 
 def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
-    """Return the meaning of the mask `fed`, and as evidence its first row beside the weights."""
+    """Return the meaning of the mask `fed`, and its first row with the weights as evidence."""
     arrays = (np.broadcast_to(fed, seen.applied.shape), seen.applied, lab.unmasked(seen))
     row, weights, without = (numbers(array[0, 0, 0]) for array in arrays)
     evidence = f"entry 0, head 0, query 0: fed {row}, weights {weights}, without it {without}"
@@ -115,7 +121,10 @@ def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
 
 
 def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
-    """Return the meaning of the mask `fed` over queries, and as evidence which rows it changed."""
+    """Return the meaning of the mask `fed`, which has no key axis, and the evidence.
+
+    The evidence lists the queries whose rows of weights it changed.
+    """
     changed = rows_changed(lab, seen)
     marked = np.broadcast_to(fed[:, 0, :, 0], changed.shape)
     rows = ", ".join(str(row) for row in np.flatnonzero(changed[0])) or "none"
@@ -132,7 +141,10 @@ def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
 
 
 def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
-    """Return the meaning of the argument, judged by which queries the first token influences."""
+    """Return the meaning of the argument, inferred from the queries that the first token affects.
+
+    Return `UNEXPLAINED` if no meaning predicts which queries these are.
+    """
     problem = lab.problem()
     shape = problem.shape
     for seed in range(1000):
@@ -167,7 +179,9 @@ def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
 
 
 def observations(ex: Examination) -> list[Tried]:
-    """Return each mask argument and form that it is declared to take, with the entry; cached.
+    """Return a card entry for each mask argument in each form that it is declared to take.
+
+    The result is cached.
 
     Raises:
         Unsupported: the adapter cannot express the case.
@@ -202,9 +216,9 @@ def observations(ex: Examination) -> list[Tried]:
     why="`True` attends in one library and blocks in the next; a wrong guess costs a week.",
 )
 def polarity(ex: Examination) -> Finding | None:
-    """Pass each mask argument an array in every form that it is declared to take, in a problem
-    whose output is the attention weights. The meaning that predicts these weights must be the
-    declared one."""
+    """Pass an array to each mask argument, in each form that the argument is declared to take. The
+    output of the problem is the attention weights. The meaning that predicts these weights must be
+    the declared one."""
     if not ex.adapter.mask_arguments:
         raise Unsupported("no mask arguments are declared")
     if not ex.varies_arguments:

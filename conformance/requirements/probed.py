@@ -1,7 +1,8 @@
 """Requirements that are decided by the entries of `conformance.experiments`, not by cases.
 
-The first compares an experiment's entries with the adapter's declaration. Each of the others has a
-`Rule` that derives the verdict from the entries on certain subjects.
+The first requirement is that the entries agree with the adapter's declaration. For others, a `Rule`
+derives the verdict from the entries on certain subjects, and "conventions.*" compare entries with
+each other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MOST = 3
     why="With a wrong declaration, masks are converted wrongly and a card misleads its reader.",
 )
 def declares(ex: Examination) -> None:
-    """Compare the entries of all experiments with what the adapter declares. No case decides it."""
+    """Compare the entries of all experiments with what the adapter declares, without any case."""
 
 
 @requirement(
@@ -38,8 +39,8 @@ def declares(ex: Examination) -> None:
     "the model that is trained is not the one that is evaluated.",
 )
 def unbiased_dropout(ex: Examination) -> None:
-    """Average the weights over many draws of the experiment `dropout`, and compare the mean with
-    the weights without dropout. No case decides it."""
+    """Compare the mean of the attention weights over many draws with those without dropout. The
+    experiment `dropout` does this, not a case."""
 
 
 @requirement(
@@ -50,8 +51,9 @@ def unbiased_dropout(ex: Examination) -> None:
     "of another user, or takes the whole program down.",
 )
 def reads_only_what_it_is_given(ex: Examination) -> None:
-    """Compare the answers for other numbers in memory beside the inputs in the experiment
-    `bad-input`, which is run in a process of its own. No case decides it."""
+    """Pass inputs that contradict each other, with different numbers beside them in memory. The
+    answers must not depend on these numbers. The experiment `bad-input` does this in a separate
+    process, not a case."""
 
 
 @requirement(
@@ -60,8 +62,9 @@ def reads_only_what_it_is_given(ex: Examination) -> None:
     why="A softmax that replaces NaN hides that training has diverged, and answers plausibly.",
 )
 def visible_nan(ex: Examination) -> None:
-    """Put NaN into a visible element of one input at a time in the experiment `leaks`, and look for
-    it in the output of each query that attends to it. No case decides it."""
+    """Put NaN into a visible element of one input at a time, and look for it in the output. It must
+    reach the output of each query that attends to the element. The experiment `leaks` does this,
+    not a case."""
 
 
 @requirement(
@@ -71,8 +74,9 @@ def visible_nan(ex: Examination) -> None:
     why="Asking for the weights, or switching to evaluation, would change what a mask means.",
 )
 def same_in_modes(ex: Examination) -> None:
-    """Compare the entries of an experiment in this mode with those in the adapter's first mode,
-    where both have an answer. No case decides it."""
+    """Compare the entries of experiments in this mode with those in the adapter's first mode. Only
+    entries with an answer in both modes are compared. This is decided by experiments, not by
+    cases."""
 
 
 @requirement(
@@ -81,8 +85,8 @@ def same_in_modes(ex: Examination) -> None:
     why="A model that is trained in float32 and served in half precision would change there.",
 )
 def same_in_dtypes(ex: Examination) -> None:
-    """Block all keys of a query with booleans, 0 and 1, or −inf in every dtype, in the experiment
-    `masked-rows`, and compare the entries. No case decides it."""
+    """Block all keys of a query in every dtype, and compare what the query gets. They are blocked
+    with booleans, 0 and 1, or −inf. The experiment `masked-rows` does this, not a case."""
 
 
 @requirement(
@@ -91,8 +95,8 @@ def same_in_dtypes(ex: Examination) -> None:
     why="Self-attention may take another kernel; its masks should mean the same.",
 )
 def same_if_shared(ex: Examination) -> None:
-    """Repeat experiments with query, key and value in one array, and compare the entries. No case
-    decides it."""
+    """Repeat experiments with one array as query, key and value, and compare their entries. This
+    is decided by experiments, not by cases."""
 
 
 @requirement(
@@ -102,9 +106,9 @@ def same_if_shared(ex: Examination) -> None:
     why="People switch between encodings without a second thought.",
 )
 def same_in_encodings(ex: Examination) -> None:
-    """Block all keys of a query with each encoding of a mask argument, in the experiment
-    `masked-rows`, and compare the entries. Large finite numbers do not block, so they may also give
-    the mean of the values, or what is given without a mask. No case decides it."""
+    """Block all keys of a query with each encoding of a mask, and compare what the query gets.
+    Large finite numbers do not really block, so they may also lead to the mean of the values, or to
+    the output without a mask. The experiment `masked-rows` does this, not a case."""
 
 
 @requirement(
@@ -113,8 +117,8 @@ def same_in_encodings(ex: Examination) -> None:
     why="A mask of one head may be taken for one of all heads, and should mean the same.",
 )
 def same_in_layouts(ex: Examination) -> None:
-    """Block all keys of a query with a mask in each layout of its argument, in the experiment
-    `masked-rows`, and compare the entries. No case decides it."""
+    """Block all keys of a query with a mask in each layout, and compare what the query gets. The
+    layouts are those of the mask argument. The experiment `masked-rows` does this, not a case."""
 
 
 @requirement(
@@ -124,9 +128,9 @@ def same_in_layouts(ex: Examination) -> None:
     "left to it.",
 )
 def flag_blocks(ex: Examination) -> None:
-    """Set the causal flag, in the experiment `causal`, where logits of later keys are larger than
-    the others by more than 10,000, and where a mask leaves a query nothing but later keys. No case
-    decides it."""
+    """Set the causal flag where later keys are hard to block, and see if it blocks them. Their
+    logits are larger by more than 10,000, or a mask leaves a query only later keys. The experiment
+    `causal` does this, not a case."""
 
 
 @requirement(
@@ -135,19 +139,20 @@ def flag_blocks(ex: Examination) -> None:
     why="Kernels are chosen by what is passed, and one that lacks an argument drops it silently.",
 )
 def arguments_combine(ex: Examination) -> None:
-    """Pass two arguments at once, in the experiment `pairs`, of which one is added to the logits,
-    or which stand beside a scale, and predict the attention weights. No case decides it."""
+    """Pass two arguments at once, and compare the attention weights with a prediction. One of the
+    arguments is a bias, which is added to the logits, or both are passed with a scale. The
+    experiment `pairs` does this, not a case."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule by which entries of an experiment decide a requirement.
+    """A rule that decides a requirement by the entries of an experiment.
 
     Attributes:
-        requirement: the requirement's id.
-        experiment: the experiment's name.
-        subjects: ids of the subjects whose entries count; empty for all of the experiment.
-        verdicts: the verdict for the id of an entry's value; for other values, `unsupported`.
+        requirement: the id of the requirement.
+        experiment: the name of the experiment.
+        subjects: the ids of the subjects whose entries count; empty for all entries.
+        verdicts: the verdict by the id of an entry's value; other values mean "unsupported".
     """
 
     requirement: str
@@ -228,7 +233,10 @@ _WORST_FIRST: tuple[Verdict, ...] = ("deviates", "unsupported", "conforms")
 
 
 def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
-    """Yield a finding for each requirement that has a rule about these entries of an experiment."""
+    """Yield a finding for each requirement that the entries of an experiment decide.
+
+    `experiment` is its name. Requirements without applicable entries are left out.
+    """
     for rule in _RULES:
         about = [
             (_verdict(rule, entry), entry)
@@ -236,7 +244,7 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
             if rule.experiment == experiment
             if entry.subject.id in rule.subjects or not rule.subjects
         ]
-        # What could not be asked says nothing about the library.
+        # If the suite could not pass the arguments, this is not evidence about the library.
         about = [pair for pair in about if pair[1].value.id != "cannot-be-asked"] or about
         if about:
             verdict, entry = min(about, key=lambda pair: _WORST_FIRST.index(pair[0]))
@@ -252,12 +260,12 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
 
 
 def _verdict(rule: Rule, entry: Entry) -> Verdict:
-    """Return the verdict on an entry; what the adapter itself declares is not a deviation."""
+    """Return the verdict on an entry; it does not deviate if the adapter declares what it shows."""
     verdict = rule.verdicts.get(entry.value.id, "unsupported")
     return "conforms" if verdict == "deviates" and entry.declared and entry.agrees else verdict
 
 
-# Conventions that are one for all
+# Conventions that must be the same in all calls
 
 _UNANSWERED = ("refused", "cannot-be-asked", "another-shape", "malformed-answer", "mask.rejected")
 ONE_FOR_ALL = ("masks", "masked-rows", "causal", "pairs", "leaks", "degenerate-sizes")
@@ -270,7 +278,13 @@ Pairs = Iterator[tuple[Entry, Entry]]
 
 
 def between_modes(first: Sequence[Entry], entries: Sequence[Entry], mode: str) -> Iterator[Finding]:
-    """Yield the finding on whether entries are those of the first mode, whose name is `mode`."""
+    """Yield the finding on whether entries equal those of the first mode, if any are comparable.
+
+    Args:
+        first: the entries of an experiment in the first mode.
+        entries: the entries of the same experiment in another mode.
+        mode: the name of the first mode.
+    """
     known = {entry.subject: entry for entry in first}
     pairs = (
         (known[entry.subject], entry)
@@ -281,7 +295,10 @@ def between_modes(first: Sequence[Entry], entries: Sequence[Entry], mode: str) -
 
 
 def _pairs(entries: Iterable[Entry], telling: str) -> Pairs:
-    """Yield entries whose subjects differ in an argument that only one of them has."""
+    """Yield pairs of entries whose subjects differ only in one argument, named `telling`.
+
+    The subject of the first entry does not have it, that of the second does.
+    """
     known = {_about(entry.subject): entry for entry in entries if not _has(entry, telling)}
     for entry in entries:
         about = _about(entry.subject, telling)
@@ -294,7 +311,11 @@ def _has(entry: Entry, argument: str) -> bool:
 
 
 def _about(subject: Phrase, *without: str) -> Phrase:
-    """Return a subject without some arguments, and without the dtype of the inputs' own numbers."""
+    """Return a subject without some arguments, so that subjects in different calls are equal.
+
+    For fully masked queries, the dtype of the mask is left out too if it is that of the inputs, or
+    float32.
+    """
     form = subject.part("form")
     own = subject.name("inputs_in")
     kept = {name: part for name, part in subject.arguments.items() if name not in without}
@@ -304,9 +325,9 @@ def _about(subject: Phrase, *without: str) -> Phrase:
 
 
 def _is_judged(subject: Phrase) -> bool:
-    """Return whether an entry has to be the same in other calls."""
-    # A log-normaliser of -1e9 loses the number of keys, so weights that are computed again from it
-    # are those of another row; rounding explains it.
+    """Return whether an entry on this subject must be the same in other calls."""
+    # A log-sum-exp of -1e9 loses the number of keys to rounding, so weights that are recomputed
+    # from it are those of another row.
     is_rounded = _is_finite(subject) and subject.id.startswith("fully-masked.gradients")
     return not is_rounded
 
@@ -316,7 +337,10 @@ def _is_finite(subject: Phrase) -> bool:
 
 
 def _encodings(entries: Iterable[Entry]) -> Pairs:
-    """Yield what should be equal of fully masked queries whatever the mask's encoding."""
+    """Yield pairs of entries on fully masked queries that should agree for different encodings.
+
+    Entries without an answer are left out, and so are those that rounding explains.
+    """
     first: dict[Phrase, Entry] = {}
     for entry in entries:
         if entry.value.id in _UNANSWERED:
@@ -332,7 +356,14 @@ def _encodings(entries: Iterable[Entry]) -> Pairs:
 
 
 def _agreeing(requirement: str, pairs: Pairs, where: str = "") -> Iterator[Finding]:
-    """Yield the finding on whether the values of paired entries agree; nothing without pairs."""
+    """Yield the finding on whether the values of paired entries agree; none if nothing is compared.
+
+    Args:
+        requirement: the id of the requirement.
+        pairs: the pairs of entries.
+        where: the calls to which the first entries belong, for the message; if empty, the message
+            names their subjects.
+    """
     answered = [(one, other) for one, other in pairs if _both_answer(one.value, other.value)]
     wrong = [(one, other) for one, other in answered if _told(one) != _told(other)]
     if not answered:
@@ -350,7 +381,10 @@ def _agreeing(requirement: str, pairs: Pairs, where: str = "") -> Iterator[Findi
 
 
 def _both_answer(one: Phrase, other: Phrase) -> bool:
-    """Return whether neither value is a refusal, or a refusal faces an ignored argument."""
+    """Return whether two values can be compared.
+
+    They can if both are answers, or if one call is refused while the other ignores the argument.
+    """
     refused = [value.id in _UNANSWERED for value in (one, other)]
     if not any(refused):
         return True
@@ -361,7 +395,10 @@ def _both_answer(one: Phrase, other: Phrase) -> bool:
 
 
 def _told(entry: Entry) -> Phrase:
-    """Return what of a value has to be the same: not every mode has gradients or weights."""
+    """Return the part of an entry's value that must be the same in other calls.
+
+    Details that depend on whether the call returns gradients or weights are left out.
+    """
     value = entry.value
     if value.id == "leak.reaches" and Phrase("place.output") not in value.parts("places"):
         return Phrase("leak.hidden")
@@ -369,7 +406,7 @@ def _told(entry: Entry) -> Phrase:
 
 
 def compared(entries: Sequence[Entry]) -> Finding:
-    """Return the finding on whether the entries of an experiment agree with the declaration."""
+    """Return the finding on whether the entries of an experiment agree with the declarations."""
     wrong = [entry for entry in entries if not entry.agrees]
     if not wrong:
         declared = any(entry.declared for entry in entries)

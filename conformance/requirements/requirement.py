@@ -1,7 +1,7 @@
-"""A Requirement: one sentence, why it matters, and the check that decides it.
+"""Define `Requirement`: one sentence, the reason why it matters, and the check that decides it.
 
-A check sees an Examination (one implementation, one case) and returns a Finding. It never sees a
-framework.
+A check receives an `Examination` (one implementation and one case), and returns a `Finding`. It
+never handles the arrays of a framework.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Requirement:
         id: a stable name, "chapter.sentence".
         sentence: what is required.
         check: the function that decides it.
-        why: what goes wrong for users otherwise.
-        level: "must", "should", or "observed" for what the definition leaves open.
-        every_case: whether every case with a defined answer examines it; otherwise, these are the
-            cases that name it in `Case.serves` or match `cases`.
-        cases: id patterns of cases, such as "mask/key-padding/*". Use this to add a requirement to
-            existing cases, because changing `Case.serves` would change their hashes.
+        why: what goes wrong for users if it is not satisfied.
+        level: "must", "should", or "observed" for a characteristic that the definition leaves open.
+        every_case: whether it is checked with every case that has a defined answer. It is always
+            checked with cases that name it in `Case.serves` or match `cases`.
+        cases: patterns for ids of cases, such as "mask/key-padding/*". Use this to check it with
+            existing cases, because a change of `Case.serves` would change their hashes.
         of_answer: whether the finding depends only on the answer to the case, so that modes whose
             answers are bitwise equal share it.
-        revision: increase it whenever the same answer may get another finding, so that earlier
-            findings are not reused.
+        revision: a number to increase whenever the same answer may lead to another finding, so that
+            earlier findings are not reused.
     """
 
     id: str
@@ -54,11 +54,11 @@ class Requirement:
 
     @property
     def chapter(self) -> str:
-        """The first word of the id."""
+        """The part of the id before the first dot."""
         return self.id.split(".")[0]
 
     def serves(self, case: Case) -> bool:
-        """Return whether this requirement is examined with the case."""
+        """Return whether this requirement is checked with the case."""
         if self.id in case.serves:
             return True
         matches = any(fnmatch.fnmatchcase(case.id, pattern) for pattern in self.cases)
@@ -66,11 +66,12 @@ class Requirement:
 
 
 def requirement(name: str, sentence: str, **fields: Any) -> Callable[[Check], Requirement]:
-    """Return a decorator that replaces a check by the requirement that it decides.
+    """Return a decorator that replaces a check function by the `Requirement` that it decides.
 
     Args:
-        name, sentence: `id` and `sentence` of the `Requirement`.
-        fields: further attributes of the `Requirement`: `why`, and any that are not the default.
+        name: the id of the requirement.
+        sentence: the sentence of the requirement.
+        fields: other attributes of the `Requirement`: `why`, and those that differ from defaults.
     """
     return lambda check: Requirement(name, sentence, check, **fields)
 
@@ -82,12 +83,12 @@ def judge(
     accuracy: str = "",
     said: str = "{array} is off",
 ) -> Finding:
-    """Return a finding that `conforms` if every comparison fits, else `deviates`.
+    """Return a finding with the verdict "conforms" if every comparison fits, else "deviates".
 
     Args:
         requirement: the requirement's id.
-        comparisons: at least one; the finding has the figures of the worst.
-        accuracy: the accuracy class that was reached, "" if none.
+        comparisons: at least one comparison; the finding has the figures of the worst one.
+        accuracy: the accuracy class that was reached, or "".
         said: the detail of a deviation; `{array}` stands for the name of the worst array.
     """
     worst = worst_of(comparisons)

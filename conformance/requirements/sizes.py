@@ -1,4 +1,4 @@
-"""The requirement that an implementation takes the sizes that it declares."""
+"""The requirement that an implementation accepts the sizes that it declares."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from conformance.requirements.requirement import requirement
     every_case=True,
 )
 def taken(ex: Examination) -> Finding | None:
-    """If an implementation that declares a `Geometry` refuses a case, ask for the same sizes
-    without masks, biases and other arguments. If it refuses these too, it deviates, unless it
-    refuses other sizes alike because of something else, such as key/value heads that are shared, or
-    the dtype."""
+    """Check whether a case is refused only because of its sizes, although these are declared. If an
+    implementation that declares a `Geometry` refuses a case, it is called with the same sizes, but
+    without masks, biases and other arguments. It deviates if it refuses these too, unless it also
+    refuses similar shapes of other sizes, for example because of their shared key/value heads, or
+    because of the dtype."""
     geometry = ex.adapter.geometry
     if geometry is None or ex.case.grid is None:
         return None
@@ -54,7 +55,11 @@ def taken(ex: Examination) -> Finding | None:
 
 
 def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
-    """Return whether other sizes of this kind are taken, or none of any kind in any dtype."""
+    """Return whether the case appears to be refused because of its sizes.
+
+    That is so if the implementation accepts other sizes for a shape of the same kind, or if it
+    accepts none of the shapes that are tried, in any dtype.
+    """
     every = [shape for each in _families(ex, geometry) for shape in each.values()]
     if any(_takes(ex, shape, ex.dtype) for shape in _of_its_kind(ex, geometry)):
         return True
@@ -63,7 +68,7 @@ def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
 
 
 def _families(ex: Examination, geometry: Geometry) -> Iterator[dict[str, Shape]]:
-    """Yield, for each of the declared head sizes, the shapes of the families by name."""
+    """Yield the shapes of the case families, by name, for each of the declared head sizes."""
     for grid in geometry.grids(layer=not ex.adapter.projections_supplied):
         yield {
             name: grid.shape(name, small)
@@ -73,9 +78,10 @@ def _families(ex: Examination, geometry: Geometry) -> Iterator[dict[str, Shape]]
 
 
 def _of_its_kind(ex: Examination, geometry: Geometry) -> Iterator[Shape]:
-    """Yield shapes that differ from that of the case in their sizes only.
+    """Yield shapes that differ from that of the case only in their sizes.
 
-    An implementation need not share key/value heads or take inputs that are separate arrays.
+    All other properties are the same, because an implementation may not support shared key/value
+    heads, for example, or inputs that are separate arrays.
     """
 
     def kind(shape: Shape) -> tuple[object, ...]:
@@ -97,7 +103,7 @@ def _of_its_kind(ex: Examination, geometry: Geometry) -> Iterator[Shape]:
 
 
 def _takes(ex: Examination, shape: Shape, dtype: str) -> bool:
-    """Return whether there is an answer for a shape, to a problem without any other argument."""
+    """Return whether the implementation solves a problem of this shape with no other arguments."""
 
     def ask() -> bool:
         problem = rounded(assembled(shape, draw(shape, np.random.default_rng(0))), dtype)

@@ -1,4 +1,4 @@
-"""Runs: planning, the pytest session, `examine`, and checks for use in other projects' tests.
+"""Plan and perform runs: the pytest session, `examine`, and checks for other projects' tests.
 
 This module imports nothing from the suite, because pytest loads it in every run.
 """

@@ -1,8 +1,8 @@
 """Run the suite in another project's tests: `parametrize_with_checks` and `assert_conforms`.
 
 A check is one case in one dtype and mode. Cases that an adapter declares as unsupported are not
-collected; a check that turns out to be unsupported when it runs is skipped, with the reason. One
-further check per implementation fails if all others were skipped.
+collected; a check that turns out to be unsupported when it is run is skipped, with the reason. One
+additional check for each implementation fails if all others were skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ SHOWN_IN_FULL = 2
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """The state shared by all checks of an implementation; `spec` is its command-line name."""
+    """The state that all checks of an implementation share.
+
+    Attributes:
+        adapter: the adapter of the implementation.
+        spec: its name on the command line, or "".
+        examiner: the examiner of its rows.
+        results: the results so far, by item id.
+    """
 
     adapter: Adapter
     spec: str
@@ -48,7 +55,10 @@ class Bench:
         return self.results[row.id]
 
     def message(self, row: Row, result: CaseResult, command: str) -> str:
-        """Return a failure message: all deviations of a row and a command that reproduces them."""
+        """Return a message with all deviations of a row and a command that reproduces them.
+
+        `command` is this command; if it is "", a command is generated.
+        """
         if not command and not self.spec:
             name, case = self.adapter.name, row.asked.id
             command = f"assert_conforms({name}, cases={case!r}, dtypes={row.dtype!r})"
@@ -58,7 +68,7 @@ class Bench:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """A callable check, as `parametrize_with_checks` passes it to a test."""
+    """A callable check, which `parametrize_with_checks` passes to a test."""
 
     id: str
     run: Callable[[], None]
@@ -81,7 +91,7 @@ def parametrize_with_checks(
     device: str = "cpu",
     known: Mapping[str, str] | None = None,
 ) -> pytest.MarkDecorator:
-    """Parametrize a test with `check`, for every implementation.
+    """Parametrize a test with an argument `check`, for all checks of the implementations.
 
         @parametrize_with_checks([MyAttention], level="core")
         def test_conforms(check):
@@ -90,13 +100,13 @@ def parametrize_with_checks(
     Args:
         implementations: adapter classes or instances, functions decorated with
             `attention_function`, or arguments of `mha-conformance run`: names, files, modules.
-        level: "core" for the cases marked `core` in float32 and one half precision, which take
-            some seconds; "full" for all cases in all dtypes and the experiments.
+        level: "core" for the cases marked `core` in a single and a half precision, which take some
+            seconds; "full" for all cases in all dtypes, and the experiments.
         cases: parts of ids or wildcard patterns of cases to run instead of those of the level.
         dtypes: the dtypes to use instead of those of the level.
         device: "cpu" or "gpu".
-        known: maps parts of check ids, or patterns, to the reason for a known deviation. These
-            checks run as strict xfails: they fail if they do not deviate.
+        known: the reasons for known deviations, by parts or patterns of the ids of checks. These
+            checks are run as strict xfails: they fail if they do not deviate.
 
     Raises:
         ConformanceError: the arguments are invalid, or there is nothing to check.
@@ -145,7 +155,10 @@ def assert_conforms(
 
 
 def _all_failures(bench: Bench, failed: Sequence[tuple[Row, CaseResult, str]], total: int) -> str:
-    """Return a message: the number of failures by cause, the first in full, ids of the others."""
+    """Return a message with the number of failures by cause, the first few in full.
+
+    Of the others, it has only the ids.
+    """
     causes = Counter(
         next((say(f.cause) for f in result.findings if f.cause), "no known cause")
         for _, result, reason in failed
@@ -187,7 +200,7 @@ def _plan(
 
 def _rows(adapter: Adapter, selection: Selection, device: str) -> list[Row]:
     dtypes = selection.dtypes or dtypes_of(adapter, selection.level)
-    # Here a level is the default, which cases replace.
+    # If cases are given, they replace the default level.
     level = "full" if selection.cases and selection.level == "core" else selection.level
     rows = [
         row
@@ -207,7 +220,7 @@ def _rows(adapter: Adapter, selection: Selection, device: str) -> list[Row]:
 
 
 def _id(row: Row) -> str:
-    """Return the id of a check: the item's id without the device "cpu" and without a sole mode."""
+    """Return the id of a check, which omits the device "cpu", and the mode if there is only one."""
     parts = [row.adapter.name, row.asked.id, row.dtype]
     parts += [row.device] if row.device != "cpu" else []
     parts += [row.mode.name] if len(row.adapter.modes) > 1 else []
@@ -250,7 +263,7 @@ def _check(bench: Bench, row: Row, known: str) -> Check:
 
 
 def _verified(bench: Bench, rows: Sequence[Row]) -> Callable[[], None]:
-    """Return a function that raises AssertionError if no row was verified."""
+    """Return a function that raises `AssertionError` if no row could be verified."""
 
     def run() -> None:
         __tracebackhide__ = True
@@ -273,7 +286,7 @@ def _verified(bench: Bench, rows: Sequence[Row]) -> Callable[[], None]:
 
 
 def _fails(result: CaseResult) -> bool:
-    """Return whether a check fails: on an error, or if a requirement of level must is violated."""
+    """Return whether a check fails: on an error, or if a requirement of level "must" is not met."""
     return result.verdict in ("error", "crashed", "timed-out") or any(
         finding.verdict == "deviates" and is_must(finding) for finding in result.findings
     )

@@ -5,7 +5,7 @@ the adapter and the modules of the same project that it imports, on the checks o
 that use the case, and on code shared by all of these. Source files are parsed, not imported, so
 that a run without changes does not wait for a framework.
 
-A digest ignores comments, docstrings and formatting, but includes string constants in code.
+A digest depends on string constants in code, but not on comments, docstrings or formatting.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ def suite_code() -> str:
 
 @cache
 def revisions() -> dict[str, str]:
-    """Return the digest of each requirement's and experiment's module and its imports, by id.
+    """Return a digest for each requirement and experiment, by id.
 
-    Digests of requirements include their revision number. The key "causes" has the digest of the
-    package `causes`: if it changes, deviating items are measured again.
+    It is a digest of the module and its imports, and for a requirement also has its revision
+    number. The key "causes" has the digest of the package `causes`: if it changes, deviating items
+    are measured again.
     """
     of_module: dict[str, str] = {}
 
@@ -97,7 +98,10 @@ def _modules(room: str) -> list[str]:
 
 
 def _closure(modules: Iterable[str], follow: Callable[[str], bool]) -> list[str]:
-    """Return these modules and all transitive imports for whose names `follow` is true."""
+    """Return these modules and those that they import, directly or indirectly.
+
+    Only imports for whose names `follow` returns True are included.
+    """
     known: dict[str, None] = {}
     todo = list(modules)
     while todo:
@@ -127,7 +131,7 @@ def adapter_digest(spec: str, framework: str) -> str:
     """Return the digest of an adapter, the modules of its project, and its framework's bridge.
 
     It includes the versions of installed packages that these import. It is "" if there is no
-    source file; then changes cannot be detected, so everything is measured again.
+    source file; in this case, changes cannot be detected, so everything is measured again.
 
     Args:
         spec: the argument of `--implementation`.
@@ -155,13 +159,16 @@ def adapter_digest(spec: str, framework: str) -> str:
 
 
 def documentation(spec: str) -> str:
-    """Return the docstring of the module of an implementation, or ""."""
+    """Return the docstring of the module that defines an implementation, or ""."""
     start = _start(spec)[1]
     return source(start).documentation if start is not None else ""
 
 
 def _start(spec: str) -> tuple[str, Path | None]:
-    """Return the module name or path in an implementation's spec, and its source file or None."""
+    """Return the module name or path in an implementation's spec, and its source file.
+
+    The latter is None if there is no source file.
+    """
     known = registered()
     place = (known[spec].value if spec in known else spec).partition(":")[0]
     file = Path(place) if place.endswith(".py") else _file(place)
@@ -175,7 +182,16 @@ def _is_bridge(module: str) -> bool:
 def _project(
     imported: str, path: Path, importer: str, packages: dict[str, str]
 ) -> Iterator[tuple[Path, str]]:
-    """Yield (file, name) of modules imported from the project; add versions of other packages."""
+    """Yield the file and the name of each module of the project that an import refers to.
+
+    If the import refers to an installed package, add its version to `packages` instead.
+
+    Args:
+        imported: the name in the import statement, with leading dots if it is relative.
+        path: the file that contains the statement.
+        importer: the name of the module in that file.
+        packages: the versions of packages by name.
+    """
     dots = len(imported) - len(imported.lstrip("."))
     if dots:
         package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
@@ -224,7 +240,7 @@ def _version(package: str) -> str:
 
 @cache
 def _spec(module: str) -> ModuleSpec | None:
-    """Return the spec of a module without importing its parents, unlike `find_spec`; or None."""
+    """Return the spec of a module, or None; unlike `find_spec`, do not import its parents."""
     parent = module.rpartition(".")[0]
     path = None
     if parent:
@@ -253,7 +269,10 @@ def _file(module: str) -> Path | None:
 
 @cache
 def source(path: Path) -> Source:
-    """Return the parsed source of a file, with a digest of its bytes if it is not Python."""
+    """Return the parsed source of a file.
+
+    If the file is not Python, the result has only a digest of its bytes.
+    """
     content = path.read_bytes()
     key = hashlib.sha256(content).hexdigest()
     if key not in _cache():
@@ -302,7 +321,10 @@ def _cache_file() -> Path:
 
 @cache
 def _cache() -> dict[str, Source]:
-    """Return the cached parse results by hash of the file; parsing all takes half a second."""
+    """Return the cached parse results, by the hash of the file.
+
+    Without this cache, parsing all files takes half a second.
+    """
     try:
         return msgspec.json.decode(_cache_file().read_bytes(), type=dict[str, Source])
     except (OSError, RuntimeError, msgspec.MsgspecError):

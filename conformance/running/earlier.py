@@ -1,9 +1,9 @@
 """Reuse those results of an earlier run that are still valid.
 
-A result is valid as long as nothing changed on which it depends: the case, the requirements, the
-adapter, the packages, the machine. All of these are in the header of a record, so comparing two
-headers tells which items must be measured again. Items that crashed or were not run always are.
-The journal of an interrupted run can be reused too.
+A result is valid as long as nothing has changed on which it depends: the case, the requirements,
+the adapter, the packages and the machine. All of these are in the header of a record, so the items
+to measure again can be determined by comparing two headers. Items that crashed or were not run are
+always measured again. The journal of an interrupted run can be reused too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def earlier(
     planned: Sequence[Row],
     places: Mapping[str, int],
 ) -> Earlier:
-    """Return the results in these records and journals that are still valid; earlier files win.
+    """Return the results in these records and journals that are still valid.
+
+    If several files have a valid result of an item, the first of these files is used.
 
     Args:
         files: paths of records and journals.
@@ -106,7 +108,12 @@ def earlier(
 
 
 def as_measured(days: Sequence[str], total: int) -> str:
-    """Return text such as "1,803 of 1,848 items as measured on 2026-11-22", given their days."""
+    """Return a text such as "1,803 of 1,848 items as measured on 2026-11-22".
+
+    Args:
+        days: the day of each reused measurement.
+        total: the number of all items.
+    """
     each = sorted({*days})
     when = f"between {each[0]} and {each[-1]}" if len(each) > 3 else f"on {' and '.join(each)}"
     return f"{len(days):,} of {total:,} items as measured {when}"
@@ -116,7 +123,7 @@ Read = tuple[Header, dict[str, tuple[CaseResult, dict[str, Array]]]]
 
 
 def _read(file: Path) -> Read:
-    """Return the header of a record or journal, and (result, arrays) by item id."""
+    """Return the header of a record or journal, and each item's result and arrays, by item id."""
     if file.suffix == ".journal":
         header, results, stored = read_journal(file, resumes=True)
         if not results:
@@ -132,7 +139,12 @@ def _read(file: Path) -> Read:
 
 
 def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
-    """Return a function that tells whether a result of the earlier run is still valid."""
+    """Return a function that returns whether a result of the earlier run is still valid.
+
+    Args:
+        before: the header of the earlier run.
+        now: the header of the new run.
+    """
     one, other = before.provenance, now.provenance
     pairs = [(getattr(one, name), getattr(other, name)) for name in SETTING]
     pairs += [(one.packages.get(name), other.packages.get(name)) for name in BASE_PACKAGES]
@@ -162,7 +174,7 @@ def _holds(before: Header, now: Header) -> Callable[[CaseResult, Row], bool]:
 
 
 def _without_words(declared: Implementation) -> Implementation:
-    """Return a declaration without descriptive text, on which no result depends."""
+    """Return a declaration without its descriptive texts, on which no result depends."""
     words = {"spec": "", "title": "", "documentation": "", "about": "", "example": ""}
     return msgspec.structs.replace(declared, mode_notes={}, **words)
 
@@ -189,8 +201,8 @@ def _drop_without_arrays(
 def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
     """Return the record if all its results are still valid for these implementations, else None.
 
-    This imports no adapter and no framework. On a GPU it returns None, because only the framework
-    could tell the model of the GPU.
+    No adapter and no framework is imported. For a GPU the result is None, because only a framework
+    could determine the model of the GPU.
     """
     try:
         previous = read(record)
@@ -215,7 +227,8 @@ def unchanged(record: Path, specs: Sequence[str], device: str) -> Record | None:
         return None
     described = describe_all(catalogue())
     if header.cases != described:
-        # Cases with features are asked of those alone who have these. None may be new.
+        # A case with features is only in records of implementations that have these features.
+        # No case of the catalogue may be new or different.
         known = header.cases.items() <= described.items()
         if not known or then.catalogue != catalogue_hash():
             return None

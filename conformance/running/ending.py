@@ -1,4 +1,4 @@
-"""Report the results of a run as text and as JSON: failures, counts, and the worst deviation."""
+"""Report the results of a run, as text and as JSON: failures, counts, and the worst deviation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def failure(
 
 
 def is_must(finding: Finding) -> bool:
-    """Return whether a finding is about a requirement of level must."""
+    """Return whether a finding is about a requirement of level "must"."""
     requirement = _SUITE.requirement(finding.requirement)
     return requirement is not None and requirement.level == "must"
 
@@ -71,7 +71,10 @@ def is_must(finding: Finding) -> bool:
 def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Iterator[str]:
     """Yield lines about an implementation: counts, unmet requirements, items not verified.
 
-    With `reasons`, also yield the reasons why items are unsupported.
+    Args:
+        name: the name of the implementation.
+        results: its results.
+        reasons: whether to include the reasons why items are unsupported.
     """
     counts = count(result.verdict for result in results)
     yield f"{name}: {wording.counts_text(counts) if counts else 'nothing run'}"
@@ -98,9 +101,10 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
 
 
 def _call_failed(result: CaseResult) -> bool:
-    """Return whether the call raised whatever was asked: nothing conforms, and nothing is measured.
+    """Return whether the call itself failed: nothing conforms, and nothing was measured.
 
-    What an experiment says of the arguments, such as "rejected", then deviates; it is no error.
+    Findings of an experiment on the arguments, such as "rejected", may deviate in this case without
+    being errors.
     """
     answered = [one for one in result.findings if one.verdict != "unsupported"]
     return any(one.verdict == "error" for one in answered) and all(
@@ -129,10 +133,10 @@ def _cause(findings: Sequence[Finding]) -> tuple[str, int]:
 
 
 def worst(results: Iterable[CaseResult]) -> tuple[CaseResult | None, int]:
-    """Return the deviating item to show in full, and the number of deviating items.
+    """Return the item to show in full, and the number of items that deviate or failed.
 
-    Preferred are violations of requirements of level must, then cases over experiments, then items
-    whose cause is known, then large deviations.
+    It is chosen by these criteria, in this order: a requirement of level "must", a case rather than
+    an experiment, a known cause, and a large deviation. It is None if there are no such items.
     """
     wrong = [result for result in results if result.verdict in WRONG]
     return max(wrong, key=_weight, default=None), len(wrong)
@@ -160,7 +164,7 @@ def everything(record: str) -> str:
 
 
 def exit_code(results: Iterable[CaseResult], *, complete: bool) -> ExitCode:
-    """Return the exit code of a run for which deviations are not failures."""
+    """Return the exit code of a run in which deviations are not failures."""
     verdicts = {result.verdict for result in results}
     if not verdicts & VERIFIED:
         return ExitCode.NOTHING_VERIFIED
@@ -176,7 +180,14 @@ Counts = dict[str, int]
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """A requirement that is not met, with findings by verdict and the most frequent cause or ""."""
+    """A requirement that an implementation does not meet.
+
+    Attributes:
+        requirement: the id of the requirement.
+        level: the level of the requirement.
+        findings: the number of findings that deviate or failed, by verdict.
+        cause: the text of the most frequent cause, or "".
+    """
 
     requirement: str
     level: str
@@ -188,6 +199,8 @@ class Examined(msgspec.Struct, frozen=True):
     """The summary of the results of one implementation.
 
     Attributes:
+        name: the name of the implementation.
+        spec: its name on the command line.
         items: the number of its items, by verdict.
         missed: the requirements that it does not meet.
         not_verified: the number of items that could not be verified, by reason.

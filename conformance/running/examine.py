@@ -46,12 +46,12 @@ def examine(
     level: str = "full",
     device: str = "cpu",
 ) -> Outcome:
-    """Examine an implementation in this process, as `mha-conformance run --no-isolate` does.
+    """Examine an implementation in this process, like `mha-conformance run --no-isolate`.
 
         outcome = examine("torch-mha", cases="mask", dtypes="float32")
         outcome.counts    # {'conforms': 31, 'unsupported': 5}
 
-    A deviation is a finding, not an exception; `assert_conforms` raises.
+    A deviation is a finding, not an exception; use `assert_conforms` to raise one.
 
     Args:
         attention: an adapter class or instance, a function decorated with `attention_function`,
@@ -59,7 +59,8 @@ def examine(
         cases: parts of ids, or patterns, of the cases and experiments to run; empty for all.
         dtypes: the dtypes to use; empty for all.
         modes: the modes to use; empty for all.
-        level: "full", or "core" for the cases marked `core` in float32 and bfloat16.
+        level: "full"; "core" for the cases marked `core` in float32 and bfloat16; or "large" for
+            these cases at the sizes of kernels.
         device: "cpu" or "gpu".
 
     Returns:
@@ -110,11 +111,14 @@ def several(given: str | Iterable[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-# From what a user has to an adapter
+# Finding the adapter
 
 
 def resolve(given: Implementation) -> tuple[Adapter, str]:
-    """Return the adapter for an implementation, and its name on the command line or ""."""
+    """Return the adapter for an implementation, and its name on the command line.
+
+    The name is "" if the command line cannot refer to the implementation.
+    """
     if isinstance(given, str):
         return load(given), given
     module, name = _global_name(given)
@@ -129,7 +133,10 @@ def resolve(given: Implementation) -> tuple[Adapter, str]:
 
 
 def _global_name(given: Any) -> tuple[Any, str]:
-    """Return the module that has an object as global variable, and its name; else None and ""."""
+    """Return the module in which an object is a global variable, and the variable's name.
+
+    Return None and "" if there is no such variable.
+    """
     inner = getattr(given, "_function", given)
     module = sys.modules.get(getattr(inner, "__module__", ""))
     for name, value in vars(module).items() if module is not None else ():
@@ -205,7 +212,10 @@ class Outcome:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the results as a dictionary of plain data: a summary, `findings` and `card`."""
+        """Return the results as a dictionary of plain data.
+
+        It contains the items of the summary, and `counts`, `findings` and `card`.
+        """
         code = ending.exit_code(self.results, complete=self.record.complete)
         data: dict[str, Any] = msgspec.to_builtins(ending.summary(self, code))
         return data | {"counts": self.counts, "findings": self.findings, "card": self.card}
@@ -225,13 +235,14 @@ class Outcome:
         return pandas.DataFrame(self.findings)
 
     def save(self, path: str | Path) -> Path:
-        """Save the results as a record, which other commands read, and return its path.
+        """Save the results as a record, which other commands can read, and return its path.
 
         Args:
-            path: a file name that ends with .json; it is replaced. Arrays go into a second file.
+            path: a file name that ends with .json. An existing file is replaced. Arrays are written
+                to a second file.
 
         Raises:
-            ConformanceError: the file cannot be written, or a run is writing it.
+            ConformanceError: the file cannot be written, or another run is writing it.
         """
         path = Path(path).absolute()
         check_writable(path)
@@ -244,7 +255,7 @@ class Outcome:
         return path
 
     def __str__(self) -> str:
-        """Return counts and unmet requirements as text, as `mha-conformance run` prints them."""
+        """Return counts and unmet requirements as the text that `mha-conformance run` prints."""
         lines = [
             line
             for one in self.record.header.implementations

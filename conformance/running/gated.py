@@ -1,4 +1,4 @@
-"""Compare a run with a baseline: tell known deviations from new ones, and judge the results."""
+"""Compare a run with a baseline: distinguish known from new deviations, and judge the results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Gated:
     """The baseline with which a run is compared, and the judgement at the end of the run.
 
     Raises:
-        BrokenBaseline: it cannot be read, or refers to names that do not exist in the run.
+        BrokenBaseline: the baseline cannot be read, or refers to names that do not exist in the
+            run.
     """
 
     def __init__(self, path: Path, folder: Path, header: Header, *, verbose: bool) -> None:
@@ -58,7 +59,7 @@ class Gated:
         return msgspec.structs.replace(result, findings=left)
 
     def excuse(self, result: CaseResult) -> str:
-        """Return the reasons for an item's deviations if the baseline knows them all, else ""."""
+        """Return the reasons for an item's deviations if all are in the baseline, else ""."""
         wrong = [finding for finding in result.findings if finding.verdict in VERDICTS]
         entries = [self._claims.knows(result, finding) for finding in wrong]
         reasons = {entry.reason.strip() for entry in entries if entry is not None}

@@ -6,9 +6,9 @@ imported only if an implementation is isolated.
 
 Existing process pools do not suffice. Pebble does not notice a process that exits with code 0 (it
 waits for the timeout) and does not limit memory. With loky and the standard library's pool, a
-process that is killed while it returns a result blocks the pool, and processes outlive a parent
-that is killed. So this module uses processes and connections of multiprocessing directly, one of
-each for an implementation.
+process that is killed while it returns a result blocks the pool, and processes survive a parent
+that is killed. For these reasons, this module directly uses a process and a connection of
+multiprocessing for each implementation.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _SUPERVISORS: dict[str, Supervisor] = {}
 
 
 class Supervisor:
-    """A supervisor that runs one implementation in a process, and restarts it when it dies."""
+    """A supervisor that runs one implementation in a process, and restarts a process that died."""
 
     def __init__(self, spec: str, device: str, limits: Limits) -> None:
         self.spec, self.device, self.limits = spec, device, limits
@@ -88,8 +88,10 @@ class Supervisor:
     def start(self) -> None:
         """Start a process and import the implementation in it, unless this was already done.
 
+        Any other failure than the following one is reported by `declare`.
+
         Raises:
-            NotAnAdapter: there is no such implementation. Other errors are left to `declare`.
+            NotAnAdapter: there is no such implementation.
         """
         if self._process is None and self._ended is None:
             self._ended = self._begin()
@@ -110,7 +112,7 @@ class Supervisor:
         return self._unreachable()
 
     def adopt(self, declared: Declared) -> None:
-        """Use a declaration that another process of this run obtained, without an import."""
+        """Use a declaration from another process of this run, without importing anything."""
         self.name, self._ended = declared.implementation.name, declared.ended
 
     def _unreachable(self) -> Declared:
@@ -132,7 +134,10 @@ class Supervisor:
         return Declared(described, [DeclaredMode(DEFAULT_MODE.name)], ended=self._ended)
 
     def examine(self, row: Row, place: int) -> bytes:
-        """Examine a row in the process; return its journal line. `place` is as in `Examine`."""
+        """Examine a row in the process, and return its journal line.
+
+        `place` is the position of the row in the run, or -1 if its weights must not be recorded.
+        """
         lost = self._ended
         if lost is None and isinstance(row, Inquiry) and row.asked.apart:
             return encode_line(self.inquire(row), {})
@@ -142,7 +147,7 @@ class Supervisor:
             reason = f"not asked: its process was lost at {self._deaths} items in a row"
             lost = Ended("not-run", reason)
         elif lost is None and self._process is None:
-            # The first import succeeded, so attribute a failure now to this item.
+            # The first import succeeded, so a failure now is attributed to this item.
             lost = self._begin()
             self._deaths += lost is not None
         if lost is None:
@@ -159,10 +164,9 @@ class Supervisor:
         return encode_line(without_outcome(row.id, lost.verdict, lost.reason), {})
 
     def inquire(self, inquiry: Inquiry) -> CaseResult:
-        """Ask the questions of an experiment one by one; a lost process costs one of them.
+        """Return the result of an experiment whose questions are answered one by one.
 
-        Raises:
-            NotAnAdapter: there is no such implementation.
+        If the process is lost, only one question remains unanswered.
         """
         listed = self._question(inquiry, -1)
         if isinstance(listed, Ended):
@@ -183,12 +187,15 @@ class Supervisor:
                 deaths = 0
                 entries += found.entries
                 if found.entries[0].value.id == "bad-input.reads-beyond":
-                    # What reads beyond an array may also have written there.
+                    # If it reads beyond an array, it may also have written there.
                     self._clear()
         return inquiry.concluded(settled(entries)) if entries else listed
 
     def _question(self, inquiry: Inquiry, number: int) -> CaseResult | Ended:
-        """Return the result of a question; its process is not used for anything else afterwards."""
+        """Return the result of a question, or how its process was lost.
+
+        Afterwards, the process is used only for questions.
+        """
         failure = self._ended
         if failure is None and self._process is None:
             failure = self._begin()
@@ -206,7 +213,7 @@ class Supervisor:
         _SUPERVISORS.pop(self.spec, None)
 
     def _begin(self) -> Ended | None:
-        """Start a process that imports the implementation; return the failure, or None."""
+        """Start a process that imports the implementation; return None or the failure."""
         self._process = Process(self.spec, self.device, self.limits.memory)
         answer = self._process.receive(self.limits.start, Ready | Ended, "to its import")
         if isinstance(answer, Ready):
@@ -216,11 +223,15 @@ class Supervisor:
         return answer
 
     def _examined(self, request: Examine | Ask, row: Row) -> Examined | Ended:
-        """Return the response of the process if it is about this row."""
+        """Return the response of the process to a request about this row.
+
+        If the response is about another item, the process is considered as crashed.
+        """
         assert self._process is not None
         answer = self._process.ask(request, self.limits.item)
         if isinstance(answer, Checked):
-            # The search for causes has as long again: it is the suite's, and costs no verdict.
+            # The search for causes, a part of the suite, gets the same time again. If it takes
+            # longer, the verdict stands.
             line = answer.line
             answer = self._process.receive(self.limits.item, Response)
             if isinstance(answer, Ended) and answer.verdict == "timed-out":
@@ -253,7 +264,7 @@ class Supervisor:
 
 @contextmanager
 def asking(spec: str) -> Iterator[Callable[[Inquiry], CaseResult]]:
-    """Yield a function for `Session.apart`, and end the processes that it used.
+    """Yield a function for `Session.apart`; at the end, kill the processes that it used.
 
     `spec` is the implementation's name on the command line, or "" if it has none.
     """
@@ -271,7 +282,10 @@ def asking(spec: str) -> Iterator[Callable[[Inquiry], CaseResult]]:
 
 
 def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
-    """Return the supervisor of an implementation, reusing it if device and limits are equal."""
+    """Return the supervisor of an implementation.
+
+    An existing one is reused if it has the same device and limits.
+    """
     supervisor = _SUPERVISORS.get(spec)
     if supervisor is None or (supervisor.device, supervisor.limits) != (device, limits):
         if supervisor is not None:
@@ -284,7 +298,10 @@ def supervise(spec: str, device: str, limits: Limits) -> Supervisor:
 
 
 class Process:
-    """A process of one implementation, with its output and its memory limit in MiB."""
+    """A process of one implementation, with its output and its memory limit.
+
+    The limit `memory` is in MiB.
+    """
 
     def __init__(self, spec: str, device: str, memory: float) -> None:
         self._spec, self._memory = spec, memory
@@ -306,7 +323,7 @@ class Process:
             self._measured = psutil.Process(self._process.pid)
 
     def ask(self, request: Request, seconds: float) -> Any:
-        """Send a request; return the response, or `Ended` if the process died or was killed."""
+        """Send a request, and return the response, or `Ended` if the process died or was killed."""
         self._printed.forget()
         try:
             self._channel.send_bytes(encode(request))
@@ -315,7 +332,13 @@ class Process:
         return self.receive(seconds, Response)
 
     def receive(self, seconds: float, kinds: Any, to: str = "") -> Any:
-        """Return the next message, or `Ended` if the process died or exceeded its limits."""
+        """Return the next message, or `Ended` if the process died or exceeded its limits.
+
+        Args:
+            seconds: the time limit.
+            kinds: the types that the message may have.
+            to: what the message responds to, such as "to its import", for the reason in `Ended`.
+        """
         sources: list[Any] = [self._channel, self._process.sentinel, self._printed.channel]
         now = time.monotonic()
         deadline, look, looks = now + seconds, now + TICK, 0
@@ -354,7 +377,7 @@ class Process:
             return 0.0
 
     def _ask_where(self) -> None:
-        """Make the process print its stack, and wait up to half a second for it."""
+        """Make the process print its stack, and wait up to half a second until it has."""
         if STACK_SIGNAL is None or self._process.pid is None:
             return
         self._printed.read()
@@ -389,7 +412,8 @@ class Process:
 def _context() -> BaseContext:
     """Return a context that forks processes from a server that has imported only the suite.
 
-    A new process then takes 20 ms instead of a second, and inherits no threads.
+    A new process then takes 20 ms instead of a second, and does not inherit any threads. Where
+    this is not possible, the context spawns processes.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -400,7 +424,7 @@ def _context() -> BaseContext:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Hide the main module in the body, so that new processes do not import it again.
+    """Hide the main module inside the context, so that new processes do not import it again.
 
     The main module is pytest, or a script that may lack an `if __name__ == "__main__"` guard.
     """
@@ -469,7 +493,10 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (\S+)$', re.MULTILINE)
 
 
 def died(code: int | None) -> str:
-    """Return text that describes how a process ended, given its exit code as in `Process`."""
+    """Return a text that describes how a process ended.
+
+    `code` is its `multiprocessing.Process.exitcode`: negative for a signal, None if unknown.
+    """
     if code is not None and code < 0:
         try:
             return f"the process died with {signal.Signals(-code).name}"
@@ -479,7 +506,12 @@ def died(code: int | None) -> str:
 
 
 def last_words(text: str, spec: str) -> str:
-    """Return text with the stack's innermost line and the last printed line, as far as known."""
+    """Return a text with the innermost line of the stack and the line printed last, if known.
+
+    Args:
+        text: the output of the process, with its stack if it printed one.
+        spec: the implementation's name on the command line.
+    """
     dump = _DUMP.search(text)
     printed, stack = (text[: dump.start()], text[dump.start() :]) if dump else (text, "")
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
@@ -488,7 +520,10 @@ def last_words(text: str, spec: str) -> str:
 
 
 def _place(stack: str, spec: str) -> str:
-    """Return "file:line" of the innermost frame, preferably in the implementation's file, or ""."""
+    """Return "file:line" of the innermost frame of a stack, or "" if there is none.
+
+    Frames in the implementation's own file are preferred.
+    """
     frames = _FRAME.findall(stack)
     file = Path(spec.partition(":")[0]).name
     theirs = [frame for frame in frames if Path(frame[0]).name == file] or frames

@@ -1,7 +1,7 @@
 """The process of one implementation: it receives requests, examines items and returns results.
 
-The server from which such processes are forked preloads this module, so it imports what all of
-them need, but no framework.
+The server from which such processes are forked preloads this module. For this reason, the module
+imports what all of these processes need, but no framework.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def serve(channel: Connection, printed: Connection, spec: str, device: str) -> N
 
     def say(answer: Response) -> None:
         if os.getpid() != process:
-            # The implementation has forked, and both came back: only one may answer.
+            # The implementation has forked, and both processes returned: only one may respond.
             os._exit(0)
         channel.send_bytes(encode(answer))
 
@@ -86,7 +86,7 @@ def serve(channel: Connection, printed: Connection, spec: str, device: str) -> N
 
 
 class Desk:
-    """A handler of requests about one adapter."""
+    """A handler of requests to examine the implementation of one adapter."""
 
     def __init__(
         self, adapter: Adapter, spec: str, device: str, checked: Callable[[bytes], None]
@@ -185,7 +185,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {message(error)[:300]}".rstrip(": ")
 
 
-# Before anything of the implementation is imported
+# Before the implementation is imported
 
 
 def settle(printed: Connection) -> None:
@@ -208,7 +208,7 @@ def settle(printed: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Arrange that this process and its children end when the run is killed."""
+    """Ensure that this process and its children end when the run is killed."""
     parent = parent_process()
     if parent is None:
         return
@@ -220,7 +220,7 @@ def _end_with_parent() -> None:
 
 
 def _ask_kernel(sentinel: int) -> None:
-    """On Linux, let the kernel kill the process group when the other end of this pipe closes."""
+    """Have the kernel kill the process group when the other end of this pipe is closed (Linux)."""
     # prctl's parent-death signal does not work: the parent is the server, which outlives the run.
     fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined]
     fcntl.fcntl(sentinel, fcntl.F_SETOWN, -os.getpgrp())

@@ -26,11 +26,12 @@ STACK_SIGNAL = getattr(signal, "SIGUSR1", None)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one process.
+    """The limits of one process.
 
     Attributes:
         item: seconds for one item.
-        start: seconds to import the implementation and its framework, and for its declaration.
+        start: seconds for the import of the implementation and its framework, and as many again
+            for its declaration.
         memory: MiB of resident memory, including child processes. Address space would be easier
             to limit, but JAX, TensorFlow and CUDA reserve far more of it than they use.
         deaths: the number of consecutive lost processes after which the remaining items are
@@ -44,13 +45,16 @@ class Limits:
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """A message that the implementation has been imported."""
+    """A message that the process has imported the implementation."""
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A message or result that the process has ended, with a verdict for its item and a reason.
+    """A message or result that the process has ended or failed to import the implementation.
 
-    `invalid` says that no such implementation exists.
+    Attributes:
+        verdict: the verdict for its item.
+        reason: the reason, as text.
+        invalid: whether the reason is that no such implementation exists.
     """
 
     verdict: Verdict
@@ -91,7 +95,10 @@ class Declared(msgspec.Struct, frozen=True, tag=True):
 
 
 class Examine(msgspec.Struct, frozen=True, tag=True):
-    """A request to examine an item at position `place` of the run (-1: do not record weights)."""
+    """A request to examine an item.
+
+    `place` is the position of the item in the run, or -1 if its weights must not be recorded.
+    """
 
     case: str
     dtype: str
@@ -102,8 +109,11 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """A request to ask one question of an experiment; the number -1 lists their subjects. The
-    response is `Examined`, as `Session.question` returns it."""
+    """A request to answer one question of an experiment, or to list all of them.
+
+    `number` is the index of the question, or -1 to list the subjects of all questions. The response
+    is an `Examined` message with the result of `Session.question`.
+    """
 
     case: str
     dtype: str
@@ -112,7 +122,10 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Examined(msgspec.Struct, frozen=True, tag=True):
-    """The response to `Examine`: the journal line of an item; a `spent` process is not reused."""
+    """The response to `Examine` and `Ask`: the journal line and the id of an item.
+
+    If `spent` is True, the process must not be used again.
+    """
 
     line: bytes
     item: str
@@ -120,13 +133,16 @@ class Examined(msgspec.Struct, frozen=True, tag=True):
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True):
-    """What comes before `Examined` if an item deviates: its journal line, without any cause."""
+    """A message before `Examined`, if an item deviates: its journal line without any causes.
+
+    The process sends it before it begins to search for causes.
+    """
 
     line: bytes
 
 
 class Mistaken(msgspec.Struct, frozen=True, tag=True):
-    """A response that reports an error in the suite, not in the implementation."""
+    """A response that reports an error of the suite rather than the implementation."""
 
     traceback: str
 
@@ -153,7 +169,7 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 class StandIn(Planned):
-    """A proxy adapter for an implementation in another process, made from its declaration."""
+    """A proxy adapter for an implementation in another process, created from its declaration."""
 
     def __init__(self, declared: Declared) -> None:
         self.declared = declared

@@ -1,7 +1,7 @@
 """Join partial records into one, and lock records against concurrent writing.
 
-Partial records of an implementation may have different items (a shard, a dtype, some cases) and
-come from different machines. If two of them contain the same item, they must agree.
+Partial records of an implementation may have different items (a shard, one dtype, some cases) and
+may come from different machines. If two of them contain the same item, they must agree on it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _SHARD = re.compile(r"(?:^| )--shard (\d+)/(\d+)$")
 class Lock:
     """An exclusive lock on writing a record, held until `release`.
 
-    The kernel releases the lock if the process ends in any other way. On platforms without `flock`
-    it does nothing.
+    If the process ends without a call of `release`, the operating system releases the lock. On
+    platforms without `flock`, this class does nothing.
 
     Raises:
-        ConformanceError: another run is writing this record; the message names the process.
+        ConformanceError: another run is writing this record; the message names its process.
     """
 
     def __init__(self, record: Path) -> None:
@@ -57,7 +57,10 @@ class Lock:
             self._file = self._attempt(record)
 
     def _attempt(self, record: Path) -> IO[str] | None:
-        """Return the locked file, or None to try again if another process just removed it."""
+        """Return the locked file, or None if another process has just removed it.
+
+        In the latter case, the caller must try again.
+        """
         file = self._path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,12 +151,18 @@ def join(files: Sequence[Path], output: Path) -> Joined:
 
 
 def _judged(result: CaseResult) -> list[tuple[str, str, Phrase]]:
-    """Return (requirement, verdict, value) of each finding, which must agree between machines."""
+    """Return the requirement, verdict and value of each finding.
+
+    These must be the same on all machines.
+    """
     return [(f.requirement, f.verdict, f.value) for f in result.findings]
 
 
 def _difference(one: CaseResult, other: CaseResult) -> str:
-    """Return text that names the differing requirements if both overall verdicts are equal."""
+    """Return a text that names the requirements on which two results differ.
+
+    Return "" if the overall verdicts differ.
+    """
     if one.verdict != other.verdict:
         return ""
     names = {name for name, *_ in {*_judged(one)} ^ {*_judged(other)}}
@@ -212,7 +221,10 @@ def _joined_header(parts: Sequence[tuple[str, Header]], name: str) -> Header:
 
 
 def joined_selection(selections: Sequence[str]) -> str:
-    """Return the selection of the joined record: "" if a part or its shards are complete."""
+    """Return the selection of the joined record, given those of its parts.
+
+    It is "" if a part is a complete run, or if all shards of a complete run are present.
+    """
     shards: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     left: dict[str, None] = {}
     for selection in selections:
@@ -233,7 +245,7 @@ def joined_selection(selections: Sequence[str]) -> str:
 
 
 def _place(result: CaseResult, header: Header) -> tuple[int, ...]:
-    """Return a sort key that orders results as `plan` and `inquiries` would in a single run."""
+    """Return a sort key by which results have the order that they would have in a single run."""
     names = [one.name for one in header.implementations]
     implementation = names.index(result.implementation)
     mode = _index(header.implementations[implementation].modes, result.mode)

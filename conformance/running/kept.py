@@ -1,8 +1,8 @@
 """Cache expectations on disk, because computing them takes most of the time of a run.
 
 An expectation depends on the problem, the code of `conformance.definition` and NumPy. The file name
-contains a hash of all three, so no stale file is read, and a checksum in the file detects damage.
-If anything goes wrong with the cache, the expectation is computed.
+contains a hash of all three, so an outdated file is never read, and a checksum in the file detects
+damage. If anything goes wrong with the cache, the expectation is computed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _written: dict[Path, int] = {}
 
 
 def expectation(problem: Problem, *, gradients: bool = True) -> Expectation:
-    """Return `expect(problem)`, with gradients or without, from the cache if possible."""
+    """Return `expect(problem, gradients=gradients)`, from the cache if possible."""
     folder = cache_folder()
     if folder is None:
         return expect(problem, gradients=gradients)
@@ -76,7 +76,7 @@ def cache_folder() -> Path | None:
 
 @cache
 def _code() -> str:
-    """Return a hash of the code of the definition and of NumPy's version."""
+    """Return a hash of the code on which expectations depend, and of NumPy's version."""
     digest = hashlib.blake2b(np.__version__.encode(), digest_size=6)
     for path in (*sorted(Path(definition.__path__[0]).glob("*.py")), Path(numbers.__file__)):
         digest.update(path.read_bytes())
@@ -141,9 +141,14 @@ _NOISE = "|noise"
 
 
 def _make_room(folder: Path, size: int) -> None:
-    """Delete the oldest files until the cache is half full, if it is full.
+    """If the cache is full, delete the oldest files until it is half full.
 
-    That is looked at when a process first writes, and again each time it has written much.
+    The size of the cache is determined when a process first writes to it, and again each time the
+    process has written another `_AT_ONCE` bytes.
+
+    Args:
+        folder: the folder of the cache.
+        size: the number of bytes that are about to be written.
     """
     written = _written.get(folder, _AT_ONCE) + size
     _written[folder] = written

@@ -1,12 +1,11 @@
-"""Find which entries of a baseline explain a deviation on a randomly drawn problem.
+"""Find the entry of a baseline that explains a deviation on a randomly drawn problem.
 
-Entries name cases of the catalogue, and a drawn problem is not one of them.
-
-An entry names cases by patterns. The cases of the catalogue that have the features of the drawn
-problem stand for it: the same kinds of masks, heads and scale, or, if there are none, as many of
-these features as any case has. An entry explains a deviation of the drawn problem if it claims the
-same deviation of more than half of them. So `mask/*` explains what a search finds with a mask, and
-neither `*/one-key` nor `logits/huge/*` explains what it finds without one.
+Entries refer to cases of the catalogue by patterns, but a drawn problem is not one of these cases.
+It is represented by the cases that have the same features, that is, the same kinds of masks, heads
+and scale. If there are none, these are the cases that have as many of the features as possible and
+no others. An entry explains a deviation of the drawn problem if it claims the same deviation of
+more than half of these cases. For example, `mask/*` explains deviations on problems with a mask,
+but neither `*/one-key` nor `logits/huge/*` explains those on problems without one.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ EVERY_REQUIREMENT = tuple(item.id for item in LOOKED_AT)
 
 
 class KnownDeviations:
-    """The deviations of one implementation that a baseline knows.
+    """The known deviations of one implementation, as listed in a baseline.
 
     Attributes:
-        seen: how often each entry has explained a deviation.
+        seen: the number of deviations that each entry has explained.
 
     Raises:
-        BrokenBaseline: a condition asks for what is not known of the implementation.
+        BrokenBaseline: a condition depends on something that is not known of the implementation.
     """
 
     def __init__(self, baseline: Baseline, adapter: Adapter, spec: str, device: str) -> None:
@@ -52,7 +51,7 @@ class KnownDeviations:
         self.seen: Counter[Entry] = Counter()
 
     def __call__(self, trial: Trial, deviation: Deviation) -> bool:
-        """Return whether an entry explains this deviation, and count it."""
+        """Return whether an entry explains this deviation, and if so, count it in `seen`."""
         entry = self._entry(trial, deviation)
         if entry is not None:
             self.seen[entry] += 1
@@ -64,7 +63,7 @@ class KnownDeviations:
             CaseResult(name, case, dtype, trial.device, trial.mode.name, [])
             for case in similar(trial.problem)
         ]
-        # An exception is an error of whatever is asked.
+        # An exception is an error for every requirement.
         for requirement in [deviation.requirement] if deviation.requirement else EVERY_REQUIREMENT:
             finding = _finding(requirement, deviation)
             claims = Counter(
@@ -81,7 +80,7 @@ class KnownDeviations:
 
 
 def _finding(requirement: str, deviation: Deviation) -> Finding:
-    """Return the finding of a deviation, without a cause."""
+    """Return a deviation as a finding on a requirement, without a cause."""
     if not deviation.requirement:
         return Finding(requirement, "error", deviation.text)
     ratio = min(deviation.ratio, INFINITE)
@@ -90,7 +89,7 @@ def _finding(requirement: str, deviation: Deviation) -> Finding:
 
 
 def _explained(finding: Finding, adapter: Adapter, trial: Trial) -> Finding:
-    """Return the finding with its cause; the implementation is called again to find it."""
+    """Return the finding with its cause, for which the implementation is called again."""
     if finding.cause:
         return finding
     ex = Examination(adapter, trial.case(), trial.problem.dtype, trial.device, trial.mode)
@@ -98,7 +97,7 @@ def _explained(finding: Finding, adapter: Adapter, trial: Trial) -> Finding:
 
 
 def similar(problem: Problem) -> Sequence[str]:
-    """Return the ids of the cases that stand for a problem; no case has magnitudes of its own."""
+    """Return the ids of the cases that represent a problem, among cases with usual magnitudes."""
     return _similar(features(problem))
 
 
@@ -111,7 +110,7 @@ def _similar(wanted: frozenset[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _featured() -> tuple[tuple[str, frozenset[str]], ...]:
-    """Return the id and the features of each case of the catalogue whose inputs are the usual."""
+    """Return the id and the features of each case with usual inputs and a defined answer."""
     return tuple(
         (case.id, features(case.problem("float32")))
         for case in catalogue()

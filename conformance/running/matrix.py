@@ -1,7 +1,7 @@
-"""Run the environments of a tox project: here with tox, or on a cluster with Ray.
+"""Run the environments of a tox project: on this machine with tox, or on a cluster with Ray.
 
-What an environment installs and runs stands in the configuration of tox, and nowhere else; a node
-of a cluster runs tox, too. Ray is imported only if a cluster is asked for.
+Only the configuration of tox specifies what an environment installs and runs; the nodes of a
+cluster run tox, too. Ray is imported only if a cluster is requested.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Environments:
-    """What is to be run, in this order.
+    """The environments to run, in this order.
 
     Attributes:
-        before: environments that write no record, for which others wait; such as `begin`.
-        records: the record that each of the others writes, relative to the project, by name.
-        after: further environments that write no record, such as `report`.
+        before: environments without a record that must be run before those in `records`, such as
+            `begin`.
+        records: the path of the record that an environment writes, relative to the project, by the
+            name of the environment.
+        after: other environments without a record, such as `report`.
     """
 
     before: list[str]
@@ -55,14 +57,16 @@ class Environments:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where and how the parts of environments are run.
+    """A specification of a cluster and of how to run the parts of environments on it.
 
     Attributes:
-        address: "ray" for a cluster that is there, or one of this machine; or "ray://HOST:PORT".
-        shards: into how many parts each environment is divided.
-        workers: the processes of a part, each of which gets a CPU.
-        resources: further resources of a part, in Ray's words, by the name of its environment.
-        arguments: what tox passes on to the commands of the environments that write a record.
+        address: "ray" for an existing cluster, or else a new one on this machine; or
+            "ray://HOST:PORT".
+        shards: the number of parts into which each environment is divided.
+        workers: the number of processes of a part, each of which gets a CPU.
+        resources: the additional resources of a part, under Ray's names for them, by the name of
+            its environment.
+        arguments: the arguments that tox passes on to the commands that write a record.
     """
 
     address: str = "ray"
@@ -76,11 +80,16 @@ class Cluster:
 
 
 def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> Environments:
-    """Return what tox would run.
+    """Return the environments that tox would run.
+
+    Args:
+        chosen: the names of environments.
+        labels: the labels of environments.
+        root: the folder of the project.
 
     Raises:
-        ConformanceError: tox is not installed, finds no configuration here, or refuses it; there is
-            no such environment, or none that writes a record.
+        ConformanceError: tox is not installed, finds no configuration in the folder, or rejects it;
+            or there is no such environment, or none that writes a record.
     """
     command = ["config", "--format", "json", "-k", "depends", "commands"]
     command += ["-e", ",".join(chosen)] if chosen else []
@@ -90,7 +99,7 @@ def environments(chosen: Sequence[str], labels: Sequence[str], root: Path) -> En
         said = (done.stdout + done.stderr).strip().splitlines()
         told = next((line for line in reversed(said) if line.strip()), "no reason given")
         raise ConformanceError(f"tox refuses its configuration: {told}")
-    # What tox prints on the way, if it has to install itself first, is on the lines before.
+    # If tox has to install itself first, it prints text on the lines before.
     found = json.loads(done.stdout[done.stdout.index("{") :])["env"]
     records = {name: path for name in found if (path := _record_of(found[name]))}
     if not records:
@@ -123,7 +132,15 @@ def _tox(*arguments: str) -> list[str]:
 def run_here(
     chosen: Environments, arguments: Sequence[str], root: Path, *, jobs: int, workers: int
 ) -> int:
-    """Run environments with tox, so many at once, and return the exit code of tox."""
+    """Run environments with tox on this machine, and return the exit code of tox.
+
+    Args:
+        chosen: the environments.
+        arguments: the arguments that tox passes on to their commands.
+        root: the folder of the project.
+        jobs: the number of environments to run at the same time.
+        workers: the number of processes of an environment's command.
+    """
     names = [*chosen.before, *chosen.records, *chosen.after]
     how = ["run-parallel", "--parallel", str(jobs)] if jobs > 1 else ["run"]
     command = _tox(*how, "-e", ",".join(names), "--", *arguments)
@@ -135,17 +152,20 @@ def run_here(
 
 
 def run_on_cluster(chosen: Environments, cluster: Cluster, root: Path, say: Say) -> ExitCode:
-    """Run environments on the nodes of a cluster, and write their records here as they come.
+    """Run environments on the nodes of a cluster, and write each record here when it arrives.
 
     Args:
-        chosen: what is to be run; what writes no record is run here, with tox.
-        cluster: where, and how.
+        chosen: the environments; those without a record are run on this machine.
+        cluster: the cluster, and how to use it.
         root: the folder of the project.
-        say: is called with each line of the progress.
+        say: a function that is called with each line about the progress.
+
+    Returns:
+        The exit code.
 
     Raises:
         ConformanceError: Ray is not installed, there is no such cluster, or no node of it has the
-            resources of a part; or another run writes the same records.
+            resources that a part needs; or another run is writing the same records.
     """
     from conformance.running.joining import Lock
 
@@ -167,19 +187,19 @@ def run_on_cluster(chosen: Environments, cluster: Cluster, root: Path, say: Say)
 
 
 def on_ray(address: str) -> bool:
-    """Whether an engine is a cluster of Ray."""
+    """Return whether an address is that of a Ray cluster."""
     return address == "ray" or address.startswith("ray://")
 
 
 @contextmanager
 def connected(address: str) -> Iterator[list[dict[str, float]]]:
-    """Connect to a cluster of Ray, or begin one; yield the resources of each node.
+    """Connect to a Ray cluster, or start one, and yield the resources of each node.
 
     Args:
         address: "ray", or "ray://HOST:PORT"; see `Cluster`.
 
     Raises:
-        ConformanceError: this is no address, Ray is not installed, or there is no such cluster.
+        ConformanceError: the address is invalid, Ray is not installed, or there is no such cluster.
     """
     if not on_ray(address):
         raise ConformanceError(f"--on {address}: ray or ray://HOST:PORT")
@@ -195,7 +215,7 @@ def connected(address: str) -> Iterator[list[dict[str, float]]]:
         ray.init(log_to_driver=False, logging_level="ERROR", **settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConformanceError(f"no Ray cluster at {address}: {message(error)}") from error
-    # A build that is cancelled sends this; by default, Ray aborts then.
+    # A build that is cancelled sends this signal, at which Ray would abort by default.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield [own["Resources"] for own in ray.nodes() if own["Alive"]]
@@ -205,7 +225,7 @@ def connected(address: str) -> Iterator[list[dict[str, float]]]:
 
 
 def _aside(names: Sequence[str], root: Path) -> ExitCode:
-    """Run environments here, one after the other."""
+    """Run environments on this machine, one after the other, and return the exit code."""
     done = subprocess.run(_tox("run", "-e", ",".join(names)), cwd=root, check=False)
     return ExitCode.OK if done.returncode == 0 else ExitCode.INCOMPLETE
 
@@ -221,7 +241,7 @@ class Run:
         self._remote: Any = None
 
     def check(self, nodes: Sequence[Mapping[str, float]]) -> None:
-        """Raise `ConformanceError` for an environment that no node has the resources for."""
+        """Raise `ConformanceError` if no node has the resources that an environment needs."""
         for name in self._records:
             asked = self._asked(name)
             if not any(all(own.get(key, 0) >= asked[key] for key in asked) for own in nodes):
@@ -232,9 +252,10 @@ class Run:
         return {"CPU": self._cluster.workers, **self._cluster.resources.get(name, {})}
 
     def all(self) -> None:
-        """Run all parts; join the shards of an environment, and have its command judge the whole.
+        """Run all parts, join the shards of each environment, and judge the joined record.
 
-        What has come is kept if this is interrupted, and the rest is cancelled.
+        To judge it, the command of the environment is run again. If this method is interrupted, the
+        results that have arrived are kept, and the remaining parts are cancelled.
         """
         import ray
 
@@ -286,7 +307,7 @@ class Run:
         return max(found, default=math.inf)
 
     def _part(self, name: str, shard: str = "") -> Part:
-        """Return a part, with the records that are here already."""
+        """Return a part of an environment, with the records that exist already on this machine."""
         from conformance.records.record import narrowed_path
 
         record = self._root / self._records[name]
@@ -301,7 +322,7 @@ class Run:
         return file.relative_to(self._root).as_posix()
 
     def _begin(self, project: Any, part: Part) -> Any:
-        """Return the reference to the answer of a part, which a node will run."""
+        """Have a node run a part, and return Ray's reference to its `Answer`."""
         asked = self._asked(part.environment)
         own = {key: asked[key] for key in asked if key not in ("CPU", "GPU")}
         remote = self._remote.options(
@@ -316,7 +337,7 @@ class Run:
         return remote.remote(project, key_of(self._root), folder, part, self._cluster.workers)
 
     def _take(self, part: Part, ref: Any) -> None:
-        """Write what a part has found, and say so."""
+        """Write the files of a finished part, report it, and note its exit code."""
         import ray
 
         from conformance.records.record import replace_file
@@ -352,14 +373,18 @@ class Run:
         self._say(f"{part.name}: {text}")
 
     def _note(self, part: Part, code: ExitCode) -> None:
-        # The whole is judged by the command of the environment, once its shards are joined.
+        # The command of the environment judges the joined record, once all shards are there.
         if not part.shard or code == ExitCode.INCOMPLETE:
             self._codes[part.name] = code
         if part.shard:
             self._left[part.environment] -= 1
 
     def _whole(self, part: Part) -> Part | None:
-        """Return what judges an environment whose last shard has just come."""
+        """Return a part that judges the joined record of an environment.
+
+        The shards are joined if `part` is the last one to arrive. Return None if it is not, or if
+        there are no shards.
+        """
         from conformance.records.record import narrowed_path, read
         from conformance.running.joining import join, joined_selection
 
@@ -378,7 +403,7 @@ class Run:
         return self._part(part.environment)
 
     def code(self) -> ExitCode:
-        """Return the exit code: incomplete before worse than the baselines say."""
+        """Return the exit code of the run, where an incomplete run takes precedence."""
         found = {*self._codes.values()} - {ExitCode.OK}
         order = (ExitCode.INCOMPLETE, ExitCode.USAGE, ExitCode.DEVIATES)
         return next((code for code in order if code in found), max(found, default=ExitCode.OK))
@@ -400,12 +425,16 @@ def _items(records: Sequence[Path]) -> str:
 
 
 def key_of(root: Path) -> str:
-    """Return a name for the project, under which nodes keep what tox installed for it."""
+    """Return a name for the project, under which nodes keep the packages that tox installed."""
     return f"{root.name}-{sha256(str(root).encode()).hexdigest()[:8]}"
 
 
 def archive(root: Path) -> bytes:
-    """Return the source of a project as a tar archive: what git knows, or does not ignore."""
+    """Return the source of a project as a tar archive.
+
+    It has all files that git tracks or does not ignore; without git, all but those in certain
+    folders, such as "build".
+    """
     git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(git, cwd=root, capture_output=True, check=True)

@@ -1,7 +1,7 @@
-"""What a node of a cluster does: run an environment of a tox project, and hand back its records.
+"""Run an environment of a tox project on a node of a cluster, and return its records.
 
-A node has Ray and tox, and neither this suite nor a copy of the project. This module is sent to it,
-so it imports nothing beyond the standard library.
+A node has Ray and tox, but neither this suite nor a copy of the project. This module is sent to it,
+so it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Part:
-    """An environment of tox, or a shard of one.
+    """A tox environment to run, or a shard of one.
 
     Attributes:
-        environment: its name in tox.
-        shard: "2/8", or "" for all of it.
-        arguments: what tox passes on to the environment's command, the shard included.
-        files: files of the project that are no part of its source: records that exist already.
+        environment: the name of the environment.
+        shard: the shard, such as "2/8", or "" for the whole environment.
+        arguments: the arguments that tox passes on to the environment's command, including those
+            for the shard.
+        files: files of the project that are not part of its source, by path: existing records.
     """
 
     environment: str
@@ -63,20 +64,20 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The environment, and the shard if it is one."""
+        """The name of the environment, followed by the shard if there is one."""
         return f"{self.environment} {self.shard}".strip()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a part.
+    """The result of running a part.
 
     Attributes:
         code: the exit code of tox, which is that of the environment's command.
         files: the files in the folder of records that are new or have changed, by path.
-        tail: what was printed last.
+        tail: the end of the output.
         node: the name of the node.
-        seconds: how long it took there.
+        seconds: the time that the part took on the node.
     """
 
     code: int
@@ -87,16 +88,16 @@ class Answer:
 
 
 def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answer:
-    """Run a part in a copy of the project.
+    """Run a part in a copy of the project, and return its answer.
 
-    The node keeps what tox installed, so that the next run of the same project finds it.
+    The node keeps the packages that tox installed, for the next run of the same project.
 
     Args:
         project: the files of the project, as a tar archive.
-        key: names the project among those of which the node keeps something.
+        key: a name that distinguishes the project from others of which the node keeps files.
         folder: the folder of records, relative to the project.
-        part: what is to be run.
-        workers: the processes that the environment's command may use.
+        part: the part to run.
+        workers: the number of processes that the environment's command may use.
     """
     begun = time.monotonic()
     home, release = _claimed(key, part.environment)
@@ -120,9 +121,10 @@ def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answ
 
 
 def _unpack(project: bytes, root: Path) -> None:
-    """Make a folder hold the files of an archive, and no others.
+    """Make a folder contain exactly the files of an archive.
 
-    Files that have not changed are left as they are, so that Python need not compile them again.
+    Files that have not changed are not written again, so that Python need not compile them again.
+    For the same reason, compiled files of the sources are kept.
     """
     with tarfile.open(fileobj=io.BytesIO(project)) as archive:
         members = {root / member.name: member for member in archive}
@@ -138,13 +140,13 @@ def _unpack(project: bytes, root: Path) -> None:
                 path.unlink()
         for path, member in members.items():
             if not _holds(path, archive, member):
-                # Python compares this with what it has compiled.
+                # Python compares this time with that of the compiled file.
                 member.mtime = time.time()
                 archive.extract(member, root, filter="data")
 
 
 def _holds(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
-    """Return whether a file is already what the archive has in its place."""
+    """Return whether a file already equals the member of the archive for its path."""
     if path.is_symlink() or not path.is_file() or (content := archive.extractfile(member)) is None:
         return False
     is_program = bool(member.mode & 0o100)
@@ -152,7 +154,7 @@ def _holds(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> boo
 
 
 def _claimed(key: str, environment: str) -> tuple[Path, Callable[[], None]]:
-    """Return a folder that no other part on this machine uses, and what gives it back."""
+    """Return a folder that no other part on this machine uses, and a function to release it."""
     import fcntl
 
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -168,9 +170,16 @@ def _claimed(key: str, environment: str) -> tuple[Path, Callable[[], None]]:
 
 
 def _ended(command: Sequence[str], root: Path, output: BinaryIO, workers: int) -> int:
-    """Run a program to its end, which also comes if this process is killed."""
+    """Run a program and return its exit code; kill its processes at the end or if this one dies.
+
+    Args:
+        command: the program and its arguments.
+        root: the working directory.
+        output: a file for the output of the program.
+        workers: the number of processes that the program may use.
+    """
     settings = os.environ | {"WORKERS": str(workers)}
-    # Ray leads its workers to the packages of the node, which are not those of the environment.
+    # Ray makes its workers use the packages of the node, which are not those of the environment.
     for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME"):
         settings.pop(name, None)
     guard = subprocess.Popen(
@@ -187,7 +196,7 @@ def _ended(command: Sequence[str], root: Path, output: BinaryIO, workers: int) -
     )
     assert guard.stdin is not None
     print(process.pid, file=guard.stdin, flush=True)
-    # The id of the session stays taken until the guard is done.
+    # Do not reap the process yet: the id of the session must not be reused before the guard ends.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     guard.communicate()
     return process.wait()
@@ -199,7 +208,7 @@ def _tail(output: BinaryIO) -> str:
 
 
 def _contents(root: Path, folder: str) -> Files:
-    """Return the files below a folder of the project, by path; no locks and no temporary files."""
+    """Return the records below a folder of the project, and their files of arrays, by path."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in (root / folder).rglob("*.*")

@@ -1,7 +1,7 @@
-"""The pytest plugin, which does nothing but add options until `--implementation` is given.
+"""The pytest plugin, which only adds an option unless `--implementation` is given.
 
-pytest loads it in every run of an environment in which the suite is installed. So it imports the
-rest of the suite only in a conformance run.
+pytest loads it in every run of an environment in which the suite is installed. For this reason, it
+imports the rest of the suite only in a conformance run.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ def _add_options(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Create the run here, because under xdist the controller does not collect tests."""
+    """Create the run if one is requested.
+
+    It is created here because, with xdist, the controller does not collect tests.
+    """
     if config.getoption("--implementation") and not config.option.help:
         start(config)
 
@@ -100,7 +103,7 @@ def conformance_run(request: pytest.FixtureRequest) -> Any:
 
 
 def start(config: pytest.Config) -> Run:
-    """Return the run of this session, which the first call creates and registers."""
+    """Return the run of this session; the first call creates it and registers it as a plugin."""
     if RUN not in config.stash:
         from conformance.errors import ConformanceError
         from conformance.running.provenance import environment

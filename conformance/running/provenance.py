@@ -1,4 +1,4 @@
-"""Describe where and how a run was made, and the implementations, for the header of a record."""
+"""Describe the setting of a run and the implementations, for the header of a record."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
 
 
 def run_id(folder: Path) -> str:
-    """Return the id of the run that was begun in this folder, or else a new id."""
+    """Return the id of the run that was begun in this folder, or a new id if there is none."""
     return begun(folder) or new_run_id()
 
 
 def begun(folder: Path) -> str:
-    """Return the id of the run that was begun in this folder, or ""."""
+    """Return the id of the run that was begun in this folder, or "" if there is none."""
     try:
         found = (folder / RUN_FILE).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeError):
@@ -99,7 +99,8 @@ def header_of(
         selection: the options that restrict the run, or "".
         command: the command line.
         name: the name of the record.
-        folder: the folder of the record, which may hold records of other environments.
+        folder: the folder of the record, which may hold records of other environments and the id
+            of their run; None to make a new id.
     """
     packages = package_versions(("mha-conformance", *BASE_PACKAGES, "pytest"))
     model = ""
@@ -134,7 +135,7 @@ def header_of(
 
 
 def setting() -> dict[str, Any]:
-    """Return those fields of `Provenance`, by name, that need no framework."""
+    """Return the fields of `Provenance` that can be determined without a framework, by name."""
     return {
         "suite": metadata.version("mha-conformance"),
         "python": platform.python_version(),
@@ -159,7 +160,10 @@ def environment() -> dict[str, str]:
 
 
 def describe(adapters: Iterable[tuple[Adapter, str]], device: str) -> list[Implementation]:
-    """Return the declarations of (adapter, spec) pairs, with the reason if one cannot be run."""
+    """Return the declaration of each implementation, given its adapter and spec.
+
+    If an implementation cannot be run, its declaration has the reason.
+    """
     return [_describe(adapter, spec, device) for adapter, spec in adapters]
 
 
@@ -250,5 +254,5 @@ def _parameters(adapter: Adapter) -> list[ParameterInfo]:
 
 
 def requirements() -> list[RequirementInfo]:
-    """Return all requirements of the suite in their recorded form, in the order of a report."""
+    """Return all requirements of the suite as in a record, in the order of a report."""
     return msgspec.convert(REQUIREMENTS, list[RequirementInfo], from_attributes=True)

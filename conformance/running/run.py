@@ -1,7 +1,7 @@
 """A conformance run in a pytest session: it examines items and writes a record at the end.
 
-Results are attached to pytest's test reports, so that with xdist they reach the controller, which
-alone writes the record.
+Results are attached to pytest's test reports. With xdist, this is how they reach the controller,
+the only process that writes the record.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def take_gpu(worker: str) -> None:
-    """Leave a worker ("gw1") and the processes that it starts one of the GPUs, in turn.
+    """Restrict an xdist worker ("gw1") and the processes that it starts to one of the GPUs.
 
-    A framework reads the variable when it first uses a GPU, so this precedes the adapters.
+    The GPUs are assigned to the workers in turn. A framework reads the environment variable when it
+    first uses a GPU, so this function must be called before adapters are loaded.
     """
     given = os.environ.get(GPUS)
     there = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
@@ -154,7 +155,7 @@ class Run:
 
     @cached_property
     def narrowing(self) -> str:
-        """The options that restrict or extend the run, as text, or ""."""
+        """The options that restrict or extend the run, as text, or "" if there are none."""
         words = [str(self.selection)] if str(self.selection) else []
         words += [f"--shard {self.shard[0]}/{self.shard[1]}"] if self.shard[1] > 1 else []
         keyword = self.config.getoption("keyword", "")
@@ -191,12 +192,18 @@ class Run:
         return ending.failure(result, spec, stored.path if stored else "", alone=alone)
 
     def _conforms_alone(self, row: Row) -> bool:
-        """Return whether the item conforms when examined alone; False if this was not tried."""
+        """Return whether the item conforms when examined alone.
+
+        Return False for isolated implementations and for the first item, where this is not tried.
+        """
         isolated = row.adapter.name in self.supervisors
         return not isolated and self._examined > 1 and conforms_alone(row)
 
     def _examine(self, row: Row) -> tuple[CaseResult, bytes]:
-        """Return the result of a row and its journal line, from an earlier run if valid."""
+        """Return the result of a row and its journal line.
+
+        A result of an earlier run is reused if it is still valid.
+        """
         line = self._earlier.lines.get(row.id)
         if line is None:
             supervisor = self.supervisors.get(row.adapter.name)
@@ -206,13 +213,13 @@ class Run:
                 process = os.getpid()
                 result, arrays = self._examiner.examine(row)
                 if os.getpid() != process:
-                    # The implementation has forked, and both came back: one run is enough.
+                    # The implementation has forked, and both processes returned here.
                     os._exit(0)
                 return result, encode_line(result, arrays)
             line = supervisor.examine(row, self._places.get(row.id, -1))
         return decode_line(line)[0], line
 
-    # Implementations in processes of their own
+    # Implementations in separate processes
 
     def _adapter(self, spec: str) -> Adapter:
         """Return the adapter, or a proxy if the implementation is isolated."""
@@ -239,7 +246,7 @@ class Run:
         return StandIn(declared)
 
     def _beside(self, adapter: Adapter) -> Supervisor:
-        """Return a supervisor for what an implementation of this process is not asked here."""
+        """Return a supervisor for experiments that must not be run in this process."""
         from conformance.running.isolation import supervise
 
         spec = next(spec for own, spec in self.adapters if own is adapter)
@@ -261,7 +268,7 @@ class Run:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Send an xdist worker the declarations, and the header to select earlier results."""
+        """Send an xdist worker the declarations, and the header for selecting earlier results."""
         header = msgspec.json.encode(self._header()).decode() if self._earlier.lines else ""
         node.workerinput["conformance"] = {"declared": self._declared, "header": header}
 
@@ -284,7 +291,10 @@ class Run:
 
     @property
     def _record(self) -> Path | None:
-        """The file to write; shards and restricted runs do not overwrite a complete record."""
+        """The file to write, or None; shards and restricted runs have files of their own.
+
+        In this way, they do not overwrite a complete record.
+        """
         given = self._given
         if given is not None and self.shard[1] > 1:
             return given.with_suffix(f".shard-{self.shard[0]}-of-{self.shard[1]}.json")
@@ -311,7 +321,7 @@ class Run:
         )
 
     def _header(self) -> Header:
-        """Return the header, with the selection and baseline as known so far."""
+        """Return the header, with the selection and the baseline that are known so far."""
         return msgspec.structs.replace(
             self._planned_header,
             planned=len(self.chosen),
@@ -320,7 +330,7 @@ class Run:
         )
 
     def _read_earlier(self) -> Earlier:
-        """Return the valid results of an earlier record or of an interrupted run's journal."""
+        """Return the valid results of earlier records and of journals of interrupted runs."""
         option = self.config.getoption
         if self._given is None or option("--fresh") or self.config.option.collectonly:
             return Earlier()
@@ -338,7 +348,10 @@ class Run:
         return earlier(there, header, self.planned, self._places)
 
     def _open_journal(self) -> Journal | None:
-        """Return the journal, created with the reused results; None if nothing is recorded."""
+        """Return the journal, or None if nothing is recorded.
+
+        The first call creates it with the reused results.
+        """
         if self._journal is None and self._record is not None:
             chosen = {*self.chosen}
             lines = [line for name, line in self._earlier.lines.items() if name in chosen]
@@ -348,7 +361,7 @@ class Run:
     # What pytest does around an item
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Keep the session, to stop it."""
+        """Store the session, so that it can be stopped."""
         self._session = session
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -375,9 +388,10 @@ class Run:
         gc.freeze()
 
     def pytest_runtest_protocol(self, item: pytest.Function) -> bool | None:
-        """Skip setup and teardown if they would do nothing, because they take as long as an item.
+        """Run a test without setup and teardown, if these would do nothing.
 
-        Their reports are still made if another plugin, such as the JUnit writer, may use them.
+        They take as long as examining an item. Their reports are still made if another plugin, such
+        as the JUnit writer, may use them.
         """
         if not self._only_calls:
             return None
@@ -423,20 +437,20 @@ class Run:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """Store the ids of the items that xdist workers collected; they are the same in all."""
+        """Store the ids of the items that an xdist worker collected, the same for all workers."""
         planned = {row.id for row in self.planned}
         self._collected = [name for name in map(_parameter, ids) if name in planned]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any) -> None:
-        """Record the item at which an xdist worker died as crashed."""
+        """Record an item as crashed if an xdist worker died while examining it."""
         name = _parameter(crashitem)
         if name in {row.id for row in self.planned}:
             crashed = without_outcome(name, "crashed", "the process died at this item")
             report.conformance = encode_line(crashed, {}).decode()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Store a result and write it to the journal, except in xdist workers."""
+        """Store the result in a report, and write it to the journal, except in xdist workers."""
         line = getattr(report, "conformance", None)
         if line is None or self._is_worker:
             return
@@ -451,7 +465,10 @@ class Run:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Note a failure to write the record; nothing may be written after half a line."""
+        """Catch a failure to write the record, and close the journal.
+
+        Nothing more may be written to the journal, because its last line may be incomplete.
+        """
         try:
             yield
         except OSError as error:
@@ -513,7 +530,7 @@ class Run:
         if self._gated is not None:
             results = [self.results[name] for name in planned if name in self.results]
             code = self._gated.judge(self._header(), results, unanswered)
-            # In a survey a test fails only by a bug in the suite, and then an item is missing.
+            # In a survey, a test fails only because of a bug in the suite, so an item is missing.
             if fine or (self.survey and exitstatus == pytest.ExitCode.TESTS_FAILED):
                 session.exitstatus = code
         elif fine:
@@ -525,12 +542,16 @@ class Run:
         self.exit_status = session.exitstatus
 
     def _is_silent(self, exitstatus: int) -> bool:
-        """Return whether this process prints and writes nothing at the end."""
+        """Return whether this process must not print or write anything at the end."""
         usage_error = exitstatus == pytest.ExitCode.USAGE_ERROR
         return self._is_worker or self.config.option.collectonly or usage_error
 
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
-        """Print the counts of each implementation, and in a survey its worst deviation in full."""
+        """Print the counts of each implementation or the judgement by a baseline.
+
+        In a survey without a baseline, also print the worst deviation of each implementation in
+        full.
+        """
         if self._is_silent(exitstatus) or self.config.option.no_summary:
             return
 
@@ -570,7 +591,7 @@ class Run:
             yield f"record: {self.written}"
 
     def _worst(self) -> Iterator[str]:
-        """Yield a line with the worst deviation of each implementation, printed by `--survey`."""
+        """Yield the lines of the worst deviation of each implementation, for `--survey`."""
         left = False
         for adapter, _ in self.adapters:
             result, of = ending.worst(self._results_of(adapter))
@@ -607,7 +628,11 @@ class Run:
 
 @contextmanager
 def exit_raises() -> Iterator[None]:
-    """Let `os._exit` raise `SystemExit`: it would end this process as if all had been examined."""
+    """Make `os._exit` raise `SystemExit` inside the context, in the main thread of this process.
+
+    Otherwise, a call by an implementation would end the run as if all items had been examined. In
+    other threads, the process ends, but with an exit code other than 0.
+    """
     leave, process = os._exit, os.getpid()
 
     def raise_instead(status: int) -> NoReturn:
@@ -625,7 +650,10 @@ def exit_raises() -> Iterator[None]:
 
 
 def limits_of(option: Callable[[str], float]) -> Limits:
-    """Return the limits of isolated processes; `option` returns the value of an option by name."""
+    """Return the limits of isolated processes.
+
+    `option` is a function that returns the value of an option, given its name.
+    """
     from conformance.running.isolation_messages import Limits
 
     return Limits(option("--item-timeout"), option("--start-timeout"), option("--memory-limit"))
@@ -634,8 +662,8 @@ def limits_of(option: Callable[[str], float]) -> Limits:
 def is_isolated(spec: str, isolate: bool | None, *, debugging: bool) -> bool:
     """Return whether an implementation is run in a separate process.
 
-    By default (`isolate` is None), implementations given by path or module are isolated; built-in
-    and installed ones are not, and under a debugger none is.
+    By default (if `isolate` is None), implementations given by path or module are isolated, except
+    in a debugger; built-in and installed ones are not.
     """
     if isolate is not None:
         return isolate
@@ -645,9 +673,11 @@ def is_isolated(spec: str, isolate: bool | None, *, debugging: bool) -> bool:
 def _expect(reason: str) -> NoReturn:
     """End the test as an expected failure.
 
+    Unlike `pytest.xfail`, this does not format a traceback, which would take longer than examining
+    an item.
+
     Raises:
-        pytest.xfail.Exception: always, without a traceback, because formatting one, as
-            `pytest.xfail` does, takes longer than examining an item.
+        pytest.xfail.Exception: always.
     """
     raise pytest.xfail.Exception(reason, pytrace=False)
 

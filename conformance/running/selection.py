@@ -38,12 +38,12 @@ class Selection:
 
     Attributes:
         cases: parts of ids, or patterns, of cases and experiments; empty for all.
-        dtypes: dtypes of the cases; empty for all. An experiment, which has one dtype, is run if
-            that is included.
-        modes: names of modes, or `FIRST`; empty for all.
+        dtypes: the dtypes of the cases; empty for all. An experiment, which has one dtype, is run
+            if that dtype is included.
+        modes: the names of modes, or `FIRST`; empty for all.
         level: "core" selects the cases marked `core` in `CORE_DTYPES`, or in `dtypes`, and no
             experiments; "full" selects everything; "large" selects the cases marked `core` at the
-            sizes of kernels. Where `cases` are given, too, both narrow.
+            sizes of kernels. If `cases` are given too, only what both select is run.
         files: cases from case files, by id.
 
     Raises:
@@ -78,12 +78,13 @@ class Selection:
         return list(DTYPES) if every else CORE_DTYPES
 
     def find_cases(self) -> list[Case]:
-        """Return the selected cases; raise `UnknownName` for a pattern without a match.
+        """Return the selected cases.
 
-        Without a grid, a case is yet to be posed at the sizes that an implementation takes.
+        Cases without a grid have not been adapted yet to the sizes that an implementation accepts.
 
         Raises:
-            ConformanceError: the level has none of the cases that a pattern matches.
+            UnknownName: a pattern matches neither cases nor experiments.
+            ConformanceError: level "core" has none of the cases that a pattern matches.
         """
         pool = large_cases() if self.level == "large" else every_case()
         every = {case.id: case for case in (*pool, *self.files.values())}
@@ -144,11 +145,14 @@ class Selection:
         return not self.modes or first or row.mode.name in self.modes
 
 
-# What an adapter can be asked
+# What an adapter supports
 
 
 def dtypes_of(adapter: Adapter, level: str) -> list[str]:
-    """Return an adapter's dtypes: all, or at level "core" a single and a half precision."""
+    """Return the dtypes in which to check an adapter.
+
+    At level "full" these are all, otherwise at most one of `SINGLE` and one of `HALVES`.
+    """
     if level == "full":
         return list(adapter.dtypes)
     layer = not adapter.projections_supplied
@@ -171,7 +175,10 @@ def dtypes_of(adapter: Adapter, level: str) -> list[str]:
 
 
 def can_express(adapter: Adapter, case: Case, dtype: str) -> bool:
-    """Return False if the adapter raises `Unsupported` for the case; True also on other errors."""
+    """Return False if the adapter raises `Unsupported` for the case, and True otherwise.
+
+    The result is True even if the adapter raises another exception.
+    """
     try:
         adapter.check(case.problem(dtype))
     except Unsupported:
@@ -194,10 +201,15 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def part(rows: Iterable[Row], number: int, of: int) -> list[Row]:
-    """Return part `number` of `of` parts of about equal size, in the order of the plan.
+    """Return one of several parts of about equal size, in the order of the plan.
 
-    Items that share an expectation stay together. The division depends only on the plan, so that
+    Items that share an expectation are in the same part. The division depends only on the plan, so
     machines with the same plan need not communicate.
+
+    Args:
+        rows: all rows.
+        number: the number of the part, from 1.
+        of: the number of parts.
     """
     rows = list(rows)
     if of == 1:

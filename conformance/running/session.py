@@ -59,7 +59,11 @@ EVERY_MODE = ("edge/fully-masked-row/self",)
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A case or experiment (`asked`) to run with one implementation, dtype, device and mode."""
+    """A case or experiment to run with one implementation, dtype, device and mode.
+
+    Attributes:
+        asked: the case or experiment.
+    """
 
     adapter: Adapter
     asked: Case | Experiment
@@ -95,9 +99,9 @@ class Inquiry(Row):
     asked: Experiment
 
     def concluded(self, entries: Sequence[Entry], others: Iterable[Finding] = ()) -> CaseResult:
-        """Return the result for these entries, with the findings that follow from them.
+        """Return the result with these entries, and with the findings that follow from them.
 
-        `others` are findings that do not follow from these entries alone.
+        `others` are additional findings, which do not follow from these entries alone.
         """
         findings = (compared(entries), *decided(self.asked.name, entries), *others)
         explained = [
@@ -112,7 +116,10 @@ class Inquiry(Row):
 def inquiries(
     adapters: Sequence[Adapter], experiments: Sequence[Experiment], device: str
 ) -> Iterator[Inquiry]:
-    """Yield rows for all experiments, in float32 if supported; some also use other dtypes."""
+    """Yield rows for all experiments, in float32 or else in the adapter's first dtype.
+
+    Some experiments also call the implementation in other dtypes.
+    """
     for adapter in adapters:
         dtype = "float32" if "float32" in adapter.dtypes else adapter.dtypes[0]
         for experiment in experiments:
@@ -131,7 +138,7 @@ class Planned(Adapter):
 def plan(
     adapters: Sequence[Adapter], cases: Iterable[Case], dtypes: Sequence[str], device: str
 ) -> Iterator[Item]:
-    """Yield all items, each case at the sizes that the adapter takes.
+    """Yield all items, with each case at the sizes that the adapter declares.
 
     Items that share an expectation are adjacent.
     """
@@ -150,10 +157,11 @@ def plan(
 
 
 def modes_of(adapter: Adapter, case: Case, dtype: str) -> tuple[Mode, ...]:
-    """Return the modes to examine: only the first if the adapter cannot express the case.
+    """Return the modes in which to examine a case, which are none if it does not apply.
 
-    A case with features is not asked of an implementation that declares none of them. If masks can
-    say them all, it is asked of those that take such a mask, but only if the case is `maskable`.
+    If the adapter cannot express the case, only the first mode is examined. A case with features
+    does not apply to an implementation that declares none of them, unless the case is `maskable`,
+    which means that masks can express its features, and the implementation accepts these masks.
     """
     if isinstance(adapter, Planned):
         return adapter.planned_modes(case, dtype)
@@ -189,12 +197,16 @@ class Session:
     """A session that examines rows and keeps the state that they share.
 
     Attributes:
-        only: names of the mask arguments that experiments examine; empty for all.
+        bench: the caches that examinations share.
+        only: the names of the mask arguments that experiments examine; empty for all.
+        laboratories: the laboratories, by implementation, dtype, device and mode.
+        questions: the questions of experiments that are asked one by one, by the id of the row.
         explains: whether to search for the causes of deviations, which is expensive.
-        apart: asks an experiment that may end the process, in another process; None to ask it in
-            this one.
-        checked: is told the result of an item before the search for its causes, if there is one.
-        entries: what experiments showed in the first mode, by the id of the row.
+        apart: a function that runs an experiment in another process, because it may end the
+            process; None to run it in this one.
+        checked: a function that is called with the result of an item before the search for the
+            causes of its deviations, if there is such a search.
+        entries: the entries of experiments in the first mode, by the id of the row.
     """
 
     bench: Workbench = field(default_factory=lambda: Workbench(expect=expectation))
@@ -207,7 +219,7 @@ class Session:
     entries: dict[str, Sequence[Entry]] = field(default_factory=dict)
 
     def examination(self, item: Item) -> Examination:
-        """Return an examination of the item that shares this session's caches."""
+        """Return an examination of the item, which shares this session's caches."""
         return Examination(item.adapter, item.asked, item.dtype, item.device, item.mode, self.bench)
 
     def ask(self, row: Row) -> tuple[CaseResult, dict[str, Array]]:
@@ -222,7 +234,7 @@ class Session:
         try:
             return self._examine(item)
         except RankLost as error:
-            # Every other question would lose it again, after the same time.
+            # Every other requirement would lose the rank again, after the same time.
             return without_outcome(item.id, error.verdict, str(error))
 
     def _examine(self, item: Item) -> CaseResult:
@@ -242,7 +254,7 @@ class Session:
         return item.result(findings)
 
     def inquire(self, inquiry: Inquiry) -> tuple[CaseResult, dict[str, Array]]:
-        """Run an experiment; return its result, with entries and findings, and its arrays."""
+        """Run an experiment; return its result, with entries and findings, and arrays by name."""
         if inquiry.asked.apart and self.apart is not None:
             return self.apart(inquiry), {}
         shown = Findings()
@@ -257,9 +269,10 @@ class Session:
         return inquiry.concluded(shown.entries, others), shown.arrays
 
     def question(self, inquiry: Inquiry, number: int) -> CaseResult:
-        """Return a result with the entry of one question of an experiment that is asked apart.
+        """Return a result with the entry for one question of an experiment in a separate process.
 
-        With the number -1, return entries with all subjects, or the result if there are none.
+        For the number -1, return entries that have only subjects, one for each question. If the
+        experiment cannot be run, return the result with the reason.
         """
         try:
             with _unchanged(inquiry.adapter):
@@ -282,7 +295,10 @@ class Session:
         return self.laboratories[place]
 
     def _between_modes(self, inquiry: Inquiry, entries: Sequence[Entry]) -> Iterator[Finding]:
-        """Yield the finding on whether these entries are those in the adapter's first mode."""
+        """Yield the finding on whether these entries equal those in the adapter's first mode.
+
+        Nothing is yielded in the first mode, and for experiments whose entries may differ.
+        """
         if inquiry.asked.name not in ONE_FOR_ALL:
             return
         first = dataclasses.replace(inquiry, mode=inquiry.asked.modes(inquiry.adapter)[0])
@@ -290,7 +306,7 @@ class Session:
             self.entries[inquiry.id] = entries
             return
         if first.id not in self.entries:
-            # The run is narrowed, or divided among several processes.
+            # The run is restricted, or divided among several processes.
             self.inquire(first)
         yield from between_modes(self.entries.get(first.id, ()), entries, first.mode.name)
 
@@ -322,7 +338,7 @@ def _without_answer(requirement: Requirement, error: Exception) -> Finding:
 
 @contextmanager
 def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
-    """Yield a function that restores process-wide settings, and call it at the end."""
+    """Yield a function that restores the process-wide settings, and call it at the end."""
     try:
         settings = adapter.settings()
     except Unavailable:
@@ -336,7 +352,7 @@ def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return the error as one line, with the innermost file and line outside this suite."""
+    """Return an exception as one line of text that names the innermost line outside this suite."""
     frames = traceback.extract_tb(error.__traceback__)
     suite = str(Path(__file__).parent.parent)
     outside = [frame for frame in frames if not frame.filename.startswith(suite)]
@@ -357,7 +373,8 @@ class Examiner:
     """An examiner of rows that also selects the arrays to record.
 
     Attributes:
-        places: the position in the run of items whose weights may be recorded, by item id.
+        places: the position in the run of each item whose weights may be recorded, by item id.
+        session: the session that examines the rows.
     """
 
     places: Mapping[str, int]
@@ -367,7 +384,7 @@ class Examiner:
         self._worst = Worst(self.places)
 
     def examine(self, row: Row) -> tuple[CaseResult, dict[str, Array]]:
-        """Return the result of a row, and by name the arrays that may be recorded."""
+        """Return the result of a row, and the arrays that may be recorded, by name."""
         began = time.perf_counter()
         result, arrays = self.session.ask(row)
         if isinstance(row, Item):
@@ -396,12 +413,13 @@ def places(rows: Iterable[Row]) -> dict[str, int]:
 
 
 class Worst:
-    """The worst items, whose attention weights are recorded; few, so that records stay small.
+    """The worst items, whose attention weights are recorded.
 
-    For each implementation, requirement and cause these are the `MOST` worst items, independently
-    of the order of the run: an item among the worst of all is also among the worst of its process
-    so far when it is examined. So each process passes on the weights of such items, and at the end
-    only those of the worst of all are kept.
+    They are few, so that records stay small: the `MOST` worst items for each implementation,
+    requirement and cause. They do not depend on the order of the run: an item that is among the
+    worst of all is also among the worst of its process so far when it is examined. For this reason,
+    each process passes on the weights of such items, and at the end only those of the worst of all
+    are kept.
     """
 
     def __init__(self, places: Mapping[str, int]) -> None:
@@ -419,7 +437,7 @@ class Worst:
                 continue
             entries = self._entries[result.implementation, finding.requirement, finding.cause]
             ratio, rms = gravity(finding)
-            # Among equals prefer the first in the order of the run, which reports show.
+            # Among equals, prefer the first one in the order of the run, which reports show.
             entry = (-ratio, -rms, self._places[result.id], result.id)
             bisect.insort(entries, entry)
             del entries[MOST:]
@@ -433,7 +451,7 @@ class Worst:
 
 
 def worst_of(results: Iterable[CaseResult], places: Mapping[str, int]) -> set[str]:
-    """Return the ids of the items whose attention weights are recorded with these results."""
+    """Return the ids of those items among the results whose attention weights are recorded."""
     worst = Worst(places)
     for result in results:
         worst.takes(result)
@@ -441,7 +459,7 @@ def worst_of(results: Iterable[CaseResult], places: Mapping[str, int]) -> set[st
 
 
 def kept(results: Iterable[CaseResult], places: Mapping[str, int]) -> Callable[[str], bool]:
-    """Return a function that tells whether to record an array, given "item id|array"."""
+    """Return a function that returns whether to record an array, given "item id|array"."""
     worst = worst_of(results, places)
 
     def keep(name: str) -> bool:

@@ -7,5 +7,5 @@ from conformance.running.session import Row
 
 
 def test_conforms(conformance_item: Row, conformance_run: Run) -> None:
-    """Check all requirements of an item, or run the experiment of an inquiry."""
+    """Check all requirements on an item, or run the experiment of an inquiry."""
     conformance_run.examine(conformance_item)
