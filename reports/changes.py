@@ -163,12 +163,12 @@ class Changes(msgspec.Struct, frozen=True):
     """All changes between two sets of records.
 
     Attributes:
-        worse: findings that are wrong now and conformed, were unsupported, or were less severely
-            wrong before.
-        lost: findings that had a verdict before and have none now.
+        worse: findings that are wrong now, and were not wrong, or less severely wrong, before.
+        lost: findings that conformed or were wrong before and are undecided now, for example
+            unsupported or not run.
         otherwise: findings that have changed, but are neither better nor worse.
         fixed: findings that were wrong and conform now.
-        gained: findings that had no verdict before and conform or were observed now.
+        gained: findings that were undecided before, and conform or are observed now.
         conventions: entries of convention cards that have changed.
         added, removed: what only the second, or only the first side has.
         notes: lines with differences between the runs, such as a different catalogue.
@@ -204,7 +204,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     @property
     def anything_worse(self) -> bool:
-        """Whether any finding is worse or has lost its verdict."""
+        """Whether any finding is worse or lost."""
         return bool(self.worse or self.lost)
 
     @property

@@ -81,8 +81,8 @@ def drafts(
         cells: the findings that the entries must claim.
         decided: all findings of the run that entries could claim.
         named: whether entries name the implementation.
-        exact: whether to list every case, mode and dtype, because a narrowed run does not show
-            which others exist.
+        exact: whether to list every case, mode and dtype, because the run was narrowed or is
+            incomplete and does not show which others exist.
     """
     around = by_key(decided, _asked)
     alike = [

@@ -1,7 +1,7 @@
-"""What is published of level "large" and of examinations at length: cells of the table, pages.
+"""The published results of level "large" and of checks of long sequences.
 
-Both are sorted by the same baselines as the rest. An entry about either names it in its case, such
-as `*.d64t64x64` or `long/causal/*`.
+Their deviations are classified by the same baselines as all others. An entry about them names such
+cases in its `case`, for example `*.d64t64x64` or `long/causal/*`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PLOT = "long.svg"
 
 @dataclass(frozen=True)
 class Large:
-    """What level "large" showed of an implementation in one dtype.
+    """The results of level "large" for an implementation in one dtype.
 
     Attributes:
-        findings: their number by verdict.
-        worst: the largest error in σ of those that deviate.
-        kinds: of what deviates.
+        findings: the number of findings with each verdict.
+        worst: the largest error in σ of the wrong findings.
+        kinds: the kinds of the deviations.
     """
 
     dtype: str
@@ -44,12 +44,12 @@ class Large:
 
     @property
     def wrong(self) -> int:
-        """How many findings deviate."""
+        """How many findings deviate or ended in an error."""
         return sum(self.findings.get(verdict, 0) for verdict in WRONG)
 
     @property
     def text(self) -> str:
-        """A line of the table."""
+        """The results as a line for the table; "" if there are none."""
         good = self.findings.get("conforms", 0)
         if not self.wrong:
             return f"{self.dtype} ✓ {good:,}" if good else ""
@@ -60,7 +60,7 @@ class Large:
 
 
 def large_of(part: Part, baseline: Baseline) -> list[Large]:
-    """Return what a record of level "large" says of an implementation."""
+    """Return the results of an implementation in a record of level "large", for each dtype."""
     claims, found = Claims(baseline, part.record), []
     for dtype, results in by_key(part.results, lambda result: result.dtype).items():
         every = [(result, one) for result in results for one in result.findings]
@@ -74,10 +74,10 @@ def large_of(part: Part, baseline: Baseline) -> list[Large]:
 
 
 def read_climbs(folder: Path) -> dict[str, Climb]:
-    """Return the saved examinations of growing sizes in a folder, by implementation.
+    """Return the saved checks of long sequences in a folder, by implementation.
 
     Raises:
-        BrokenRecord: a file is not an examination, or is not named after its implementation.
+        BrokenRecord: if a file is not such a check, or is not named after its implementation.
     """
     found = {}
     for path in sorted(folder.glob("*.json")):
