@@ -83,7 +83,7 @@ class _Row:
 
 
 def _rows(changes: Sequence[Change], page: str) -> list[_Row]:
-    """Return one row for the changes of each cause, and one for each requirement without a cause."""
+    """Return a row for the changes of each cause, and for each requirement without a cause."""
 
     def alike(change: Change) -> tuple[str, ...]:
         same = (change.implementation, change.before, change.after, change.cause)

@@ -89,12 +89,13 @@ def read_climbs(folder: Path) -> dict[str, Climb]:
 
 @dataclass(frozen=True)
 class Length:
-    """How far an implementation conforms in one dtype, and what the first deviation is.
+    """The length up to which an implementation conforms in one dtype, and the first deviation.
 
     Attributes:
-        kind: of the first deviation; "" if there is none.
-        cost: microseconds per token of the longest whole sequence, the implementation's and the
-            suite's own; None where none was reached.
+        reach: the measured lengths.
+        kind: the kind of the first deviation; "" if there is none.
+        cost: microseconds per token for the longest conforming sequence: of the implementation,
+            and of the suite's own computation; None if there is no such sequence.
     """
 
     reach: Reach
@@ -103,7 +104,7 @@ class Length:
 
     @property
     def worst(self) -> str:
-        """The first deviation in units of σ, or what it is instead."""
+        """The size of the first deviation in σ, or a description if there is no number."""
         first = self.reach.first
         if first is None:
             return ""
@@ -114,7 +115,7 @@ class Length:
 
     @property
     def text(self) -> str:
-        """A line of the table."""
+        """The results as a line for the table; "" if nothing was compared."""
         reach = self.reach
         if not reach.compared:
             return ""
@@ -127,7 +128,7 @@ class Length:
 
     @property
     def missing(self) -> list[str]:
-        """What was not reached or not supported, and why, each reason once."""
+        """The reasons why problems were not reached or not supported, each reason once."""
         every = [*self.reach.missing, *self.reach.refused]
         return [
             f"{reason} ({', '.join(dict.fromkeys(step.problem for step in steps))} from "
@@ -137,7 +138,7 @@ class Length:
 
 
 def _reason(why: str) -> str:
-    """Return a reason without its figures, in words that are the same for all lengths."""
+    """Return a reason without its numbers, so that it is the same for all lengths."""
     for begin, said in (("takes", "the time"), ("needs", "the memory")):
         if why.startswith(begin):
             return said
@@ -145,7 +146,7 @@ def _reason(why: str) -> str:
 
 
 def lengths_of(climb: Climb, baseline: Baseline) -> list[Length]:
-    """Return how far an implementation conforms, for each dtype."""
+    """Return the lengths up to which an implementation conforms, for each dtype."""
     record = as_record(climb)
     claims = Claims(baseline, record)
     results = {(one.case, one.dtype, one.mode): one for one in record.results}
