@@ -14,7 +14,8 @@ arguments; float64, because the kernel accumulates in float32, and a float64 pro
 its loop; and, because interpreting takes too long, half precision except in self-attention. If
 queries and keys have the same length above 128, both are padded to a multiple of it, as users do,
 with a separate segment id for the padding. Keys whose length differs from that of the queries (131
-in the family `long`) cannot be padded. The backward pass needs as many blocks of keys as of queries.
+in the family `long`) cannot be padded, because the backward pass needs as many blocks of keys as of
+queries.
 """
 
 from __future__ import annotations

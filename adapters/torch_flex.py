@@ -168,7 +168,7 @@ def _ahead(masks: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _mask_mods(masks: dict[str, Any], sizes: tuple[int, ...]) -> Iterator[Callable[..., Any]]:
-    """Yield functions that return whether a query may attend to a key; all must agree."""
+    """Yield functions that return whether a query may attend to a key; all must return True."""
     if "block_mask" in masks:
         yield _reader(masks["block_mask"], sizes)
     if "window" in masks:
