@@ -179,7 +179,7 @@ def _parameters(own: Any, whole: Any, power: int) -> dict[str, Any]:
 
 
 def _for_all(mask: Any, heads: int) -> Any:
-    """Return a mask per head extended to the wide layer's heads; the added heads see all keys."""
+    """Extend a mask per head to the wide layer's heads, of which the added ones see all keys."""
     import torch
 
     if mask.ndim != 3 or mask.shape[0] % heads:

@@ -57,7 +57,7 @@ class FlexAttention(Function):
         MaskArgument("block_mask", ("query key", "batch heads query key"), true="attends"),
         MaskArgument("score_mod", "batch heads query key", number="added"),
     )
-    # What the two functions read; the library knows no such arguments.
+    # Values that the two functions read; the library itself has no such arguments.
     features = (
         SoftCap("soft_cap", none=None),
         Alibi("slopes"),

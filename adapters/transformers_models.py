@@ -388,7 +388,7 @@ class _Llama(_Decoder):
 
 
 class LlamaModelEager(_Llama, _Eager):
-    """The adapter of LlamaModel, eager."""
+    """The adapter of LlamaModel with eager attention."""
 
     title = "transformers Llama model (eager)"
 
@@ -414,7 +414,7 @@ class _Mistral(_Decoder):
 
 
 class MistralEager(_Mistral, _Eager):
-    """The adapter of MistralModel, eager."""
+    """The adapter of MistralModel with eager attention."""
 
     title = "transformers Mistral (eager)"
 
@@ -433,7 +433,7 @@ def _layer_types(settings: Mapping[str, Static]) -> dict[str, Any]:
 
 
 class Gemma2Eager(_Eager):
-    """The adapter of Gemma2Model, eager."""
+    """The adapter of Gemma2Model with eager attention."""
 
     title = "transformers Gemma 2 (eager)"
     config = "Gemma2Config"
@@ -455,7 +455,7 @@ class Gemma2Eager(_Eager):
 
 
 class GptOssEager(_Eager):
-    """The adapter of GptOssModel, eager."""
+    """The adapter of GptOssModel with eager attention."""
 
     title = "transformers gpt-oss (eager)"
     config = "GptOssConfig"
@@ -517,7 +517,7 @@ class _Qwen3(_Decoder):
 
 
 class Qwen3Eager(_Qwen3, _Eager):
-    """The adapter of Qwen3Model, eager."""
+    """The adapter of Qwen3Model with eager attention."""
 
     title = "transformers Qwen 3 (eager)"
 
@@ -594,7 +594,7 @@ class _Falcon(_Fusing):
 
 
 class FalconEager(_Falcon, _Eager):
-    """The adapter of FalconModel, eager."""
+    """The adapter of FalconModel with eager attention."""
 
     title = "transformers Falcon (eager)"
 

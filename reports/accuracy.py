@@ -62,7 +62,7 @@ def _spread(measured: Sequence[tuple[str, Figures]]) -> Spread | None:
     finite = [item for item in measured if item[1].max_ratio < INFINITE]
     case, worst = max(measured, key=lambda item: item[1].max_ratio)
     reached = Counter(figures.accuracy for _, figures in measured)
-    # A class that this suite does not know stands before none, which is "".
+    # An unknown class comes last but one, before "", which means no class.
     order = {name: place for place, name in enumerate(ACCURACY)}
     names = sorted(reached, key=lambda name: (name == "", order.get(name, len(order)), name))
     return Spread(

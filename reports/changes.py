@@ -218,7 +218,7 @@ class Changes(msgspec.Struct, frozen=True):
         return ", ".join([*times, f"{self.same} of {self.common} findings as they were"])
 
 
-# What two sides say of the same
+# Findings of two sides in pairs
 
 
 Key = tuple[str, str, str, str, str]
@@ -228,7 +228,7 @@ Answers = Mapping[Key, CaseResult]
 
 
 class Pair(NamedTuple):
-    """The findings of two sides on one requirement of an item; None where a side has none."""
+    """The findings of two sides for one requirement and item; None if a side has no finding."""
 
     key: Key
     requirement: str
@@ -244,8 +244,9 @@ def answers(results: Iterable[CaseResult]) -> dict[Key, CaseResult]:
 def matched(before: Answers, after: Answers) -> Iterator[Pair]:
     """Yield the findings of both sides in pairs.
 
-    If a process died or hung on one side, its `RUN` finding is paired with the whole item of the
-    other side: with each of its wrong findings, or else with its verdict.
+    If the process died or hung on the first side only, this is paired with each wrong finding of
+    the second side, or else with its verdict. If it did so on the second side only, this is paired
+    with the verdict of the first side.
     """
     for key in dict.fromkeys([*before, *after]):
         one, other = _by_requirement(before.get(key)), _by_requirement(after.get(key))
@@ -360,7 +361,7 @@ def load_side(*paths: Path) -> Records:
 
 
 def compare(one: Records, two: Records) -> Changes:
-    """Return the changes from the first to the second."""
+    """Return the changes from the first set of records to the second."""
     kinds: dict[Kind, list[Located]] = defaultdict(list)
     shared = one.specs.keys() & two.specs.keys()
     levels = one.levels | two.levels

@@ -45,7 +45,7 @@ def deviations(
     anchors: Counter[str] = Counter()
     for group in groups:
         column, requirement = place = _place(group.worst)
-        # Safe in a link, whatever the implementation is called.
+        # The anchor must be safe in a link, whatever the name of the implementation.
         anchor = re.sub(r"[^a-z0-9]+", "-", f"{column} {requirement}".lower()).strip("-")
         anchors[anchor] += 1
         spec = columns[order[column]].spec

@@ -79,7 +79,7 @@ def _read_all(paths: Iterable[Path], run: str, *, arrays: bool) -> tuple[list[Lo
             record = read(path)
             item: Loaded = (path, record, read_arrays(path, record) if arrays else {})
         except BrokenRecord as error:
-            # A report may be published, so it does not say where its files lay.
+            # A report may be published, so it must not reveal the folder of its files.
             folder = str(path.parent)
             message = str(error)
             broken.append(message if folder == "." else message.replace(f"{folder}/", ""))

@@ -169,7 +169,7 @@ def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[
     order: tuple[Standing, ...] = ("conforms", "deviates", "not verified")
     standings = [column.standing for column in columns]
     items = _sum(column.items for column in columns)
-    # A journal has no line for what it did not reach; a finished record has.
+    # A journal has no lines for items that were not reached; a finished record has.
     items["not-run"] = max(items["not-run"], sum(source.missing for source in sources))
     cases = {one.result.case for one in seen}
     experiments = sum(case.startswith(PREFIX) for case in cases)

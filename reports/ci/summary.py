@@ -84,7 +84,7 @@ class Item:
 
     @cached_property
     def fails(self) -> bool:
-        """Whether `run --strict` would fail: a requirement forbids something that was found."""
+        """Whether `run --strict` would fail: a "must" is violated, or an error occurred."""
         return any(
             finding.verdict != "deviates" or self._is_must(finding.requirement)
             for finding in self.wrong

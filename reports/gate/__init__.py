@@ -240,7 +240,7 @@ class _Log:
         self.text.rstrip()
 
     def _line(self, line: str, style: str = "") -> None:
-        # Of a name with a line feed, the rest would be a line of its own, such as ::error::.
+        # A line feed in a name would begin a new line, which could be a command such as ::error::.
         self.text.append(printable(line).replace("\n", "\\n"), style)
         self.text.append("\n")
 
@@ -391,7 +391,7 @@ class _Log:
             self._line("  what could not be asked is never known; fix that, or narrow the run", DIM)
 
     def _stale(self) -> None:
-        """Print which entries are wrong, and how."""
+        """Print the entries that need to be edited, and why."""
         lines = [f"{word}: {entry.place}: {why}" for word, entry, why in self.entries()]
         if lines:
             self._line("")

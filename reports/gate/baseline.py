@@ -116,12 +116,12 @@ class Entry(KnownDeviation, frozen=True):
 
     @property
     def address(self) -> str:
-        """Where the entry stands in the file."""
+        """The position of the entry in the file, as text."""
         return f"line {self.line}" if self.line else f"entry {self.number}"
 
     @property
     def place(self) -> str:
-        """Where the entry stands and what it is about, in one line."""
+        """The position of the entry in the file and its patterns, in one line."""
         about = [
             f"{name} {' '.join(patterns[:2])}"
             + (f" and {len(patterns) - 2} more" if len(patterns) > 2 else "")
@@ -129,7 +129,7 @@ class Entry(KnownDeviation, frozen=True):
             if (patterns := getattr(self, name))
         ]
         about += [f"when {self.condition.text}"] if self.condition else []
-        # A pattern may hold a line feed, after which anything may follow.
+        # A pattern may contain a line feed, followed by anything.
         return f"{self.address}: {' '.join(', '.join(about).split())}"
 
 
@@ -212,7 +212,7 @@ def read_baseline(path: Path) -> Baseline:
             return Baseline(path, "", (), there=False)
         if size_of(path) > MOST_BYTES:
             raise BrokenBaseline(f"{path}: {MOST_BYTES} bytes are the most a baseline can have")
-        # Line ends as they are: what is written again must not differ in them.
+        # Preserve line ends, because the file may be written again.
         text = path.read_bytes().decode()
     except OSError as error:
         raise BrokenBaseline(f"{path}: cannot be read ({error.strerror})") from error

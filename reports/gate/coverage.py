@@ -158,7 +158,7 @@ def raised(text: str, record: Record) -> str:
     def edit(document: Any) -> bool:
         verified = document.setdefault("verified", tomlkit.table(is_super_table=True))
         changed = False
-        # An error stands at more requirements than the answer that replaces it once it is fixed.
+        # An error is recorded for more requirements than the output that replaces it once fixed.
         for name, places in counted(record, VERIFIED - {"error"}).items():
             table = verified.setdefault(name, tomlkit.table())
             for place, chapters in places.items():
@@ -216,6 +216,6 @@ def _apart(text: str) -> tuple[str, str]:
     entries = (n for n in range(start, len(lines)) if _ENTRY.match(lines[n]))
     stop = next(entries, len(lines))
     while stop < len(lines) and lines[stop - 1].lstrip().startswith("#"):
-        # A comment above an entry is the entry's.
+        # A comment above an entry belongs to the entry.
         stop -= 1
     return "".join(lines[:start] + lines[stop:]), "".join(lines[start:stop])

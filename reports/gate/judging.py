@@ -52,8 +52,8 @@ class Judgement:
         known: deviations that agree with an entry.
         new: deviations that no entry claims, or that do not agree with the entry that claims them.
         expected: for findings in `new` that an entry claims, that entry.
-        fixed: entries that need not cover some findings any more, with those of their findings that
-            do not deviate.
+        fixed: entries that claim findings that no longer deviate, with these findings. An entry
+            that is not strict is listed only if none of its findings deviates.
         open: findings that verify nothing: the process died or hung, the implementation was
             unavailable, or the item was not run.
         missing: the number of planned items for which the record has no outcome.
@@ -187,7 +187,7 @@ class Claims:
         self.inactive: list[Entry] = []
         self._holding: dict[tuple[str, str, str], list[Entry]] = {}
         for entry in baseline.entries:
-            # Every implementation is asked, because a variable may be unknown of any.
+            # Check every implementation, because any of them may lack a variable.
             applies = [one for one in implementations if self._applies(entry, one)]
             (self.active if applies else self.inactive).append(entry)
 

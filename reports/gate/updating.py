@@ -91,7 +91,7 @@ def drafts(
         for kind, same in _kinds(asked).items()
         for where, claimed in _places(same, around[name, requirement], exact=exact)
     ]
-    # Requirements of which the same can be said are one entry, and then implementations.
+    # Merge requirements that would get the same entry, and then implementations.
     of_one = by_key(alike, lambda one: (one[0], one[2], one[3])).values()
     joined = by_key(
         of_one, lambda several: (*several[0][2:4], tuple(sorted(one[1] for one in several)))
@@ -113,7 +113,7 @@ def _asked(cell: Located) -> tuple[str, str]:
     return cell.result.implementation, cell.requirement
 
 
-# What an entry says
+# The content of entries
 
 
 def _kinds(cells: Sequence[Located]) -> dict[Kind, list[Located]]:
@@ -126,7 +126,7 @@ def _kinds(cells: Sequence[Located]) -> dict[Kind, list[Located]]:
         if finding.verdict == "error":
             return Kind("error", NOTHING, raised[_text(cell)])
         cause = NOTHING if several and finding.figures else _cause(cell)
-        # With neither a cause nor a number, two requirements are two reasons.
+        # Without a cause and figures, each requirement needs a separate reason.
         apart = "" if cause or finding.figures else finding.requirement
         return Kind(finding.verdict, cause, "", apart)
 
@@ -150,7 +150,7 @@ def _raised(texts: Collection[str]) -> dict[str, str]:
     """
     recognised = {}
     for same in by_key(texts, lambda text: re.sub(r"\d+", "#", text)).values():
-        # These are texts, and no paths.
+        # These are texts, not paths.
         shared = commonprefix(same).rpartition(" ")[0] if len(same) > 1 else ""  # noqa: RUF071
         begins = _readable(shared)
         for text in same:
@@ -164,7 +164,7 @@ def _readable(text: str) -> str:
     return max(readable, key=len)[:MOST].strip()
 
 
-# Where it says so
+# The places of entries
 
 
 def _places(
@@ -183,7 +183,7 @@ def _places(
             alike[dtypes, () if in_all else tuple(sorted(several))].add(case)
     places = []
     for (dtypes, modes), cases in alike.items():
-        # An entry for these modes and dtypes touches nothing else of the other cases.
+        # Only these modes and dtypes of other cases could be matched by mistake.
         within = {
             case: {d for mode, own in by_mode.items() if not modes or mode in modes for d in own}
             for case, by_mode in asked.items()
@@ -293,7 +293,7 @@ def propose(
 
 def write(path: Path, text: str) -> None:
     """Write a baseline atomically; raises `ConformanceError` if that fails."""
-    # A link stays a link, and may lead to another file system.
+    # Preserve a symbolic link, which may point to another file system.
     target = path.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -474,7 +474,7 @@ def _set(document: TOMLDocument, key: str, value: object) -> None:
         is_long = len(f"{key} = {array.as_string()}") > WIDTH
         value = value[0] if len(value) == 1 else array.multiline(is_long)
     if isinstance(value, str):
-        # A literal needs no escapes.
+        # A literal string needs no escapes.
         is_literal = '"' in value and "'" not in value and value.isprintable()
         value = tomlkit.string(value, literal=is_literal)
     table[key] = value

@@ -78,7 +78,7 @@ SCRIPTS = (
 
 
 class Figure(NamedTuple):
-    """The content of a panel: a drawing, or the anchor of the panel that has the same one."""
+    """The content of a panel: a drawing, or the anchor of another panel with the same drawing."""
 
     svg: str
     elsewhere: str
@@ -98,7 +98,7 @@ def render_html(
         records: the records with the single findings that the script shows on request.
     """
     style = "".join(map(_part, STYLES))
-    # All of the script is one block, in which nothing is global.
+    # The whole script is one function, so that nothing is global.
     lines = "\n".join(_part(f"script/{name}.js") for name in SCRIPTS)
     script = f'"use strict";\n(async () => {{\n{lines}\n}})();\n'
     made = environment(PAGE)
@@ -257,7 +257,7 @@ def packed(report: Report, records: Sequence[Loaded]) -> bytes:
     exact: list[tuple[Figures | None, Worst | None]] = [(None, None)]
     exact += ((one.figures, one.worst) for one, whole in shown if whole and one.worst)
     counted = itertools.count(1)
-    # A column at a time: a report of a million findings is made in seconds.
+    # Building one column at a time, a report of a million findings takes seconds.
     numbers: dict[str, list[int]] = {
         "column": [index for index, _ in results],
         "case": places("cases", (result.case for _, result in results)),
@@ -298,7 +298,7 @@ _NO_FIGURES = Figures(array="", max_ratio=0.0, rms_ratio=0.0, bias=0.0, limit=0.
 
 
 def _texts(finding: Finding, whole: bool) -> tuple[str, str, str, str, str]:
-    """Return the texts of a finding: detail, value, cause, where, and which computation made it.
+    """Return the texts of a finding: detail, value, cause, where, and the part that it arises in.
 
     The detail is left out if the finding has figures and is not in the page in full.
     """
@@ -338,7 +338,7 @@ def _lean(bias: float) -> float:
 
 
 def _axes(exact: Sequence[tuple[Figures | None, Worst | None]]) -> dict[str, Sequence[str]]:
-    """Return the names of the axes of every array with a worst element, by "array rank"."""
+    """Return the axis names of every array with a worst element, by name and rank of the array."""
     found: dict[str, Sequence[str]] = {}
     for _, worst in exact:
         if worst and (names := axes(worst.array, len(worst.index))):
@@ -385,7 +385,7 @@ def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
         try:
             figure = _picture(result, arrays)
         except ConformanceError:
-            # Arrays that do not fit together: the record was not made by this suite.
+            # The arrays do not fit together, so the record was not made by this suite.
             continue
         command = again(figure, column.spec, "heads.svg")
         place = drawn.setdefault(f"{column.key}:{result.id}", deviation.id)

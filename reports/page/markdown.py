@@ -64,7 +64,7 @@ _SYNTAX = re.compile(r"[`<&|]|\](?=[(\[:])|^\s*#", re.MULTILINE)
 
 
 def prose(value: str) -> Markup:
-    """Keep paragraphs, lists, inline code and emphasis; escape everything else of Markdown."""
+    """Escape all Markdown in a text except paragraphs, lists, inline code and emphasis."""
     parts = re.split(r"(`[^`]+`)", value)
     for place, part in enumerate(parts):
         # A blank line would end inline code before its second backtick.

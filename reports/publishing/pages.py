@@ -32,7 +32,7 @@ from conformance.reports.page.markdown import fenced, prose, render, text
 from conformance.reports.publishing.sizes import PLOT, Large, Length
 from conformance.reports.totals import Group, by_key, grouped, located
 
-# Deviations by what they are
+# Deviations by kind
 
 _ORDER = (wording.UNSORTED, *reversed(KINDS))
 
@@ -267,7 +267,7 @@ def render_page(published: Published, column: Column) -> str:
         unsupported=[item for item in report.unsupported if item.column == column.key],
         course=course,
         elsewhere=elsewhere,
-        # Entries whose reasons begin alike are about other requirements or cases.
+        # Entries whose reasons begin with the same sentence differ in requirements or cases.
         titled=lambda item: (
             f"{item.heading} ({item.most_frequent('requirement')[0]} at "
             f"{item.most_frequent('case')[0]})"
@@ -299,7 +299,7 @@ def render_index(published: Published) -> str:
 
 def _render(template: str, **values: Any) -> str:
     page = render(Path(__file__).with_name(template), **values)
-    # Rows of a table, and items of a list, stand together however the template is laid out.
+    # Join rows of a table and items of a list, which templates may separate by empty lines.
     page = re.sub(r"(?<=\|)\n{2,}(?=\|)", "\n", page)
     return re.sub(r"(?m)^(- .*)\n{2,}(?=- )", r"\1\n", page)
 
