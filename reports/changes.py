@@ -413,7 +413,7 @@ def _classified(before: Finding, after: Finding, *, observed: bool) -> tuple[Kin
 
 
 def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
-    """Return both states in words if findings of equal verdict differ otherwise, else None."""
+    """Return both states in words if findings of equal verdict differ in other ways, else None."""
     verdict = after.verdict
     if before.value != after.value:
         return say(before.value) or "nothing", say(after.value) or "nothing"
