@@ -1,16 +1,17 @@
 """paddle.nn.MultiHeadAttention, and paddle.nn.functional.scaled_dot_product_attention.
 
-What a port gets wrong: a Linear keeps its weight as `[in out]`, so nothing is transposed as in
-torch. True in a mask attends, unlike torch's layer. What a number means depends on its type:
-floats are added, whole numbers are 1 for may attend and 0 for blocked. Where booleans block, the
-layer adds -10⁹, so that such a row attends all keys alike; a row blocked by -∞ is NaN. Attention
-weights come back if the layer was built with `need_weights=True`, and are those after dropout.
+What a port gets wrong: a Linear stores its weight as `[in out]`, so it must not be transposed as in
+torch. True in a mask attends, unlike in torch's layer. The meaning of a number depends on its type:
+floats are added to the logits, while integers are 1 for attend and 0 for block. Where booleans
+block, the layer adds -10⁹, so that a fully masked query attends to all keys equally; one that is
+blocked by -∞ gets NaN. Attention weights are returned if the layer was built with
+`need_weights=True`, and include dropout.
 
-The layer does not use the function. That has another layout, `[batch length heads head]`, shares
-key/value heads by itself, adds -∞ for False, aligns its causal flag top-left, and ignores a mask
-beside it. On CPUs the flag adds -10⁴ only.
+The layer does not use the function, which has the layout `[batch length heads head]`, supports
+fewer key/value heads without an option, adds -∞ for False, aligns its causal flag top-left, and
+ignores a mask that is passed together with the flag. On CPUs the flag adds only -10⁴.
 
-bfloat16 and float16 are not run on CPUs, where Paddle has no matrix product of them.
+bfloat16 and float16 are not run on CPUs, where Paddle has no matrix product for them.
 """
 
 from __future__ import annotations

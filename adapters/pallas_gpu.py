@@ -4,17 +4,18 @@ What a port gets wrong: `sm_scale` is 1 unless it is given, not 1/√head. The l
 `[batch, length, heads, head]`. There is no mask argument: `segment_ids`, one array for queries and
 keys, say which tokens belong together. This expresses packed sequences, but not padding. A length
 above the block size of 128 must be a multiple of it. The backward pass has blocks of 32, and
-no such check: with 33 to 127 tokens, but 64 and 96, it reads beyond the end.
+no such check: with 33 to 127 tokens, except 64 and 96, it reads beyond the end.
 
-On a CPU the kernel is interpreted (`interpret=True`). On a GPU Triton compiles it, and takes
-powers of two only: most of the lengths that are interpreted here are refused there.
+On a CPU the kernel is interpreted (`interpret=True`). On a GPU Triton compiles it, and accepts
+only powers of two: most of the lengths that are interpreted here are rejected there.
 
-Not run: masks other than packed sequences, and biases, for which there are no arguments; float64,
-because the kernel accumulates in float32, and a float64 product does not fit its loop; and, for
-the time it takes to interpret, half precision where it is not self-attention. Queries and keys of
-one length above 128 are padded to a multiple of it, as users do, with a segment id for the
-padding; keys of another length than the queries (131 in the family `long`) cannot be. The backward
-pass needs as many blocks of keys as of queries.
+The following is not run: masks other than packed sequences, and biases, for which there are no
+arguments; float64, because the kernel accumulates in float32, and a float64 product does not fit
+its loop; and, because interpreting takes too long, half precision except in self-attention. If
+queries and keys have the same length above 128, both are padded to a multiple of it, as users do,
+with a separate segment id for the padding. Keys whose length differs from that of the queries (131
+in the family `long`) cannot be padded, because the backward pass needs as many blocks of keys as of
+queries.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """jax.experimental.pallas.ops.tpu.flash_attention: JAX's flash attention for TPUs, interpreted.
 
 What a port gets wrong: `sm_scale` is 1 unless it is given. The bias `ab` is added *before* the
-multiplication by `sm_scale`, and must come in full, `[batch, heads, query, key]`. Segment ids are
-whole numbers, and a query attends the keys with the same id: with ones for all queries, those of
-the keys are a padding mask. Lengths must be multiples of 128, so everybody pads.
+multiplication by `sm_scale`, and must have its full shape, `[batch, heads, query, key]`. Segment
+ids are integers, and a query attends to the keys with the same id: if the ids of all queries are 1,
+those of the keys are a padding mask. Lengths must be multiples of 128, so everybody pads.
 
-Lengths are padded here as users do: with zeros, and with another segment id for the padding than
-for tokens. A fully masked query attends padding and tokens alike, or the padding alone
-if all its biases are −∞.
+Lengths are padded here as users do: with zeros, and with a separate segment id for the padding. A
+fully masked query attends to padding and tokens equally, or only to the padding if all its biases
+are −∞.
 
 No TPU is needed: the kernel runs in Pallas' interpreter, which does not show that TPUs round
-products of float32 to bfloat16 unless `jax.default_matmul_precision` says otherwise. In Pallas'
-simulation of a TPU, which is twenty times slower, answers are the same. Not run: float64 and
-float16, which Pallas does not have on TPUs; and, for the time it takes, bfloat16 where it is not
-self-attention.
+products of float32 to bfloat16 unless `jax.default_matmul_precision` is set otherwise. Pallas'
+simulation of a TPU, which is twenty times slower, gives the same results. Not run are float64 and
+float16, which Pallas does not support on TPUs, and bfloat16 except in self-attention, because it
+takes too long.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from conformance import (
 from conformance.adapters.segments import PADDING, UNSEEN, SegmentTable, padded
 
 BLOCK = 128
-# The other argument named segment_ids.kv says padding alone.
+# The other argument named segment_ids.kv is for padding only.
 SEGMENTS = SegmentIds("segment_ids.q", "segment_ids.kv of segments")
 
 

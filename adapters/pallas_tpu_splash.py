@@ -1,29 +1,28 @@
-"""JAX's splash attention for TPUs, interpreted: flash attention over blocks that a mask leaves.
+"""JAX's splash attention for TPUs, interpreted: flash attention that skips fully masked blocks.
 
-What a port gets wrong: nothing is scaled; the query is multiplied by 1/√head beforehand. A kernel
-is made for its mask, and has no batch axis: it is mapped over the batch, with the same mask for
-all entries. Padding is said with segment ids, which are whole numbers: a query attends the keys
-with its id. "Causal" is a mask too, whose triangle stands at the top left unless it has an offset.
-There is no bias. A window is `LocalMask`, (keys before, keys after) around the own one, top-left as
-well; None means no limit on a side, but with None on both sides the kernel raises.
+What a port gets wrong: logits are not scaled; the query must be multiplied by 1/√head beforehand. A
+kernel is made for its mask, and has no batch axis: it is mapped over the batch, with the same mask
+for all entries. Padding is expressed by segment ids, which are integers: a query attends to the
+keys with the same id. "Causal" is a mask too, aligned top-left unless it has an offset. There is no
+bias. A window is `LocalMask`, (keys before, keys after) the query's position, also aligned
+top-left; None means no limit on a side, but with None on both sides the kernel raises.
 
-`attn_logits_soft_cap` comes before the mask; None means none, and 0 makes all logits equal. Sinks
-are natural logits, one for each query head, neither scaled nor capped; their gradient is a sum of
-products in the inputs' dtype. With them a fully masked query gives zeros. Without, it is NaN where
-its whole block of 128 queries is fully masked, because such blocks are skipped.
+`attn_logits_soft_cap` is applied before the mask; None means no cap, and 0 makes all logits equal.
+Sinks are natural logits, one for each query head, neither scaled nor capped; their gradient is a
+sum of products in the inputs' dtype. With sinks, a fully masked query gets zeros. Without sinks, it
+gets NaN if its whole block of 128 queries is fully masked, because such blocks are skipped.
 
-A mask may also be an array of JAX, which differs between entries of the batch, but not under
-`jax.jit`: there the kernel's own note that its mask is dynamic is a tracer, which cannot be asked
-(`TracerBoolConversionError`). So the mode "dynamic" does not compile.
+A mask may also be a JAX array, which may differ between batch entries, but not under `jax.jit`:
+there the kernel's flag for a dynamic mask is a tracer, whose value cannot be tested
+(`TracerBoolConversionError`). Therefore the mode "dynamic" is not compiled.
 
-Lengths must be multiples of 128, and are padded here as users do: with zeros, and with another
-segment id for the padding than for tokens. A fully masked query attends padding and
-tokens alike.
+Lengths must be multiples of 128, and are padded here as users do: with zeros, and with a separate
+segment id for the padding. A fully masked query attends to padding and tokens equally.
 
 No TPU is needed: the kernel runs in Pallas' interpreter, which does not show that TPUs round
-products of float32 to bfloat16 unless `jax.default_matmul_precision` says otherwise. Not run:
-float64 and float16, which Pallas does not have on TPUs; and, for the time it takes, bfloat16 and
-dynamic masks where it is not self-attention.
+products of float32 to bfloat16 unless `jax.default_matmul_precision` is set otherwise. Not run are
+float64 and float16, which Pallas does not support on TPUs, and bfloat16 and dynamic masks except in
+self-attention, because they take too long.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ BLOCK = 128
 
 IDS = MaskArgument("segment_ids.kv", "batch key", true="attends", number="attends, 0 or 1 only")
 FLAG = CausalFlag("CausalMask", alignment="top-left")
-# The other argument named segment_ids.kv says padding alone.
+# The other argument named segment_ids.kv is for padding only.
 SEGMENTS = SegmentIds("segment_ids.q", "segment_ids.kv of segments")
 FEATURES = (
     Window("LocalMask", none=None, alignment="top-left"),
@@ -71,7 +70,7 @@ FEATURES = (
 
 @dataclass(frozen=True, eq=False)
 class SplashTable(SegmentTable):
-    """A mask table with one mask for all batch entries, or if they differ, a batched array."""
+    """A mask table with one mask for all batch entries, or a batched array if they differ."""
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:
         shared = list(super().spellings(problem))

@@ -1,11 +1,11 @@
 """`ring_flash_attn` of ring-attention-pytorch: the version in torch operations, not in Triton.
 
 What a port gets wrong: with fewer key/value heads, query head h uses key/value head h % kv_heads.
-With `causal=True` the mask of keys is dropped without a word. With `ring_reduce_col=True` each rank
-passes its keys on, but only if it has as many as queries: else they are taken for all keys there
-are. Striped, rank r of n has tokens r, r + n, and so on. Each rank needs a multiple of
-`bucket_size` of tokens, which is not checked; with several buckets and more keys than queries, the
-causal triangle is another one.
+With `causal=True` the mask of keys is silently ignored. With `ring_reduce_col=True` each rank
+passes its keys on, but only if it has as many keys as queries; otherwise it treats its keys as all
+keys. In the striped layout, rank r of n has tokens r, r + n, and so on. The number of tokens of
+each rank must be a multiple of `bucket_size`, which is not checked. With several buckets and more
+keys than queries, the causal mask is a different one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from conformance import (
 
 
 class Striped(Split):
-    """Rank r of n has tokens r, r + n, and so on."""
+    """A split of the sequence in which rank r of n has tokens r, r + n, and so on."""
 
     def positions(self, length: int, size: int) -> list[np.ndarray]:
         return [np.arange(rank, length, size) for rank in range(size)]
@@ -36,13 +36,13 @@ class Striped(Split):
 def on_rank(
     query: Any, key: Any, value: Any, shard: Any, softclamp_value: float = 0.0, **options: Any
 ) -> Any:
-    """Attend in two buckets where that is right, or else in one."""
+    """Compute attention on one rank, in two buckets if that gives correct results, else in one."""
     from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 
     if softclamp_value:
         options |= {"softclamp_qk_sim": True, "softclamp_value": softclamp_value}
     striped, length = shard.split == "striped", key.shape[2]
-    # In several buckets, stripes would be of another width.
+    # With several buckets, the stripes would have a different width.
     if query.shape[2] == length and length and length % 2 == 0 and not striped:
         options["bucket_size"] = length // 2
     heads = (key.shape[1], -1)
@@ -55,7 +55,11 @@ def on_rank(
 
 
 class RingAttentionPytorch(Distributed):
-    """On several ranks there are as many keys as queries, a multiple of the number of ranks."""
+    """The adapter of ring_flash_attn.
+
+    On several ranks, the numbers of queries and keys must be equal and divisible by the number of
+    ranks.
+    """
 
     title = "ring_attention_pytorch.ring_flash_attn"
     documentation = "https://github.com/lucidrains/ring-attention-pytorch"
@@ -69,7 +73,7 @@ class RingAttentionPytorch(Distributed):
     )
     on_rank = on_rank
     axes: ClassVar[dict[str, tuple[str, ...]]] = {"mask": ("batch", "keys")}
-    # What accumulates is in float32, and does not go together with others.
+    # Accumulators are in float32 and cannot be combined with other dtypes.
     dtypes = ("float32",)
     grouped = True
     mask_arguments = (MaskArgument("mask", "batch key", true="attends"),)

@@ -1,4 +1,4 @@
-"""Encode masks as segment ids, which in JAX's kernels say which tokens belong together.
+"""Encode masks as segment ids, which tell JAX's kernels which tokens belong together.
 
 What a port gets wrong: a segment id is not a mask. A query attends to the keys with the *same* id,
 so ids can hide padding only if queries and keys have separate ids: with one array for both, padded
@@ -26,7 +26,7 @@ PADDING = -3
 
 
 def padded(array: Any, missing: Mapping[int, int], value: int = 0) -> Any:
-    """Return a JAX array with elements of a value appended; `missing` is their number by axis."""
+    """Append elements of a value to a JAX array; `missing` is their number for each axis."""
     import jax.numpy as jnp
 
     widths = [(0, missing.get(axis, 0)) for axis in range(array.ndim)]

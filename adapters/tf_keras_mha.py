@@ -1,13 +1,14 @@
-"""tf_keras.layers.MultiHeadAttention: Keras 2, which goes on under another name beside Keras 3.
+"""tf_keras.layers.MultiHeadAttention: Keras 2, which is continued as tf_keras alongside Keras 3.
 
 What a port gets wrong: the order of arguments is query, *value*, key. True in `attention_mask`
-attends, and there is no other mask argument: padding is read from the mask that hangs on a tensor,
-as `Embedding(mask_zero=True)` leaves it, of query, value and key alike. A mask that comes alone is
-not cast to bool but multiplied into a large negative number, which is *added* to the logits: 0.5
-blocks too, and 2 attracts. So a fully masked query attends all keys alike, in float64 as
-if nothing were masked, because there -1e9 leaves something of the logits; it is not zero as in
-Keras 3. `softmax_robust_masking=True` puts the number in the logit's place. The causal flag is
-aligned top-left. Weights come back per head where they are asked for, by the same path.
+attends, and there is no other mask argument: padding is read from the masks that
+`Embedding(mask_zero=True)` attaches to tensors, for query, value and key alike. If
+`attention_mask` is the only mask, it is not cast to bool: 1 minus the mask is multiplied by a large
+negative number and *added* to the logits, so that 0.5 blocks too, and 2 attracts. A fully masked
+query therefore attends to all keys equally, but in float64 as if nothing were masked, because
+adding -1e9 preserves the logits there; its output is not zero as in Keras 3.
+`softmax_robust_masking=True` replaces the logits by the number instead. The causal flag is aligned
+top-left. Attention weights are returned per head if requested, and computed in the same way.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """tinygrad.Tensor.scaled_dot_product_attention.
 
-What a port gets wrong: it is a method of the query. True in a mask attends; numbers of any type
-are added, whole numbers too, so a mask of 0 and 1 hides nothing. The causal flag is aligned
-top-left, and refused beside a mask. Fewer key/value heads are refused unless `enable_gqa=True`.
-There is no argument for the scale. A fully masked row is NaN.
+What a port gets wrong: it is a method of the query. True in a mask attends. Numbers of any type are
+added to the logits, integers too, so that a mask of 0 and 1 hides nothing. The causal flag is
+aligned top-left, and is rejected together with a mask. Fewer key/value heads are rejected unless
+`enable_gqa=True`. There is no argument for the scale. The output of a fully masked query is NaN.
 
-Without a compiler tinygrad has one device, PYTHON, which interprets its kernels number by number.
-So unless the variable DEV names another (CPU needs clang), only problems of up to 200 attention
-weights are run, and of up to 36 in other dtypes than float32: no long sequences, grouped heads
-with one key/value head only and in float32, and in the other dtypes one query or one key only.
+Without a compiler, tinygrad has only the device PYTHON, which interprets its kernels number by
+number. Unless the environment variable DEV names another device (CPU needs clang), only problems of
+up to 200 attention weights are run in float32, and of up to 36 in other dtypes. This excludes long
+sequences; grouped-query attention is run only with one key/value head and in float32, and the other
+dtypes only with one query or one key.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`scaled_dot_product_attention` on DTensors, over processes: tensor-parallel and Ulysses.
 
-Tensor-parallel, each rank has some of the heads. In Ulysses, each has a part of the sequence;
-`redistribute` exchanges it for some of the heads before the attention, and back after it. On a CPU,
-the fused kernel has no rule for its backward pass on DTensors, and the kernel `MATH` none for
-`is_causal`; so that kernel is chosen, and causal masks are passed as masks.
+In tensor parallelism, each rank has some of the heads. In Ulysses, each rank has a part of the
+sequence; `redistribute` exchanges it for some of the heads before attention, and back afterwards.
+On a CPU, DTensor has no rule for the backward pass of the fused kernel, and none for `is_causal`
+with the kernel `MATH`. Therefore `MATH` is used, and causal masks are passed as arrays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conformance import Distributed, MaskArgument, Mode, Split, Unsupported, Wor
 def on_rank(
     query: Any, key: Any, value: Any, shard: Any, attn_mask: Any = None, **more: Any
 ) -> Any:
-    """Attend on DTensors that are divided as the tensors of this rank are; alone, without them."""
+    """Compute attention on DTensors made from this rank's tensors, or directly on a single rank."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,7 +37,10 @@ def on_rank(
 
 
 class TorchDTensor(Distributed):
-    """Heads are divided, or queries and keys, which have to be multiples of the number of ranks."""
+    """The adapter of SDPA on DTensors, which divide the heads, or the queries and keys.
+
+    In Ulysses, the numbers of heads, queries and keys must be divisible by the number of ranks.
+    """
 
     title = "scaled_dot_product_attention on DTensors"
     documentation = "https://docs.pytorch.org/docs/stable/distributed.tensor.html"

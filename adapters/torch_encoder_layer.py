@@ -1,21 +1,21 @@
 """The self-attention within torch.nn.TransformerEncoderLayer, on its slow and on its fast path.
 
-What a port gets wrong: after .eval() and without gradients another implementation runs, one native
-operation for the whole layer, unless biases are left out, the number of heads is odd, a hook hangs
-on a part, or autocast is on. There a mask of numbers is not added: whatever is not 0 is blocked,
-and a fully masked query gets NaN. Boolean masks say what is *blocked*, everywhere.
-`is_causal` is a hint about `src_mask`, which is needed all the same; without it training raises,
-and the fast path attends the future. torch.nn.TransformerEncoder goes further: tokens at the end
-of a sequence that a padding mask hides are cut out before its layers, and come back as 0, where
-the encoder in training gives what they attend.
+What a port gets wrong: after .eval() and without gradients, a different implementation runs, one
+native operation for the whole layer, unless biases are omitted, the number of heads is odd, a
+submodule has a hook, or autocast is on. This fast path does not add a mask of numbers: everything
+that is not 0 is blocked, and a fully masked query gets NaN. True in a boolean mask means *blocked*
+on both paths. `is_causal` is a hint about `src_mask`, which is still required; without it, training
+raises, and the fast path attends to the future. torch.nn.TransformerEncoder goes further: it
+removes tokens that a padding mask hides at the end of a sequence before its layers, and returns 0
+for them, whereas in training the encoder returns their attention output.
 
-The layer has no switch for what is not attention, so the rest is made the identity. The
+The layer cannot run its attention alone, so everything else is turned into the identity. The
 feed-forward network is zero. A LayerNorm with eps 4^n and weight 2^n divides by 2^n and multiplies
-with it again, if n is so large that the variance vanishes beside eps; what it still does is to
-take away the mean of a token's channels. So the layer is four times as wide as the problem and has
-four times as many heads, and its channels are [x, -x, a, -a], of mean 0. The attention reads x and
-writes a and -a, to which the residual adds 0. All other weights are 0, and the output is half of a
-- (-a), in which what is left of a mean cancels.
+by it again, if n is so large that the variance is negligible relative to eps; its only remaining
+effect is to subtract the mean of a token's channels. Therefore the layer is four times as wide as
+the problem and has four times as many heads, and its channels are [x, -x, a, -a], whose mean is 0.
+The attention reads x and writes a and -a, to which the residual adds 0. All other weights are 0,
+and the output is half of a - (-a), in which any remainder of the mean cancels.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class EncoderLayerAttention(Layer):
 
 
 def _parameters(own: Any, whole: Any, power: int) -> dict[str, Any]:
-    """Return the wide layer's parameters, which make everything but the attention neutral."""
+    """Return the wide layer's parameters, with which everything but attention has no effect."""
     import torch
 
     width = own.embed_dim
@@ -179,7 +179,7 @@ def _parameters(own: Any, whole: Any, power: int) -> dict[str, Any]:
 
 
 def _for_all(mask: Any, heads: int) -> Any:
-    """Return a mask per head extended to the wide layer's heads; the added heads see all keys."""
+    """Extend a mask per head to the wide layer's heads, of which the added ones see all keys."""
     import torch
 
     if mask.ndim != 3 or mask.shape[0] % heads:

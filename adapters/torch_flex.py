@@ -2,19 +2,19 @@
 
 What a port gets wrong: there is no mask argument. A mask is a function of four indices that returns
 whether a query attends to a key, from which `create_block_mask` makes a block mask; a bias is a
-function that changes a score after scaling. Here both index arrays, as in most uses. A fully masked
-query gets zeros. Uncompiled, dynamo traces the two functions and the whole matrix of scores is
-computed; only torch.compile makes a tiled kernel, which skips blocked tiles. Fewer key/value heads
-need enable_gqa=True. On a CPU there is no derivative.
+function that changes a score after scaling. Here both read from arrays, as in most uses. A fully
+masked query gets zeros. Uncompiled, dynamo traces the two functions and the whole matrix of scores
+is computed; only torch.compile makes a tiled kernel, which skips blocked tiles. Fewer key/value
+heads need enable_gqa=True. On a CPU there is no derivative.
 
-Windows, lengths and segments are masks too, here computed from positions, lengths and numbers of
-segments. A soft cap and ALiBi are functions of the score, and their order is the caller's: first
-the cap, then the slopes, then a bias. What they read but the score and the indices, they hold. No
-function of one score makes a sink, which needs the whole row.
+Windows, lengths and segments are masks too, computed here from positions, lengths and segment ids.
+A soft cap and ALiBi are functions of the score. The caller chooses their order; here the cap comes
+first, then the slopes, then a bias. These functions capture all other values that they need. A sink
+cannot be expressed by a function of a single score, because it affects the whole row.
 
-Tracing takes a fraction of a second for each set of shapes, compiling some seconds. So float16,
-which is handled like bfloat16, is not examined, and the compiled mode is examined in float32 only,
-on the cases that every mode must run, and in no experiment.
+Tracing takes a fraction of a second for each set of shapes, and compiling takes some seconds.
+Therefore float16, which is handled like bfloat16, is not examined, and the compiled mode is
+examined only in float32, on the cases that every mode must run, and not in experiments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ASKED = ("float64", "float32", "bfloat16")
 
 
 class FlexAttention(Function):
-    """The adapter of flex_attention; its two functions index arrays of masks and biases."""
+    """The adapter of flex_attention, whose two functions read masks and biases from arrays."""
 
     title = "torch.nn.attention.flex_attention"
     documentation = "https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html"
@@ -57,7 +57,7 @@ class FlexAttention(Function):
         MaskArgument("block_mask", ("query key", "batch heads query key"), true="attends"),
         MaskArgument("score_mod", "batch heads query key", number="added"),
     )
-    # What the two functions read; the library knows no such arguments.
+    # Values that the two functions read; the library itself has no such arguments.
     features = (
         SoftCap("soft_cap", none=None),
         Alibi("slopes"),
@@ -142,7 +142,7 @@ def attention(query, key, value, block_mask=None, score_mod=None):
 
 
 def _score_mod(masks: dict[str, Any], sizes: tuple[int, ...]) -> Callable[..., Any] | None:
-    """Return the function that caps a score and adds to it; None if it stays what it is."""
+    """Return the function that applies a soft cap, ALiBi and a bias; None if there are none."""
     cap, slopes, bias = (masks.get(name) for name in ("soft_cap", "slopes", "score_mod"))
     if cap is None and slopes is None and bias is None:
         return None
@@ -160,7 +160,7 @@ def _score_mod(masks: dict[str, Any], sizes: tuple[int, ...]) -> Callable[..., A
 
 
 def _ahead(masks: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function that says how far a key stands ahead of a query."""
+    """Return a function that returns how many positions a key is ahead of a query."""
     if "query_positions" not in masks:
         return lambda b, i, j: j - i
     p, r = masks["query_positions"], masks["key_positions"]
@@ -168,7 +168,7 @@ def _ahead(masks: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _mask_mods(masks: dict[str, Any], sizes: tuple[int, ...]) -> Iterator[Callable[..., Any]]:
-    """Yield functions that return whether a query attends to a key."""
+    """Yield functions that return whether a query may attend to a key; all must return True."""
     if "block_mask" in masks:
         yield _reader(masks["block_mask"], sizes)
     if "window" in masks:

@@ -1,9 +1,10 @@
 """torch.nn.MultiheadAttention, with batch_first=True in all modes except one.
 
-What a port gets wrong: query, key and value projections are one matrix, stacked on axis 0, unless
-key or value have another width than the query; then they are three. Boolean masks say what is
-*blocked*, unlike `scaled_dot_product_attention`, where True attends. A mask per head has batch and
-heads in one axis. Unless `average_attn_weights=False`, returned weights are averaged over heads.
+What a port gets wrong: the query, key and value projections are one matrix, stacked on axis 0,
+unless the width of key or value differs from that of the query; then they are three matrices. True
+in a boolean mask means *blocked*, unlike in `scaled_dot_product_attention`, where True attends. A
+mask per head combines batch and heads in one axis. Returned weights are averaged over heads unless
+`average_attn_weights=False`.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ to all keys equally, whereas -inf would give NaN. Booleans are for SDPA, where T
 accepts them too, but adds True as 1, which hides nothing. The output projection
 is not in the attention but in the block after it, with the residual connection and LayerNorm.
 
-What is examined is `BertAttention.self`, then `BertAttention.output.dense`: the layer without the
-rest of its output block, which is dropout, the residual connection and LayerNorm. Projections
-always have biases, and heads × head size is the width.
+The adapters examine `BertAttention.self` followed by `BertAttention.output.dense`: the layer
+without the rest of its output block, which is dropout, the residual connection and LayerNorm.
+Projections always have biases, and heads × head size is the width.
 
-From version to version the same attention has other names. Until transformers 4 one class did
-self- and cross-attention, and SDPA had a class of its own (none in 4.40); earlier ones take the
-mask of a context as `encoder_attention_mask`. `_attention` and `_arguments` know, and only they.
+The same attention has different names in different versions. Up to transformers 4, one class did
+both self- and cross-attention, and SDPA had a separate class (but not in 4.40); earlier versions
+take the mask of a context as `encoder_attention_mask`. Only `_attention` and `_arguments` depend on
+the version.
 """
 
 from __future__ import annotations

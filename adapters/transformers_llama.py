@@ -1,24 +1,25 @@
 """Llama's self-attention of Hugging Face transformers, eager and with torch's SDPA.
 
-What a port gets wrong: what no mask means. With SDPA it means causal, unless the layer is called
-with `is_causal=False` (since 4.48; before, only a mask of True everywhere turns it off). Eager
-attends everything then and looks at no flag: the triangle has to be in the mask. Beside a mask,
-transformers 5 does not look at `is_causal=True`. The mask is `[batch 1 query key]` and added to the
-logits; under SDPA it may be boolean, and True attends, while eager adds True as 1. Eager has its
-softmax in float32 whatever the dtype: more than bfloat16 needs, less than float64 has.
+What a port gets wrong: the meaning of a missing mask. With SDPA, attention is then causal, unless
+the layer is called with `is_causal=False` (since 4.48; before, only a mask that is True everywhere
+turns this off). Eager then attends to everything and ignores the flag, so the causal triangle has
+to be in the mask. If there is a mask, transformers 5 ignores `is_causal=True`. The mask is
+`[batch 1 query key]` and is added to the logits; under SDPA it may be boolean, and True attends,
+while eager adds True as 1. Eager computes its softmax in float32 for all dtypes, which is more
+precise than bfloat16 requires but less precise than float64.
 
 Key/value heads are repeated one by one (`repeat_kv`), so query head h uses key/value head
 h // group, as in the definition. There are no biases unless `attention_bias=True`.
 
-What is examined is `LlamaAttention` without rotary embeddings: the layer is given cos = 1 and
-sin = 0, which leaves queries and keys as they are, to the bit. In transformers 4.40 these are no
-arguments but made by a part of the layer, `rotary_emb`, in whose place one is put that gives the
-same 1 and 0. Keys are those of the same tokens: no cache is handed over, so lengths are equal.
-Since transformers 5 `LlamaConfig` refuses an odd `head_dim`, which no rotation can halve, and a
-width that is no multiple of the number of heads. The layer itself needs neither, so width and head
-size are set after the config is checked.
+The adapters examine `LlamaAttention` without rotary embeddings: the layer is given cos = 1 and
+sin = 0, which leaves queries and keys unchanged, bit for bit. In transformers 4.40, these are not
+arguments but computed by a submodule, `rotary_emb`, which is replaced by one that returns the same
+1 and 0. No cache is passed, so the keys are those of the same tokens and lengths are equal.
+Since transformers 5, `LlamaConfig` rejects an odd `head_dim`, which rotations cannot split into
+halves, and a width that is not a multiple of the number of heads. The layer itself has neither
+restriction, so width and head size are set after the configuration is checked.
 
-`_attention` and `_call` know what versions call these things, nothing else does.
+Only `_attention` and `_call` depend on the installed version of transformers.
 """
 
 from __future__ import annotations

@@ -1,35 +1,35 @@
-"""Decoders of Hugging Face transformers, each as its model calls its attention: masks, positions.
+"""Decoders of Hugging Face transformers, with attention called by the model: masks, positions.
 
-What is examined is a whole model of one layer, made from its configuration, of which everything but
-the attention is taken out: embeddings, norms, feed-forward and residual connections. What is left
-of Mistral, Gemma 2, gpt-oss, Qwen 3, Llama, Bloom or Falcon makes the mask, the window, the angles
-and the caches as ever. `transformers_llama.py` examines a layer alone.
+Each adapter examines a whole model of one layer, made from its configuration, from which everything
+but the attention is removed: embeddings, norms, feed-forward network and residual connections. The
+rest of Mistral, Gemma 2, gpt-oss, Qwen 3, Llama, Bloom or Falcon still makes the mask, the window,
+the rotary angles and the caches as usual. `transformers_llama.py` examines a layer alone.
 
 What a port gets wrong: these models are causal without a mask. Their `attention_mask` is
-`[batch key]` of 1 and 0 for tokens and padding; one of four axes replaces the causal mask and the
-window, and is added (eager) or may be boolean (SDPA). `sliding_window` counts the query's own key,
-so W shows the key itself and W - 1 before it. Documents that are packed into one sequence are told
-apart only by `position_ids` that begin again, and only if neither a mask nor a cache is there: with
-`use_cache`, which is true by default in inference, they see each other. Rotary embeddings turn the
-halves of a head, all of it, by angles from float32 tables that are rounded to the model's dtype,
-and `model.to(torch.bfloat16)` rounds the frequencies too, unlike `dtype=torch.bfloat16`, which is
-how models are made here.
+`[batch key]`, with 1 for tokens and 0 for padding; a mask with four axes replaces the causal mask
+and the window, and is added (eager) or may be boolean (SDPA). `sliding_window` counts the query's
+own key, so a window of W covers this key and the W - 1 keys before it. Documents packed into one
+sequence are separated only by `position_ids` that restart, and only without a mask and without a
+cache: with `use_cache`, which is true by default in inference, they attend to each other. Rotary
+embeddings rotate the two halves of a whole head, by angles from float32 tables that are rounded to
+the model's dtype. `model.to(torch.bfloat16)` rounds the frequencies too, unlike
+`dtype=torch.bfloat16`, which is how models are made here.
 
-Of each model:
+The models differ as follows:
 
 - Mistral: a window in every layer.
-- Gemma 2: `attn_logit_softcapping`, and a window in every other layer. SDPA has no cap.
-- gpt-oss: a sink for each head, a parameter of the layer; a window in every other layer. SDPA would
-  leave the sinks out. The softmax is in the model's dtype.
-- Qwen 3: an RMS norm of queries and keys before they are rotated, in float32. It is always there.
-- Bloom: ALiBi with the slopes of its paper, also for head counts that are no power of two. It adds
-  slope · key position, which for causal queries is the same as minus slope · distance.
-- Falcon: rotary embeddings, or ALiBi that is divided by √head and is rounded to bfloat16 whatever
+- Gemma 2: `attn_logit_softcapping`, and a window in every other layer. SDPA has no soft cap.
+- gpt-oss: a sink for each head, which is a parameter of the layer; a window in every other layer.
+  SDPA would ignore the sinks. The softmax is computed in the model's dtype.
+- Qwen 3: an RMS norm of queries and keys before they are rotated, in float32. It cannot be removed.
+- Bloom: ALiBi with the slopes of its paper, also for head counts that are not powers of two. It
+  adds slope · key position, which for causal queries is equivalent to minus slope · distance.
+- Falcon: rotary embeddings, or ALiBi that is divided by √head and rounded to bfloat16 regardless of
   the dtype. Eager adds it twice.
 
-Problems without rotary embeddings get cos = 1 and sin = 0 in the place of the model's angles, and
-sinks that are not there are -inf. Where a problem has biases and the model has none, projections
-are replaced by the same with biases.
+For problems without rotary embeddings, cos = 1 and sin = 0 replace the model's angles; for problems
+without sinks, the sinks are -inf. If a problem has biases and the model has none, its projections
+are replaced by projections with biases.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _CHUNKS = (1, 2, 3, 5)
 
 
 class _Packed(SegmentIds):
-    """Segments as positions that begin again, which the model recognises."""
+    """Segment ids passed as positions that restart, from which the model recognises segments."""
 
     def ways(self, problem: Problem, said: Said) -> Iterator[Said]:
         segments = problem.segments
@@ -87,10 +87,10 @@ class _Packed(SegmentIds):
 
 @dataclass(frozen=True)
 class _OwnSlopes(Alibi):
-    """ALiBi with the slopes that the model has for a number of heads, in causal problems.
+    """ALiBi with the model's built-in slopes for a number of heads, in causal problems.
 
     Args:
-        divided: whether they are divided by √head, as the logits are.
+        divided: whether the slopes are divided by √head, like the logits.
     """
 
     divided: bool = False
@@ -107,7 +107,7 @@ class _OwnSlopes(Alibi):
 
 
 def paper_slopes(heads: int) -> np.ndarray:
-    """Return the slopes `[heads]` of ALiBi as in its paper, for any number of heads."""
+    """Return the ALiBi slopes `[heads]` defined in the ALiBi paper, for any number of heads."""
     power = 2 ** int(np.log2(heads))
     slopes = 2.0 ** (-8 / power * np.arange(1, power + 1))
     between = 2.0 ** (-4 / power * np.arange(1, 2 * (heads - power) + 1, 2))
@@ -132,7 +132,7 @@ def _apart(block: str) -> tuple[Parameter, ...]:
 
 
 def _together(block: str) -> tuple[Parameter, ...]:
-    """Return the table of a layer with one projection of queries, keys and values."""
+    """Return the parameter table of a layer with one fused query, key and value projection."""
     fused = f"{block}.query_key_value"
     return (
         Parameter(
@@ -176,13 +176,13 @@ _MODES = (
 
 
 class _Decoder(Layer):
-    """The base class: a model of one layer of which only the attention is left.
+    """The base class: a model of one layer in which only the attention remains.
 
     Attributes:
-        config: the name of the model's configuration.
-        implementation: the `attn_implementation`.
-        attention: the name of the attention in the model, as in the names of its parameters.
-        always: the features that cannot be left out.
+        config: the name of the model's configuration class.
+        implementation: the value of `attn_implementation`.
+        attention: the path of the attention module in the model.
+        always: the features that the model cannot omit.
     """
 
     documentation = "https://huggingface.co/docs/transformers/attention_interface"
@@ -246,14 +246,14 @@ class _Decoder(Layer):
         return model.eval()
 
     def attend(self, model: Any, attention: Any, hidden: Any, given: dict[str, Any]) -> Any:
-        """Call the attention as its layer does, and return what the layer returns."""
+        """Call the attention as the model's layer would, and return what the layer returns."""
         output, model.returned_weights = attention(hidden, **given)
         return output
 
     def configuration(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
     ) -> Any:
-        """Return the model's configuration; `settings` are those of features."""
+        """Return the model's configuration; `settings` are the arguments that features need."""
         import transformers
 
         theta = settings.get("rope_theta", 10000.0)
@@ -270,18 +270,18 @@ class _Decoder(Layer):
         }
         config = getattr(transformers, self.config)(**options)
         if "hidden_size" not in self.options(shape, scale, settings):
-            # It refuses sizes that the attention does not mind.
+            # The configuration rejects sizes that the attention supports.
             config.hidden_size, config.head_dim = shape.query_width, shape.head_size
         return config
 
     def options(
         self, shape: Shape, scale: float | None, settings: Mapping[str, Static]
     ) -> dict[str, Any]:
-        """Return the arguments of the configuration that are the model's own."""
+        """Return the configuration arguments that are specific to this model."""
         return {"attention_bias": shape.bias}
 
     def finish(self, attention: Any, shape: Shape, settings: Mapping[str, Static]) -> None:
-        """Change what the configuration does not say."""
+        """Change the attention module where the configuration has no option."""
 
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
@@ -307,7 +307,7 @@ class _Decoder(Layer):
 
 
 def _in_chunks(model: Any, query: Any, given: Mapping[str, Any], mode: Mode) -> Any:
-    """Return the output for a few tokens at a time, beside a cache of those before them."""
+    """Return the output computed in chunks of a few tokens, with a cache of the earlier tokens."""
     import torch
     from transformers import DynamicCache, StaticCache
 
@@ -320,7 +320,7 @@ def _in_chunks(model: Any, query: Any, given: Mapping[str, Any], mode: Mode) -> 
         start, end = end, min(end + size, length)
         now = {name: array for name, array in given.items() if array is not None}
         if "attention_mask" in now:
-            # Bloom wants as many columns as there are keys, of a StaticCache all that it can hold.
+            # Bloom needs one column per key; with a StaticCache, as many as its capacity.
             unknown = length - end if mode["static"] else 0
             seen = now["attention_mask"][:, :end]
             now["attention_mask"] = torch.nn.functional.pad(seen, (0, unknown))
@@ -341,7 +341,7 @@ def _no_rotation(hidden: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
 
 
 def _with_biases(attention: Any) -> None:
-    """Replace the four projections by the same with biases."""
+    """Replace the four projections by projections of the same sizes with biases."""
     import torch
 
     for name in _PROJECTIONS:
@@ -351,7 +351,7 @@ def _with_biases(attention: Any) -> None:
 
 
 _WINDOW = Window("sliding_window", "own and before", none=None, needs_causal=True)
-# The model's mask `[batch key]`, beside which it is always causal.
+# The model's mask `[batch key]`, with which it is always causal.
 _PADDING = Lengths("lengths", dtype="int64", aligns=False, needs_causal=True)
 _ROTARY = (
     RotaryBase("rope_theta"),
@@ -364,7 +364,7 @@ _EITHER = replace(_ADDED, true="attends")
 
 
 class _Eager(_Decoder):
-    """Matrix products and a softmax."""
+    """The base class of adapters with eager attention: matrix products and a softmax."""
 
     implementation = "eager"
     returns_weights = "per head"
@@ -373,7 +373,7 @@ class _Eager(_Decoder):
 
 
 class _Sdpa(_Decoder):
-    """torch's scaled_dot_product_attention."""
+    """The base class of adapters that use torch's scaled_dot_product_attention."""
 
     implementation = "sdpa"
     fully_masked_row = "output bias"
@@ -381,14 +381,14 @@ class _Sdpa(_Decoder):
 
 
 class _Llama(_Decoder):
-    """Rotary embeddings, and nothing else."""
+    """The base class of Llama's adapters, with rotary embeddings as its only feature."""
 
     config = "LlamaConfig"
     features = _ROTARY
 
 
 class LlamaModelEager(_Llama, _Eager):
-    """The adapter of LlamaModel, eager."""
+    """The adapter of LlamaModel with eager attention."""
 
     title = "transformers Llama model (eager)"
 
@@ -414,7 +414,7 @@ class _Mistral(_Decoder):
 
 
 class MistralEager(_Mistral, _Eager):
-    """The adapter of MistralModel, eager."""
+    """The adapter of MistralModel with eager attention."""
 
     title = "transformers Mistral (eager)"
 
@@ -428,12 +428,12 @@ class MistralSdpa(_Mistral, _Sdpa):
 def _layer_types(settings: Mapping[str, Static]) -> dict[str, Any]:
     """Return the arguments of configurations in which only some layers have a window."""
     kind = "sliding_attention" if "sliding_window" in settings else "full_attention"
-    # A number has to be there even if no layer reads it.
+    # A number is required even if no layer uses it.
     return {"sliding_window": settings.get("sliding_window", 4096), "layer_types": [kind]}
 
 
 class Gemma2Eager(_Eager):
-    """The adapter of Gemma2Model, eager."""
+    """The adapter of Gemma2Model with eager attention."""
 
     title = "transformers Gemma 2 (eager)"
     config = "Gemma2Config"
@@ -455,7 +455,7 @@ class Gemma2Eager(_Eager):
 
 
 class GptOssEager(_Eager):
-    """The adapter of GptOssModel, eager."""
+    """The adapter of GptOssModel with eager attention."""
 
     title = "transformers gpt-oss (eager)"
     config = "GptOssConfig"
@@ -517,7 +517,7 @@ class _Qwen3(_Decoder):
 
 
 class Qwen3Eager(_Qwen3, _Eager):
-    """The adapter of Qwen3Model, eager."""
+    """The adapter of Qwen3Model with eager attention."""
 
     title = "transformers Qwen 3 (eager)"
 
@@ -529,7 +529,7 @@ class Qwen3Sdpa(_Qwen3, _Sdpa):
 
 
 class _Fusing(_Decoder):
-    """Bloom and Falcon: one projection of queries, keys and values."""
+    """The base class for Bloom and Falcon, with one fused query, key and value projection."""
 
     attention = "h.0.self_attention"
 
@@ -594,7 +594,7 @@ class _Falcon(_Fusing):
 
 
 class FalconEager(_Falcon, _Eager):
-    """The adapter of FalconModel, eager."""
+    """The adapter of FalconModel with eager attention."""
 
     title = "transformers Falcon (eager)"
 

@@ -1,27 +1,28 @@
-"""A flash attention in Triton, forwards and backwards; written to be read and copied.
+"""Flash attention in Triton with a backward pass, written to be read and copied.
 
-It takes masks, a causal flag, a window, a soft cap, sinks, and groups of query heads.
+It supports masks, a causal flag, a window, a soft cap, sinks, and grouped-query attention.
 
-What a port gets wrong, in the order in which it is met below:
+What a port gets wrong, in the order of the code below:
 
-- A tile reaches beyond the last key. Zeros loaded there have weight exp(0): block them.
-- Before its first allowed key a row has the maximum −∞, and exp(−∞ − −∞) is NaN.
-- A causal row ends at its diagonal, or at the last key, if that comes first; with a window it also
-  begins late, and a column of keys ends early.
-- A soft cap bounds logits before they are masked; after that, it would turn −∞ into −cap.
-- 1 − 2 / (exp(2x) + 1) is tanh(x) only for large x: for small x all digits cancel.
+- A tile may extend beyond the last key. Zeros loaded there have weight exp(0), so block them.
+- Before its first allowed key, a row has the maximum −∞, and exp(−∞ − −∞) is NaN.
+- A causal row ends at its diagonal or at the last key, whichever comes first; with a window it also
+  begins later, and a column of keys ends earlier.
+- A soft cap is applied before logits are masked; after masking, it would turn −∞ into −cap.
+- 1 − 2 / (exp(2x) + 1) is an accurate tanh(x) only for large x: for small x all digits cancel.
 - A sink is counted once, not once for each tile; it is the maximum before the first key.
-- `tl.dot` rounds float32 to TensorFloat-32 unless told otherwise.
-- A Python float that is handed to a kernel is a float32; as a constant it keeps its digits.
+- `tl.dot` rounds float32 to TensorFloat-32 unless `input_precision` is set.
+- A Python float that is passed to a kernel becomes a float32; a constexpr keeps its precision.
 - A fully masked row has no softmax. Here its context is 0, and so are its gradients.
-- Query heads that share a key/value head add up in its gradients.
-- The gradient of an additive mask is that of the logits, to which neither scale nor cap belong.
+- The gradients of a key/value head are sums over the query heads that share it.
+- The gradient of an additive mask is that of the final logits, without scale and soft cap.
 
-Dao et al. 2022 (arXiv:2205.14135) and Dao 2023 (arXiv:2307.08691) have the algorithm: logits are
-never stored; the backward pass makes them again, and the weights from each row's logsumexp.
+The algorithm is from Dao et al. 2022 (arXiv:2205.14135) and Dao 2023 (arXiv:2307.08691): logits are
+never stored; the backward pass recomputes them, and the weights from each row's log-sum-exp.
 
 Without a GPU it runs in Triton's interpreter, if TRITON_INTERPRET=1 is set before triton is first
-imported. That multiplies the bits of bfloat16 as if they were whole numbers, so it is refused.
+imported. The interpreter multiplies the bits of bfloat16 as if they were integers, so bfloat16 is
+rejected there.
 """
 
 # ruff: noqa: N803 - Triton's custom: what is constant when a kernel is compiled is in capitals.
@@ -61,7 +62,7 @@ def logits_of(
 ):  # fmt: skip
     """Return a tile of logits, −∞ where a query (row) may not attend to a key (column).
 
-    Return the derivative of the soft cap too, 1 everywhere without one.
+    The second result is the derivative of the soft cap, which is 1 everywhere without one.
     """
     logits = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=SUM) * SCALE
     slope = tl.full(logits.shape, 1.0, SUM)
@@ -90,7 +91,7 @@ def columns_of(
     first_row, key_length,
     CAUSAL: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Return the first column that a tile of rows sees, and where its columns end."""
+    """Return the range of columns (first, end) that a tile of rows may attend to."""
     start, end = 0, key_length
     if CAUSAL:
         end = tl.minimum(end, first_row + TILE)
@@ -106,7 +107,7 @@ def rows_of(
     first_column, query_length,
     CAUSAL: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Return the first row that sees a tile of columns, and where its rows end."""
+    """Return the range of rows (first, end) that may attend to a tile of columns."""
     start, end = 0, query_length
     if CAUSAL:
         start = tl.maximum(start, first_column)
@@ -298,7 +299,7 @@ INTERPRETED = not isinstance(forward_kernel, triton.runtime.JITFunction)
 
 @dataclass(frozen=True)
 class Options:
-    """What is constant when a kernel is compiled: see `flash_attention`."""
+    """The options that are compile-time constants of the kernels; see `flash_attention`."""
 
     scale: float
     causal: bool
@@ -307,7 +308,7 @@ class Options:
 
 
 class FlashAttention(torch.autograd.Function):
-    """A differentiable function made of the three kernels."""
+    """The differentiable function that runs the three kernels."""
 
     @staticmethod
     def forward(
@@ -384,16 +385,17 @@ def flash_attention(
             the logits, so −∞ blocks; they get a gradient.
         causal: whether query i may attend only to keys 0 to i, whatever the number of keys.
         scale: the factor of the logits, 1/√head by default.
-        window: how many keys before and after key i query i may attend to; −1 for no limit.
-        softcap: c, if logits are bounded to c · tanh(logits / c) before a mask is added; 0: none.
+        window: the numbers of keys before and after key i that query i may attend to; −1 for no
+            limit.
+        softcap: c > 0 replaces logits by c · tanh(logits / c) before a mask is added; 0 for none.
         sinks: `[heads]`, the logit of each head's sink, which receives weight but has no value.
 
     Returns:
         The context, `[batch heads query value_head]`; 0 for a fully masked query.
 
     Raises:
-        ValueError: the shapes do not fit; the kernel would read beyond an array.
-        TypeError: the kernel does not support these dtypes.
+        ValueError: if the shapes do not fit, so that the kernel would read beyond an array.
+        TypeError: if the kernel does not support these dtypes.
     """
     fits = key.shape[:3] == value.shape[:3] and query.shape[0] == key.shape[0]
     if not fits or query.shape[3] != key.shape[3]:

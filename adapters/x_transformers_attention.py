@@ -1,32 +1,33 @@
 """x-transformers' Attention, with its own softmax and with flash=True, torch's SDPA.
 
 What a port gets wrong: with fewer key/value heads, query head h uses key/value head h % kv_heads,
-not h // group as in Llama: keys are repeated as a whole, `b (r kvh) n d`. So query heads stand in
-another order, and weights of other libraries have to be reordered. True in a mask attends. There
-are two masks of tokens: `context_mask` blocks keys and nothing else; `mask` is about the queries'
-own tokens, blocks the same keys where there is no context, and writes zeros into the *output* of
-those that are not there, after the projection. An `attn_mask` of three axes is `[heads query key]`,
-without a batch; a bias has an argument of its own, `attn_bias`. The causal triangle is aligned
-bottom-right; but with flash=True and more queries than keys it is top-left. The context of a query
-is zero if a mask blocks all of its keys, the mean of all values if the causal triangle does, and
-NaN if a bias of -inf does.
+not h // group as in Llama: all keys are repeated as one block, `b (r kvh) n d`. Query heads thus
+have a different order, and weights of other libraries have to be reordered. True in a mask attends.
+There are two token masks. `context_mask` blocks keys and has no other effect. `mask` marks the
+query tokens: it sets the *output* of masked tokens to zero after the projection, and without a
+context it also blocks them as keys. An `attn_mask` with three axes is `[heads query key]`, without
+a batch axis; a bias has a separate argument, `attn_bias`. The causal triangle is aligned
+bottom-right, but top-left with flash=True and more queries than keys. The context of a query is
+zero if a mask blocks all of its keys, the mean of all values if the causal triangle does, and NaN
+if a bias of -inf does.
 
-Two things that cost a day with flash=True: `causal=True` is an argument of the constructor and of
-the call, and that of the call does nothing. And a boolean `attn_bias` attends where it is True, but
-where a mask or the triangle blocks, it is filled with a number that is True as well.
+With flash=True there are two pitfalls. `causal=True` is an argument of both the constructor and the
+call, but that of the call has no effect. And a boolean `attn_bias` attends where it is True, but
+where a mask or the triangle blocks, it is filled with a number that is also interpreted as True.
 
 `max_attend_past` counts keys before the query's own, and hides none after it; it is aligned
-bottom-right. `logit_softclamp_value` caps after a bias is added, and before masks. A learned sink
-(`head_learned_sink`) is one logit for each head, and its weights are the first of those that are
-returned. With flash=True there is neither. Rotary embeddings turn neighbours, and ALiBi and sinks
-go by the layer's own order of heads. `RotaryEmbedding` is a module whose buffer is rounded with a
-model, and positions are rounded like it: in bfloat16, 257 is 256. Here it stays in float32.
+bottom-right. `logit_softclamp_value` is applied after a bias is added, and before masks. A learned
+sink (`head_learned_sink`) is one logit for each head, and its weight comes first in the returned
+weights. With flash=True neither is available. Rotary embeddings rotate pairs of adjacent
+components. ALiBi and sinks use the layer's order of heads. `RotaryEmbedding` is a module whose
+buffer is rounded if a model is converted, and positions are rounded too: in bfloat16, 257 becomes
+256. Here it remains in float32.
 
-The softmax is in float32 for every dtype, unless flash=True.
+The softmax is computed in float32 for every dtype, unless flash=True.
 
-There are no biases in the library. Where a problem has some, the four projections, which are
-`torch.nn.Linear` without bias, are replaced by the same with bias; everything else is as built.
-With a single head the output projection is left out by default: `project_out=True` keeps it.
+The library has no biases. If a problem has biases, the four projections, which are
+`torch.nn.Linear` without bias, are replaced by projections with bias; everything else is unchanged.
+With a single head, the output projection is omitted by default; `project_out=True` keeps it.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ class XTransformersAttention(Layer):
                 raise Unsupported("no sinks with flash=True")
             sinks = _interleaved(sinks[:, None, None], layer.heads, layer.kv_heads)
             layer.attend.head_attn_sink = sinks.flatten()
-        # A mask of queries blocks keys too, unless the keys are a context.
+        # `mask` also blocks keys, unless the keys are passed as a context.
         context = None if key is query and "mask" not in masks else key
         output, found = layer(query, context=context, return_intermediates=True, **masks)
         layer.attend.head_attn_sink = None
@@ -277,7 +278,7 @@ class XTransformersAttention(Layer):
 
 
 def _interleaved(array: Any, heads: int, shared: int) -> Any:
-    """Return heads (axis -3) in the layer's order: the first of each group, then the second."""
+    """Reorder heads (axis -3) as in the layer: the first head of each group, then the second."""
     if array.shape[-3] != heads or shared in (1, heads):
         return array
     return array.unflatten(-3, (shared, -1)).transpose(-4, -3).flatten(-4, -3)

@@ -1,9 +1,9 @@
 """The report: joins records into one document, and renders it as JSON, Markdown and HTML.
 
-It sees records only, so it can be rendered years later without any framework. `load` reads records
-and refuses what does not belong together; `writing.build` makes a `Report` (see `model`) out of
-`columns`, `totals`, `cards`, `accuracy`, `deviations` and `trend`; `page` renders it, with
-`wording` for the words that all pages share.
+It is made from records only, so it can be rendered years later without any framework. `load` reads
+records and rejects those that do not belong together; `writing.build` assembles a `Report` (see
+`model`) with the help of `columns`, `totals`, `cards`, `accuracy`, `deviations` and `trend`; `page`
+renders it. `wording` holds the words that all pages share.
 """
 
 from __future__ import annotations

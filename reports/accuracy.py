@@ -1,4 +1,4 @@
-"""Distances of implementations from the reference and each other, in units of noise σ."""
+"""Distances of implementations from the reference and from each other, in units of σ."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = {
 
 
 def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accuracy]:
-    """Return one entry for each column and dtype in which something was measured."""
+    """Return one entry for each column and dtype for which an error was measured."""
     measured: dict[tuple[str, str, str], list[tuple[str, Figures]]] = defaultdict(list)
     dtypes: dict[str, None] = {}
     for one in seen:
@@ -51,7 +51,7 @@ def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accurac
 
 
 def limit(entries: Iterable[Accuracy]) -> float:
-    """Return the limit that applied when the records were made."""
+    """Return the limit on |error| / σ that was used when the records were made."""
     spreads = [spread for entry in entries for spread in (entry.output, entry.gradients)]
     return next((spread.limit for spread in spreads if spread is not None), LIMIT)
 
@@ -62,7 +62,7 @@ def _spread(measured: Sequence[tuple[str, Figures]]) -> Spread | None:
     finite = [item for item in measured if item[1].max_ratio < INFINITE]
     case, worst = max(measured, key=lambda item: item[1].max_ratio)
     reached = Counter(figures.accuracy for _, figures in measured)
-    # A class that this suite does not know stands before none, which is "".
+    # An unknown class comes last but one, before "", which means no class.
     order = {name: place for place, name in enumerate(ACCURACY)}
     names = sorted(reached, key=lambda name: (name == "", order.get(name, len(order)), name))
     return Spread(
@@ -84,7 +84,7 @@ _UNDEFINED = "edge/"
 
 
 class Exchanged(NamedTuple):
-    """One implementation's answer to one case, with the reference and its noise."""
+    """One implementation's output for one case, with the reference and the noise σ."""
 
     output: Array
     want: Array
@@ -92,7 +92,7 @@ class Exchanged(NamedTuple):
 
     @property
     def has_nan(self) -> bool:
-        """Whether the answer holds NaN."""
+        """Whether the output contains NaN."""
         return bool(np.isnan(self.output).any())
 
 
@@ -101,7 +101,7 @@ Answers = dict[tuple[str, str], dict[str, Exchanged]]
 
 
 def exchanged(records: Sequence[Loaded], parts: Iterable[Part]) -> tuple[Answers, list[str]]:
-    """Return the exchanged answers of all records, and a line about each that does not fit."""
+    """Return the outputs stored in all records, and a line about each that cannot be compared."""
     answers: Answers = defaultdict(dict)
     problems: list[str] = []
     items = {
@@ -116,7 +116,7 @@ def exchanged(records: Sequence[Loaded], parts: Iterable[Part]) -> tuple[Answers
             by_item[item][kind] = np.asarray(array, dtype=np.float64)
         for item, kinds in by_item.items():
             key, result = items.get((id(record), item), ("", None))
-            # Attention weights, and what experiments showed, are there for figures.
+            # Attention weights and arrays of experiments are stored for figures only.
             if kinds.keys() <= {*PICTURED} or (result and result.case.startswith(PREFIX)):
                 continue
             try:
@@ -139,7 +139,7 @@ def exchanged(records: Sequence[Loaded], parts: Iterable[Part]) -> tuple[Answers
 
 
 def pairs(columns: Sequence[Column], answers: Answers) -> list[Pair]:
-    """Return every two implementations that answered a common case, by dtype."""
+    """Return for each dtype all pairs of implementations with outputs for a common case."""
     compared = []
     for dtype in _dtypes(answers):
         cases = {
@@ -163,14 +163,14 @@ def _pair(
 ) -> Pair:
     nan = [case for case, (mine, yours) in common.items() if mine.has_nan or yours.has_nan]
     sizes = {case: _distance(*both, dtype) for case, both in common.items() if case not in nan}
-    # Of equal ones the first by name: the order of arrays in a file is no order.
+    # Among equals, choose the first by name: the order of arrays in a file is arbitrary.
     worst = max(sorted(sizes), key=lambda case: sizes[case], default="")
     size = min(sizes.get(worst, 0.0), INFINITE)
     return Pair(dtype, one, other, float(f"{size:.4g}"), worst, len(common), nan)
 
 
 def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apart]:
-    """Return the cases without an agreed answer, or with NaN, and who answers alike."""
+    """Return the cases that no definition settles, or with NaN, and which columns agree."""
     alike: dict[tuple[str, str, str], Apart] = {}
     dtypes = _dtypes(answers)
     for (dtype, case), given in sorted(answers.items(), key=lambda item: dtypes.index(item[0][0])):
@@ -197,7 +197,7 @@ def _distance(one: Exchanged, other: Exchanged, dtype: str) -> float:
 
 
 def _alike(one: Exchanged, other: Exchanged, dtype: str, limit: float) -> bool:
-    """Return whether two answers are equal to the noise, and NaN in the same places."""
+    """Return whether two outputs agree within the noise and have NaN in the same places."""
     nan = np.isnan(one.output)
     if (nan != np.isnan(other.output)).any():
         return False
@@ -212,6 +212,6 @@ def _same_problem(one: Exchanged, other: Exchanged) -> bool:
 
 
 def _dtypes(answers: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the dtypes in the suite's order, then any others."""
+    """Return the dtypes of all outputs, in the suite's order, then any others."""
     have = dict.fromkeys(dtype for dtype, _ in answers)
     return [*(name for name in UNDERFLOW if name in have), *(n for n in have if n not in UNDERFLOW)]

@@ -1,8 +1,8 @@
 """Build convention cards from records: what was declared about masks, and what was observed.
 
-`experiment_cards` and `handed` show what experiments of a run showed, `GLANCES` puts the answers
-that people look for first into one table, and `conventions` holds declarations beside what
-requirements and experiments observed of them.
+`experiment_cards` and `handed` return the observations of a run's experiments, `GLANCES` selects
+the ones that people look for first for one table, and `conventions` compares declarations with what
+requirements and experiments observed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def experiment_cards(
 
 
 def handed(parts: Iterable[Part], columns: Sequence[Column]) -> list[Handed]:
-    """Return the effect of one mask on each implementation, in column order."""
+    """Return the effect of each encoding of one mask on each implementation, in column order."""
     shown: dict[str, list[Handed]] = {}
     for part in parts:
         shown[part.key] = [
@@ -117,7 +117,7 @@ def _numbers(weights: np.ndarray | None) -> list[list[float | None]]:
 
 
 def _is_infinite(subject: Phrase) -> bool:
-    """Return whether the form uses infinite numbers; large finite ones do not block a whole row."""
+    """Return whether an encoding can block a whole row; large finite numbers cannot."""
     return subject.part("form").id not in ("form.zero-large", "form.zero-least")
 
 
@@ -139,7 +139,7 @@ _ALARMING = {
 
 
 class Shown(NamedTuple):
-    """A value in a cell, and where it holds; "" if it is the only value that was seen."""
+    """A value in a cell of the table, and where it holds ("" if no other value was observed)."""
 
     phrase: Phrase
     where: str
@@ -156,14 +156,14 @@ class Shown(NamedTuple):
 
 
 class Glance(NamedTuple):
-    """A column of the table: its heading, and what to take from a card."""
+    """A column of the table: its heading, and a function that takes its values from a card."""
 
     heading: str
     take: Callable[[Card], list[Shown]]
 
 
 def glances_of(cards: Sequence[Card]) -> list[Glance]:
-    """Return the columns in which any of these cards has a value."""
+    """Return the columns of the table in which any of these cards has a value."""
     return [glance for glance in GLANCES if any(glance.take(card) for card in cards)]
 
 
@@ -174,16 +174,17 @@ def taking(
     fits: Callable[[Phrase], bool] = lambda subject: True,
     **parts: Collection[str],
 ) -> Callable[[Card], list[Shown]]:
-    """Return a function that takes from a card the values of some subjects.
+    """Return a function that takes the values of certain subjects from a card.
 
-    Each value occurs once, with where it was seen if there are several.
+    Each value occurs once; if there are several, each states where it was observed.
 
     Args:
         about: ids of the subjects.
-        named: whether places name the mask arguments, and not only the modes.
-        value: what to show of a value.
-        fits: whether to take a subject.
-        parts: by name, what that argument of the subject may be.
+        named: whether to always name the mask argument of a value. By default it is named only if
+            a mode has several values.
+        value: function that maps an observed value to the one to show.
+        fits: function that returns whether to include a subject.
+        parts: for arguments of subjects, by name, the texts that are included.
     """
 
     def take(card: Card) -> list[Shown]:
@@ -206,7 +207,7 @@ def taking(
         for subject, found, modes, every in seen:
             beyond, argument = _beyond(subject), subject.name("argument")
             if beyond:
-                # What is as it is for other inputs and layouts needs no words.
+                # A value that equals the usual one of a mode need not be mentioned again.
                 modes = [mode for mode in modes if found not in usual.get((argument, mode), ())]
                 if not modes:
                     continue
@@ -225,7 +226,7 @@ def taking(
 
 
 def _beyond(subject: Phrase) -> str:
-    """Return what a subject says of inputs or of the mask's layout, which others do not; or ""."""
+    """Return the unusual inputs or mask layout of a subject in words, or "" for the usual ones."""
     if subject.part("sharing"):
         return f"with {say(subject.part('sharing'))}"
     if subject.name("inputs_in"):
@@ -234,7 +235,7 @@ def _beyond(subject: Phrase) -> str:
 
 
 def _furthest(value: Phrase) -> Phrase:
-    """Return that NaN gets into the output if it does, else that it gets into gradients only."""
+    """Shorten a value about a leak of NaN: it reaches the output, or else only gradients."""
     if value.id != "leak.reaches":
         return value
     output = Phrase("place.output")
@@ -244,7 +245,7 @@ def _furthest(value: Phrase) -> Phrase:
 
 
 def _weights(card: Card) -> list[Shown]:
-    """Return the form of returned weights, if any, and whether dropout is applied to them."""
+    """Take the form of the returned weights, if any, and whether they include dropout."""
     shown = taking("weights.returned")(card)
     if len(shown) > 1 and any(item.phrase.id == "weights.none" for item in shown):
         shown = [Shown(item.phrase, "") for item in shown if item.phrase.id != "weights.none"]
@@ -254,12 +255,12 @@ def _weights(card: Card) -> list[Shown]:
 
 
 def _form(*forms: str) -> Callable[[Card], list[Shown]]:
-    """Take the effect of each mask argument in one of these forms."""
+    """Return a function that takes the effect of mask arguments with one of these encodings."""
     return taking("mask.meaning", named=True, form=forms)
 
 
 def _nan(*inputs: str) -> Callable[[Card], list[Shown]]:
-    """Take how far NaN spreads from a blocked element of these inputs."""
+    """Return a function that takes how far NaN in a blocked element of these inputs spreads."""
     return taking("leak", value=_furthest, number=["number.nan"], input=inputs)
 
 
@@ -310,7 +311,7 @@ Observations = Sequence[tuple[CaseResult, Phrase]]
 
 
 def conventions(parts: Iterable[Part], columns: Sequence[Column]) -> list[Convention]:
-    """Return the declared mask conventions of each column, with those observed."""
+    """Return the declared and the observed mask conventions of each column."""
     by_column = {part.key: part for part in parts}
     return [_convention(by_column[column.key]) for column in columns]
 
@@ -341,7 +342,7 @@ def _convention(part: Part) -> Convention:
 def _meanings(
     observed: Observations, experiments: Sequence[CaseResult]
 ) -> dict[tuple[str, str], list[tuple[CaseResult, Phrase]]]:
-    """Return the meaning of each form of each argument, by requirement and by experiment."""
+    """Return the observed meanings by (argument, encoding), from requirements and experiments."""
     meanings: dict[tuple[str, str], list[tuple[CaseResult, Phrase]]] = defaultdict(list)
     for result, value in observed:
         for part in value.parts("meanings"):
@@ -369,7 +370,7 @@ def _argument(mask: MaskInfo, meanings: Mapping[tuple[str, str], Observations]) 
 
 
 def _declared_forms(mask: MaskInfo) -> dict[str, str]:
-    """Return the id of what each form should be seen to mean if the declaration is right."""
+    """Return for each encoding the id of the meaning expected from the declaration."""
     forms = {} if mask.true is None else {"form.bool": f"mask.{mask.true}"}
     if mask.number == "added":
         return forms | {"form.zero-infinite": "mask.added", "form.zero-one": "mask.added"}
@@ -381,7 +382,7 @@ def _declared_forms(mask: MaskInfo) -> dict[str, str]:
 def _tried(
     experiments: Sequence[CaseResult], about: str, fits: Callable[[Phrase], bool]
 ) -> list[tuple[CaseResult, Phrase]]:
-    """Return the values of the fitting subjects with this id, each once for each experiment."""
+    """Return the values of the subjects with an id that fit, each once per result."""
     return [
         (result, value)
         for result in experiments
@@ -394,7 +395,10 @@ def _tried(
 
 
 def _masked_rows(required: Observations, experiments: Sequence[CaseResult]) -> list[MaskedRow]:
-    """Return the rows, and separately what comes with each: not every mode has gradients."""
+    """Return what fully masked queries get, each value with its effects on gradients.
+
+    The effects are collected separately, because not every mode has gradients.
+    """
     parts = [(result, value.part("row"), value.part("beside")) for result, value in required]
     tried = _tried(experiments, "fully-masked.output", _is_infinite)
     gradients = _tried(experiments, "fully-masked.gradients", _is_infinite)
@@ -412,7 +416,7 @@ def _masked_rows(required: Observations, experiments: Sequence[CaseResult]) -> l
 
 
 def _variants(observed: Observations) -> list[Variant]:
-    """Return each value with where it was seen, the most frequent first."""
+    """Return each observed value with where it was observed, the most frequent first."""
     every = [result for result, _ in observed]
     by_value = sorted(by_key(observed, lambda pair: pair[1]).items(), key=lambda one: -len(one[1]))
     variants: list[Variant] = []
@@ -426,7 +430,10 @@ def _variants(observed: Observations) -> list[Variant]:
 
 
 def _where(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str | None:
-    """Return the dtypes, modes and cases that set some results apart; None if they do not."""
+    """Return the dtypes, modes and cases that distinguish some results from the others.
+
+    The result is None if they do not distinguish them.
+    """
     values = {axis: _values(some, axis) for axis in _AXES}
     cases = _cases(some) or _cases(every)
     inside = [item for item in every if all(getattr(item, axis) in values[axis] for axis in _AXES)]
@@ -435,7 +442,7 @@ def _where(some: Sequence[CaseResult], every: Sequence[CaseResult]) -> str | Non
     places = []
     for axis, word in _AXES.items():
         differs = set(values[axis]) != set(_values(every, axis))
-        # An experiment is no case of its own: it asks the same beside them.
+        # Experiments do not count as cases here.
         if differs and (axis != "case" or set(cases) != set(_cases(every))):
             names = cases if axis == "case" else values[axis]
             places.append(f"{word}{'s' if word and len(names) > 1 else ''} {', '.join(names)}")

@@ -1,7 +1,7 @@
-"""Compare two sets of records: regressions first, and nothing hidden.
+"""Compare two sets of records and list all changes, regressions first.
 
-The unit is a finding: item and requirement. Only records are read, so neither a framework nor the
-catalogue that the records were made with is needed.
+The unit is a finding: one requirement for one item. Only records are read, so neither a framework
+nor the catalogue that the records were made with is needed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ SCHEMA = "mha-conformance/changes/1"
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the two: a record, or several in a folder.
+    """One side of a comparison: a record, or several in a folder.
 
     Attributes:
-        file: as given.
-        created: when the last of its records was made.
-        suite, catalogue: versions; several if its records differ.
-        packages: versions of packages.
-        selection: what narrowed it, or "".
+        file: the path or paths as given.
+        created: when the newest record was made.
+        suite, catalogue: the versions; several, joined by commas, if records differ.
+        packages: the versions of packages.
+        selection: the options that narrowed the runs, or "".
         complete: whether every planned item has an outcome.
-        implementations: name to verdicts of its items, on all devices.
-        devices: name to the devices that these are of.
+        implementations: by name, the number of items on all devices with each verdict.
+        devices: by name, the devices on which the implementation was run.
     """
 
     file: str
@@ -62,19 +62,19 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Findings of one implementation and requirement that changed alike.
+    """Findings of one implementation and requirement that changed in the same way.
 
     Attributes:
-        requirement: its id; "run" where the process was lost.
+        requirement: the id of the requirement; "run" if the process died or hung.
         level: the level of the requirement, or "".
-        before, after: verdicts, or values of a characteristic; "" if it was not asked.
-        told: the detail of the finding that is furthest off now, or "".
-        cause: the known mistake that explains it now, or "".
-        times: how many findings changed so.
-        cases, dtypes, modes: where they did.
-        case, dtype, mode: the item that is furthest off.
-        figures, worst: the evidence of that item.
-        command: runs just that item.
+        before, after: verdicts, or values of a characteristic; "" if there was no such finding.
+        told: the message of the worst finding after the change, or "".
+        cause: the known mistake that explains the worst finding, or "".
+        times: the number of findings that changed in this way.
+        cases, dtypes, modes: where these findings were made.
+        case, dtype, mode: the item with the worst finding.
+        figures, worst: the measured evidence of that item.
+        command: the command that runs only that item.
     """
 
     implementation: str
@@ -98,7 +98,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def evidence(self) -> list[str]:
-        """Lines with the measurement, or else the detail, and with the likely cause."""
+        """Lines with the measurement, or else the message, and with the likely cause."""
         detail = f"measured {measured(self.figures)}" if self.figures is not None else self.told
         cause = f"likely cause: {self.cause}" if self.cause else ""
         return [text for text in (detail, cause) if text]
@@ -110,9 +110,9 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Convention(msgspec.Struct, frozen=True):
-    """An entry of a convention card that differs now; "" stands for no entry.
+    """An entry of a convention card that has changed; "" stands for a missing entry.
 
-    `phrases` are subject, before and after, for programs.
+    `phrases` contains subject, before and after in machine-readable form.
     """
 
     implementation: str
@@ -131,14 +131,14 @@ class Convention(msgspec.Struct, frozen=True):
 
 
 class Members(msgspec.Struct, frozen=True):
-    """What only one of the two has.
+    """What only one side of a comparison has.
 
     Attributes:
-        implementations: names of implementations.
-        cases: cases of implementations that both have.
-        items: how many items of these implementations, in all cases, dtypes and modes.
-        findings: how many findings of items that both have.
-        wrong: those of the findings and items that deviate.
+        implementations: names of implementations that only this side has.
+        cases: cases that only this side has, for implementations that both sides have.
+        items: the number of items that only this side has, for the same implementations.
+        findings: the number of findings that only this side has, for items that both sides have.
+        wrong: the deviations among these findings and items; [] for removed ones.
     """
 
     implementations: list[str]
@@ -149,7 +149,7 @@ class Members(msgspec.Struct, frozen=True):
 
     @property
     def lines(self) -> list[str]:
-        """Return one line for each kind of change."""
+        """One line for each kind of member that is present."""
         lines = {
             f"implementations: {', '.join(self.implementations)}": self.implementations,
             f"{plural(len(self.cases), 'case')}: {some(self.cases, 6)}": self.cases,
@@ -160,19 +160,20 @@ class Members(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Everything that changed.
+    """All changes between two sets of records.
 
     Attributes:
-        worse: what conformed, was unsupported or deviated less gravely, and is wrong now.
-        lost: what was answered and is no longer answered.
-        otherwise: what differs now, and is neither better nor worse.
-        fixed: what was wrong and conforms.
-        gained: what was not answered and is now.
-        conventions: entries of convention cards that differ.
-        added, removed: what only the second, or only the first has.
-        notes: what to know before comparing, such as another catalogue.
-        common: how many findings both have.
-        same: how many of them are as they were.
+        worse: findings that are wrong now, and were not wrong, or less severely wrong, before.
+        lost: findings that conformed or were wrong before and are undecided now, for example
+            unsupported or not run.
+        otherwise: findings that have changed, but are neither better nor worse.
+        fixed: findings that were wrong and conform now.
+        gained: findings that were undecided before, and conform or are observed now.
+        conventions: entries of convention cards that have changed.
+        added, removed: what only the second, or only the first side has.
+        notes: lines with differences between the runs, such as a different catalogue.
+        common: the number of findings that both sides have.
+        same: the number of these findings that are unchanged.
     """
 
     schema: str
@@ -192,7 +193,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     @property
     def kinds(self) -> list[tuple[str, str, list[Change]]]:
-        """Return symbol, name and changes of each kind, regressions first."""
+        """The symbol, name and changes of each kind of change, regressions first."""
         return [
             ("✗", "worse", self.worse),
             ("?", "no longer answered", self.lost),
@@ -203,7 +204,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     @property
     def anything_worse(self) -> bool:
-        """Whether something is worse, or no longer answered."""
+        """Whether any finding is worse or lost."""
         return bool(self.worse or self.lost)
 
     @property
@@ -217,7 +218,7 @@ class Changes(msgspec.Struct, frozen=True):
         return ", ".join([*times, f"{self.same} of {self.common} findings as they were"])
 
 
-# What two sides say of the same
+# Findings of two sides in pairs
 
 
 Key = tuple[str, str, str, str, str]
@@ -227,7 +228,7 @@ Answers = Mapping[Key, CaseResult]
 
 
 class Pair(NamedTuple):
-    """The findings of two sides on one requirement of an item; None where a side has none."""
+    """The findings of two sides for one requirement and item; None if a side has no finding."""
 
     key: Key
     requirement: str
@@ -236,12 +237,17 @@ class Pair(NamedTuple):
 
 
 def answers(results: Iterable[CaseResult]) -> dict[Key, CaseResult]:
-    """Return results by their items."""
+    """Return results by the keys of their items."""
     return {(one.implementation, one.device, one.case, one.dtype, one.mode): one for one in results}
 
 
 def matched(before: Answers, after: Answers) -> Iterator[Pair]:
-    """Yield every finding of both sides; where a process was lost, one for the whole item."""
+    """Yield the findings of both sides in pairs.
+
+    If the process died or hung on the first side only, this is paired with each wrong finding of
+    the second side, or else with its verdict. If it did so on the second side only, this is paired
+    with the verdict of the first side.
+    """
     for key in dict.fromkeys([*before, *after]):
         one, other = _by_requirement(before.get(key)), _by_requirement(after.get(key))
         if RUN in one and RUN not in other and key in after:
@@ -259,7 +265,7 @@ def matched(before: Answers, after: Answers) -> Iterator[Pair]:
 def differing_entries(
     before: Answers, after: Answers
 ) -> Iterator[tuple[Key, Phrase, Phrase, Phrase]]:
-    """Yield item, subject and both values of card entries that differ in items that both have."""
+    """Yield (item, subject, before, after) for each card entry that differs in common items."""
     for key in before:
         if key not in after:
             continue
@@ -293,7 +299,7 @@ class Records:
     """Several records as a whole: one of the two sides of a comparison.
 
     Attributes:
-        side: the summary of these records that a report shows.
+        side: a summary of these records.
         specs: the name of each implementation on a command line, by implementation and device.
         levels: the level of each requirement.
         results: the result of each item.
@@ -336,7 +342,8 @@ def load_side(*paths: Path) -> Records:
     """Read a record, several, or all records in a folder.
 
     Raises:
-        BrokenRecord: one of them cannot be read, there is none, or two are of one implementation.
+        BrokenRecord: if a record cannot be read, if there is none, or if two records contain the
+            same implementation on the same device.
     """
     files = find_records(paths)
     where = ", ".join(map(str, paths))
@@ -354,7 +361,7 @@ def load_side(*paths: Path) -> Records:
 
 
 def compare(one: Records, two: Records) -> Changes:
-    """Return the changes from the first to the second."""
+    """Return the changes from the first set of records to the second."""
     kinds: dict[Kind, list[Located]] = defaultdict(list)
     shared = one.specs.keys() & two.specs.keys()
     levels = one.levels | two.levels
@@ -390,7 +397,7 @@ def compare(one: Records, two: Records) -> Changes:
 
 
 def _classified(before: Finding, after: Finding, *, observed: bool) -> tuple[Kind, str, str]:
-    """Return which kind of change it is, and both states in words."""
+    """Return the kind of a change, and both states in words."""
     one, other = before.verdict, after.verdict
     if one == other:
         states = _otherwise(before, after)
@@ -406,7 +413,7 @@ def _classified(before: Finding, after: Finding, *, observed: bool) -> tuple[Kin
 
 
 def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
-    """Return both states in words if they differ in more than the verdict, else None."""
+    """Return both states in words if findings of equal verdict differ in other ways, else None."""
     verdict = after.verdict
     if before.value != after.value:
         return say(before.value) or "nothing", say(after.value) or "nothing"
@@ -429,9 +436,10 @@ def _otherwise(before: Finding, after: Finding) -> tuple[str, str] | None:
 def grouped_changes(
     findings: Iterable[Located], specs: Mapping[_Owner, str], levels: Mapping[str, str]
 ) -> list[Change]:
-    """Return one change for findings of one implementation and requirement that changed alike.
+    """Group the findings of one implementation and requirement that changed in the same way.
 
-    What no definition settles comes last; before that the worst, then the most frequent.
+    Changes are sorted by severity, then by frequency; characteristics that no definition settles
+    come last.
     """
 
     def alike(one: Located) -> tuple[object, ...]:
@@ -465,7 +473,7 @@ def _change(group: Group, specs: Mapping[_Owner, str], levels: Mapping[str, str]
 
 
 def _conventions(before: Records, after: Records) -> list[Convention]:
-    """Return card entries that differ now; modes that changed alike are one."""
+    """Return the card entries that changed, merging modes that changed in the same way."""
     alike = by_key(
         differing_entries(before.results, after.results), lambda entry: (entry[0][:3], *entry[1:])
     )
@@ -528,7 +536,7 @@ STYLES = {
 
 
 def show(console: Console, changes: Changes) -> None:
-    """Print everything that changed."""
+    """Print all changes."""
     before, after = changes.before, changes.after
     line(console, f"{before.file} ({before.created[:10]}) → {after.file} ({after.created[:10]})")
     for note in changes.notes:
@@ -553,9 +561,9 @@ def show(console: Console, changes: Changes) -> None:
 
 
 def deltas(changes: Changes) -> dict[str, str]:
-    """Return the counts of verdicts for each implementation, with the changes in them.
+    """Return the counts of verdicts for each implementation, with their changes.
 
-    If the device changed, the items did too, so no differences are shown.
+    If the device changed, the items did too; in this case no changes are shown.
     """
     one, other = changes.before, changes.after
     vectors = {}
@@ -577,7 +585,7 @@ def _vector(counts: Counts, before: Counts | None) -> str:
 
 
 def difference(counts: Mapping[str, int], before: Mapping[str, int], verdict: str) -> str:
-    """Return what was added or taken away: " (+2)", or "" if nothing was."""
+    """Return the change of a count as text, such as " (+2)", or "" if there is none."""
     change = counts.get(verdict, 0) - before.get(verdict, 0)
     return f" ({change:+,})" if change else ""
 

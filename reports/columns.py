@@ -27,11 +27,11 @@ Named = TypeVar("Named", RequirementInfo, Topic)
 
 
 class Part(NamedTuple):
-    """The content of one record on one implementation.
+    """The part of a record that is about one implementation.
 
     Attributes:
-        key: of its column; the name where that is unique, else with the device, else with the
-            record too.
+        key: the key of its column: the name if that is unique, else the name and the device, else
+            the record too.
         arrays: the exchange arrays of the whole record, by "item id|array".
     """
 
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 def parts_of(records: Sequence[Loaded]) -> list[Part]:
-    """Return every implementation of every record, in the order of the records."""
+    """Return a part for every implementation of every record, in the order of the records."""
     found = []
     for index, (_, record, arrays) in enumerate(records):
         results = by_key(record.results, lambda result: result.implementation)
@@ -89,9 +89,9 @@ def sources(records: Sequence[Loaded]) -> list[Source]:
 
 
 def columns(parts: Iterable[Part]) -> list[Column]:
-    """Return the columns, those of one layer side by side.
+    """Return the columns, with those of one layer side by side.
 
-    Titles that differ only in what stands in brackets are variants of one layer.
+    Titles that differ only in their part in brackets are variants of one layer.
     """
     layers: dict[str, list[tuple[Part, str]]] = {}
     for part in parts:
@@ -139,7 +139,7 @@ def _column(part: Part, group: str, variant: str) -> Column:
 
 
 def requirements_of(records: Sequence[Loaded]) -> list[RequirementInfo]:
-    """Return the requirements of all records, each once, as the newest record words it."""
+    """Return the requirements of all records, each once, as described in the newest record."""
     return _each(item for header in _newest(records) for item in header.requirements)
 
 
@@ -158,7 +158,7 @@ def _each(items: Iterable[Named]) -> list[Named]:
 
 
 def declared(record: Record) -> list[Implementation]:
-    """Return the implementations as declared, and a stand-in for any that only has results."""
+    """Return the declared implementations, and a placeholder for each that has only results."""
     names = {item.name for item in record.header.implementations}
     unknown = dict.fromkeys(result.implementation for result in record.results)
     return [

@@ -1,4 +1,4 @@
-"""Group deviations and unanswered items: findings that say the same become one entry."""
+"""Group equivalent deviations, and items that were not verified, into one entry each."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def deviations(
 ) -> list[Deviation]:
     """Return the deviations by implementation, then requirement, the most frequent first.
 
-    The worst finding of each is its evidence. `known` has the entry of a baseline for those
-    of which one knows.
+    The worst finding of each deviation is its evidence. `known` maps findings to the baseline entry
+    that covers them.
     """
     asked = {_place(group.worst): group for group in grouped(seen, _place)}
     level = {item.id: item.level for item in requirements}
@@ -45,7 +45,7 @@ def deviations(
     anchors: Counter[str] = Counter()
     for group in groups:
         column, requirement = place = _place(group.worst)
-        # Safe in a link, whatever the implementation is called.
+        # The anchor must be safe in a link, whatever the name of the implementation.
         anchor = re.sub(r"[^a-z0-9]+", "-", f"{column} {requirement}".lower()).strip("-")
         anchors[anchor] += 1
         spec = columns[order[column]].spec
@@ -68,10 +68,10 @@ def _place(one: Located) -> tuple[str, str]:
 
 
 def _alike(wrong: Sequence[Located], known: Mapping[Located, KnownDeviation]) -> list[Group]:
-    """Group findings that say the same.
+    """Group equivalent findings.
 
-    Where no cause is known, they are apart if their cases deviate in other dtypes: what is wrong
-    in float64 alone is not the same fault as what is wrong in all.
+    Without a known cause, findings whose cases deviate in different dtypes are kept apart: what is
+    wrong only in float64 is a different fault from what is wrong in all dtypes.
     """
 
     def says(one: Located) -> tuple[object, ...]:
@@ -130,7 +130,10 @@ def _deviation(
 
 
 def normalised(finding: Finding, mode: str, dtype: str) -> str:
-    """Return the detail without what varies from item to item: array, mode, dtype, numbers."""
+    """Return the message of a finding with array, mode, dtype and numbers replaced.
+
+    These vary from item to item, so that equivalent findings get equal texts.
+    """
     array = finding.figures.array if finding.figures is not None else ""
     text = finding.detail
     for word in filter(None, (array, mode, dtype)):
@@ -142,7 +145,7 @@ def normalised(finding: Finding, mode: str, dtype: str) -> str:
 
 
 def unsupported(columns: Sequence[Column], seen: Iterable[Located]) -> list[Unsupported]:
-    """Return the reasons by implementation, the most frequent first."""
+    """Return what is unsupported by implementation and reason, the most frequent first."""
     left = [one for one in seen if one.finding.verdict == "unsupported"]
     groups = _unanswered(columns, left)
     entries = [
@@ -155,7 +158,7 @@ def unsupported(columns: Sequence[Column], seen: Iterable[Located]) -> list[Unsu
 def _unanswered(
     columns: Sequence[Column], seen: Iterable[Located]
 ) -> list[tuple[Group, int, list[str]]]:
-    """Return findings by column, verdict and reason, with the number of items and a few cases."""
+    """Group findings by column, verdict and reason; add the number of items and a few cases."""
     groups = grouped(seen, lambda one: (one.column, one.finding.verdict, one.finding.detail))
     place = {column.key: index for index, column in enumerate(columns)}
     return [
@@ -171,7 +174,7 @@ def not_verified(
     expected: Sequence[str],
     problems: Sequence[str],
 ) -> NotVerified:
-    """Return everything that was to be verified and was not, with the reason."""
+    """Return everything that should have been verified but was not, with the reasons."""
     present = {source.name for source in sources}
     unavailable = {column.key: column.unavailable for column in columns if column.unavailable}
     left = (

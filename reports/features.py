@@ -1,8 +1,8 @@
-"""Features beyond masks: what each implementation declares of them, and how it fares.
+"""Features beyond masks: what each implementation declares about them, and its results.
 
-A feature is a group of columns: the arguments that an adapter declares, the verdicts of all items
-in whose problem the feature is, and the conventions that experiments read off. A record of before
-there were features has none of it, and was not asked.
+The report shows three things about a feature: the arguments that an adapter declares for it, the
+verdicts of all items whose problem includes it, and the conventions that experiments observed.
+Records made before features existed contain nothing about them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ class Family(NamedTuple):
     """A feature as the report shows it.
 
     Attributes:
-        name: its heading.
-        parts: features of problems, and parts that declarations say.
-        kinds: declarations that say no part, because they hand tokens over otherwise.
-        chapter: of the requirements that are about it alone, or "".
-        seen: what to take from a card, one after the other.
-        subject: how the subjects of its experiment begin.
+        name: the heading of the feature.
+        parts: the features of problems that belong to it, as declarations name them.
+        kinds: kinds of declarations that belong to it without naming a part, because they change
+            how tokens are passed.
+        chapter: the chapter of the requirements that are only about this feature, or "".
+        seen: functions that take observed values from a card, in order.
+        subject: the first part of the ids of its experiment's subjects.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Family(NamedTuple):
 
 
 def _own_key(card: Card) -> list[Shown]:
-    """Return whether a number of keys includes the query's own, and from where windows count."""
+    """Return whether a window counts the query's own key, and how windows are aligned."""
     found: dict[Phrase, None] = {}
     aligned: dict[Phrase, None] = {}
     for subject in (one for chapter in card.chapters for one in chapter.subjects):
@@ -100,7 +101,7 @@ _NOTHING = frozenset({"cannot-be-asked", "none"})
 def features(
     parts: Iterable[Part], columns: Sequence[Column], cards: Iterable[Card]
 ) -> list[Feature]:
-    """Return every feature of every column, in the order of the columns."""
+    """Return the results for every feature of every column, in the order of the columns."""
     by_column = {part.key: part for part in parts}
     own_cards = {card.column: card for card in cards}
     return [
@@ -128,7 +129,11 @@ def _of(part: Part, card: Card | None) -> list[Feature]:
 def _declared(
     implementation: Implementation, family: Family, card: Card | None
 ) -> list[str] | None:
-    """Return the declared arguments; those that experiments tried, if the record says no more."""
+    """Return the declared arguments of a feature.
+
+    If the record does not list declared features, return the arguments that experiments tried, or
+    None.
+    """
     if implementation.features is None:
         tried = {
             subject.phrase.name("argument"): None
@@ -149,7 +154,7 @@ _CHAPTERS = frozenset(family.chapter for family in FAMILIES if family.chapter)
 
 
 def _chapters(result: CaseResult) -> dict[str, list[str]]:
-    """Return the verdicts of the requirements that concern this feature alone, by chapter."""
+    """Return the verdicts of requirements that are about a single feature, by chapter."""
     found: dict[str, list[str]] = {}
     for finding in result.findings:
         chapter = finding.requirement.partition(".")[0]
@@ -164,7 +169,7 @@ def _items(
     family: Family,
     of_case: Mapping[str, frozenset[str]],
 ) -> Counts:
-    """Return the verdicts of the items that have the feature, or a requirement about it alone."""
+    """Count the verdicts of items that include a feature or a requirement only about it."""
     verdicts: list[str] = []
     for result, chapters in zip(results, asked, strict=True):
         if of_case.get(result.case, frozenset()) & family.parts:

@@ -1,8 +1,8 @@
-"""Records from files: what cannot be used, or does not belong, is named and left out.
+"""Read records from files; a record that cannot be used or does not fit is reported and left out.
 
-A report that mixes records in which one case asks different questions would compare answers to
-different questions, so such records are refused; none of it stops the report. Earlier records of
-the same implementations are no part of the tables: they make the trend.
+Records in which a case of one name poses different problems are not comparable, so the minority of
+them is left out. None of this stops the report. Earlier records of the same implementations are not
+part of the tables; they are shown as the trend.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from conformance.reports.model import Loaded
 
 
 def find_records(paths: Iterable[Path]) -> list[Path]:
-    """Return files as given; of a folder, its records, and journals of runs that did not finish.
+    """Return files as given, and the records and journals of unfinished runs in given folders.
 
-    Records of narrowed runs are left out of folders: they lie beside the whole ones.
+    Records of narrowed runs in a folder are left out, because they lie beside the complete records.
     """
     files: list[Path] = []
     for path in paths:
@@ -39,8 +39,8 @@ class Read(NamedTuple):
 
     Attributes:
         current: the records that belong together.
-        earlier: records of the same implementations that were made before those.
-        problems: a line about each file that is left out.
+        earlier: older records of the same implementations.
+        problems: one line about each file that was left out.
     """
 
     current: list[Loaded]
@@ -49,11 +49,11 @@ class Read(NamedTuple):
 
 
 def load(paths: Iterable[Path], run: str = "") -> Read:
-    """Read records and sort them.
+    """Read records, and separate them into current, earlier and unusable ones.
 
     Args:
         paths: files; see `find_records` for folders.
-        run: refuse records of any other run.
+        run: id of a run; records of other runs are left out. "" accepts all runs.
     """
     loaded, problems = _read_all(paths, run, arrays=True)
     loaded, earlier = _latest(loaded)
@@ -63,10 +63,10 @@ def load(paths: Iterable[Path], run: str = "") -> Read:
 
 
 def load_versions(paths: Iterable[Path], run: str = "") -> tuple[list[Loaded], list[str]]:
-    """Load records as `load` does, of the same implementations with other versions, side by side.
+    """Read records of several versions of the same implementations, without choosing among them.
 
     Returns:
-        The records, without their arrays, and a line about each file that is left out.
+        The records, without their arrays, and one line about each file that was left out.
     """
     return _read_all(paths, run, arrays=False)
 
@@ -79,7 +79,7 @@ def _read_all(paths: Iterable[Path], run: str, *, arrays: bool) -> tuple[list[Lo
             record = read(path)
             item: Loaded = (path, record, read_arrays(path, record) if arrays else {})
         except BrokenRecord as error:
-            # A report may be published, so it does not say where its files lay.
+            # A report may be published, so it must not reveal the folder of its files.
             folder = str(path.parent)
             message = str(error)
             broken.append(message if folder == "." else message.replace(f"{folder}/", ""))
@@ -94,7 +94,7 @@ def _read_all(paths: Iterable[Path], run: str, *, arrays: bool) -> tuple[list[Lo
 
 
 def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:
-    """Separate the current records from those that later whole ones replace, oldest first."""
+    """Separate current records from those replaced by later complete records, oldest first."""
     whole = [item for item in loaded if _is_whole(item[1])]
     latest: dict[tuple[str, str], str] = {}
     for _, record, _ in whole:
@@ -111,7 +111,7 @@ def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:
 
 
 def _is_whole(record: Record) -> bool:
-    """Return whether a record is complete; only a complete record replaces or is compared."""
+    """Return whether a record is complete and not narrowed; only such records replace others."""
     return record.complete and not record.header.provenance.selection
 
 
@@ -120,16 +120,16 @@ def _created(record: Record) -> str:
 
 
 def _contestants(record: Record) -> set[tuple[str, str]]:
-    """Return the names of the implementations, each with the device."""
+    """Return the implementations of a record as pairs of name and device."""
     device = record.header.provenance.device
     return {(one.name, device) for one in record.header.implementations}
 
 
 def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
-    """Keep the suite version and catalogue that most records have; the first one's, if in doubt.
+    """Keep the records with the most frequent suite version and catalogue; of equals, the first.
 
     A record of another catalogue is kept too if the cases that it shares with the others are the
-    same, as after a case was added.
+    same, for example after a case was added to the catalogue.
     """
     kinds = Counter(_kind(record) for _, record, _ in loaded)
     if len(kinds) < 2:
@@ -157,18 +157,18 @@ def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
 
 
 def _hashes(record: Record) -> dict[str, str]:
-    """Return the hash of each case, "" where the record does not have it."""
+    """Return the hash of each case, or "" if the record does not contain it."""
     return {name: case.hash for name, case in record.header.cases.items()}
 
 
 def _same_questions(one: dict[str, str], other: dict[str, str]) -> bool:
-    """Return whether two records share cases, all of which are known to be the same."""
+    """Return whether two records share cases and all shared cases have equal, known hashes."""
     shared = one.keys() & other.keys()
     return bool(shared) and all(one[name] and one[name] == other[name] for name in shared)
 
 
 def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
-    """Keep each implementation once per device: a second record of it would count twice."""
+    """Keep one record of each implementation and device, so that nothing is counted twice."""
     places: dict[tuple[str, str], Path] = {}
     left_out: set[int] = set()
     refused = []

@@ -1,7 +1,8 @@
-"""The report as data: what `compatibility.json` holds, and everything that the pages show.
+"""The report as data: the content of `compatibility.json`, and everything that the pages show.
 
-Plain structs, filled in by `build`. Counts are vectors, verdict to number, never one percentage.
-Ratios are in units of honest rounding noise σ; `findings.INFINITE` stands for an infinite one.
+The classes are plain structs, filled in by `build`. `Counts` maps verdicts to numbers; results are
+never reduced to one percentage. Ratios are in units of the rounding noise σ that no implementation
+can avoid; `findings.INFINITE` stands for an infinite ratio.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class Column(msgspec.Struct, frozen=True):
     """One implementation on one device: a column of the matrix.
 
     Attributes:
-        key: identifies the column in the report; the name, where that is enough.
-        group: the title without what stands in brackets: one layer on several backends is a group.
-        variant: what stands in brackets, where the group has several members; else "".
-        record: the name of the record that it comes from.
-        items: verdicts of its items (case x dtype x mode).
-        findings: verdicts of its findings (requirement x item).
+        key: identifies the column in the report; equal to `name` if that is unique.
+        group: the title without its part in brackets; one layer on several backends is a group.
+        variant: the part of the title in brackets if the group has several members, else "".
+        record: the name of the record that the column comes from.
+        items: the number of items (case x dtype x mode) with each verdict.
+        findings: the number of findings (requirement x item) with each verdict.
     """
 
     key: str
@@ -63,7 +64,7 @@ class Column(msgspec.Struct, frozen=True):
 class Source(msgspec.Struct, frozen=True):
     """A record from which the report is made.
 
-    `missing` is how many planned items have no outcome of their own.
+    `missing` is the number of planned items for which the record has no outcome.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Everything, counted once: implementations by standing, items and findings by verdict."""
+    """Totals of the report: implementations by standing, items and findings by verdict."""
 
     implementations: Counts
     items: Counts
@@ -88,7 +89,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One requirement, one implementation; `verdict` is the worst, "" where there is none."""
+    """One requirement for one implementation; `verdict` is the worst, or "" without findings."""
 
     column: str
     counts: Counts
@@ -107,12 +108,12 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def asked(self) -> bool:
-        """Whether any implementation was asked about it."""
+        """Whether the requirement was checked on any implementation."""
         return any(cell.counts for cell in self.cells)
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """A value that was observed, how often, and where; `where` is "" if that is everywhere.
+    """An observed value, how often it was observed, and where; `where` is "" for everywhere.
 
     `value` is the text of `phrase`.
     """
@@ -124,9 +125,9 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """One form of a mask: "form.bool", "form.zero-infinite" or "form.zero-one".
+    """One encoding of a mask: "form.bool", "form.zero-infinite" or "form.zero-one".
 
-    `declared` is the id of the phrase for what it is declared to mean, or "".
+    `declared` is the id of the phrase that describes its declared meaning, or "".
     """
 
     form: str
@@ -135,21 +136,21 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Argument(msgspec.Struct, frozen=True):
-    """A mask argument, as declared and as observed."""
+    """A mask argument: its declaration, and what was observed with each encoding of a mask."""
 
     declared: MaskInfo
     forms: list[Form]
 
 
 class MaskedRow(msgspec.Struct, frozen=True):
-    """What a fully masked query gets, and what that does to the gradients."""
+    """What the output of a fully masked query is, and how this affects the gradients."""
 
     row: Variant
     consequences: list[Variant]
 
 
 class Convention(msgspec.Struct, frozen=True):
-    """What one implementation declares of masks, with what was observed."""
+    """What one implementation declares about masks, together with what was observed."""
 
     column: str
     arguments: list[Argument]
@@ -160,9 +161,9 @@ class Convention(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A value that an experiment showed, and in which modes; `modes` is [] if in all of them.
+    """A value that an experiment observed, and in which modes; `modes` is [] for all of them.
 
-    `value` and `declared` are texts; `value` is that of `phrase`.
+    `value` and `declared` are texts; `value` is the text of `phrase`.
     """
 
     value: str
@@ -175,7 +176,7 @@ class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """One line of a card: a subject, and its observed values, the most frequent first."""
+    """One line of a card: a subject and its observed values, the most frequent value first."""
 
     subject: str
     observed: list[Observed]
@@ -189,7 +190,7 @@ class Chapter(msgspec.Struct, frozen=True):
         topic: the name of the experiment.
         modes: the modes that were examined.
         unsupported: why nothing could be examined, or "".
-        command: runs the experiment again.
+        command: the command that runs the experiment again.
     """
 
     topic: str
@@ -200,20 +201,22 @@ class Chapter(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True):
-    """The convention card of one implementation; experiments of the run made every entry."""
+    """The convention card of one implementation, made entirely from the run's experiments."""
 
     column: str
     chapters: list[Chapter]
 
 
 class Feature(msgspec.Struct, frozen=True):
-    """What became of one feature beyond masks in one implementation.
+    """The results of one implementation for one feature beyond masks.
 
     Attributes:
         column, feature: the implementation, and the name of the feature.
-        declared: the arguments that it declares for it; None if the record does not say.
-        items: verdicts of the items (case x dtype x mode) that have it; {} if nobody asked.
-        seen: the conventions that experiments read off.
+        declared: the arguments that the implementation declares for the feature; None if the record
+            does not contain them.
+        items: the number of items (case x dtype x mode) of the feature with each verdict; {} if
+            none ran.
+        seen: the conventions that experiments observed.
     """
 
     column: str
@@ -224,24 +227,25 @@ class Feature(msgspec.Struct, frozen=True):
 
     @property
     def answered(self) -> int:
-        """How many items have an answer that is right or wrong."""
+        """How many items were judged right or wrong."""
         return self.items.get("conforms", 0) + self.wrong
 
     @property
     def wrong(self) -> int:
-        """How many items deviate, or ended in an error."""
+        """How many items deviate or ended in an error."""
         return self.items.get("deviates", 0) + self.items.get("error", 0)
 
 
 class Handed(msgspec.Struct, frozen=True):
-    """One causal mask, handed to one implementation as it is.
+    """The effect of passing a causal mask, in one encoding, to one implementation unchanged.
 
     Attributes:
-        column, argument: the implementation, and the argument that it was passed as.
+        column, argument: the implementation, and the argument that received the mask.
         written: the encoding of the mask.
-        value: what came of it, the text of `phrase`.
-        evidence: the same in a sentence.
-        weights: of the first head, `[query key]`; null where they are NaN. [] if it was refused.
+        value: the effect; the text of `phrase`.
+        evidence: the effect described in a sentence.
+        weights: the weights of the first head, `[query key]`, None where they are NaN; [] if the
+            implementation rejected the mask.
     """
 
     column: str
@@ -254,16 +258,17 @@ class Handed(msgspec.Struct, frozen=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How far from the reference, over all cases, in σ.
+    """Distances from the reference over all cases, in σ.
 
     Attributes:
-        max_ratio, case: the largest |error| / σ of any element, and where it was measured.
+        max_ratio, case: the largest |error| / σ of any element, and the case where it occurred.
         rms_ratio: the median over the findings of rms(error / σ).
         limit: the largest max_ratio that conforms.
-        classes: how many findings reached each accuracy class; "" is none.
-        worst_class: the least accurate of those.
-        comparable: the same over the findings in which every element is finite; None if all are, or
-            none is. Where a known defect gives NaN, it says how accurate the rest is.
+        classes: how many findings reached each accuracy class; "" means that none was reached.
+        worst_class: the least accurate of these classes.
+        comparable: the spread of those findings in which every element is finite; None if that is
+            true of all findings or of none. If a known defect produces NaN, it shows how accurate
+            the remaining findings are.
     """
 
     max_ratio: float
@@ -277,17 +282,17 @@ class Spread(msgspec.Struct, frozen=True):
 
     @property
     def finite(self) -> Spread:
-        """The spread over what is finite, or over everything if nothing else is."""
+        """The spread over the finite findings, or over all findings without `comparable`."""
         return self.comparable or self
 
     @property
     def lost(self) -> int:
-        """In how many findings an element is not finite, beside others in which all are."""
+        """The number of findings with an element that is not finite; 0 without `comparable`."""
         return self.findings - self.finite.findings
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """One implementation in one dtype; None where nothing was measured."""
+    """The accuracy of one implementation in one dtype; None where nothing was measured."""
 
     column: str
     dtype: str
@@ -298,7 +303,7 @@ class Accuracy(msgspec.Struct, frozen=True):
 class Pair(msgspec.Struct, frozen=True):
     """Two implementations in one dtype: the largest |a - b| / (√2 σ) over their common cases.
 
-    `nan_cases` are left out of `max_ratio`: there, one of the two answers with NaN.
+    `max_ratio` excludes `nan_cases`, the cases in which one of the two returns NaN.
     """
 
     dtype: str
@@ -311,7 +316,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Apart(msgspec.Struct, frozen=True):
-    """A case without an agreed answer, or with NaN: which implementations answer alike."""
+    """A case that no definition settles, or with NaN; `groups` are implementations that agree."""
 
     case: str
     dtypes: list[str]
@@ -320,17 +325,19 @@ class Apart(msgspec.Struct, frozen=True):
 
 
 class Deviation(msgspec.Struct, frozen=True):
-    """Findings of one implementation that say the same; the worst of them is the evidence.
+    """Equivalent findings of one implementation; the worst of them is shown as evidence.
 
     Attributes:
-        id: its anchor in the page.
-        times, of: how many of the findings of this requirement on this implementation these are.
-        dtypes: each with the number of cases in which this was found.
-        everywhere: whether that is every dtype, and every mode, in which these cases were examined.
-        case, dtype, mode, device: the item of the evidence.
-        command: runs just that item again.
-        kind, reason, link, reproduction: of the entry of a baseline that knows of them; the kind is
-            "unsorted deviation" where none does.
+        id: the anchor of the deviation in the page.
+        times, of: the number of these findings, and of all findings of this requirement on this
+            implementation.
+        dtypes: the dtypes, each with the number of cases in which the deviation was found.
+        everywhere: whether the deviation was found in every dtype, and in every mode, in which
+            these cases were examined.
+        case, dtype, mode, device: the item that is shown as evidence.
+        command: the command that runs only that item again.
+        kind, reason, link, reproduction: copied from the baseline entry that covers the findings;
+            without such an entry, the kind is "unsorted deviation".
     """
 
     id: str
@@ -361,13 +368,14 @@ class Deviation(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What changed in the findings that two records of one implementation have in common.
+    """The differences between two records of one implementation in their common findings.
 
     Attributes:
-        worse, better: requirement to how many findings are wrong now and were not, and the reverse.
-        other: requirement or subject of an experiment, before, after, how often: what is neither
-            better nor worse, such as another value of a characteristic.
-        added, removed: how many findings only the later or only the earlier record has.
+        worse, better: for each requirement, how many findings have become wrong (worse) or are no
+            longer wrong (better).
+        other: changes that are neither better nor worse, such as a different value of a
+            characteristic, as (requirement or subject of an experiment, before, after, how often).
+        added, removed: the number of findings that only the later or only the earlier record has.
     """
 
     worse: Counts
@@ -378,12 +386,12 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One record of an implementation, as a point in time or among its library's versions.
+    """One record of an implementation: a point in time, or one version of its library.
 
     Attributes:
-        worst: dtype to the largest |output error| / σ of any case.
-        change: what changed since the point before; None for the first.
-        unavailable: why nothing of it could be run, or "".
+        worst: for each dtype, the largest |output error| / σ of any case.
+        change: what changed since the previous point; None for the first one.
+        unavailable: why the implementation could not be run, or "".
     """
 
     record: str
@@ -398,14 +406,14 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Trend(msgspec.Struct, frozen=True):
-    """One implementation over several records, the oldest first; or over versions."""
+    """One implementation in several records, from the oldest to the newest date or version."""
 
     column: str
     points: list[Point]
 
 
 class Unsupported(msgspec.Struct, frozen=True):
-    """What an implementation cannot express, which is an answer and never a pass."""
+    """Items that an implementation cannot express, and why; they never count as passed."""
 
     column: str
     reason: str
@@ -415,7 +423,7 @@ class Unsupported(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Questions that a run set out to answer and did not."""
+    """Items of one implementation that a run was to verify but did not, with the reason."""
 
     column: str
     verdict: str
@@ -425,13 +433,13 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class NotVerified(msgspec.Struct, frozen=True):
-    """Everything that was left open.
+    """Everything that was not verified.
 
     Attributes:
-        missing: expected records that are not there.
-        unavailable: implementation to reason.
-        incomplete: records that ended early.
-        narrowed: record to what narrowed it.
+        missing: expected records that were not found.
+        unavailable: the implementations that could not be run, each with the reason.
+        incomplete: records of runs that ended early.
+        narrowed: the records of narrowed runs, each with the options that narrowed the run.
         problems: files that could not be used, and why.
     """
 
@@ -444,14 +452,14 @@ class NotVerified(msgspec.Struct, frozen=True):
 
     @property
     def anything(self) -> bool:
-        """Whether something was left open; a run that was narrowed on request is not."""
+        """Whether anything was not verified; runs narrowed on request do not count."""
         return bool(
             self.missing or self.unavailable or self.incomplete or self.open or self.problems
         )
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Everything that the pages show."""
+    """The report: everything that the pages show."""
 
     schema: str
     created: str
@@ -474,5 +482,5 @@ class Report(msgspec.Struct, frozen=True):
     timelines: list[Trend] = []
 
     def column(self, key: str) -> Column:
-        """Return the column with this key."""
+        """Return the column that has the given key."""
         return next(column for column in self.columns if column.key == key)

@@ -1,4 +1,4 @@
-"""The one place where findings are counted and grouped, and the matrix of these counts."""
+"""Count and group findings, and build the matrix of requirements and implementations."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ V = TypeVar("V")
 
 
 class Located(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A finding, and the item that it was found in.
+    """A finding together with the result of the item in which it was made.
 
     Attributes:
         column: the key of its implementation in a report, or "".
-        before, after: in a comparison of two records, what was there and what is there now.
+        before, after: in a comparison of two records, the states in the first and the second.
     """
 
     result: CaseResult
@@ -68,22 +68,22 @@ class Located(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def wrong(self) -> bool:
-        """Whether there is evidence that something is wrong."""
+        """Whether the finding is a deviation or an error."""
         return self.finding.verdict in WRONG
 
     def part(self, place: str) -> str:
-        """Return one of requirement, implementation, case, dtype, device and mode."""
+        """Return the finding's requirement, implementation, case, dtype, device or mode."""
         text: str = self.requirement if place == "requirement" else getattr(self.result, place)
         return text
 
 
 class Group:
-    """Findings that say the same.
+    """Equivalent findings.
 
     Attributes:
-        members: the findings, in the order in which they were found.
-        worst: the one that is furthest off, which serves as evidence.
-        cases, dtypes, modes: where they were found.
+        members: the findings, in the order in which they were made.
+        worst: the worst finding, which serves as evidence.
+        cases, dtypes, modes: where the findings were made.
     """
 
     def __init__(self, members: Sequence[Located]) -> None:
@@ -98,7 +98,7 @@ class Group:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """How often, where, and the worst: what every entry that shows a group has."""
+        """The fields that `Deviation` and `Change` share: how often, where, and the worst item."""
         result, finding = self.worst.result, self.worst.finding
         return {
             "times": len(self),
@@ -111,7 +111,7 @@ class Group:
 
 
 def by_key(items: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
-    """Return the items by their key, in the order in which keys first occur."""
+    """Group items by a key, in the order in which keys first occur."""
     groups: dict[K, list[V]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -119,17 +119,17 @@ def by_key(items: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
 
 
 def located(results: Iterable[CaseResult], column: str = "") -> list[Located]:
-    """Return every finding of some items."""
+    """Return every finding of some items, together with its item."""
     return [Located(result, one, column) for result in results for one in result.findings]
 
 
 def grouped(findings: Iterable[Located], key: Callable[[Located], Hashable]) -> list[Group]:
-    """Return the findings in groups of equal keys, in the order of their first members."""
+    """Group findings with equal keys, in the order of the groups' first members."""
     return [Group(members) for members in by_key(findings, key).values()]
 
 
 def reasons(results: Iterable[CaseResult], verdicts: Collection[str]) -> Counter[str]:
-    """Return why items have one of these verdicts, and how many items have each reason."""
+    """Count the reasons why items have one of these verdicts."""
     return Counter(
         (result.findings[0].detail if result.findings else "") or "no requirement applies"
         for result in results
@@ -153,7 +153,10 @@ def finding_counts(results: Iterable[CaseResult]) -> Counts:
 
 
 def standing(findings: Counts, complete: bool) -> Standing:
-    """Return one word for an implementation, which conforms only if no question was left open."""
+    """Return the standing of an implementation.
+
+    It conforms only if nothing deviates and nothing was left unverified.
+    """
     if any(findings.get(verdict) for verdict in WRONG):
         return "deviates"
     if complete and verified(findings) and not not_verified(findings):
@@ -162,11 +165,11 @@ def standing(findings: Counts, complete: bool) -> Standing:
 
 
 def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[Located]) -> Totals:
-    """Count everything once."""
+    """Return the totals of the report."""
     order: tuple[Standing, ...] = ("conforms", "deviates", "not verified")
     standings = [column.standing for column in columns]
     items = _sum(column.items for column in columns)
-    # A journal has no line for what it did not reach; a finished record has.
+    # A journal has no lines for items that were not reached; a finished record has.
     items["not-run"] = max(items["not-run"], sum(source.missing for source in sources))
     cases = {one.result.case for one in seen}
     experiments = sum(case.startswith(PREFIX) for case in cases)
@@ -183,7 +186,7 @@ def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[
 def matrix(
     columns: Sequence[Column], seen: Iterable[Located], requirements: Sequence[RequirementInfo]
 ) -> list[Row]:
-    """Return a row for each requirement in the given order, then for what else was recorded."""
+    """Return one row for each given requirement, then one for each other that was recorded."""
     verdicts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for one in seen:
         verdicts[one.requirement][one.column].append(one.finding.verdict)

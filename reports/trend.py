@@ -1,7 +1,7 @@
-"""One implementation over time, and over the versions of its library: what changed in between.
+"""Changes of an implementation over time, and between versions of its library.
 
-Findings are compared where both records have them. Another version of the suite may ask other
-questions under the same name, so the catalogue is shown beside every point in time.
+Only findings that both records contain are compared. A case of the same name may differ between
+versions of the suite, so the catalogue is shown for every point in time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _PLATFORM = ("numpy", "python")
 
 
 def trends(parts: Iterable[Part], earlier: Sequence[Loaded]) -> list[Trend]:
-    """Return the implementations with an earlier record on the same device, the oldest first."""
+    """Return the trend of each implementation with earlier records on the same device."""
     return [Trend(part.key, _points([*others, part])) for part, others in _beside(parts, earlier)]
 
 
 def timelines(parts: Iterable[Part], others: Sequence[Loaded]) -> list[Trend]:
-    """Return the implementations that `others` have with other versions, the oldest first."""
+    """Return the trend over versions of each implementation that `others` contain, oldest first."""
     courses = []
     for part, beside in _beside(parts, others):
         ordered = sorted([part, *beside], key=_order)
@@ -54,7 +54,7 @@ def timelines(parts: Iterable[Part], others: Sequence[Loaded]) -> list[Trend]:
 
 
 def _beside(parts: Iterable[Part], others: Sequence[Loaded]) -> Iterator[tuple[Part, list[Part]]]:
-    """Yield every part with those of other records of the same implementation and device."""
+    """Yield each part with the parts of other records for the same implementation and device."""
     by_contestant = by_key(parts_of(others), _contestant)
     for part in parts:
         if beside := by_contestant.get(_contestant(part)):
@@ -66,7 +66,7 @@ def _contestant(part: Part) -> tuple[str, str]:
 
 
 def _points(parts: Iterable[Part]) -> list[Point]:
-    """Return one implementation in each of its records, and what changed from one to the next."""
+    """Return one point for each part of an implementation, with the changes between points."""
     points: list[Point] = []
     before: Sequence[CaseResult] | None = None
     for part in parts:
@@ -85,7 +85,7 @@ def _points(parts: Iterable[Part]) -> list[Point]:
                 unavailable=unavailable,
             )
         )
-        # What could not be run is stepped over.
+        # Records in which the implementation could not be run are skipped in comparisons.
         before = before if unavailable else part.results
     return points
 
@@ -118,7 +118,7 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
             texts = [say(item.value) or item.verdict for item in (one, two)]
             other[pair.requirement, texts[0], texts[1]] += 1
     for key, subject, was_there, is_there in differing_entries(before, after):
-        # What is not taken any more is refused now, which is the same change.
+        # A shape that is no longer accepted is now rejected: both entries show the same change.
         if was_there and is_there and subject.id != "shapes.refused":
             experiment = key[2].removeprefix(PREFIX)
             other[f"{experiment}: {say(subject)}", *_apart(was_there, is_there)] += 1
@@ -132,7 +132,7 @@ def _change(first: Sequence[CaseResult], second: Sequence[CaseResult]) -> Change
 
 
 def _apart(one: Phrase, other: Phrase) -> tuple[str, str]:
-    """Return two values as text; of two lists of shapes, those that only one of them has."""
+    """Return two values as text; two lists of shapes are reduced to the shapes that differ."""
     if not one.id == other.id == "shapes":
         return say(one), say(other)
     before, after = one.parts("shapes"), other.parts("shapes")
@@ -146,15 +146,15 @@ def _shapes(shapes: list[PhrasePart]) -> str:
 
 
 def _platform(record: Record) -> dict[str, str]:
-    """Return the versions of NumPy and Python."""
+    """Return the versions of NumPy and Python with which a record was made."""
     made = record.header.provenance
     numpy = {"numpy": made.packages["numpy"]} if "numpy" in made.packages else {}
     return numpy | {"python": ".".join(made.python.split(".")[:2])}
 
 
 def _order(part: Part) -> tuple[Any, ...]:
-    """Order by the library's own version, then its framework's, NumPy's and Python's."""
-    # A framework's versions come first there, the library's own after it.
+    """Return a sort key: versions of the library, its framework, NumPy and Python."""
+    # `versions` lists the framework first and the library itself last.
     versions = [_version(version) for version in reversed(part.implementation.versions.values())]
     platform = _platform(part.record)
     numpy, python = _version(platform.get("numpy", "0")), _version(platform["python"])

@@ -1,6 +1,6 @@
-"""Words, symbols and numbers for people, the same in every rendering.
+"""Words, symbols and formats of numbers that are the same in every rendering of a report.
 
-The text of a failing item must stand on its own, for somebody who sees only the log of a build.
+The text of a failing item must be understandable on its own, in the log of a build.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CLASS_MEANINGS = ACCURACY
 
 
 def ratio(value: float) -> str:
-    """Return a ratio in σ, to the precision that matters."""
+    """Return a ratio in σ as text, with no more digits than are meaningful."""
     if value >= INFINITE:
         return "∞"
     if value == 0:
@@ -74,24 +74,24 @@ def ratio(value: float) -> str:
 
 
 def magnitude(value: float) -> str:
-    """Return a ratio in four characters, for tables in which the power of ten is enough."""
+    """Return a ratio as short text for tables: from 1000 on, only its power of ten."""
     if 1e3 <= value < INFINITE:
         return f"10{superscript(math.floor(math.log10(value)))}"
     return ratio(value)
 
 
 def superscript(value: int) -> str:
-    """Return an exponent as it is written."""
+    """Return an integer in superscript characters."""
     return str(value).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def limit(value: float) -> str:
-    """Return a limit: "8", "11.3"."""
+    """Return a limit as text, such as "8" or "11.3"."""
     return f"{value:.3g}"
 
 
 def fared(feature: Feature) -> str:
-    """Return how a feature fares: "✓ 24 of 24", "✗ 2 of 24", "not declared", "not asked"."""
+    """Return the results of a feature: "✓ 24 of 24", "✗ 2 of 24", "not declared", "not asked"."""
     if feature.answered:
         sign = SYMBOLS["deviates" if feature.wrong else "conforms"]
         return f"{sign} {feature.items.get('conforms', 0):,} of {feature.answered:,}"
@@ -101,33 +101,33 @@ def fared(feature: Feature) -> str:
 
 
 def short(text: str, most: int = 120) -> str:
-    """Return the beginning of a long text."""
+    """Return a text, cut off with an ellipsis if it is longer than `most` characters."""
     return text if len(text) <= most else text[: max(1, most - 1)].rstrip() + "…"
 
 
 def number(value: int) -> str:
-    """Return a count, exact and with commas."""
+    """Return a count as text, with commas between thousands."""
     return f"{value:,}"
 
 
 def listed(words: Iterable[str]) -> str:
-    """Return "a", "a and b", "a, b and c"."""
+    """Join words to a list such as "a", "a and b" or "a, b and c"."""
     words = list(words)
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def vector(counts: Mapping[str, int], order: Sequence[str] = VERDICTS) -> list[tuple[str, int]]:
-    """Return verdicts and counts in an order, without zeros."""
+    """Return pairs of verdict and count in the given order, without zeros."""
     return [(verdict, counts[verdict]) for verdict in order if counts.get(verdict)]
 
 
 def worst_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return verdicts and counts as `vector` does, but the worst verdict first."""
+    """Return pairs of verdict and count, the worst verdict first, without zeros."""
     return vector(counts, GRAVITY)
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Return "12 conforms, 3 deviates"."""
+    """Return counts as text, such as "12 conforms, 3 deviates"."""
     return ", ".join(f"{times:,} {verdict}" for verdict, times in vector(counts)) or "nothing"
 
 
@@ -137,19 +137,19 @@ def parts(name: str) -> list[str]:
 
 
 def shape(layout: str) -> str:
-    """Return "(batch heads) query key" as people write shapes: "[batch·heads, query, key]"."""
+    """Format a layout as a shape: "(batch heads) query key" as "[batch·heads, query, key]"."""
     axes = re.findall(r"\([^()]*\)|[^\s()]+", layout)
     return f"[{', '.join('·'.join(axis.strip('()').split()) for axis in axes)}]"
 
 
 def causal(flag: CausalInfo) -> str:
-    """Return the declared alignment of a causal flag where lengths differ."""
+    """Return the declared alignment of a causal flag for different lengths, as text."""
     alignment = flag.alignment or "equal lengths only"
     return f"{alignment}, with {flag.needs}" if flag.needs else alignment
 
 
 def weights(declared: WeightsInfo | None) -> str:
-    """Return the declared form of returned attention weights."""
+    """Return the declared form of the returned attention weights, as text."""
     if declared is None:
         return "none are returned"
     if declared.option:
@@ -158,13 +158,13 @@ def weights(declared: WeightsInfo | None) -> str:
 
 
 def brief(phrase: Phrase, table: str) -> str:
-    """Return a phrase as a table of `words.toml` has it, else with the words it has elsewhere."""
+    """Return the text of a phrase in a table of `words.toml`, or else its usual text."""
     wordings = tables()[table]
     return wordings.get(phrase.id) or wordings.get("", "{text}").format(text=say(phrase))
 
 
 def consequence(value: Phrase) -> str:
-    """Return side effects of a fully masked query; a long list of arrays is counted instead."""
+    """Return the effects of a fully masked query as text, counting long lists of gradients."""
     texts = []
     for part in value.parts("parts"):
         arrays = part.parts("arrays") if isinstance(part, Phrase) else []
@@ -174,17 +174,17 @@ def consequence(value: Phrase) -> str:
 
 
 def date(created: str) -> str:
-    """Return the day of an ISO 8601 time."""
+    """Return the date of an ISO 8601 timestamp."""
     return created[:10]
 
 
 def web(link: str) -> bool:
-    """Return whether a link is a web link: an adapter may have declared anything."""
+    """Return whether a link is a web link; adapters may declare anything as a link."""
     return link.startswith(("https://", "http://"))
 
 
 def address(link: str) -> str:
-    """Return a web link as it is shown: without its scheme, and without GitHub's name."""
+    """Return a web link shortened for display, without its scheme and without "github.com"."""
     return re.sub(r"^https?://(www\.)?(github\.com/)?", "", link)
 
 
@@ -203,7 +203,7 @@ class Questions(Protocol):
         """Return the requirement with this id, or None if it is not known."""
 
     def question(self, case: str, /) -> str:
-        """Return what a case or an experiment asks, in words; "" if it is not known."""
+        """Return a description of what a case or an experiment checks; "" if it is not known."""
 
 
 def failure(
@@ -218,12 +218,12 @@ def failure(
     """Return every discrepancy of an item as lines of text; the first line is a summary.
 
     Args:
-        result: the item.
+        result: the result of the item.
         spec: the implementation, as it is given to `--implementation`.
-        asked: what its case and its requirements ask, such as the header of its record.
-        file: where the case lies, if it is not one of the catalogue.
-        alone: whether a fresh instance, asked for this item only, conforms.
-        command: runs the item again, if not by `spec`.
+        asked: descriptions of cases and requirements, such as the header of the record.
+        file: the case file of the item, or "" if the case is in the catalogue.
+        alone: whether a fresh instance that runs only this item conforms.
+        command: the command that runs the item again; by default it is made from `spec`.
     """
     wrong = [finding for finding in result.findings if finding.verdict in BAD]
     causes = sorted({finding.cause for finding in wrong if finding.cause}, key=str)
@@ -260,7 +260,7 @@ def failure(
 
 
 def again(result: CaseResult, spec: str, file: str = "") -> str:
-    """Return the command that runs just this item again."""
+    """Return the command that runs only this item again."""
     command = ["mha-conformance", "run", spec, "--case", result.case, "--dtype", result.dtype]
     command += ["--case-file", file] if file else []
     command += ["--mode", result.mode, "--strict"]
@@ -270,14 +270,14 @@ def again(result: CaseResult, spec: str, file: str = "") -> str:
 
 
 def sigmas(value: float) -> str:
-    """Return a ratio with three digits, for a log."""
+    """Return a ratio with three significant digits, for a log."""
     return "∞ " if value >= INFINITE else f"{value:.3g}"
 
 
 def measured(figures: Figures) -> str:
-    """Return the measured and the allowed value, in units of noise.
+    """Return the measured and the allowed error in units of σ, as text.
 
-    Where no element is beyond its limit, the rms or the bias of the array can be.
+    If no element exceeds the limit, add the rms and the bias of the array, which may be too large.
     """
     element = f"{figures.array}: {sigmas(figures.max_ratio)}σ, allowed {figures.limit:.3g}σ"
     if figures.max_ratio > figures.limit:

@@ -47,12 +47,12 @@ def build(
     """Join records into one report, without any framework, adapter or clock.
 
     Args:
-        records: as `load` returns them; shown in the order of `expected`, then as given.
-        expected: names of records that must be there; those that are not are named.
-        problems: lines about records that could not be used.
+        records: records as returned by `load`; shown in the order of `expected`, then as given.
+        expected: names of records that are required; the report names those that are missing.
+        problems: one line about each record that could not be used.
         earlier: records of the same implementations that were made before these.
         versions: records of the same implementations with other versions of their libraries.
-        baseline: known deviations; those of which a record knows itself need none.
+        baseline: known deviations; not needed for those that a record itself contains.
     """
     order = {name: place for place, name in enumerate(expected)}
     records = sorted(records, key=lambda item: order.get(item[1].header.name, len(order)))
@@ -102,19 +102,20 @@ def write(
 
     Args:
         records: record files, or folders of them.
-        output: path without a suffix for .json, .md and .html; None for none of them.
-        expected: names of records that must be there.
-        run: file with the id of the run that the records must be of.
-        html: file for the page alone.
+        output: path without suffix, to which .json, .md and .html are appended; None to write none
+            of these files.
+        expected: names of records that are required.
+        run: file with the id of the run; records of other runs are left out.
+        html: file to which only the HTML page is written.
         versions: records of the same implementations with other versions of their libraries.
         baseline: known deviations.
 
     Returns:
-        An exit code: nothing verified, incomplete, or fine. Deviations are findings, not failures.
-        Without any record, nothing is written.
+        The exit code of `outcome`: nothing verified, incomplete, or OK. Deviations are not failures
+        here. Without any record, nothing is written.
 
     Raises:
-        ConformanceError: the run's file cannot be read, or a file cannot be written.
+        ConformanceError: if the run's file cannot be read, or a file cannot be written.
     """
     with progress("reading records") as advance:
         loaded = load(find_records(records), read_run(run))
@@ -145,14 +146,14 @@ def write(
 
 
 def outcome(report: Report) -> ExitCode:
-    """Return the exit code of a report."""
+    """Return the exit code of a report: nothing verified, incomplete, or OK."""
     if not verified(report.totals.findings):
         return ExitCode.NOTHING_VERIFIED
     return ExitCode.INCOMPLETE if report.not_verified.anything else ExitCode.OK
 
 
 def write_file(path: Path, content: bytes, *, append: bool = False) -> None:
-    """Write a file and make its folder; raises `ConformanceError` if that is impossible."""
+    """Create the folder of a file and write it; raises `ConformanceError` if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab" if append else "wb") as file:
@@ -171,7 +172,7 @@ def _nothing(records: Sequence[Path]) -> str:
 
 
 def read_run(file: Path | None) -> str:
-    """Return the id in a file that `begin` wrote; "" without a file."""
+    """Return the id of the run from a file written by the `begin` command; "" without a file."""
     if file is None:
         return ""
     try:

@@ -1,10 +1,10 @@
 """Five textbook multi-head attentions in PyTorch, written in the style in which they circulate.
 
-Each file `tutorial_N.py` stands for one kind of web page, with its names, its argument order, its
-mask polarity and its quirks; they share nothing, as those pages share nothing. Their declarations
-are below. What a reader who copies from two pages runs into: in the first, `mask == 1` blocks, in
-all others `mask == 0` does; and where a query may attend nothing, -inf gives NaN, while a large
-finite number gives the mean of the values.
+Each file `tutorial_N.py` represents one kind of web page, with its names, its argument order, its
+mask polarity and its quirks; the files share no code, like those pages. Their adapters are below.
+If you copy from two pages, beware: in the first, `mask == 1` blocks, while in all others
+`mask == 0` does; and for a fully masked query, -inf gives NaN, while a large finite number gives
+the mean of the values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOUR_AXES = "batch heads query key"
 
 
 def _projections(query: str, key: str, value: str, output: str) -> tuple[Parameter, ...]:
-    """The rows of four nn.Linear with biases, by the names that the page gives them."""
+    """Return the parameter table of four nn.Linear with biases and the given native names."""
     inputs = {"query": query, "key": key, "value": value}
     rows = [
         Parameter(f"{native}.weight", name, "embed heads head -> (heads head) embed")
@@ -35,7 +35,7 @@ def _projections(query: str, key: str, value: str, output: str) -> tuple[Paramet
 
 
 class Tutorial(Layer):
-    """What the five have in common: one width for everything, and biases everywhere."""
+    """The base class of the five adapters, with one width for everything and biases everywhere."""
 
     framework = "torch"
     modes = (
@@ -59,7 +59,7 @@ class Tutorial(Layer):
         return layer.to(getattr(torch, dtype)).train(mode["train"])
 
     def example_for(self, shape: Shape, dtype: str, scale: float | None, mode: Mode) -> Example:
-        # The page's own words, with the width and heads of this shape.
+        # The code of the page, with the width and heads of this shape.
         page = self.example.formatted(shape, self.example.call)
         return Example.of_module(
             dtype,
@@ -81,16 +81,16 @@ class Tutorial(Layer):
         return self.attend(layer, query, key, value, masks)
 
     def make(self, width: int, heads: int, dropout: float) -> Any:
-        """The page's module."""
+        """Return the tutorial's module."""
         raise NotImplementedError
 
     def attend(self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any]) -> Any:
-        """Call it in its own order."""
+        """Call the module with the arguments in its order."""
         return layer(query, key, value, **masks)
 
 
 class Tutorial1(Tutorial):
-    """Built from `d_model, n_heads, dropout`; the mask marks the keys that are hidden."""
+    """The adapter of tutorial 1, built from `d_model, n_heads, dropout`; 1 in the mask blocks."""
 
     title = "Tutorial 1 (mask == 1 blocks)"
     returns_weights = "per head"
@@ -116,7 +116,10 @@ class Tutorial1(Tutorial):
 
 
 class Tutorial2(Tutorial):
-    """Built from `embed_size, num_heads`; takes values first and returns no attention weights."""
+    """The adapter of tutorial 2, built from `embed_size, num_heads`.
+
+    It takes values first and returns no attention weights.
+    """
 
     title = "Tutorial 2 (mask == 0 blocks, -1e20)"
     fully_masked_row = "mean of values"
@@ -142,7 +145,10 @@ class Tutorial2(Tutorial):
 
 
 class Tutorial3(Tutorial):
-    """Built from `hidden_dim, head_num`; self-attention with masks expanded for every head."""
+    """The adapter of tutorial 3, built from `hidden_dim, head_num`.
+
+    It is self-attention, with masks that must be expanded for every head.
+    """
 
     title = "Tutorial 3 (self-attention, mask == 0 blocks)"
     fully_masked_row = "nan"
@@ -173,7 +179,10 @@ class Tutorial3(Tutorial):
 
 
 class Tutorial4(Tutorial):
-    """Built from `d_model, num_heads`; the Transformer's attention, split into small methods."""
+    """The adapter of tutorial 4, built from `d_model, num_heads`.
+
+    It is the Transformer's attention, split into small methods.
+    """
 
     title = "Tutorial 4 (mask == 0 blocks, -1e9)"
     returns_weights = "per head"
@@ -199,7 +208,10 @@ class Tutorial4(Tutorial):
 
 
 class Tutorial5(Tutorial):
-    """Built from `hidden_size, num_heads`; Bahdanau's score, and one mask for all heads."""
+    """The adapter of tutorial 5, built from `hidden_size, num_heads`.
+
+    It uses Bahdanau's additive score, and one mask for all heads.
+    """
 
     title = "Tutorial 5 (additive score, mask == 0 blocks)"
     scores = ("additive",)

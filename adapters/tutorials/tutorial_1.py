@@ -1,8 +1,9 @@
-"""Tutorial 1: the mask marks what is hidden.
+"""Tutorial 1: the mask marks the keys that are hidden.
 
-It stands for the pages that build masks with `eq(PAD)` and `triu`, so that 1 means *blocked*, and
-fill those scores with -inf. The weights are dropped out before they meet the values, and returned
-as they are then. The test is literally `mask == 1`: True and 1 block, any other number does not.
+It represents tutorials that build masks with `eq(PAD)` and `triu`, so that 1 means *blocked*, and
+set these scores to -inf. Dropout is applied to the weights before they are multiplied with the
+values, and the weights are returned after dropout. The code literally tests `mask == 1`: True and 1
+block, any other number does not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend.
+        """Return the output and the attention weights.
 
         q: [batch, q_len, d_model], k and v: [batch, k_len, d_model];
         mask: [batch, n_heads, q_len, k_len], or 1 along an axis; 1 hides a key.

@@ -1,8 +1,8 @@
 """Tutorial 2: values first, einsum, and a very negative number.
 
-It stands for the pages that split the embedding by `reshape`, write both products as `einsum`, and
-block where `mask == 0` by filling in -1e20. The order of the arguments is values, keys, query. That
-number is finite, so a row without any key averages all values; and float16 cannot hold it.
+It represents tutorials that split the embedding by `reshape`, write both products as `einsum`, and
+replace logits by -1e20 where `mask == 0`. The order of the arguments is values, keys, query. The
+number is finite, so a fully masked query averages all values; float16 cannot represent it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self, values: Tensor, keys: Tensor, query: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Attend.
+        """Return the output of multi-head attention.
 
         values and keys: (N, key_len, embed_size), query: (N, query_len, embed_size);
         mask: (N, num_heads, query_len, key_len), or 1 along an axis; 0 hides a key.

@@ -1,8 +1,8 @@
-"""Tutorial 3: self-attention, as it is asked for in interviews.
+"""Tutorial 3: self-attention, as candidates are asked to write it in job interviews.
 
-It stands for the pages that write self-attention alone, on one input, with a dropout of 0.1 on the
-weights that is active in training. `attention_mask == 0` blocks with -inf, so a row without any key
-is NaN. The mask comes expanded, for every head and every query:
+It represents tutorials that implement only self-attention, on one input, with a dropout of 0.1 on
+the weights in training. Logits are set to -inf where `attention_mask == 0`, so a fully masked query
+gets NaN. The mask must be expanded for every head and every query:
 
     padding[:, None, None, :].expand(-1, head_num, seq_len, -1)
 """
@@ -31,7 +31,7 @@ class MultiHeadSelfAttention(nn.Module):
         self.att_dropout = nn.Dropout(attention_dropout)
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Attend.
+        """Return the output of multi-head self-attention.
 
         x: (batch, seq_len, hidden_dim); attention_mask: (batch, head_num, seq_len, seq_len), 0
         hides a position. Returns (batch, seq_len, hidden_dim).

@@ -29,19 +29,19 @@ class MultiHeadAttention(nn.Module):
         self.W_o = nn.Linear(d_model, d_model)
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """(batch, seq_length, d_model) to (batch, num_heads, seq_length, d_k)."""
+        """Convert (batch, seq_length, d_model) to (batch, num_heads, seq_length, d_k)."""
         batch_size, seq_length, _ = x.size()
         return x.view(batch_size, seq_length, self.num_heads, self.d_k).transpose(1, 2)
 
     def combine_heads(self, x: Tensor) -> Tensor:
-        """(batch, num_heads, seq_length, d_k) to (batch, seq_length, d_model)."""
+        """Convert (batch, num_heads, seq_length, d_k) to (batch, seq_length, d_model)."""
         batch_size, _, seq_length, _ = x.size()
         return x.transpose(1, 2).contiguous().view(batch_size, seq_length, self.d_model)
 
     def scaled_dot_product_attention(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The heads' contexts, and the weights (batch, num_heads, query, key)."""
+        """Return the heads' contexts, and the weights (batch, num_heads, query, key)."""
         attn_scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(self.d_k)
         if mask is not None:
             attn_scores = attn_scores.masked_fill(mask == 0, -1e9)
@@ -51,7 +51,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend.
+        """Return the output (batch, query, d_model) and the attention weights.
 
         query: (batch, query, d_model), key and value: (batch, key, d_model);
         mask: (batch, num_heads, query, key), or 1 along an axis; 0 hides a key.

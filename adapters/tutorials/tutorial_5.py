@@ -1,9 +1,9 @@
 """Tutorial 5: additive attention with heads.
 
-It stands for the pages that come from translation with recurrent networks: the score is Bahdanau's
-v . tanh(q + k), here for every head, with the projections of the Transformer around it. There is no
-factor before the softmax. `mask == 0` blocks by filling in -1e10, which float16 cannot hold, and a
-row without any key averages all values. One mask serves all heads, [batch, query, key].
+It represents tutorials that come from translation with recurrent networks: the score is Bahdanau's
+v . tanh(q + k), here computed in every head, between the projections of the Transformer. The logits
+are not scaled. They are set to -1e10 where `mask == 0`, which float16 cannot represent, and a fully
+masked query averages all values. All heads share one mask, [batch, query, key].
 
     encoder          attention(x, x, x, pad_mask(x_lengths, x_len))
     decoder          attention(y, y, y, pad_mask(y_lengths, y_len) & causal_mask(y_len))
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 class AdditiveMultiHeadAttention(nn.Module):
-    """Bahdanau's score in every head; returns the output and the weights."""
+    """Multi-head attention with Bahdanau's score; returns the output and the weights."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class AdditiveMultiHeadAttention(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Attend.
+        """Return the output and the attention weights.
 
         query: [batch, query len, hidden size], key and value: [batch, key len, hidden size];
         mask: [batch, query len, key len], or 1 along an axis; 0 hides a key.
@@ -62,10 +62,10 @@ class AdditiveMultiHeadAttention(nn.Module):
 
 
 def pad_mask(lengths: Tensor, max_len: int) -> Tensor:
-    """True for tokens, False for padding: [batch] to [batch, 1, max len]."""
+    """Convert lengths [batch] to a mask [batch, 1, max len]: True for tokens, False for padding."""
     return (torch.arange(max_len, device=lengths.device) < lengths[:, None]).unsqueeze(1)
 
 
 def causal_mask(length: int) -> Tensor:
-    """True for a token and what came before: [1, length, length]."""
+    """Return a mask [1, length, length] that is True for a token and all tokens before it."""
     return torch.ones(1, length, length, dtype=torch.bool).tril()

@@ -1,12 +1,12 @@
-"""Write records for CI systems: JUnit XML, a badge, GitHub annotations, a summary, a
-history with its trend.
+"""Convert records for CI systems: JUnit XML, a badge, annotations, a summary, and a history.
 
-A test case of JUnit is an item; what `run --strict` would fail is a failure, what has no answer an
-error, and what is unsupported or known is skipped, with the reason.
+Each item becomes a JUnit test case. It is a failure if it has deviations for which `run --strict`
+would fail, an error if an error was raised or the process died or hung, and skipped, with the
+reason, if it is unsupported, not run, or a known deviation.
 
-Annotations are lines on stdout that a pull request shows beside the code; see "Workflow commands
-for GitHub Actions". A value could end the command and begin another, so what ends one is escaped:
-line feeds everywhere, and colons and commas in properties.
+Annotations are lines on stdout that GitHub shows beside the code of a pull request; see "Workflow
+commands for GitHub Actions". The characters that end a command or a property are escaped, so that a
+value cannot begin another command: line feeds everywhere, and colons and commas in properties.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ MOST = 10
 
 @dataclass(frozen=True)
 class Outputs:
-    """The files to write; None for those that are not wanted.
+    """The options of `write_outputs`: files to write, or None for those that are not wanted.
 
     Attributes:
-        history: file that a line is appended to; the trend is drawn beside it, as SVG.
-        summary: file that Markdown is appended to; "" for the one that GitHub names.
-        annotations: whether to print GitHub's annotations.
+        history: file to which a line is appended; a figure of the trend is written beside it.
+        summary: file to which Markdown is appended; "" for the file that GitHub specifies.
+        annotations: whether to print GitHub annotations.
+        previous: an earlier record, or folder of records, to compare with.
+        baseline: file of known deviations.
     """
 
     junit: Path | None = None
@@ -54,14 +56,14 @@ class Outputs:
 
 
 def write_outputs(records: Sequence[Path], wanted: Outputs) -> int:
-    """Write everything that is wanted.
+    """Write all requested outputs, and return an exit code.
 
     Returns:
-        An exit code: nothing verified, incomplete, or fine. What deviates is left to `run
-        --strict` and `gate`, so that a job shows everything before it fails.
+        The exit code: nothing verified, incomplete, or OK. Deviations do not affect it; `run
+        --strict` and `gate` fail for them, so that a job can show everything before it fails.
 
     Raises:
-        ConformanceError: a record cannot be read, or a file cannot be written.
+        ConformanceError: if a record cannot be read, or a file cannot be written.
     """
     target = _summary_file(wanted.summary)
     source = load(records, wanted.previous, wanted.baseline)
@@ -75,7 +77,7 @@ def write_outputs(records: Sequence[Path], wanted: Outputs) -> int:
     if wanted.annotations:
         for line in annotated(source):
             print(line)
-    # A line of prose between annotations would be taken for nothing else, so it may follow.
+    # GitHub ignores lines that are not commands, so prose may follow the annotations.
     paths = (wanted.junit, wanted.badge, target, *past)
     written = ", ".join(str(path) for path in paths if path is not None)
     if written:
@@ -98,7 +100,7 @@ def _summary_file(asked: str | None) -> Path | None:
 
 
 def junit(source: Source) -> bytes:
-    """Return a file with a test suite for each implementation."""
+    """Return JUnit XML with one test suite for each implementation."""
     root = ET.Element("testsuites", name="mha-conformance")
     for record, one in source.implementations:
         made = record.header.provenance
@@ -120,7 +122,7 @@ def junit(source: Source) -> bytes:
 
 
 def _add_time(element: ET.Element, times: Iterable[str | None]) -> None:
-    """Set the sum of the times; of an older record, nobody knows them."""
+    """Set the `time` of an element to a sum of times, unless an older record has no times."""
     known = [float(time) for time in times if time is not None]
     if known:
         element.set("time", f"{sum(known):.3f}")
@@ -153,7 +155,7 @@ def _test_case(suite: ET.Element, item: Item, spec: str) -> None:
 
 
 def _count(element: ET.Element) -> None:
-    """Say how many test cases there are below, and of which kinds."""
+    """Set the numbers of tests, failures, errors and skipped tests inside an element."""
     for name, tag in (
         ("tests", "testcase"),
         ("failures", "failure"),
@@ -167,7 +169,7 @@ def _count(element: ET.Element) -> None:
 
 
 class Badge(msgspec.Struct, frozen=True):
-    """As https://shields.io/badges/endpoint-badge has it."""
+    """A badge in the format of https://shields.io/badges/endpoint-badge."""
 
     label: str
     message: str
@@ -176,7 +178,11 @@ class Badge(msgspec.Struct, frozen=True):
 
 
 def badge(source: Source) -> Badge:
-    """Return counts, red if something is wrong that is not known, yellow if something is open."""
+    """Return a badge with the counts of items by verdict.
+
+    It is red if a requirement fails without being known, grey if nothing was verified, yellow if
+    something was not verified, and green otherwise.
+    """
     totals = source.totals
     counts = ", ".join(f"{number:,} {verdict}" for verdict, number in totals.items())
     if any(item.fails for item in source.items):
@@ -194,7 +200,7 @@ def badge(source: Source) -> Badge:
 
 
 def annotated(source: Source) -> list[str]:
-    """Return errors, then warnings; of more than fit, the last says how many there are."""
+    """Return annotations, errors first; if they are too many, the last counts those left out."""
     lines: dict[str, list[str]] = {"error": [], "warning": []}
     worse = source.changes.worse if source.changes else []
     regressions = {(change.implementation, change.requirement) for change in worse}
@@ -228,7 +234,7 @@ def annotated(source: Source) -> list[str]:
 
 
 def command(name: str, message: str, **properties: str) -> str:
-    """Return one workflow command, with the properties that are not empty."""
+    """Return a GitHub workflow command with those properties that are not empty."""
     escaped = [
         f"{key}={_data(value).replace(':', '%3A').replace(',', '%2C')}"
         for key, value in properties.items()
@@ -249,13 +255,16 @@ def _message(change: Change, sentence: str) -> str:
 
 
 def _file(spec: str) -> str:
-    """Return the file of an implementation that was given by its path, if GitHub may know it."""
+    """Return the file of an implementation that was given by path, relative to the repository.
+
+    The result is "" for other implementations and for files outside the repository.
+    """
     path, colon, _ = spec.rpartition(":")
     return _relative(path) if colon and path.endswith(".py") else ""
 
 
 def _relative(path: str) -> str:
-    """Return a path as GitHub wants it: relative to the repository, in which a step runs."""
+    """Return a path relative to the working directory, as GitHub requires; "" if it is outside."""
     pure = PurePath(path)
     if pure.is_absolute():
         try:

@@ -1,4 +1,4 @@
-"""A comment for a pull request, from two records: what is new, what is fixed, what is lost."""
+"""A comment for a pull request: new, fixed and lost findings between two records."""
 
 from __future__ import annotations
 
@@ -27,10 +27,14 @@ FEW = 4
 
 
 def comment(changes: Changes, page: str = "") -> str:
-    """Return the comment; `page` is the address of the report, into which findings link.
+    """Return the comment in Markdown.
+
+    Args:
+        changes: the changes to show.
+        page: the address of the HTML report, to which findings are linked; "" for no links.
 
     Raises:
-        ConformanceError: the address could end a link, or is none of a page.
+        ConformanceError: if the address is not that of a web page, or could break out of a link.
     """
     if page and not re.fullmatch(r"https?://[\w:/.?=&+~%-]+", page):
         raise ConformanceError(f"--page {page}: give the address of the report, https://...")
@@ -68,7 +72,7 @@ def comment(changes: Changes, page: str = "") -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """What one cause, or one requirement where none is known, changed in an implementation."""
+    """Changes of an implementation with one cause, or with one requirement without a cause."""
 
     implementation: str
     before: str
@@ -79,7 +83,7 @@ class _Row:
 
 
 def _rows(changes: Sequence[Change], page: str) -> list[_Row]:
-    """Return a row for changes that have one cause, and for each of the others."""
+    """Return a row for the changes of each cause, and for each requirement without a cause."""
 
     def alike(change: Change) -> tuple[str, ...]:
         same = (change.implementation, change.before, change.after, change.cause)
@@ -100,7 +104,7 @@ def _rows(changes: Sequence[Change], page: str) -> list[_Row]:
 
 
 def _linked(change: Change, page: str) -> Markup:
-    """Return the requirement, with a link to the panel of the finding that is furthest off."""
+    """Return the requirement, with a link to the worst finding in the report."""
     shown = code(change.requirement)
     if not page:
         return shown

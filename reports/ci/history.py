@@ -1,7 +1,7 @@
-"""The history of a project: a line of JSON for each run, and a figure of all of them.
+"""The history of a project: a line of JSON for each run, and a figure of the trend.
 
-A build keeps the file, and every run appends to it. A line holds counts of items, so a history of
-years is small, and it needs none of the records that it was made of.
+A CI system keeps the file, and every run appends to it. A line contains only counts of items, so a
+history of years is small and does not depend on the records it was made from.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ _LEFT, _TOP, _BAR, _GAP, _HEIGHT, _ROW = 170, 44, 9, 2, 36, 54
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One run.
+    """One run in the history.
 
     Attributes:
-        created: when its last record was made.
-        commit: of the project, or "".
-        suite: its version.
-        selection: what narrowed the run, or "".
-        seconds: the time of all items together.
-        implementations: by implementation, and "on DEVICE" unless it is the CPU, items by verdict.
+        created: when the newest record of the run was made.
+        commit: the commit of the project, or "".
+        suite: the version of the suite.
+        selection: the options that narrowed the run, or "".
+        seconds: the total time of all items.
+        implementations: the number of items with each verdict, by the name of the implementation,
+            followed by "on DEVICE" unless the device is the CPU.
     """
 
     created: str
@@ -59,7 +60,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def point(source: Source) -> Point:
-    """Return the line of a run."""
+    """Return the history entry of a run."""
     made = [record.header.provenance for record in source.records]
     return Point(
         created=max(one.created for one in made),
@@ -76,10 +77,10 @@ def point(source: Source) -> Point:
 
 
 def read_history(path: Path) -> list[Point]:
-    """Return the runs in a history, the oldest first; none if there is no file.
+    """Return the runs in a history file, the oldest first; [] if the file does not exist.
 
     Raises:
-        ConformanceError: the file cannot be read, or a line is not one of these.
+        ConformanceError: if the file cannot be read, or a line is not a valid entry.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -97,7 +98,11 @@ def read_history(path: Path) -> list[Point]:
 
 
 def append(path: Path, source: Source) -> list[Path]:
-    """Append a run to the history unless it is the last, draw the trend, and return both files."""
+    """Append a run to the history unless it is already the last entry, and redraw the trend.
+
+    Returns:
+        The paths of the history and of the figure.
+    """
     points = read_history(path)
     now = point(source)
     if not points or points[-1] != now:
@@ -109,7 +114,7 @@ def append(path: Path, source: Source) -> list[Path]:
 
 
 def trend(points: Sequence[Point]) -> str:
-    """Return a figure: a row for each implementation, and a bar for each run."""
+    """Return an SVG figure with one row for each implementation and one bar for each run."""
     shown = points[-MOST:]
     names = list(dict.fromkeys(name for one in reversed(shown) for name in one.implementations))
     width = _LEFT + max(len(shown), 24) * (_BAR + _GAP) + 250
@@ -139,7 +144,7 @@ def trend(points: Sequence[Point]) -> str:
 
 
 def _bar(one: Point, name: str, left: int, bottom: float, highest: int) -> list[str]:
-    """Return the bar of one run, with what it stands for as its title."""
+    """Return the bar of one run, with its date, commit and counts as tooltip."""
     counts = one.implementations.get(name)
     if not counts:
         return []
@@ -153,7 +158,7 @@ def _bar(one: Point, name: str, left: int, bottom: float, highest: int) -> list[
             if (verdict if verdict in COLOURS else "other") == kind
         )
         if number:
-            # What is one of thousands is still seen.
+            # Even one item of thousands remains visible.
             size = max(2.0, _HEIGHT * number / highest)
             bottom -= size
             parts.append(

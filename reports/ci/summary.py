@@ -1,7 +1,7 @@
-"""Summarise records for a build, with known deviations and the changes since the last one.
+"""Summarise records for a CI build, with known deviations and changes since the previous record.
 
-`markdown` writes the summary, for `$GITHUB_STEP_SUMMARY`, a merge request's comment, or a file:
-counts, what changed, what is wrong, what is not verified. What a record says is escaped as in the
+`markdown` returns the summary for `$GITHUB_STEP_SUMMARY`, a comment on a merge request, or a file:
+counts, changes, deviations, and what was not verified. Texts from records are escaped as in the
 report.
 """
 
@@ -51,7 +51,7 @@ MUST = ("must", "")
 
 @dataclass(frozen=True)
 class Item:
-    """An item of a record, and the findings of it that are as the baseline says."""
+    """An item of a record, and those of its findings that the baseline covers."""
 
     record: Record
     result: CaseResult
@@ -68,7 +68,7 @@ class Item:
 
     @cached_property
     def worth_showing(self) -> tuple[Finding, ...]:
-        """The findings of `wrong`, where several requirements that met one error appear once."""
+        """The findings of `wrong`, but only one finding for each distinct error message."""
         errors = {f.detail: f for f in reversed(self.wrong) if f.verdict == "error"}
         return tuple(
             finding
@@ -84,7 +84,7 @@ class Item:
 
     @cached_property
     def fails(self) -> bool:
-        """Whether `run --strict` would fail: a requirement forbids something that was found."""
+        """Whether `run --strict` would fail: a "must" is violated, or an error occurred."""
         return any(
             finding.verdict != "deviates" or self._is_must(finding.requirement)
             for finding in self.wrong
@@ -92,7 +92,7 @@ class Item:
 
     @property
     def reason(self) -> str:
-        """The reason why the item has no answer, or ""."""
+        """The first message of its findings, such as why the item was not run, or ""."""
         return next((finding.detail for finding in self.result.findings if finding.detail), "")
 
     def _is_must(self, name: str) -> bool:
@@ -102,7 +102,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Source:
-    """Everything that a build shows."""
+    """All data that the outputs for a CI system are made from."""
 
     records: Sequence[Record]
     items: Sequence[Item]
@@ -117,7 +117,7 @@ class Source:
         return [(record, one) for record in self.records for one in record.header.implementations]
 
     def counts(self, implementation: str, device: str) -> dict[str, int]:
-        """Return the verdicts of the items of one implementation, with "known" apart."""
+        """Return the number of items of one implementation with each verdict, including "known"."""
         return counted(
             item.verdict
             for item in self.items
@@ -132,7 +132,7 @@ class Source:
 
     @cached_property
     def wrong(self) -> list[Change]:
-        """The wrong findings that are not known, with similar ones merged, and the worst first."""
+        """The wrong findings that are not known, with similar ones merged, the worst first."""
         findings = [
             Located(item.result, finding, after=finding.verdict)
             for item in self.items
@@ -143,7 +143,7 @@ class Source:
 
     @cached_property
     def open(self) -> dict[tuple[str, str, str], int]:
-        """The number of items without an answer, by implementation, verdict and reason."""
+        """The number of items that were not run, by implementation, verdict and reason."""
         return Counter(
             (item.result.implementation, item.result.verdict, item.reason)
             for item in self.items
@@ -157,7 +157,7 @@ class Source:
 
     @property
     def outcome(self) -> ExitCode:
-        """The exit code of the records; deviations are left to `run` and `gate`."""
+        """The exit code for the records, which deviations do not affect."""
         counts = count(item.result.verdict for item in self.items)
         if not verified(counts):
             return ExitCode.NOTHING_VERIFIED
@@ -169,10 +169,10 @@ class Source:
 def load(
     paths: Sequence[Path], previous: Path | None = None, baseline: Path | None = None
 ) -> Source:
-    """Read everything.
+    """Read records, an earlier record to compare with, and a baseline.
 
     Raises:
-        ConformanceError: a file cannot be read, or there is none.
+        ConformanceError: if a file cannot be read, or if there is no record.
     """
     files = find_records(paths)
     if not files:
@@ -201,7 +201,7 @@ ORDER = ("conforms", KNOWN, *(verdict for verdict in VERDICTS if verdict != "con
 
 
 def counted(verdicts: Iterable[str]) -> dict[str, int]:
-    """Count verdicts as `count` does, with "known" after what conforms."""
+    """Count verdicts, in the order of `ORDER`, in which "known" follows "conforms"."""
     counts = Counter(verdicts)
     return {verdict: counts[verdict] for verdict in ORDER if counts[verdict]}
 
@@ -213,7 +213,7 @@ MOST_ENTRIES = 10
 
 
 def markdown(source: Source) -> str:
-    """Return the summary."""
+    """Return the summary in Markdown."""
     then = source.changes.before.implementations if source.changes else {}
     used = {*source.totals, *(verdict for counts in then.values() for verdict in counts)}
     columns = [verdict for verdict in ORDER if verdict in used]
@@ -237,11 +237,11 @@ def markdown(source: Source) -> str:
 
 
 def _rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield name, device and counts of each implementation, with what was added or taken away."""
+    """Yield name, device and counts of each implementation, with the changes of the counts."""
     then = source.changes.before if source.changes else None
     for record, one in source.implementations:
         device = record.header.provenance.device
-        # A row is of one device, and what was before is of all that there were.
+        # A row is about one device, but the earlier counts are sums over all devices.
         is_alike = then is not None and then.devices.get(one.name) == [device]
         before = then.implementations.get(one.name) if then and is_alike else None
         counts = source.counts(one.name, device)
@@ -249,7 +249,7 @@ def _rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, str, li
 
 
 def _cell(counts: Mapping[str, int], before: Mapping[str, int] | None, verdict: str) -> str:
-    # A record knows of no baseline, so what is known was among what deviates.
+    # The earlier counts were made without the baseline, so they count known items as deviating.
     is_alone = before is None or verdict == KNOWN or counts.get(KNOWN)
     then = counts if before is None or is_alone else before
     return f"{counts.get(verdict, 0):,}" + difference(counts, then, verdict)

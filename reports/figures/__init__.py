@@ -1,8 +1,8 @@
-"""The attention pattern of every head beside the reference, and their difference, as heat maps.
+"""Draw the attention weights of every head, the reference, and their difference as heat maps.
 
-`picture` holds the numbers, `heatmap` draws one map of them, and `figure.svg.j2` lays the figure
-out: rows are heads. All of it sees arrays only, so a report draws from records. PNGs are drawn by
-resvg: one wheel without dependencies, where browsers and Cairo are many.
+`picture` holds the numbers, `heatmap` draws one map, and `figure.svg.j2` arranges the maps in a
+figure with one row for each head. Only arrays are needed, so a report can draw from records. PNGs
+are rendered by resvg, which is a single wheel without dependencies, unlike a browser or Cairo.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ _CHANGES += [(heatmap.MORE, (step + 1) / 10) for step in range(10)]
 
 
 def svg(picture: Picture, *, name: str = "heads", alone: bool = True, headed: bool = True) -> str:
-    """Return the figure.
+    """Return the figure as SVG.
 
     Args:
-        picture: what it shows.
-        name: prefix of the ids in it: different for each figure of a page.
-        alone: whether it brings its own ink and paper, or takes those of the page around it.
-        headed: whether its title stands over it, besides being in it.
+        picture: the data to show.
+        name: prefix of the ids in the figure, which must differ between the figures of a page.
+        alone: whether the figure sets its own text and background colours instead of those of the
+            surrounding page.
+        headed: whether to draw the title above the figure; it is always present as metadata.
     """
     grid = Grid(*picture.got.shape[2:])
     column = max(grid.width, _NARROWEST)
@@ -102,7 +103,7 @@ _PLAIN = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "−0123456789")
 
 
 def _raised(text: str) -> Markup:
-    """Draw exponents higher: few fonts have all of the characters for them."""
+    """Replace superscript characters, which many fonts lack, by raised digits."""
 
     def drawn(match: re.Match[str]) -> str:
         down = f'<tspan dy="4">{match[2]}</tspan>' if match[2] else ""
@@ -112,12 +113,12 @@ def _raised(text: str) -> Markup:
 
 
 def title(picture: Picture) -> str:
-    """Return in one line which implementation answered what."""
+    """Return a one-line title with the implementation and the case."""
     return f"{picture.subject.name}: attention weights of {picture.subject.case}"
 
 
 def again(picture: Picture, spec: str, file: str, entry: str = "") -> str:
-    """Return the command that draws it; by default, `entry` is the batch entry that it shows."""
+    """Return the command that draws the picture; `entry` is by default the one it shows first."""
     own = picture.subject
     words = ["mha-conformance", "heads", spec, "--case", own.case, "--dtype", own.dtype]
     words += ["--mode", own.mode]
@@ -127,7 +128,7 @@ def again(picture: Picture, spec: str, file: str, entry: str = "") -> str:
 
 
 def sentences(picture: Picture) -> list[str]:
-    """Return the figure in sentences: for those who hear it, and for the terminal."""
+    """Describe the figure in sentences, for screen readers and for the terminal."""
     lines = []
     for place, entry in enumerate(picture.entries):
         for index in range(picture.got.shape[1]):
@@ -138,7 +139,7 @@ def sentences(picture: Picture) -> list[str]:
 
 
 def how(picture: Picture) -> str:
-    """Return in one line the dtype, mode, device and batch entries."""
+    """Return a line with the dtype, mode, device and batch entries."""
     own = picture.subject
     entries = (
         f"batch entry {picture.entries[0]} of {picture.batch}"
@@ -149,7 +150,7 @@ def how(picture: Picture) -> str:
 
 
 def _about(picture: Picture, place: int, index: int) -> list[str]:
-    """Return a description of a row, the verdict first."""
+    """Return lines that describe a row of the figure, the verdict first."""
     row = picture.row(place, index)
     if row.fits:
         lines = [f"within noise: {wording.ratio(row.ratio)}σ of {LIMIT:.0f}σ allowed"]
@@ -189,7 +190,7 @@ def _maps(picture: Picture, place: int, index: int) -> list[Map]:
 
 
 def _swatches(picture: Picture, grid: Grid) -> Iterator[tuple[Markup, str]]:
-    """Yield a cell of each kind that is in the figure, with its meaning."""
+    """Yield the entries of the legend: a cell of each kind in the figure, with its meaning."""
 
     def one(value: float, *, blocked: bool = False, marked: bool = False) -> Markup:
         flags = (np.full((1, 1), flag) for flag in (blocked, marked))
@@ -222,7 +223,7 @@ _LETTERS = (
 
 
 def page(picture: Picture, case: CaseInfo, command: str, versions: Mapping[str, str]) -> str:
-    """Return one HTML file that fetches nothing; its policy allows its own style alone."""
+    """Return the figure as an HTML page that fetches nothing and allows only its own style."""
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     return (
         environment(FOLDER)
@@ -243,7 +244,7 @@ def page(picture: Picture, case: CaseInfo, command: str, versions: Mapping[str, 
 
 
 def renderer() -> ModuleType:
-    """Return the library; raises `ConformanceError` where it is not installed."""
+    """Return the resvg library; raises `ConformanceError` if it is not installed."""
     try:
         return importlib.import_module("resvg_py")
     except ImportError as error:
@@ -256,14 +257,14 @@ def png(drawing: str, **options: object) -> bytes:
     """Return a figure as a PNG.
 
     Args:
-        drawing: an SVG with ink and paper of its own.
-        options: to the library, such as `skip_system_fonts`.
+        drawing: an SVG that sets its own text and background colours.
+        options: options of the resvg library, such as `skip_system_fonts`.
 
     Raises:
-        ConformanceError: the library, or any font that it could write with, is not there.
+        ConformanceError: if the library is not installed, or no font is available.
     """
     library = renderer()
-    # Without a font it leaves all text out, and says nothing.
+    # Without a font, the library leaves out all text without any warning.
     if _render(library, _LETTERS.format("M"), options) == _render(
         library, _LETTERS.format(" "), options
     ):

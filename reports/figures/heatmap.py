@@ -1,7 +1,7 @@
-"""One heat map: query by key, as SVG elements without an origin of their own.
+"""Draw one heat map of queries by keys as SVG elements.
 
-A colour is an ink with an opacity, so the ground shows through: the same figure is legible on white
-paper and on a dark page. No meaning is left to colour alone.
+Colours have an opacity through which the background shows, so that the same figure is legible on a
+white and on a dark page. No meaning is conveyed by colour alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS = 50
 
 
 def shade(value: float, most: float) -> float:
-    """Return the opacity for |value|: 1 at `most`, and above 0 for everything but 0."""
+    """Return the opacity for |value|: 1 at `most`, and above 0 for every value except 0."""
     if value == 0 or most <= 0:
         return 0.0
     step = round(min(1.0, abs(value) / most) * STEPS)
@@ -42,14 +42,14 @@ def shade(value: float, most: float) -> float:
 
 
 def exponent(most: float) -> int:
-    """Return the power of ten in units of which differences up to `most` are short."""
+    """Return an exponent n such that differences up to `most` are short in units of 10^n."""
     if most == 0 or 0.01 <= most < 100:
         return 0
     return math.floor(math.log10(most))
 
 
 def cell(value: float) -> str:
-    """Return a number for a cell: at most five characters, and zero only for zero."""
+    """Return a number as short text for a cell, which is "0" only for zero."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -66,13 +66,13 @@ def cell(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a difference for a cell."""
+    """Return a difference as text for a cell, with a sign."""
     text = cell(value)
     return f"+{text}" if value > 0 else text
 
 
 def number(value: float) -> str:
-    """Return a number for a sentence, to three digits."""
+    """Return a number as text for a sentence, with three significant digits."""
     if math.isinf(value):
         return "∞"
     if value == 0:
@@ -96,7 +96,7 @@ PATTERN = 112
 
 @dataclass(frozen=True)
 class Grid:
-    """Sizes of one heat map in pixels: the same for all of a figure."""
+    """The sizes of a heat map in pixels, which are the same for all heat maps of a figure."""
 
     queries: int
     keys: int
@@ -113,7 +113,7 @@ class Grid:
 
     @property
     def cell_height(self) -> float:
-        """The height of one cell; long rows of narrow cells are higher."""
+        """The height of one cell, which may exceed its width if there are few queries."""
         if self.has_text:
             return 28.0
         return round(min(max(self.cell_width, 190.0 / self.queries), 24.0, 3 * self.cell_width), 1)
@@ -135,11 +135,11 @@ class Map:
 
     Attributes:
         values: `[query key]`.
-        most: the value of full colour.
-        inks: of positive and of negative values.
-        text: a value as text.
+        most: the |value| that is drawn in full colour.
+        inks: the colours of positive and of negative values.
+        text: function that formats a value as text.
         blocked: `[query key]`; True = hatched.
-        marked: `[query key]`; True = framed, because something is there that must not be.
+        marked: `[query key]`; True = framed, because a blocked pair has a weight.
     """
 
     values: Array
@@ -151,7 +151,7 @@ class Map:
 
 
 def heat_map(grid: Grid, shown: Map) -> str:
-    """Draw the map, its upper left corner at 0, 0."""
+    """Return the SVG elements of a heat map whose upper left corner is at 0, 0."""
     parts = [*_fills(grid, shown), _hatch(grid, shown.blocked), _frame(grid)]
     parts.append(_marks(grid, shown.marked))
     if grid.has_text:
@@ -162,10 +162,10 @@ def heat_map(grid: Grid, shown: Map) -> str:
 
 
 def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
-    """Return weights `[query key]` under a causal mask as a picture; None stands for NaN.
+    """Return a small SVG picture of weights `[query key]` under a causal mask; None is NaN.
 
-    What is ahead of a query is hatched, and framed where it has a weight all the same. `words` are
-    for those who hear the picture.
+    Keys ahead of a query are hatched, and framed if they have a weight nevertheless. `words` is the
+    description for screen readers.
     """
     values = np.array([[np.nan if weight is None else weight for weight in row] for row in weights])
     ahead = np.triu(np.ones(values.shape, np.bool_), 1)
@@ -187,13 +187,13 @@ def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
 
 
 def ticks(count: int) -> list[int]:
-    """Return the indices that are written along an axis."""
+    """Return the indices that are labelled along an axis."""
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 10**9) if count <= s * MOST_TICKS)
     return list(range(0, count, step))
 
 
 def _fills(grid: Grid, shown: Map) -> Iterable[str]:
-    """Draw one path for each shade: a tenth of the size of one rectangle for each cell."""
+    """Yield one path for each shade, a tenth of the size of one rectangle for each cell."""
     paths: dict[tuple[str, float], list[str]] = defaultdict(list)
     width, height = grid.cell_width, grid.cell_height
     for (query, key), value in np.ndenumerate(shown.values):
@@ -215,7 +215,7 @@ def _colour(shown: Map, value: float) -> tuple[str, float]:
 
 
 def _hatch(grid: Grid, blocked: BoolArray) -> str:
-    """Draw diagonals that meet those of the neighbours."""
+    """Hatch blocked cells with diagonals that continue in neighbouring cells."""
     width, height = grid.cell_width, grid.cell_height
     shares = (0.5, 1.0) if grid.has_text else (1.0,)
     lines = []
@@ -254,7 +254,7 @@ def _marks(grid: Grid, marked: BoolArray) -> str:
 
 
 def _crosses(grid: Grid, values: Array) -> str:
-    """Return crosses over the cells that are not finite, where there is no room for text."""
+    """Return crosses over cells that are not finite, for maps without room for text."""
     width, height = grid.cell_width, grid.cell_height
     lines = []
     for query, key in np.argwhere(~np.isfinite(values)):
@@ -268,7 +268,7 @@ def _numbers(grid: Grid, shown: Map) -> str:
     dark: list[str] = []
     light: list[str] = []
     for (query, key), value in np.ndenumerate(shown.values):
-        # A hatch alone says that nothing is there, which makes a leak stand out.
+        # The hatch alone stands for zero here, so that a leak stands out.
         if value == 0 and shown.blocked[query, key]:
             continue
         x, y = (key + 0.5) * grid.cell_width, (query + 0.5) * grid.cell_height + 3.7
@@ -292,5 +292,5 @@ def _stroke(lines: list[str], ink: str, width: float, more: str = "") -> str:
 
 
 def at(value: float) -> str:
-    """Return a coordinate or an opacity, as short as possible."""
+    """Return a coordinate or an opacity as text, as short as possible."""
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"

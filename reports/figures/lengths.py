@@ -1,6 +1,7 @@
 """Draw error in σ over length: a panel for each dtype and array, a line for each implementation.
 
-The last panel of each row has the cost per token, and with a single implementation the suite's own.
+The last panel of each row shows the time per token; if there is only one implementation, it also
+shows that of the suite's own computation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Lines = Mapping[str, Mapping[int, float]]
 
 
 def plot(climbs: Sequence[Climb]) -> str:
-    """Return the figure as SVG."""
+    """Return the figure of some long-sequence checks as SVG."""
     names = [climb.implementation.name for climb in climbs]
     styles = dict(zip([*names, _OWN], _styles(), strict=False))
     dtypes = list(dict.fromkeys(step.dtype for climb in climbs for step in climb.steps))
@@ -63,7 +64,7 @@ def plot(climbs: Sequence[Climb]) -> str:
 
 
 def _errors(climbs: Iterable[Climb], dtype: str, array: str) -> Lines:
-    """Return the largest error over all problems of one length."""
+    """Return the largest error over all problems, by implementation and length."""
     found: dict[str, dict[int, float]] = {}
     for climb in climbs:
         for step in climb.steps:
@@ -76,7 +77,7 @@ def _errors(climbs: Iterable[Climb], dtype: str, array: str) -> Lines:
 
 
 def _costs(climbs: Sequence[Climb], dtype: str) -> Lines:
-    """Return the time per token of the dearest problem of one length."""
+    """Return the longest time per token over all problems, by implementation and length."""
     found: dict[str, dict[int, float]] = {}
 
     def add(name: str, step: Step, seconds: float) -> None:
@@ -93,7 +94,7 @@ def _costs(climbs: Sequence[Climb], dtype: str) -> Lines:
 
 
 def _styles() -> Iterable[str]:
-    """Yield styles of lines, which differ in colour first."""
+    """Yield line styles, which vary first in colour and then in dashes."""
     for number, colour in enumerate(cycle(_COLOURS)):
         dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
         yield f'stroke="{colour}" stroke-dasharray="{dash}" fill="none"'
@@ -161,7 +162,7 @@ def _legend(names: Sequence[str], styles: Mapping[str, str], top: int) -> list[s
 
 
 def _short(length: int) -> str:
-    """Return a length as 4096 or 64Ki."""
+    """Return a length as short text, such as "4096" or "64Ki"."""
     return f"{length // 1024}Ki" if length >= 2**14 and length % 1024 == 0 else str(length)
 
 

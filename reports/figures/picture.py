@@ -1,6 +1,6 @@
-"""The content of a drawing of attention patterns: the weights of some batch entries.
+"""The data of a figure of attention weights: the weights and the reference of some batch entries.
 
-Axes are `[entry row query key]`; a row is a head, or the mean over heads.
+Arrays have the axes `[entry row query key]`; a row is a head, or the mean over heads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conformance.records.numbers import LIMIT, Array, BoolArray, ratios
 
 @dataclass(frozen=True)
 class Subject:
-    """The item whose weights these are."""
+    """The item whose attention weights are drawn."""
 
     name: str
     case: str
@@ -29,14 +29,15 @@ class Subject:
 
 
 class Row(NamedTuple):
-    """One head in numbers.
+    """A numerical summary of one head.
 
     Attributes:
-        difference: the largest |got - want| of the cells that are numbers.
-        ratio: the largest |got - want| / σ; infinite for NaN and where an exact value is missed.
-        at: query and key of that.
-        leaks: how many blocked pairs have a weight.
-        unreal: how many cells are NaN or infinite.
+        difference: the largest |got - want| of the finite cells.
+        ratio: the largest |got - want| / σ; infinite for NaN, and for a value that must be exact
+            and is not.
+        at: the query and the key with the largest ratio.
+        leaks: the number of blocked pairs with a nonzero weight.
+        unreal: the number of cells that are NaN or infinite.
     """
 
     difference: float
@@ -47,20 +48,21 @@ class Row(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the weights are within the noise of an honest implementation."""
+        """Whether the weights are within the rounding noise of a correct implementation."""
         return self.ratio <= LIMIT
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Picture:
-    """Attention weights beside the reference.
+    """Attention weights together with the reference.
 
     Attributes:
         got, want, noise: `[entry row query key]`; noise is σ, 0 for an element that must be exact.
-        blocked: the same shape; True = this query may not attend this key.
-        entries: which batch entries these are, of `batch` in all.
+        blocked: the same shape; True = this query may not attend to this key.
+        entries: the indices of these batch entries.
+        batch: the number of all batch entries.
         averaged: whether the only row is the mean over heads.
-        underflow: absolute error that no element of the dtype can avoid.
+        underflow: the absolute error that no element of the dtype can avoid.
     """
 
     subject: Subject
@@ -75,7 +77,7 @@ class Picture:
 
     @cached_property
     def difference(self) -> Array:
-        """The difference got - want; NaN where either is NaN."""
+        """The difference got - want; NaN where it is not finite."""
         with np.errstate(invalid="ignore"):
             error = self.got - self.want
         return np.where(np.isfinite(error), error, np.nan)
@@ -92,23 +94,24 @@ class Picture:
 
     @property
     def furthest(self) -> int:
-        """The entry that is furthest beyond its noise, by its place; 0 if none is."""
+        """The index of the entry with the worst ratio; 0 if all are within the noise."""
         ratio = self.ratio.max(axis=(1, 2, 3))
         if ratio.max() <= LIMIT:
             return 0
-        # Several may miss an exact value, which is infinitely far: then the larger miss counts.
+        # Several ratios may be infinite, if exact values are missed: then the error decides.
         miss = np.nan_to_num(np.abs(self.difference), nan=np.inf).max(axis=(1, 2, 3))
         return max(range(len(ratio)), key=lambda entry: (ratio[entry], miss[entry]))
 
     @property
     def most(self) -> float:
-        """The largest |difference| of all cells that are numbers."""
+        """The largest |difference| of all finite cells."""
         return _largest(self.difference)
 
     def row(self, entry: int, row: int) -> Row:
-        """Return one head of one of the entries, both by their place in the arrays."""
+        """Return the summary of a row, given the indices of entry and row in the arrays."""
         ratio = self.ratio[entry, row]
-        # Where several miss an exact value, all infinitely far, the largest miss is the worst.
+        # If several ratios are infinite, because exact values are missed, the largest error is
+        # the worst.
         miss = np.nan_to_num(np.abs(self.difference[entry, row]), nan=np.inf)
         worst = np.where(ratio == ratio.max(), miss, -1.0).argmax()
         query, key = np.unravel_index(int(worst), ratio.shape)
@@ -132,19 +135,19 @@ def picture(
     entry: int | None = None,
     every: bool = False,
 ) -> Picture:
-    """Return a picture of these weights.
+    """Return a picture of attention weights.
 
     Args:
-        subject: the item that they belong to.
+        subject: the item that the weights belong to.
         got, want, noise: `[batch heads query key]`, or `[batch query key]` for the mean over heads.
-        blocked: the same shape; True = this query may not attend this key.
-        underflow: absolute error that no element of the dtype can avoid.
-        entry: the batch entry to show; by default the one that is furthest off, 0 if none is.
-        every: show all batch entries.
+        blocked: the same shape; True = this query may not attend to this key.
+        underflow: the absolute error that no element of the dtype can avoid.
+        entry: the batch entry to show; by default the worst one, or 0 if all are within the noise.
+        every: whether to show all batch entries.
 
     Raises:
-        WrongShape: the arrays do not fit together, or there is nothing to see in them.
-        ConformanceError: there is no such batch entry.
+        WrongShape: if the shapes of the arrays differ or are invalid, or the arrays are empty.
+        ConformanceError: if there is no such batch entry.
     """
     shapes = {array.shape for array in (got, want, noise, blocked)}
     if len(shapes) > 1 or got.ndim not in (3, 4) or not got.size:

@@ -1,10 +1,10 @@
-"""The gate: what a run found, held against what is known.
+"""The gate: compare the deviations that a run found with those that are known.
 
-A baseline lists the deviations that somebody knows of, each with its reason. The gate holds if
-exactly these are found: one more is a change for the worse, and one less is an entry that has to
-go, because otherwise it would excuse the same deviation when it comes back.
+A baseline lists the known deviations, each with its reason. The gate holds if exactly these are
+found. A further deviation is a change for the worse. If a known deviation is no longer found, its
+entry has to be removed, because otherwise it would excuse the same deviation if it comes back.
 
-This module prints the outcome, for a reader who sees only the log of a build.
+This module prints the outcome for a reader who sees only the log of a build.
 """
 
 from __future__ import annotations
@@ -44,22 +44,26 @@ T = TypeVar("T")
 
 
 def gate(judgement: Judgement, judged: Sequence[str], *, verbose: bool) -> int:
-    """Print how a record was judged; `judged` are the arguments that named it."""
+    """Print the judgement on a record and return the exit code.
+
+    `judged` are the command-line arguments that named the record.
+    """
     Console(highlight=False).print(tell(judgement, verbose=verbose, judged=judged), soft_wrap=True)
     return judgement.exit_code
 
 
 class NewDeviation(msgspec.Struct, frozen=True):
-    """Findings that no entry of the baseline covers and that one entry could make known.
+    """Findings that no entry of the baseline covers and that a single new entry would cover.
 
     Attributes:
-        findings: how many there are.
-        cases, dtypes, modes: where they are.
-        case: of the one that is furthest off, as are detail, ratio, cause and command.
-        ratio: its largest error in units of the noise, if it was measured.
-        cause: the known mistake that explains it, or "".
-        command: runs just that item.
-        expected: the entry that claims it and says otherwise, or "".
+        findings: the number of these findings.
+        cases, dtypes, modes: where the findings were made.
+        case, detail: the case and the message of the worst of these findings.
+        ratio: the largest error of the worst finding in units of the noise, or None if it was not
+            measured.
+        cause: the known mistake that explains the worst finding, or "".
+        command: the command that runs only the item of the worst finding.
+        expected: the entry that claims the worst finding but does not agree with it, or "".
     """
 
     implementations: list[str]
@@ -78,8 +82,10 @@ class NewDeviation(msgspec.Struct, frozen=True):
 
 
 class OutdatedEntry(msgspec.Struct, frozen=True):
-    """An entry of the baseline to edit; `why` is "fixed", "unmatched", "ambiguous", "duplicate" or
-    "no reason"."""
+    """An entry of the baseline that needs to be edited.
+
+    `why` is "fixed", "unmatched", "ambiguous", "duplicate" or "no reason"; `told` explains it.
+    """
 
     why: str
     line: int
@@ -88,13 +94,13 @@ class OutdatedEntry(msgspec.Struct, frozen=True):
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """What `gate --format json` prints.
+    """The output of `gate --format json`.
 
     Attributes:
-        known: how many deviations are as the baseline says.
-        less: where less was verified than before.
-        changed: pinned conventions that are otherwise now.
-        open: why items have no answer, and how many each.
+        known: the number of deviations that agree with the baseline.
+        less: lines about where less was verified than before.
+        changed: lines about pinned conventions that have changed.
+        open: reasons why findings are not verified, each with the number of these findings.
     """
 
     schema: str
@@ -113,7 +119,7 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 def answer(judgement: Judgement) -> Gate:
-    """Return how a record was judged, for programs."""
+    """Return the judgement on a record in machine-readable form."""
     log = _Log(judgement, verbose=False, judged=())
     header = judgement.record.header
     specs = {one.name: one.spec for one in header.implementations}
@@ -166,9 +172,10 @@ def answer(judgement: Judgement) -> Gate:
 
 
 def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str] = ()) -> int:
-    """Edit a baseline so that the gate holds; 0 if it does, or would with reasons.
+    """Edit a baseline so that the gate holds, print the changes, and return an exit code.
 
-    `judged` are the arguments that named the record, if it stays.
+    The exit code is 0 if the gate holds then, or would hold once entries have reasons. `judged` are
+    the command-line arguments that named the record, or () if there were none.
     """
     console = Console(highlight=False)
     judgement = judge(baseline, record)
@@ -198,9 +205,10 @@ def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str
 
 
 def tell(judgement: Judgement, *, verbose: bool = False, judged: Sequence[str] = ()) -> Text:
-    """Return a summary in one line; then what is worse, what is out of date, and the edit.
+    """Return a summary in one line, then what is worse, what is outdated, and the edit to make.
 
-    `judged` are the arguments by which `baseline update` judges the same without running it again.
+    `judged` are the arguments with which `baseline update` judges the same record without another
+    run; they are part of the suggested command.
     """
     return _Log(judgement, verbose, judged).text
 
@@ -232,12 +240,12 @@ class _Log:
         self.text.rstrip()
 
     def _line(self, line: str, style: str = "") -> None:
-        # Of a name with a line feed, the rest would be a line of its own, such as ::error::.
+        # A line feed in a name would begin a new line, which could be a command such as ::error::.
         self.text.append(printable(line).replace("\n", "\\n"), style)
         self.text.append("\n")
 
     def _first(self, items: Sequence[T], one: str, several: str) -> Iterator[T]:
-        """Yield the first few lines, and one line that counts the others."""
+        """Yield the first few items, then print a line that counts the others."""
         shown = items if self.verbose else items[:SHORT]
         yield from shown
         if len(items) > len(shown):
@@ -280,7 +288,7 @@ class _Log:
         self._line(f"gate: {names}: {word} ({about})", GOOD if code == ExitCode.OK else BAD)
 
     def kinds(self) -> list[tuple[Draft, Group]]:
-        """Return the deviations that no entry covers, the worst first."""
+        """Return the deviations that no entry covers, grouped, the worst group first."""
         several = drafts(self.judgement.new, self.judgement.decided, named=True)
         kinds = [(draft, Group(draft.cells)) for draft in several]
         kinds.sort(key=lambda kind: gravity(kind[1].worst.finding), reverse=True)
@@ -321,7 +329,7 @@ class _Log:
         self._line(f"  again: {again(result, spec)}", DIM)
 
     def _where(self, draft: Draft) -> Iterator[str]:
-        """Yield where a deviation occurs, if not everywhere: patterns, or counts if many."""
+        """Yield where a deviation occurs, unless everywhere: as patterns, or as counts if many."""
         for key in ("case", "mode"):
             patterns = draft.patterns[key]
             without = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
@@ -339,7 +347,7 @@ class _Log:
             yield f"where {draft.dtype}"
 
     def _less(self) -> None:
-        """Print of what less was verified than the baseline says."""
+        """Print where less was verified than the baseline requires."""
         places = by_key(self.judgement.less, lambda loss: (loss.implementation, loss.place))
         if not places:
             return
@@ -353,7 +361,7 @@ class _Log:
         self._line(f"  if that is meant, lower these numbers of [verified.NAME] in {path}", DIM)
 
     def _changed(self) -> None:
-        """Print the pinned conventions that are otherwise now."""
+        """Print the pinned conventions that have changed."""
         if not self.judgement.changed:
             return
         self._line("")
@@ -365,7 +373,7 @@ class _Log:
         self._line(f"  if that is meant, baseline update writes [pinned.NAME] in {path} again", DIM)
 
     def _open(self) -> None:
-        """Print the items that have no answer."""
+        """Print the items that could not be verified."""
         judgement = self.judgement
         by_reason = by_key(
             sorted(judgement.open, key=lambda one: one.finding.verdict not in LOST),
@@ -383,7 +391,7 @@ class _Log:
             self._line("  what could not be asked is never known; fix that, or narrow the run", DIM)
 
     def _stale(self) -> None:
-        """Print which entries are wrong, and how."""
+        """Print the entries that need to be edited, and why."""
         lines = [f"{word}: {entry.place}: {why}" for word, entry, why in self.entries()]
         if lines:
             self._line("")
@@ -391,7 +399,7 @@ class _Log:
             self._line(stale, BAD)
 
     def entries(self) -> Iterator[tuple[str, Entry, str]]:
-        """Yield what is wrong with entries: a word, the entry, and the reason."""
+        """Yield the problems of entries, each as (word, entry, explanation)."""
         judgement = self.judgement
         for entry, cells in judgement.fixed:
             every = len(judgement.claimed[entry.number])
@@ -409,7 +417,7 @@ class _Log:
             yield "no reason", entry, 'say why it is known: reason = "..."'
 
     def _edit(self, judged: Sequence[str]) -> None:
-        """Print the edit; if something is wrong as well, only the edit of outdated entries."""
+        """Print the edit to make; if anything is worse, only the edit of outdated entries."""
         found = self.judgement
         if not (found.new or found.to_edit):
             return
@@ -440,7 +448,7 @@ class _Log:
             self._line(f"to make this edit: {shlex.join(command)}", DIM)
 
     def _known(self) -> None:
-        """Print every entry that holds, with its reason."""
+        """Print the entries that agree with the run, with their reasons, and the inactive ones."""
         wrong = {entry.number for _, entry in self.judgement.to_edit}
         for entry in self.judgement.baseline.entries:
             cells = self.judgement.claimed.get(entry.number)

@@ -11,18 +11,19 @@
     kind = "defect"
     reproduction = "docs/reproductions/softmax.py"
 
-The first keys say of which findings an entry speaks; `verdict`, with `cause` or `raises`, what each
-of them must be. `cause` is the id of a cause; `arguments` are those of its arguments that matter:
+The first keys select the findings that an entry is about; `verdict`, with `cause` or `raises`,
+specifies what each of these findings must be. `cause` is the id of a cause, and `arguments` are the
+arguments of this cause that have to match:
 
     cause = "scale.rounded"
     arguments = {to = "float32"}
 
 Tables [verified.NAME] count what was verified; see `conformance.reports.gate.coverage`. Tables
-[pinned.NAME] keep conventions; see `conformance.reports.gate.pinned`.
+[pinned.NAME] store conventions; see `conformance.reports.gate.pinned`.
 
-An argument that is a phrase is written as its id, or as {id = "...", arguments = {...}}. Text in
-place of an id is a part of the cause's wording. Patterns are those of the shell; one that begins
-with "!" takes away.
+An argument that is a phrase is written as its id, or as {id = "...", arguments = {...}}. A `cause`
+that is not an id is matched as a part of the cause's wording. Patterns are shell patterns; a
+pattern that begins with "!" excludes names.
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ class Entry(KnownDeviation, frozen=True):
     """One known deviation.
 
     `cause` is the id of each finding's cause, or a part of its wording; see `agrees_on_cause`.
-    `strict` says whether all findings must deviate; otherwise, any.
+    If `strict` is true, all findings that the entry claims must deviate; otherwise, at least one.
 
     Attributes:
-        number: 1 for the first of the file.
-        line: where it begins, or 0 if that cannot be said.
-        condition: what `when` says.
+        number: the position of the entry in the file, from 1.
+        line: the line in which the entry begins, or 0 if unknown.
+        condition: the parsed condition of `when`, or None.
     """
 
     number: int = 0
@@ -108,19 +109,19 @@ class Entry(KnownDeviation, frozen=True):
 
     @property
     def says(self) -> tuple[object, ...]:
-        """A key of what the entry says of its findings; two entries with one key are duplicates."""
+        """What the entry asserts about its findings, as a key that is equal for duplicates."""
         arguments = repr(sorted(self.arguments.items()))
         checks = (self.verdict, self.cause, arguments, self.raises, self.within, self.strict)
         return *checks, self.reason.strip()
 
     @property
     def address(self) -> str:
-        """Where the entry stands in the file."""
+        """The position of the entry in the file, as text."""
         return f"line {self.line}" if self.line else f"entry {self.number}"
 
     @property
     def place(self) -> str:
-        """Where the entry stands and what it is about, in one line."""
+        """The position of the entry in the file and its patterns, in one line."""
         about = [
             f"{name} {' '.join(patterns[:2])}"
             + (f" and {len(patterns) - 2} more" if len(patterns) > 2 else "")
@@ -128,14 +129,16 @@ class Entry(KnownDeviation, frozen=True):
             if (patterns := getattr(self, name))
         ]
         about += [f"when {self.condition.text}"] if self.condition else []
-        # A pattern may hold a line feed, after which anything may follow.
+        # A pattern may contain a line feed, followed by anything.
         return f"{self.address}: {' '.join(', '.join(about).split())}"
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A file of entries, of counts of what was verified and of pinned conventions, or none if it is
-    not there yet."""
+    """The content of a baseline file: entries, counts of what was verified, pinned conventions.
+
+    If `there` is false, the file does not exist yet and the baseline is empty.
+    """
 
     path: Path
     text: str
@@ -146,13 +149,13 @@ class Baseline:
 
     @property
     def absence(self) -> str:
-        """A message if the file is missing, else "": a mistyped name is not an empty baseline."""
+        """A message if the file does not exist, because its name may be mistyped, else ""."""
         return "" if self.there else f"{self.path}: no such file, nothing is known yet"
 
 
 @lru_cache(maxsize=4096)
 def fits(patterns: tuple[str, ...], name: str) -> bool:
-    """Return whether patterns match a name; no patterns match all names, and "!" excludes."""
+    """Return whether a name matches patterns; () matches all names, and "!" excludes names."""
     wanted, unwanted = _compiled(patterns)
     return (not wanted or any(item.match(name) for item in wanted)) and not any(
         item.match(name) for item in unwanted
@@ -169,7 +172,7 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[list[re.Pattern[str]], list[re
 def agrees_on_cause(entry: Entry, cause: Phrase) -> bool:
     """Return whether a finding's cause is the one that an entry names.
 
-    An entry that quotes wording goes on matching what was worded so when it was written.
+    An entry that quotes the wording of a cause also matches the wording of older versions.
     """
     if not _ID.fullmatch(entry.cause):
         return entry.cause in say(cause) or entry.cause in old_wording(cause)
@@ -199,17 +202,17 @@ def _is(argument: Argument, wanted: Any) -> bool:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Read the entries of a file; none, if there is no such file yet.
+    """Read a baseline file; a missing file gives an empty baseline.
 
     Raises:
-        BrokenBaseline: the file makes no sense.
+        BrokenBaseline: if the file cannot be read, or its content is invalid.
     """
     try:
         if not path.exists():
             return Baseline(path, "", (), there=False)
         if size_of(path) > MOST_BYTES:
             raise BrokenBaseline(f"{path}: {MOST_BYTES} bytes are the most a baseline can have")
-        # Line ends as they are: what is written again must not differ in them.
+        # Preserve line ends, because the file may be written again.
         text = path.read_bytes().decode()
     except OSError as error:
         raise BrokenBaseline(f"{path}: cannot be read ({error.strerror})") from error
@@ -219,7 +222,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def baseline_of(path: Path, text: str) -> Baseline:
-    """Return the entries of a file's text; raises `BrokenBaseline`."""
+    """Parse the text of a baseline file; raises `BrokenBaseline` if it is invalid."""
     if _LONG_KEY.search(text):
         # The parser takes quadratic time.
         raise BrokenBaseline(f"{path}: a key has more than {MOST_PARTS} parts")
@@ -255,18 +258,18 @@ def baseline_of(path: Path, text: str) -> Baseline:
 
 
 def recorded(known: Iterable[KnownDeviation]) -> Baseline:
-    """Return the entries that a record carries; raises `BrokenBaseline`."""
+    """Return the known deviations of a record as a baseline; raises `BrokenBaseline`."""
     entries = (_entry(one, number) for number, one in enumerate(known, 1))
     return Baseline(Path("the record"), "", tuple(entries))
 
 
 def to_record(entry: Entry) -> KnownDeviation:
-    """Return an entry as a record carries it."""
+    """Return an entry in the form in which records store it."""
     return KnownDeviation(**{key: getattr(entry, key) for key in _KEYS})
 
 
 def _typed(table: dict[str, Any]) -> KnownDeviation:
-    """Return the values of a table, each checked for the type that its key requires."""
+    """Convert a TOML table; raises `BrokenBaseline` if a key or the type of a value is wrong."""
     for key in table:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1) or [", ".join(_KEYS)]
@@ -291,19 +294,19 @@ _OF_ANY_ERROR = ("error", "exception", "at", "py")
 
 
 def _says_something(raises: str) -> bool:
-    """Return whether a text has a word that is not in the text of any error."""
+    """Return whether a text has a word that does not occur in the text of every error."""
     words = re.findall(r"[^\W\d]+", raises.lower())
     return any(not any(word in one for one in _OF_ANY_ERROR) for word in words)
 
 
 def _finds_everything(patterns: tuple[str, ...]) -> bool:
-    """Return whether patterns match names that have nothing in common but their punctuation."""
+    """Return whether patterns match even names that have only their punctuation in common."""
     wanted = tuple(pattern for pattern in patterns if not pattern.startswith("!"))
     return all(fits(wanted, name) for name in ("a.b/c", "zy.xw-v/u-t/s"))
 
 
 def _entry(known: KnownDeviation, number: int, line: int = 0) -> Entry:
-    """Return an entry; raises `BrokenBaseline` if it excuses too much, or makes no sense."""
+    """Return a validated entry; raises `BrokenBaseline` if it is invalid or excuses too much."""
     is_error, names_cause = known.verdict == "error", _ID.fullmatch(known.cause) is not None
     given = f"verdict {known.verdict!r}" if known.verdict else "no verdict"
     similar = ""

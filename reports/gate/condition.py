@@ -1,9 +1,9 @@
 """Conditions of entries: `torch_version >= "2.9" and dtype in ("float16", "bfloat16")`.
 
-They read like the markers of requirements (PEP 508), and versions are compared by `packaging`. Its
-own markers know no variables but those of an installation, and `in` is there a search in text, by
-which "float16" is in "bfloat16"; so the syntax is Python's, of which only comparisons of a variable
-with text are understood.
+They look like environment markers (PEP 508), and versions are compared by `packaging`. The markers
+of `packaging` itself are not used, because they accept only variables of an installation, and their
+`in` is a substring search, which finds "float16" in "bfloat16". The syntax is therefore a subset of
+Python's: comparisons of a variable with text, joined by `and`, `or` and `not`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ Test = Callable[[Mapping[str, str]], bool]
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on which findings an entry applies to.
+    """A condition that restricts the findings to which an entry applies.
 
     Attributes:
-        names: the variables that occur in it.
-        holds: returns whether it is true; it is given a value for each of `names`.
+        names: the variables that occur in the condition.
+        holds: function that returns whether the condition is true, given a value for each variable
+            in `names`.
     """
 
     text: str
@@ -50,7 +51,7 @@ class Condition:
 
 
 def parse(text: str) -> Condition:
-    """Read a condition; raises `BrokenBaseline` in one line."""
+    """Parse a condition; raises `BrokenBaseline` with a message of one line if it is invalid."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -118,7 +119,7 @@ def _is_version(name: str) -> bool:
 
 
 def _checked(name: str, operator: str, node: ast.expr) -> str:
-    """Return the text that a variable is compared with; raises `_Refused` if it makes no sense."""
+    """Return the text that a variable is compared with; raises `_Refused` if it is invalid."""
     if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
         raise _Refused("a variable is compared with text in quotation marks")
     value = node.value

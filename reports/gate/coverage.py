@@ -1,12 +1,12 @@
-"""Coverage: how much a run verified, held against how much was verified before.
+"""Coverage: compare how much a run verified with how much was verified before.
 
-A baseline keeps, for each implementation and each "dtype:device:mode", how many findings were
-verified at least in each chapter of cases:
+For each implementation and each "dtype:device:mode", a baseline stores how many findings must at
+least be verified in each chapter of cases:
 
     [verified.mine]
     "float32:cpu:eval" = {causal = 120, mask = 310, plain = 96}
 
-Without these numbers an implementation that supports less and less would pass ever more easily.
+Without these numbers, an implementation could pass more easily by supporting less.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _ENTRY = re.compile(r"[ \t]*\[\[[ \t]*known\b")
 
 
 class Loss(NamedTuple):
-    """A chapter of which less was verified than the baseline says.
+    """A chapter of cases in which fewer findings were verified than the baseline requires.
 
     Attributes:
         place: "dtype:device:mode".
-        reason: why most of the findings that are not verified are unsupported, or "".
+        reason: the most frequent reason why findings there are unsupported, or "".
     """
 
     implementation: str
@@ -59,13 +59,13 @@ class Loss(NamedTuple):
 
 
 def is_narrowed(record: Record) -> bool:
-    """Return whether a run left something out on request."""
+    """Return whether options of a run deselected some items."""
     header = record.header
     return bool(header.deselected or _NARROWS.search(header.provenance.selection))
 
 
 def is_whole(record: Record) -> bool:
-    """Return whether a run asked everything, and everything has an answer."""
+    """Return whether a run was not narrowed and every planned item has an outcome."""
     results = record.results
     answered = record.complete and len(results) >= record.header.planned
     return (
@@ -80,7 +80,7 @@ def is_whole(record: Record) -> bool:
 
 
 def counted(record: Record, verdicts: Collection[str] = VERIFIED) -> Counts:
-    """Return how many findings of a record have one of these verdicts."""
+    """Count the findings of a record with these verdicts, by implementation, place and chapter."""
     counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for name, place, chapter, verdict, _ in _findings(record):
         counts[name][place][chapter] += verdict in verdicts
@@ -94,7 +94,7 @@ def counted(record: Record, verdicts: Collection[str] = VERIFIED) -> Counts:
 
 
 def losses(expected: Counts, record: Record) -> list[Loss]:
-    """Return where less was verified than expected; [] if the run did not ask everything."""
+    """Return where less was verified than expected; [] if the run was not whole."""
     if not expected or not is_whole(record):
         return []
     now, device = counted(record), record.header.provenance.device
@@ -131,7 +131,7 @@ def _most(reasons: Counter[str]) -> str:
 
 
 def read_counts(table: Any) -> Counts:
-    """Return the counts of a parsed file; raises `BrokenBaseline`."""
+    """Return the counts in the `verified` table; raises `BrokenBaseline` if they are invalid."""
     kind = dict[str, dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0)]]]]
     try:
         counts = msgspec.convert(table, kind)
@@ -148,9 +148,9 @@ def read_counts(table: Any) -> Counts:
 
 
 def raised(text: str, record: Record) -> str:
-    """Return the text of a baseline with counts that are at least those of this record.
+    """Return the text of a baseline with its counts raised to those of a record.
 
-    Nothing is lowered, and a run that did not ask everything changes nothing.
+    No count is lowered, and a run that was not whole changes nothing.
     """
     if not is_whole(record):
         return text
@@ -158,7 +158,7 @@ def raised(text: str, record: Record) -> str:
     def edit(document: Any) -> bool:
         verified = document.setdefault("verified", tomlkit.table(is_super_table=True))
         changed = False
-        # An error stands at more requirements than the answer that replaces it once it is fixed.
+        # An error is recorded for more requirements than the output that replaces it once fixed.
         for name, places in counted(record, VERIFIED - {"error"}).items():
             table = verified.setdefault(name, tomlkit.table())
             for place, chapters in places.items():
@@ -178,12 +178,14 @@ def raised(text: str, record: Record) -> str:
 
 
 def edited(text: str, edit: Callable[[Any], bool], head: str = "") -> str:
-    """Return the text of a baseline with its tables edited, which stand behind the entries.
+    """Return the text of a baseline with its tables of counts and pins edited.
+
+    These tables follow the entries.
 
     Args:
-        text: the file.
-        edit: changes the parsed tables, and returns whether it did.
-        head: a comment to write above the tables if there were none.
+        text: the content of the file.
+        edit: function that changes the parsed tables, and returns whether it did.
+        head: a comment to write above the tables if there were none before.
     """
     rest, tables = _apart(text)
     document: Any = tomlkit.parse(tables)
@@ -195,7 +197,10 @@ def edited(text: str, edit: Callable[[Any], bool], head: str = "") -> str:
 
 
 def counts_after(lines: Sequence[str], first: int) -> int:
-    """Return the first line behind this one at which counts begin, or the number of lines."""
+    """Return the index of the line where counts or pins begin, at or after line `first`.
+
+    Without such a line, the result is the number of lines.
+    """
     heads = (n for n in range(first, len(lines)) if _TABLE.match(lines[n]) or _is_head(lines[n]))
     return next(heads, len(lines))
 
@@ -205,12 +210,12 @@ def _is_head(line: str) -> bool:
 
 
 def _apart(text: str) -> tuple[str, str]:
-    """Return the entries of a file, and its counts with the comment above them."""
+    """Split a file into its entries and its tables, the latter with the comment above them."""
     lines = text.splitlines(keepends=True)
     start = counts_after(lines, 0)
     entries = (n for n in range(start, len(lines)) if _ENTRY.match(lines[n]))
     stop = next(entries, len(lines))
     while stop < len(lines) and lines[stop - 1].lstrip().startswith("#"):
-        # A comment above an entry is the entry's.
+        # A comment above an entry belongs to the entry.
         stop -= 1
     return "".join(lines[:start] + lines[stop:]), "".join(lines[start:stop])

@@ -1,9 +1,9 @@
-"""Judging: the findings of a run, held against a baseline.
+"""Judging: compare the findings of a run with a baseline.
 
-What is matched is a finding: one requirement at one case, in one dtype, device and mode. An entry
-*claims* every finding that its patterns and its condition find, whatever the verdict is; each of
-these must then be as the entry says. So an entry cannot excuse more than it was written for, and
-two entries that claim the same finding cannot both be right.
+The unit is a finding: one requirement for one case, dtype, device and mode. An entry *claims* every
+finding that its patterns and its condition match, whatever the verdict is; each of these findings
+must then agree with the entry. Thus an entry cannot excuse more than it was written for, and two
+entries that claim the same finding but contradict each other cannot both be right.
 """
 
 from __future__ import annotations
@@ -49,19 +49,23 @@ class Judgement:
     """The judgement on every finding and every entry.
 
     Attributes:
-        known: deviations that are as their entry says.
-        new: deviations that no entry claims, or that are otherwise than the entry says.
-        expected: of those in `new` that an entry claims, that entry.
-        fixed: entries with what they claim that does not deviate.
-        open: findings that say nothing about the implementation: it died, or was not there.
-        missing: planned items of which the record has nothing.
-        ambiguous: pairs of entries that claim the same findings and contradict each other.
-        duplicates: pairs that claim the same, and say the same.
+        known: deviations that agree with an entry.
+        new: deviations that no entry claims, or that do not agree with the entry that claims them.
+        expected: for findings in `new` that an entry claims, that entry.
+        fixed: entries that claim findings that no longer deviate, with these findings. An entry
+            that is not strict is listed only if none of its findings deviates.
+        open: findings that verify nothing: the process died or hung, the implementation was
+            unavailable, or the item was not run.
+        missing: the number of planned items for which the record has no outcome.
+        unmatched: entries that match no finding.
+        ambiguous: pairs of entries that contradict each other, with the findings that both claim.
+        duplicates: pairs of entries that claim common findings and assert the same about them.
+        reasonless: entries without a reason.
         inactive: entries about other implementations, versions or devices than those of the run.
-        claimed: what each entry claims, by its number.
-        decided: every finding that an entry may claim.
-        less: chapters of cases of which less was verified than the baseline says.
-        changed: pinned conventions that are otherwise now.
+        claimed: the findings that each entry claims, by the number of the entry.
+        decided: all findings that entries can claim.
+        less: chapters of cases in which less was verified than the baseline requires.
+        changed: pinned conventions that have changed.
     """
 
     baseline: Baseline
@@ -84,14 +88,17 @@ class Judgement:
 
     @property
     def worse(self) -> bool:
-        """Whether something is wrong that no entry covers, less was verified than before, or a
-        pinned convention has changed."""
+        """Whether anything changed for the worse.
+
+        This is the case if a deviation is new, less was verified than before, a pinned convention
+        changed, or a process crashed or hung.
+        """
         lost = any(one.finding.verdict in LOST for one in self.open)
         return bool(self.new or self.less or self.changed or lost)
 
     @property
     def unverified(self) -> list[str]:
-        """The implementations of which nothing was verified; not those that were deselected."""
+        """The implementations of which nothing was verified, without deselected ones."""
         results = by_key(self.record.results, lambda result: result.implementation)
         names = [one.name for one in self.record.header.implementations]
         if is_narrowed(self.record) and results:
@@ -100,7 +107,7 @@ class Judgement:
 
     @property
     def to_edit(self) -> tuple[tuple[str, Entry], ...]:
-        """Every entry to edit, with a reason; an entry may occur several times."""
+        """The entries that need to be edited, each with a reason; an entry may occur repeatedly."""
         return (
             *(("fixed, remove or narrow it", entry) for entry, _ in self.fixed),
             *(("matches nothing", entry) for entry in self.unmatched),
@@ -115,12 +122,12 @@ class Judgement:
 
     @property
     def answered(self) -> bool:
-        """Whether everything that was asked has an answer."""
+        """Whether every item that was selected has been verified."""
         return not (self.open or self.missing)
 
     @property
     def whole(self) -> bool:
-        """Whether everything was asked and answered.
+        """Whether the run was not narrowed and every item has been verified.
 
         If not, an entry that matches nothing may still match something in a complete run.
         """
@@ -141,15 +148,15 @@ class Judgement:
 
     @property
     def holds(self) -> bool:
-        """Whether everything is as recorded."""
+        """Whether the run agrees with the baseline."""
         return self.exit_code == ExitCode.OK
 
 
 def part_of(path: Path, names: Sequence[str]) -> Record:
-    """Return a record, or the part of it that is about these implementations.
+    """Read a record, and keep only the part about the named implementations, if any are named.
 
     Raises:
-        UnknownName: the record has none of that name.
+        UnknownName: if the record has no implementation of that name.
     """
     record = read(path)
     if not names:
@@ -167,10 +174,10 @@ def part_of(path: Path, names: Sequence[str]) -> Record:
 
 
 class Claims:
-    """The entries that claim a finding, for the platform and versions of one run.
+    """Finds the entries that claim a finding, for the platform and versions of one run.
 
     Raises:
-        BrokenBaseline: a condition asks for what the run does not know.
+        BrokenBaseline: if a condition uses a variable that the run does not define.
     """
 
     def __init__(self, baseline: Baseline, record: Record) -> None:
@@ -180,12 +187,12 @@ class Claims:
         self.inactive: list[Entry] = []
         self._holding: dict[tuple[str, str, str], list[Entry]] = {}
         for entry in baseline.entries:
-            # Every implementation is asked, because a variable may be unknown of any.
+            # Check every implementation, because any of them may lack a variable.
             applies = [one for one in implementations if self._applies(entry, one)]
             (self.active if applies else self.inactive).append(entry)
 
     def of(self, result: CaseResult, finding: Finding) -> list[Entry]:
-        """Return the entries that claim it; more than one is a fault of the baseline."""
+        """Return the entries that claim a finding."""
         where = (result.implementation, result.dtype, result.device)
         if where not in self._holding:
             self._holding[where] = self._hold(*where)
@@ -198,9 +205,10 @@ class Claims:
         ]
 
     def _hold(self, name: str, dtype: str, device: str) -> list[Entry]:
-        """Return the entries about an implementation whose conditions hold there.
+        """Return the entries that apply to an implementation, dtype and device.
 
-        Most entries are about others, and a record has a few such places, but very many findings.
+        The result is cached: most entries are about other implementations, and a record has only a
+        few such combinations but very many findings.
         """
         variables = self._variables.get(name, {}) | {"dtype": dtype, "device": device}
         return [
@@ -216,7 +224,11 @@ class Claims:
         return next((entry for entry in claiming if agrees(entry, finding)), None)
 
     def _applies(self, entry: Entry, implementation: Implementation) -> bool:
-        """Return whether an entry applies to this implementation, its versions and its device."""
+        """Return whether an entry applies to an implementation, its versions and its device.
+
+        Raises:
+            BrokenBaseline: if its condition uses a variable that the run does not define.
+        """
         if not fits(entry.implementation, implementation.name):
             return False
         if entry.condition is None:
@@ -235,7 +247,7 @@ class Claims:
 
 
 def agrees(entry: Entry, finding: Finding) -> bool:
-    """Return whether a finding is as an entry says."""
+    """Return whether a finding has the verdict, cause, error text and size that an entry states."""
     if entry.within is not None:
         figures = finding.figures
         if figures is None or figures.max_ratio > entry.within:
@@ -248,15 +260,18 @@ def agrees(entry: Entry, finding: Finding) -> bool:
 
 
 def _contradict(one: Entry, two: Entry) -> bool:
-    """Return whether not both can be right. An entry that is not strict allows and asks nothing."""
+    """Return whether two entries contradict each other.
+
+    Two entries that are not strict never do, because they allow deviations without requiring them.
+    """
     return one.says != two.says and (one.strict or two.strict)
 
 
 def judge(baseline: Baseline, record: Record) -> Judgement:
-    """Hold a record against a baseline.
+    """Compare a record with a baseline.
 
     Raises:
-        BrokenBaseline: a condition asks for what the run does not know.
+        BrokenBaseline: if a condition uses a variable that the run does not define.
     """
     claims = Claims(baseline, record)
     known, new, left, decided = [], [], [], []
@@ -287,7 +302,7 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
     pairs = [(entries[one], entries[two], cells) for (one, two), cells in shared.items()]
     missing = max(0, record.header.planned - len(record.results))
     if not (record.complete or left or missing):
-        # Its plan was edited, or it is the journal of a run that did not come to its end.
+        # The plan was edited, or the record is the journal of a run that ended early.
         missing = 1
     whole = not (left or missing or is_narrowed(record))
     fixed = []
@@ -325,10 +340,10 @@ _SIZES = re.compile(r"(long/)|.*\.d[\d*?[]")
 
 
 def _is_asked(entry: Entry, record: Record) -> bool:
-    """Return whether a run asked cases of the sizes that an entry names.
+    """Return whether a run included cases of the sizes that an entry names.
 
-    What is known of level "large" and of examinations at length is in the same file, and nothing of
-    it shows in other runs.
+    A baseline also has entries for level "large" and for checks of long sequences, whose cases do
+    not occur in other runs.
     """
 
     def sizes(name: str) -> str:
@@ -342,7 +357,7 @@ def _is_asked(entry: Entry, record: Record) -> bool:
 def _duplicates(
     active: Sequence[Entry], pairs: Sequence[tuple[Entry, Entry, Sequence[Located]]]
 ) -> list[tuple[Entry, Entry]]:
-    """Return the pairs that say the same of a finding that they share, or that are equal."""
+    """Return the pairs of entries that are equal or assert the same about a common finding."""
     twins = {(one.number, two.number): (one, two) for one, two, _ in pairs if one.says == two.says}
     # Equal entries that claim nothing share no finding.
     equal = by_key(active, lambda entry: msgspec.structs.replace(entry, number=0, line=0))
@@ -371,9 +386,9 @@ def _variables(implementation: Implementation, record: Record) -> dict[str, str]
 
 
 def knower(baseline: Baseline, record: Record) -> Callable[[Located], Entry | None]:
-    """Return a function from a deviation to the entry that knows of it.
+    """Return a function that returns the entry that covers a deviation, or None.
 
-    That is an entry of the baseline, or else of the one with which the run was compared.
+    The entry is taken from the baseline, or else from the known deviations stored in the record.
     """
     claims, carried = Claims(baseline, record), Claims(recorded(record.header.known), record)
     return lambda one: (

@@ -1,13 +1,14 @@
-"""Pinned conventions: entries of the card that must stay as they are.
+"""Pinned conventions: entries of a convention card that must not change.
 
-A convention is no deviation, so nothing tells when the next version has another. A baseline may
-therefore keep what an experiment observed, by implementation, experiment and "dtype:device:mode":
+A convention is not a deviation, so a change of it in a new version would go unnoticed. A baseline
+may therefore store what an experiment observed, by implementation, experiment and
+"dtype:device:mode":
 
     [pinned.mine."probe/leaks"."float32:cpu:eval"]
     "leak(argument=mask, form=form.bool, input=input.key, number=number.nan)" = "leak.hidden"
 
-`baseline update` fills in an empty table, `[pinned.mine."probe/leaks"]`, for all modes, and writes
-new values where they have changed. Entries that are not pinned may come and change.
+`baseline update` fills in an empty table, `[pinned.mine."probe/leaks"]`, for all modes, and updates
+values that have changed. Entries that are not pinned may appear, change and disappear.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NOT_OBSERVED, NOT_WRITTEN = "not observed", "not written yet: run baseline updat
 
 
 class Change(NamedTuple):
-    """A pinned entry that is otherwise now; values are the texts of phrases."""
+    """A pinned entry whose value has changed; `pinned` and `now` are the texts of phrases."""
 
     implementation: str
     experiment: str
@@ -41,7 +42,7 @@ class Change(NamedTuple):
 
 
 def read_pins(table: Any) -> Pins:
-    """Return the pins of a parsed file; raises `BrokenBaseline`."""
+    """Return the pins in the `pinned` table; raises `BrokenBaseline` if they are invalid."""
     try:
         return msgspec.convert(table, dict[str, dict[str, dict[str, dict[str, str]]]])
     except msgspec.ValidationError as error:
@@ -52,9 +53,9 @@ def read_pins(table: Any) -> Pins:
 
 
 def changes(pins: Pins, record: Record) -> Iterator[Change]:
-    """Yield the pinned entries that are otherwise in a record.
+    """Yield the pinned entries whose value in a record differs.
 
-    What a narrowed run did not ask, and what has no outcome, is left out.
+    Experiments that a narrowed run left out or that have no outcome are skipped.
     """
     for name in {one.name for one in record.header.implementations} & pins.keys():
         for experiment, places in pins[name].items():
@@ -76,7 +77,7 @@ def changes(pins: Pins, record: Record) -> Iterator[Change]:
 
 
 def repinned(text: str, pins: Pins, record: Record) -> str:
-    """Return the text of a baseline whose pins are as in this record."""
+    """Return the text of a baseline with its pins updated to the values in a record."""
 
     def edit(document: Any) -> bool:
         changed = False

@@ -1,9 +1,9 @@
-"""Edits of a baseline by which it says what is so, and the entries that they are made of.
+"""Edit a baseline so that it agrees with a run, and draft the new entries for it.
 
-There is one entry for what an implementation does wrong in one way: it claims these findings, and
-no other finding of the run. Requirements, and implementations, of which exactly the same can be
-said share an entry. Entries are cut out of the file and put back by lines, so that whatever is
-between them stays as it is; within an entry, tomlkit keeps comments and formatting.
+Each way in which an implementation deviates gets one entry, which claims these findings and no
+other finding of the run. Requirements, or implementations, that would get the same entry share it.
+Entries are replaced in the file by lines, so that everything between them is preserved; within an
+entry, tomlkit preserves comments and formatting.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SOURCE = re.compile(r" \(at [^()]*\)$")
 
 
 class Kind(NamedTuple):
-    """The content of an entry; `apart` keeps requirements in separate entries."""
+    """What an entry asserts; `apart` keeps requirements in separate entries if it is not ""."""
 
     verdict: str
     cause: Phrase
@@ -64,7 +64,7 @@ class Where(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """An entry to write: what it says, the findings that it claims, and patterns that find them."""
+    """An entry to write: what it asserts, patterns and a dtype condition, and claimed findings."""
 
     kind: Kind
     dtype: str
@@ -75,13 +75,14 @@ class Draft(NamedTuple):
 def drafts(
     cells: Iterable[Located], decided: Iterable[Located], *, named: bool, exact: bool = False
 ) -> list[Draft]:
-    """Return entries for these of the decided findings.
+    """Return drafts of entries that claim the given findings and no others.
 
     Args:
-        cells: what they are to claim.
-        decided: everything that they could claim.
-        named: whether to name the implementation even if there is no other.
-        exact: whether to name everything, because the run does not show what else there is.
+        cells: the findings that the entries must claim.
+        decided: all findings of the run that entries could claim.
+        named: whether entries name the implementation.
+        exact: whether to list every case, mode and dtype, because the run was narrowed or is
+            incomplete and does not show which others exist.
     """
     around = by_key(decided, _asked)
     alike = [
@@ -90,7 +91,7 @@ def drafts(
         for kind, same in _kinds(asked).items()
         for where, claimed in _places(same, around[name, requirement], exact=exact)
     ]
-    # Requirements of which the same can be said are one entry, and then implementations.
+    # Merge requirements that would get the same entry, and then implementations.
     of_one = by_key(alike, lambda one: (one[0], one[2], one[3])).values()
     joined = by_key(
         of_one, lambda several: (*several[0][2:4], tuple(sorted(one[1] for one in several)))
@@ -112,11 +113,11 @@ def _asked(cell: Located) -> tuple[str, str]:
     return cell.result.implementation, cell.requirement
 
 
-# What an entry says
+# The content of entries
 
 
 def _kinds(cells: Sequence[Located]) -> dict[Kind, list[Located]]:
-    """Return the findings of one requirement by what is wrong."""
+    """Group the findings of one requirement by what is wrong."""
     several = len({_cause(cell) for cell in cells}) > MOST_CAUSES
     raised = _raised({_text(cell) for cell in cells if cell.finding.verdict == "error"})
 
@@ -125,7 +126,7 @@ def _kinds(cells: Sequence[Located]) -> dict[Kind, list[Located]]:
         if finding.verdict == "error":
             return Kind("error", NOTHING, raised[_text(cell)])
         cause = NOTHING if several and finding.figures else _cause(cell)
-        # With neither a cause nor a number, two requirements are two reasons.
+        # Without a cause and figures, each requirement needs a separate reason.
         apart = "" if cause or finding.figures else finding.requirement
         return Kind(finding.verdict, cause, "", apart)
 
@@ -133,7 +134,7 @@ def _kinds(cells: Sequence[Located]) -> dict[Kind, list[Located]]:
 
 
 def _cause(cell: Located) -> Phrase:
-    """Return its cause without what differs from case to case."""
+    """Return the cause of a finding without the argument that differs from case to case."""
     cause = cell.finding.cause
     return Phrase(cause.id, {k: v for k, v in cause.arguments.items() if k != FITTED})
 
@@ -143,13 +144,13 @@ def _text(cell: Located) -> str:
 
 
 def _raised(texts: Collection[str]) -> dict[str, str]:
-    """Return a pattern for each error: its text, or the words that similar texts share.
+    """Return for each error text the part to recognise it by: all of it, or a common beginning.
 
-    Texts are similar if they differ in numbers only.
+    The common beginning is that of texts that differ only in numbers.
     """
     recognised = {}
     for same in by_key(texts, lambda text: re.sub(r"\d+", "#", text)).values():
-        # These are texts, and no paths.
+        # These are texts, not paths.
         shared = commonprefix(same).rpartition(" ")[0] if len(same) > 1 else ""  # noqa: RUF071
         begins = _readable(shared)
         for text in same:
@@ -158,18 +159,18 @@ def _raised(texts: Collection[str]) -> dict[str, str]:
 
 
 def _readable(text: str) -> str:
-    """Return the longest part that prints."""
+    """Return the longest printable part of a text, up to `MOST` characters."""
     readable = "".join(char if char.isprintable() else "\n" for char in text).split("\n")
     return max(readable, key=len)[:MOST].strip()
 
 
-# Where it says so
+# The places of entries
 
 
 def _places(
     cells: Sequence[Located], decided: Sequence[Located], *, exact: bool
 ) -> list[tuple[Where, list[Located]]]:
-    """Group cases that deviate in the same modes and dtypes; all are of one requirement."""
+    """Group findings of one requirement whose cases deviate in the same modes and dtypes."""
     asked = _dtypes(decided)
     alike: dict[tuple[Patterns, Patterns], set[str]] = defaultdict(set)
     for case, wrong in _dtypes(cells).items():
@@ -182,7 +183,7 @@ def _places(
             alike[dtypes, () if in_all else tuple(sorted(several))].add(case)
     places = []
     for (dtypes, modes), cases in alike.items():
-        # An entry for these modes and dtypes touches nothing else of the other cases.
+        # Only these modes and dtypes of other cases could be matched by mistake.
         within = {
             case: {d for mode, own in by_mode.items() if not modes or mode in modes for d in own}
             for case, by_mode in asked.items()
@@ -218,7 +219,7 @@ def _names(names: Iterable[str]) -> Patterns:
 
 
 def condition_on(names: Collection[str], others: Collection[str]) -> str:
-    """Return a condition that the dtype is one of these names, and none of the others."""
+    """Return a condition that is true for dtypes in `names` and false for those in `others`."""
     if len(names) == 1:
         return f'dtype == "{min(names)}"'
     if len(others) == 1:
@@ -228,9 +229,9 @@ def condition_on(names: Collection[str], others: Collection[str]) -> str:
 
 
 def cover(names: Collection[str], others: Collection[str]) -> Patterns:
-    """Return patterns for these cases and none of the others; () if there are no others.
+    """Return patterns that match these cases but none of the others; () if there are no others.
 
-    A folder whose cases are all wanted becomes one pattern. If it takes fewer patterns to exclude
+    A folder whose cases are all wanted becomes one pattern. If fewer patterns are needed to exclude
     the others ("!pattern"), the result is these exclusions.
     """
     if not others:
@@ -242,7 +243,7 @@ def cover(names: Collection[str], others: Collection[str]) -> Patterns:
 
 
 def folders(names: Collection[str], others: Collection[str]) -> Patterns:
-    """Return patterns as `cover` does, but never with exclusions."""
+    """Return patterns that match these cases but none of the others, without exclusions."""
     patterns = set()
     for name in names:
         parts = name.split("/")
@@ -263,17 +264,20 @@ WIDTH = 100
 def propose(
     baseline: Baseline, judgement: Judgement, reason: str = "", *, adds: bool = True
 ) -> str:
-    """Return the text of the baseline by which the gate would hold, as far as can be decided.
+    """Return the text of the baseline edited so that the gate holds, as far as possible.
 
-    What a narrowed run did not ask stays, and if anything was left open, nothing is removed. If
-    entries contradict each other, only people can say which is right.
+    Entries about what a narrowed run left out are kept, and if anything was not verified, nothing
+    is removed. Entries that contradict each other are kept too, because only people can decide
+    which one is right.
 
     Args:
-        reason: for entries that have none.
-        adds: whether new deviations become known.
+        baseline: the baseline to edit.
+        judgement: the judgement on a run with this baseline.
+        reason: the reason for entries that have none.
+        adds: whether to add entries for new deviations.
 
     Raises:
-        BrokenBaseline: the file cannot be edited.
+        BrokenBaseline: if the file cannot be edited.
     """
     edit = _Edit(baseline, judgement, reason)
     if judgement.answered:
@@ -288,8 +292,8 @@ def propose(
 
 
 def write(path: Path, text: str) -> None:
-    """Write a baseline atomically."""
-    # A link stays a link, and may lead to another file system.
+    """Write a baseline atomically; raises `ConformanceError` if that fails."""
+    # Preserve a symbolic link, which may point to another file system.
     target = path.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -306,7 +310,7 @@ def write(path: Path, text: str) -> None:
 
 
 class _Edit:
-    """The edits of a file so far: documents that replace an entry, by its number, and new ones."""
+    """The edits of a file so far: replacements of entries, by number, and new entries."""
 
     def __init__(self, baseline: Baseline, judgement: Judgement, reason: str) -> None:
         self.baseline, self.judgement, self.reason = baseline, judgement, reason
@@ -318,7 +322,7 @@ class _Edit:
         self.named = several or any(entry.implementation for entry in baseline.entries)
 
     def remove(self) -> None:
-        """Remove entries that nothing matches, or that repeat another."""
+        """Remove entries that match nothing or that duplicate another entry."""
         for entry in self.judgement.unmatched:
             self.replaced[entry.number] = []
         for pair in self.judgement.duplicates:
@@ -331,7 +335,7 @@ class _Edit:
                 self.replaced[pair[0].number] = []
 
     def narrow(self) -> None:
-        """Narrow entries that claim more than is so."""
+        """Narrow or remove entries that claim findings with which they do not agree."""
         for entry in self.baseline.entries:
             claimed = self.judgement.claimed.get(entry.number, ())
             if entry.number in self.replaced.keys() | self.unclear:
@@ -362,14 +366,14 @@ class _Edit:
             _set(document, "when" if place == "dtype" else place, value)
             self.replaced[entry.number] = [document]
             return
-        # A corner of what it claims: it becomes several.
+        # No single key separates the findings, so several entries replace this one.
         several = self.replaced[entry.number] = []
         for draft in drafts(rest, self.judgement.decided, named=self.named):
             several.append(self._document(entry))
             _place(several[-1], draft, _joined(entry, draft.dtype))
 
     def add(self) -> None:
-        """Add entries for what is new."""
+        """Add entries for new deviations."""
         left = [
             cell
             for cell in self.judgement.new
@@ -390,7 +394,7 @@ class _Edit:
             self.new.append(document)
 
     def fill_in(self) -> None:
-        """Fill in missing reasons."""
+        """Fill in missing reasons, with `TODO` if no reason was given."""
         for entry in self.judgement.reasonless:
             if entry.reason.strip() and not self.reason:
                 continue
@@ -400,7 +404,7 @@ class _Edit:
                 _set(document, "reason", self.reason or TODO)
 
     def text(self) -> str:
-        """Return the file with all changes made."""
+        """Return the text of the file with all edits applied."""
         if (self.replaced or self.new) and any(not entry.line for entry in self.baseline.entries):
             raise BrokenBaseline(
                 f"{self.baseline.path}: can be edited only if each entry begins with [[known]] "
@@ -427,7 +431,10 @@ class _Edit:
         return tomlkit.parse("".join(self.lines[first:last]))
 
     def _span(self, entry: Entry) -> tuple[int, int]:
-        """Return the lines from its head to its last key; later comments are the next one's."""
+        """Return the range of lines of an entry, from its head to its last key.
+
+        Comments after that belong to the next entry.
+        """
         later = [other.line - 1 for other in self.baseline.entries if other.line > entry.line]
         first = max(entry.line - 1, 0)
         last = min([*later, counts_after(self.lines, first)])
@@ -437,7 +444,10 @@ class _Edit:
 
 
 def _joined(entry: Entry, condition: str) -> str:
-    """Return the condition of an entry joined with one more."""
+    """Return the condition of an entry combined with another one by `and`.
+
+    A condition on the dtype alone is replaced by the new one.
+    """
     if entry.condition is None or not condition:
         return condition or (entry.condition.text if entry.condition else "")
     if entry.condition.names == {"dtype"}:
@@ -453,7 +463,7 @@ def _place(document: TOMLDocument, draft: Draft, condition: str) -> None:
 
 
 def _set(document: TOMLDocument, key: str, value: object) -> None:
-    """Give a key its value, or remove it if that is empty. A comment behind it stays."""
+    """Set a key of an entry, or remove it if the value is empty; keep a comment that follows it."""
     table: Any = document["known"][0]  # type: ignore[index]
     if not value:
         table.pop(key, None)
@@ -464,7 +474,7 @@ def _set(document: TOMLDocument, key: str, value: object) -> None:
         is_long = len(f"{key} = {array.as_string()}") > WIDTH
         value = value[0] if len(value) == 1 else array.multiline(is_long)
     if isinstance(value, str):
-        # A literal needs no escapes.
+        # A literal string needs no escapes.
         is_literal = '"' in value and "'" not in value and value.isprintable()
         value = tomlkit.string(value, literal=is_literal)
     table[key] = value
@@ -490,7 +500,7 @@ def _written(document: TOMLDocument, end: str) -> str:
 
 
 def _close(lines: list[str], place: int) -> None:
-    """Leave neither two empty lines where an entry was, nor any at the end."""
+    """Remove superfluous empty lines where an entry was removed, and at the end of the file."""
     before = place == 0 or not lines[place - 1].strip()
     if place == len(lines):
         while lines and not lines[-1].strip():

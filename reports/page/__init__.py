@@ -1,6 +1,6 @@
 """The report as pages: one of HTML, and one in GitHub's Markdown.
 
-All pages are made with one environment of templates, and one content security policy.
+All pages use the same Jinja environment and content security policy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from conformance.words import say
 
 
 def environment(folder: Path, **options: Any) -> Environment:
-    """Return an environment for the templates in a folder, which escapes every value."""
+    """Return a Jinja environment that loads templates from a folder and escapes every value."""
     made = Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
@@ -41,7 +41,7 @@ def environment(folder: Path, **options: Any) -> Environment:
 
 
 def content_policy(style: str, script: str = "") -> str:
-    """Return a policy by which nothing is fetched, and only this style and script run."""
+    """Return a content security policy that allows only this style and script, and no fetching."""
     sources = [f"style-src '{_hash(style)}'"]
     sources += [f"script-src '{_hash(script)}'"] if script else []
     return f"default-src 'none'; base-uri 'none'; form-action 'none'; {'; '.join(sources)}"

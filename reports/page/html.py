@@ -1,10 +1,10 @@
-"""The report as one HTML page: no network, everything escaped, light until somebody looks closer.
+"""The report as one HTML page that needs no network, escapes everything, and loads lazily.
 
-The page itself has the summary and the headings of everything else. Its parts lie in it compressed,
-as escaped HTML, and are put in place when they are looked at; every single finding lies in it as
-columns of numbers, which the script shows on request. Style and script are inlined, and a content
-security policy allows those two and nothing else, so that a name in a record cannot become code
-even if escaping failed.
+The page shows the summary and the headings of everything else. It contains its other parts as
+compressed, escaped HTML, which the script inserts when they come into view, and every single
+finding as columns of numbers, which the script shows on request. Style and script are inlined, and
+a content security policy allows only these two, so that a name in a record cannot become code even
+if escaping failed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ SCRIPTS = (
 
 
 class Figure(NamedTuple):
-    """The content of a panel: a drawing, or the anchor of the panel that has the same one."""
+    """The content of a panel: a drawing, or the anchor of another panel with the same drawing."""
 
     svg: str
     elsewhere: str
@@ -90,15 +90,15 @@ def render_html(
     figures: Mapping[str, Figure] | None = None,
     records: Sequence[Loaded] = (),
 ) -> str:
-    """Return the page.
+    """Return the report as an HTML page.
 
     Args:
-        report: what is shown as it is.
+        report: the report to show.
         figures: drawings of deviations, by their ids.
-        records: what the script shows when somebody looks closer.
+        records: the records with the single findings that the script shows on request.
     """
     style = "".join(map(_part, STYLES))
-    # All of the script is one block, in which nothing is global.
+    # The whole script is one function, so that nothing is global.
     lines = "\n".join(_part(f"script/{name}.js") for name in SCRIPTS)
     script = f'"use strict";\n(async () => {{\n{lines}\n}})();\n'
     made = environment(PAGE)
@@ -138,7 +138,7 @@ def render_html(
 
 
 def render_changes(changes: Changes) -> str:
-    """Return a page with two records side by side, and what changed, regressions first."""
+    """Return a page that shows two records side by side and lists changes, regressions first."""
     before, after = changes.before.packages, changes.after.packages
     style = (FOLDER / "page.css").read_text(encoding="utf-8") + TABLES
     return (
@@ -182,9 +182,10 @@ def contents(
     parts: Mapping[str, str],
     symptoms: Mapping[str, Sequence[views.Symptom]],
 ) -> dict[str, Any]:
-    """Return what the script reads at once: names, counts, and the parts of the page as HTML.
+    """Return the data that the script reads first: names, counts, and parts of the page as HTML.
 
-    `cells` has for each row of the matrix, and each column, verdicts by their places with counts.
+    `cells` has for each row and column of the matrix a flat list that alternates the index of a
+    verdict and its count.
     """
     place: dict[str, int] = {verdict: index for index, verdict in enumerate(VERDICTS)}
     return {
@@ -223,10 +224,10 @@ keep the two digits that are shown, so that a page of a million findings can be 
 
 
 def packed(report: Report, records: Sequence[Loaded]) -> bytes:
-    """Return every finding as columns of numbers: a line of JSON, then their bytes.
+    """Return all findings as columns of numbers: one line of JSON, then the bytes of the columns.
 
-    Numbers stand for places in the lists of the JSON, where 0 is the first. Of a number of several
-    bytes all lowest bytes come first, then all of the next: so they compress best.
+    The numbers are indices, from 0, into the lists in the JSON. The bytes of a column are ordered
+    by significance, all lowest bytes first, because this compresses best.
     """
     column = {own.key: index for index, own in enumerate(report.columns)}
     row = {own.requirement: index for index, own in enumerate(report.matrix)}
@@ -256,7 +257,7 @@ def packed(report: Report, records: Sequence[Loaded]) -> bytes:
     exact: list[tuple[Figures | None, Worst | None]] = [(None, None)]
     exact += ((one.figures, one.worst) for one, whole in shown if whole and one.worst)
     counted = itertools.count(1)
-    # A column at a time: a report of a million findings is made in seconds.
+    # Building one column at a time, a report of a million findings takes seconds.
     numbers: dict[str, list[int]] = {
         "column": [index for index, _ in results],
         "case": places("cases", (result.case for _, result in results)),
@@ -297,7 +298,10 @@ _NO_FIGURES = Figures(array="", max_ratio=0.0, rms_ratio=0.0, bias=0.0, limit=0.
 
 
 def _texts(finding: Finding, whole: bool) -> tuple[str, str, str, str, str]:
-    """Return what a finding says; its detail only if the page has it in full, or it has no more."""
+    """Return the texts of a finding: detail, value, cause, where, and the part that it arises in.
+
+    The detail is left out if the finding has figures and is not in the page in full.
+    """
     detail = finding.detail if whole or finding.figures is None else ""
     value, cause, where = finding.value, finding.cause, finding.where
     if not (value.id or cause.id or where.id):
@@ -306,7 +310,7 @@ def _texts(finding: Finding, whole: bool) -> tuple[str, str, str, str, str]:
 
 
 def _in_full(results: Sequence[tuple[int, CaseResult]]) -> set[int]:
-    """Return the ids of the findings that the page has in full: the worst of each kind."""
+    """Return the ids of the findings that the page contains in full: the worst of each kind."""
     alike = by_key(
         (
             (index, one)
@@ -324,17 +328,17 @@ def _in_full(results: Sequence[tuple[int, CaseResult]]) -> set[int]:
 
 
 def _digits(value: float) -> float:
-    """Return a ratio to the two digits that the page shows."""
+    """Round a ratio to the two digits that the page shows."""
     return value if value in (0, INFINITE) else float(f"{value:.1e}")
 
 
 def _lean(bias: float) -> float:
-    """Return a bias in halves, and to two digits where it is more than chance would give."""
+    """Round a bias to halves, or to two digits if it is larger than chance would explain."""
     return float(f"{bias:.1e}") if abs(bias) > 5 else round(2 * bias) / 2
 
 
 def _axes(exact: Sequence[tuple[Figures | None, Worst | None]]) -> dict[str, Sequence[str]]:
-    """Return the names of the axes of every array with a worst element, by "array rank"."""
+    """Return the axis names of every array with a worst element, by name and rank of the array."""
     found: dict[str, Sequence[str]] = {}
     for _, worst in exact:
         if worst and (names := axes(worst.array, len(worst.index))):
@@ -343,7 +347,7 @@ def _axes(exact: Sequence[tuple[Figures | None, Worst | None]]) -> dict[str, Seq
 
 
 def _embedded(content: bytes) -> Markup:
-    """Return it as text that can stand inside a script element whatever its strings hold."""
+    """Return bytes, compressed, as text that is safe inside a script element."""
     return Markup(base64.b64encode(gzip.compress(content, compresslevel=9, mtime=0)).decode())
 
 
@@ -353,8 +357,8 @@ def _embedded(content: bytes) -> Markup:
 def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
     """Return a figure for each deviation of attention weights, by the deviation's id.
 
-    It shows the item of the evidence if the record has its weights, else another item of the
-    deviation; every item is drawn once.
+    The figure shows the item that is the deviation's evidence if the record has its weights, else
+    another item of the deviation. Each item is drawn once; further figures refer to that drawing.
     """
     shown: dict[str, Figure] = {}
     drawn: dict[str, str] = {}
@@ -381,7 +385,7 @@ def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
         try:
             figure = _picture(result, arrays)
         except ConformanceError:
-            # Arrays that do not fit together: the record was not made by this suite.
+            # The arrays do not fit together, so the record was not made by this suite.
             continue
         command = again(figure, column.spec, "heads.svg")
         place = drawn.setdefault(f"{column.key}:{result.id}", deviation.id)
@@ -394,7 +398,7 @@ def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
 
 
 def _gathers(deviation: Deviation, result: CaseResult) -> bool:
-    """Return whether an item is one of those of a deviation."""
+    """Return whether an item has a finding that belongs to a deviation."""
     is_there = result.case in deviation.cases and result.mode in deviation.modes
     says = deviation.requirement, deviation.verdict, deviation.cause
     return (is_there and result.dtype in deviation.dtypes) and any(

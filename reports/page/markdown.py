@@ -1,7 +1,7 @@
 """The report in GitHub's Markdown.
 
-What a record says can break out of neither a table nor a paragraph: every value is escaped as it is
-put in, as character references, which GitHub shows as they are meant and reads as nothing else.
+No text of a record can break out of a table or a paragraph: special characters of every inserted
+value are escaped as character references, which GitHub displays but does not interpret as Markdown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HARMLESS = re.compile(r"[\w .,:;=/()·+\[\]-]+")
 
 
 def render(template: Path, **values: Any) -> str:
-    """Render a template of Markdown, in which every value is escaped."""
+    """Render a Markdown template, escaping every value."""
     made = environment(template.parent, finalize=text)
     made.filters |= {"code": code, "fenced": fenced, "vector": vector}
     page = made.get_template(template.name).render(
@@ -33,7 +33,7 @@ def render(template: Path, **values: Any) -> str:
 
 
 def render_markdown(report: Report) -> str:
-    """Return the page."""
+    """Return the report as a Markdown page."""
     return render(
         Path(__file__).with_name("report.md.j2"),
         report=report,
@@ -45,7 +45,7 @@ def render_markdown(report: Report) -> str:
 
 
 def text(value: object) -> Markup:
-    """Escape any value as text in one line; what is Markdown already stays so."""
+    """Return a value as one line of escaped text; `Markup` is returned unchanged."""
     if isinstance(value, Markup):
         return value
     line = " ".join(str(value).split())
@@ -53,7 +53,7 @@ def text(value: object) -> Markup:
 
 
 def code(value: str) -> Markup:
-    """Return inline code, which is also valid in a table."""
+    """Return a text as inline code, in a form that is valid inside a table too."""
     if _HARMLESS.fullmatch(value) and value.strip() == value:
         return Markup(f"`{value}`")
     return Markup(f"<code>{text(value)}</code>")
@@ -64,7 +64,7 @@ _SYNTAX = re.compile(r"[`<&|]|\](?=[(\[:])|^\s*#", re.MULTILINE)
 
 
 def prose(value: str) -> Markup:
-    """Keep paragraphs, lists, inline code and emphasis; escape everything else of Markdown."""
+    """Escape all Markdown in a text except paragraphs, lists, inline code and emphasis."""
     parts = re.split(r"(`[^`]+`)", value)
     for place, part in enumerate(parts):
         # A blank line would end inline code before its second backtick.
@@ -78,14 +78,14 @@ def _reference(match: re.Match[str]) -> str:
 
 
 def fenced(value: str, language: str = "sh") -> Markup:
-    """Return a block of code; the fence is longer than any run of backticks in it."""
+    """Return a fenced code block; the fence is longer than any run of backticks in the code."""
     longest = max((len(run) for run in re.findall(r"`+", value)), default=0)
     fence = "`" * max(3, longest + 1)
     return Markup(f"{fence}{language}\n{value}\n{fence}")
 
 
 def vector(counts: Counts) -> Markup:
-    """Return a count vector for a cell, the worst verdict first."""
+    """Return the counts of each verdict for a table cell, the worst verdict first."""
     numbers = (
         f"{wording.SYMBOLS[verdict]}&nbsp;{times:,}"
         for verdict, times in wording.worst_first(counts)

@@ -1,7 +1,7 @@
-"""Prepare a report for templates: merge what is equal on several backends, put causes first.
+"""Functions that templates call to group, merge and sort the content of a report.
 
-Templates call these functions. A layer's conventions are one block, however many backends it has:
-where these differ, the most frequent value comes first and the others say where they were seen.
+The conventions of a layer are shown once, however many backends it has: if its backends differ, the
+most frequent value comes first, and the other values state where they were observed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def groups(report: Report) -> list[tuple[str, list[Column]]]:
 
 
 def versions(report: Report) -> dict[str, list[str]]:
-    """Return every package that stands behind an implementation, in all its versions."""
+    """Return all packages that the implementations use, each with all its versions."""
     packages: dict[str, dict[str, None]] = defaultdict(dict)
     for column in report.columns:
         for package, version in column.versions.items():
@@ -55,7 +55,7 @@ def versions(report: Report) -> dict[str, list[str]]:
 
 
 def places(report: Report) -> list[str]:
-    """Return the devices, platforms and Pythons on which the records were made."""
+    """Return the devices, platforms and Python versions with which the records were made."""
     made = [source.provenance for source in report.sources]
     texts = (f"{item.device} on {item.platform}, Python {item.python}" for item in made)
     return list(dict.fromkeys(texts))
@@ -67,7 +67,7 @@ def known(column: Column) -> bool:
 
 
 def sections(report: Report) -> list[tuple[str, str, str]]:
-    """Return the sections: the anchor, the word for the navigation, and the heading."""
+    """Return the sections of the page, each as (anchor, label for the navigation, heading)."""
     asked = any(one.items or one.seen for one in report.features)
     every = (
         ("matrix", "Requirements", "Requirements", True),
@@ -90,7 +90,7 @@ def sections(report: Report) -> list[tuple[str, str, str]]:
 
 
 def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
-    """Return the rows by chapter, each with its index in the matrix."""
+    """Return the rows that were checked by chapter, each with its index in the matrix."""
     rows = [(index, row) for index, row in enumerate(report.matrix) if row.asked]
     return list(by_key(rows, lambda item: item[1].chapter).items())
 
@@ -101,8 +101,9 @@ def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
 class Reading(NamedTuple):
     """A mask argument as the page shows it.
 
-    `true`, `ones` and `infinite` are what booleans, 0 and 1, and 0 and −∞ were seen to do; or are
-    declared to do where that was not examined, and `agrees` is None there.
+    `true`, `ones` and `infinite` are the observed effects of booleans, of 0 and 1, and of 0 and
+    −∞, or the declared ones where none were observed. `agrees` is None if no encoding with a
+    declared meaning was examined.
     """
 
     name: str
@@ -115,7 +116,7 @@ class Reading(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A layer, the columns that it has, and its conventions."""
+    """A layer, its columns, and its conventions."""
 
     title: str
     columns: list[Column]
@@ -134,7 +135,7 @@ _FORMS = {
 
 
 def cards(report: Report) -> list[Card]:
-    """Return a card for each layer; several if its backends declare different things."""
+    """Return one card for each layer, or several if its backends have different declarations."""
     conventions = {item.column: item for item in report.conventions}
 
     def declares(column: Column) -> tuple[str, bytes]:
@@ -161,7 +162,7 @@ def polarity(cards: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]
 
 
 def pooled(members: Sequence[tuple[str, Sequence[Variant]]]) -> list[Variant]:
-    """Return as one list what several backends, each given with its name, were seen to do."""
+    """Merge the observations of several backends, given with their names, into one list."""
     if len(members) == 1:
         return list(members[0][1])
     times: dict[tuple[str, Phrase], int] = defaultdict(int)
@@ -266,14 +267,14 @@ class HandedRow(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Implementations that understand the mask in the same encodings."""
+    """Implementations that interpret the mask correctly in the same encodings."""
 
     title: str
     rows: list[HandedRow]
 
 
 def families(report: Report) -> list[Family]:
-    """Return the implementations by the encodings of one mask that they understand."""
+    """Group the implementations by the encodings of one mask that they interpret correctly."""
     rows: dict[tuple[str, ...], list[HandedRow]] = defaultdict(list)
     for key, cells in by_key(report.handed, lambda item: item.column).items():
         right = tuple(item.written for item in cells if item.phrase.id == "same-mask.as-meant")
@@ -294,7 +295,7 @@ TICKS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
 def position(value: float) -> float:
-    """Return the position of a ratio on the axis, in per cent; larger ratios are put at the end."""
+    """Return the position of a ratio on the axis in per cent; ratios beyond it are clamped."""
     inside = min(max(value, LOWEST), HIGHEST)
     share = math.log(inside / LOWEST) / math.log(HIGHEST / LOWEST)
     return round(MARGIN + (100 - 2 * MARGIN) * share, 2)
@@ -304,7 +305,7 @@ def position(value: float) -> float:
 
 
 def heat(report: Report) -> list[tuple[str, list[Column], dict[tuple[str, str], Pair]]]:
-    """Return for each dtype the columns that exchanged answers, and every pair both ways round."""
+    """Return for each dtype the columns that were compared, and all pairs in both orders."""
     maps = []
     for dtype, pairs in by_key(report.pairs, lambda pair: pair.dtype).items():
         both = {(pair.one, pair.other): pair for pair in pairs}
@@ -316,25 +317,25 @@ def heat(report: Report) -> list[tuple[str, list[Column], dict[tuple[str, str], 
 
 
 def heat_level(pair: Pair, limit: float) -> int:
-    """Return the heat level: 0 to 3 if the pair cannot be told apart, 4 if it can."""
+    """Return the heat level of a pair: 0 to 3 if it cannot be told apart, 4 if it can."""
     if pair.nan_cases or pair.max_ratio > limit:
         return 4
     return sum(pair.max_ratio >= edge for edge in (1.0, 2.0, 4.0))
 
 
 def furthest(report: Report, most: int = 12) -> list[Pair]:
-    """Return the largest pairwise differences."""
+    """Return the pairs that differ most; those with the most cases of NaN come first."""
     ranked = sorted(report.pairs, key=lambda pair: (-len(pair.nan_cases), -pair.max_ratio))
     return ranked[:most]
 
 
 def undefined(report: Report) -> list[tuple[str, list[Apart]]]:
-    """Return the cases without an agreed answer, or with NaN."""
+    """Return the cases that no definition settles or in which an implementation returns NaN."""
     return list(by_key(report.apart, lambda item: item.case).items())
 
 
 def apart_count(report: Report) -> int:
-    """Return the number of pairs that can be told apart, counted once per dtype."""
+    """Return the number of pairs that can be told apart, counting each dtype separately."""
     return sum(heat_level(pair, report.limit) == 4 for pair in report.pairs)
 
 
@@ -355,7 +356,7 @@ WIDTH, HEIGHT, LEFT, BELOW = 640.0, 170.0, 44.0, 22.0
 
 
 class Line(NamedTuple):
-    """One dtype over the records: an SVG path, and the places of its marks with their values."""
+    """One dtype over the records: an SVG path, and its marks as (x, y, value)."""
 
     dtype: str
     mark: str
@@ -364,7 +365,7 @@ class Line(NamedTuple):
 
 
 def across(index: int, count: int) -> float:
-    """Return the horizontal position of a record; a little space is left at both ends."""
+    """Return the horizontal position of a record, with some space left at both ends."""
     wide = WIDTH - LEFT - 60
     return round(LEFT + 30 + (wide * index / (count - 1) if count > 1 else wide / 2), 1)
 
@@ -375,7 +376,7 @@ def height(value: float) -> float:
 
 
 def lines(trend: Trend) -> list[Line]:
-    """Return the worst elements of a trend, a line for each dtype."""
+    """Return the largest errors of a trend as lines of a chart, one for each dtype."""
     names = dict.fromkeys(dtype for point in trend.points for dtype in point.worst)
     drawn = []
     for place, dtype in enumerate(names):
@@ -390,7 +391,7 @@ def lines(trend: Trend) -> list[Line]:
 
 
 def changed(point: Point) -> str:
-    """Return the changes since the previous point, in one line."""
+    """Return a line that lists the changes since the previous point."""
     change = point.change
     if point.unavailable:
         return point.unavailable
@@ -422,10 +423,11 @@ _SOURCE = re.compile(r" \(at [^()]*\)$")
 
 
 class Symptom(NamedTuple):
-    """Deviations of one implementation that have one cause, or one message.
+    """Deviations of one implementation that have the same cause or the same message.
 
-    `folded`: the same error answered all of these requirements, so one of them is evidence enough.
-    `kind`, `reason`, `link`, `reproduction`: of the entry of a baseline that knows of them.
+    `folded` means that the same error occurred for several requirements, so that one of them is
+    sufficient evidence. `kind`, `reason`, `link` and `reproduction` are copied from the baseline
+    entry that covers the deviations.
     """
 
     kind: str
@@ -441,7 +443,7 @@ class Symptom(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Symptoms of several implementations that have one cause; each with the anchor of its own."""
+    """A cause of symptoms; `members` are the columns in which it occurs, each with an anchor."""
 
     symptom: Symptom
     members: list[tuple[Column, str]]
@@ -449,7 +451,7 @@ class Cause(NamedTuple):
 
     @property
     def columns(self) -> list[Column]:
-        """The implementations."""
+        """The columns of the implementations in which the cause occurs."""
         return [column for column, _ in self.members]
 
 
@@ -458,7 +460,10 @@ SEVERITY = (UNSORTED, "defect", "accuracy", "limitation", "convention")
 
 
 def symptoms(report: Report, column: Column) -> list[Symptom]:
-    """Return the deviations of one implementation by likely cause, named causes first."""
+    """Group the deviations of one implementation by likely cause, worst kind first.
+
+    Within a kind, deviations with a named cause come first.
+    """
     own = (item for item in report.deviations if item.column == column.key)
     alike = by_key(
         own,
@@ -479,7 +484,7 @@ def symptoms(report: Report, column: Column) -> list[Symptom]:
 
 
 def causes(report: Report, symptoms: Mapping[str, Sequence[Symptom]]) -> list[Cause]:
-    """Return what deviates by cause over all implementations, the worst kinds first."""
+    """Group the symptoms of all implementations by cause, the worst kinds first."""
     alike = by_key(
         ((column, symptom) for column in report.columns for symptom in symptoms[column.key]),
         lambda item: (item[1].kind, item[1].reason or (item[1].text, item[1].explained)),
@@ -494,7 +499,7 @@ def causes(report: Report, symptoms: Mapping[str, Sequence[Symptom]]) -> list[Ca
 
 
 def kinds(symptoms: Sequence[Symptom]) -> list[tuple[str, int]]:
-    """Return the kinds of an implementation's deviations, each with how many causes it has."""
+    """Return the kinds of an implementation's deviations, each with its number of causes."""
     own = by_key(symptoms, lambda symptom: symptom.kind)
     return [
         (kind, len({symptom.reason or symptom.text for symptom in own[kind]}))
@@ -504,14 +509,17 @@ def kinds(symptoms: Sequence[Symptom]) -> list[tuple[str, int]]:
 
 
 def extent(symptoms: Sequence[Symptom], rows: Mapping[str, Row]) -> str:
-    """Return chapters, verdicts and dtypes of an implementation's deviations, for the filter."""
+    """Return the chapters, verdicts and dtypes of deviations as words for the page's filter."""
     items = [item for symptom in symptoms for item in symptom.deviations]
     words = {rows[item.requirement].chapter for item in items} | {item.verdict for item in items}
     return " ".join(sorted(words | {dtype for item in items for dtype in item.dtypes}))
 
 
 def _symptom(item: Deviation) -> str:
-    """Return the cause or the message, or else the location, which one defect often shares."""
+    """Return the text by which a deviation is grouped: its cause, its message, or its extent.
+
+    The extent is used last; deviations caused by one defect often have the same extent.
+    """
     if item.cause:
         return say(item.cause)
     if item.figures is None:
@@ -531,7 +539,10 @@ def _modes(item: Deviation) -> str:
 
 
 def where(item: Deviation) -> str:
-    """Return its dtypes, modes and cases; the cases of each dtype where these differ."""
+    """Return the dtypes, modes and number of cases of a deviation.
+
+    The number of cases is given for each dtype if dtypes differ in it.
+    """
     total = len(item.cases)
     same = set(item.dtypes.values()) == {total}
     names = [
@@ -550,7 +561,7 @@ def evidence(report: Report) -> dict[tuple[str, str], str]:
 
 
 def reasons(report: Report) -> list[tuple[str, list[Column], list[Unsupported]]]:
-    """Return what is unsupported, with backends of a layer merged if their reasons are equal."""
+    """Return what is unsupported; backends of one layer are merged if they give equal reasons."""
     own = by_key(report.unsupported, lambda item: item.column)
     alike = by_key(
         (column for column in report.columns if column.key in own),

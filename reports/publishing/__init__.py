@@ -1,8 +1,8 @@
-"""`mha-conformance publish`: keep the records of a run, and render the pages from what is kept.
+"""`mha-conformance publish`: store the records of a run, and render the pages from stored records.
 
-Records are kept whole but for the exchanged arrays, and compressed. The same record gives the same
-bytes, so that nothing changes in the repository where nothing new was found. Version control keeps
-every edition for ever, hence the limits.
+Records are stored compressed and without exchanged arrays. Equal records give equal bytes, so that
+nothing changes in the repository if nothing new was found. Sizes are limited, because version
+control stores every edition forever.
 """
 
 from __future__ import annotations
@@ -68,16 +68,17 @@ class Wanted:
     """The options of a publication: inputs and output.
 
     Attributes:
-        records: files or folders; none to render again what is kept in `output`.
-        versions: likewise, of the same implementations with other versions.
-        large: likewise, of level "large"; none to keep those that are in `output`.
-        expected, expected_versions: names of records that must be there.
-        run: file with the id of the run that they must be of.
+        records: record files or folders; if empty, the records stored in `output` are rendered
+            again.
+        versions: the same for records of the same implementations with other versions.
+        large: the same for records of level "large"; if empty, those in `output` are kept.
+        expected, expected_versions: names of records that are required.
+        run: file with the id of the run; records of other runs are left out.
         output: folder of the records and of the table.
         pages: folder of the pages.
         baselines: files or folders of known deviations.
-        translator: makes the answers of the site's translator.
-        add: keep what is in `output` beside these records, and replace only what they measured
+        translator: function that makes the data of the site's translator.
+        add: whether to keep the records in `output` and replace only those that were measured
             again.
     """
 
@@ -95,11 +96,11 @@ class Wanted:
 
 
 def publish(wanted: Wanted) -> int:
-    """Write the files, and return an exit code as that of a report.
+    """Store the records, write the pages, and return the exit code that a report would have.
 
     Raises:
-        ConformanceError: records are too large to keep, or something cannot be read or written;
-            or one to be added does not fit those that are there.
+        ConformanceError: if records are too large to store, if a file cannot be read or written,
+            or if a record to add does not fit those that are stored.
     """
     with progress("reading records") as advance:
         if wanted.records:
@@ -160,8 +161,8 @@ def _add(wanted: Wanted) -> None:
 
 
 def _keep_large(wanted: Wanted) -> None:
-    """Keep the records of level "large"; with `add`, beside those that are there."""
-    # They are narrowed runs, which a folder of whole ones leaves out.
+    """Store the records of level "large"; with `add`, keep those that are already stored."""
+    # These are records of narrowed runs, which `find_records` leaves out of folders.
     new = [
         file
         for path in wanted.large
@@ -177,13 +178,13 @@ def _keep_large(wanted: Wanted) -> None:
 
 
 def keep(records: Sequence[Loaded], folder: Path) -> int:
-    """Write these records into a folder, from which all others are removed.
+    """Write these records into a folder and remove all other records from it.
 
     Returns:
-        How many bytes they have.
+        The number of bytes written.
 
     Raises:
-        ConformanceError: one of them, or all together, are larger than what may be kept.
+        ConformanceError: if one record, or all of them together, exceed the size limit.
     """
     files = {f"{record.header.name}.json.gz": packed(record) for _, record, _ in records}
     for name, content in files.items():
@@ -208,7 +209,7 @@ def keep(records: Sequence[Loaded], folder: Path) -> int:
 
 
 def packed(record: Record) -> bytes:
-    """Compress a record, leaving out its arrays, which are kept in another file."""
+    """Return a record in compressed form, without the reference to its file of arrays."""
     text = msgspec.json.encode(msgspec.structs.replace(record, exchange="", digest=""))
     buffer = io.BytesIO()
     with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=9, mtime=0, filename="") as file:
@@ -217,7 +218,7 @@ def packed(record: Record) -> bytes:
 
 
 def _made(minutes: int, expected: Sequence[str], problems: Sequence[str]) -> Made:
-    """Describe how records were made on this machine."""
+    """Return a description of this machine and of how the records were made."""
     return Made(
         processor=processor(),
         cores=os.cpu_count() or 1,
@@ -234,7 +235,7 @@ def _write_made(made: Made, folder: Path) -> None:
 
 
 def read_made(folder: Path) -> Made | None:
-    """Return the provenance stored beside the records, or None."""
+    """Return the description stored beside the records, or None if there is none."""
     try:
         return msgspec.json.decode((folder / MADE).read_bytes(), type=Made)
     except (OSError, msgspec.MsgspecError):
@@ -242,14 +243,17 @@ def read_made(folder: Path) -> Made | None:
 
 
 def _minutes(run: str) -> int:
-    """Return the minutes since the run was begun, which is what its id begins with."""
+    """Return the minutes since the start of a run, whose time its id begins with."""
     began = datetime.datetime.strptime(run.partition("-")[0], "%Y%m%dT%H%M%SZ")
     now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
     return round((now - began).total_seconds() / 60)
 
 
 def read(wanted: Wanted, root: Path = Path()) -> Published:
-    """Read what the pages are made of from the records that are kept; links lead from `root`."""
+    """Read the stored records and all other data for the pages.
+
+    Links in baselines are relative to `root`.
+    """
     loaded = load(find_records([wanted.output / RECORDS]))
     others, refused = load_versions(find_records([wanted.output / VERSIONS]))
     if not loaded.current:
@@ -287,10 +291,10 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
 
 
 def read_explored(folder: Path) -> dict[str, Exploration]:
-    """Return the explorations that are kept in a folder, by implementation.
+    """Return the explorations that are stored in a folder, by implementation.
 
     Raises:
-        BrokenRecord: a file is none, or is called otherwise than what it is about.
+        BrokenRecord: if a file is not an exploration, or is not named after its implementation.
     """
     found = {}
     for path in sorted(folder.glob("*.json")):
@@ -302,7 +306,7 @@ def read_explored(folder: Path) -> dict[str, Exploration]:
 
 
 def render(published: Published) -> dict[Path, str]:
-    """Return every file by its path."""
+    """Return the content of every page and figure, by path."""
     files = {
         published.output / "README.md": render_table(published),
         published.pages / "index.md": render_index(published),

@@ -1,7 +1,7 @@
 """The published pages: one table of all implementations, and a page for each.
 
-Everything comes out of records, declarations of adapters too, and is escaped: no adapter is loaded.
-Every deviation is matched with the baseline entry that knows of it, and sorted by what it is.
+Everything, including the declarations of adapters, is taken from records and escaped; no adapter is
+loaded. Every deviation is matched with the baseline entry that covers it, and sorted by its kind.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from conformance.reports.page.markdown import fenced, prose, render, text
 from conformance.reports.publishing.sizes import PLOT, Large, Length
 from conformance.reports.totals import Group, by_key, grouped, located
 
-# Deviations by what they are
+# Deviations by kind
 
 _ORDER = (wording.UNSORTED, *reversed(KINDS))
 
 
 @dataclass(frozen=True)
 class Known:
-    """One known deviation of one implementation, as a run found it.
+    """One deviation of one implementation: findings that the same baseline entry covers.
 
     Attributes:
-        entry: of the baseline, or None if no entry knows of it.
-        group: the findings that it explains.
+        entry: the baseline entry, or None if no entry covers the findings.
+        group: the findings.
     """
 
     entry: Entry | None
@@ -51,7 +51,7 @@ class Known:
 
     @property
     def detail(self) -> str:
-        """What the worst of the findings says."""
+        """The message of the worst finding."""
         return self.group.worst.finding.detail
 
     def most_frequent(self, place: str) -> list[str]:
@@ -67,7 +67,7 @@ class Known:
 
     @property
     def made_by(self) -> str:
-        """What deviates, "kernel" or "projections"; "" if it was not examined, or is both."""
+        """The part that deviates, "kernel" or "projections"; "" if it is unknown, or is both."""
         makers = {one.finding.made_by for one in self.group.members} - {""}
         return makers.pop() if len(makers) == 1 else ""
 
@@ -83,7 +83,7 @@ class Known:
 
     @property
     def heading(self) -> str:
-        """The first sentence of the reason, which tells it from the others of a page."""
+        """The first sentence of the reason, or of the message, as a heading."""
         sentence = re.split(r"(?<=[^.])[.:;] ", self.reason or self.detail, maxsplit=1)[0]
         return wording.short(sentence.rstrip("."), 100)
 
@@ -94,12 +94,12 @@ class Known:
 
     @property
     def identity(self) -> str:
-        """A key that is equal for deviations that show one defect."""
+        """A key that is equal for deviations that have the same underlying defect."""
         return (self.entry.reproduction if self.entry else "") or self.reason or self.detail
 
 
 def read_baselines(paths: Iterable[Path]) -> Baseline:
-    """Return the entries of several files, or of all in folders, as one baseline."""
+    """Return the entries of several baseline files, or of all files in folders, as one baseline."""
     files = [
         file
         for path in paths
@@ -113,7 +113,7 @@ def read_baselines(paths: Iterable[Path]) -> Baseline:
 
 
 def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list[Known]]]:
-    """Return the deviations of each part, defects first, then by how many findings they explain."""
+    """Return the deviations of each part, sorted by kind, then by number of findings."""
     known = []
     for part in parts_of(records):
         knows_of = knower(baseline, part.record)
@@ -152,10 +152,10 @@ class Made(msgspec.Struct, frozen=True):
     """How the records were made, so that the pages can be rendered again.
 
     Attributes:
-        cores: logical processors.
-        memory: GiB.
-        minutes: from the run's begin to its publication; 0 if that was not measured.
-        expected: names of records that were to be there.
+        cores: the number of logical processors.
+        memory: the size of the memory in GiB.
+        minutes: the time from the start of the run to its publication; 0 if it was not measured.
+        expected: names of records that were required.
         problems: lines about records that could not be used.
     """
 
@@ -172,16 +172,17 @@ class Published:
     """The data that the pages are made from.
 
     Attributes:
-        report: of the published records.
-        declared: what each column's adapter declared when its record was made.
-        explored: by implementation, what was found beyond the catalogue.
-        known: by column, its deviations by what they are.
-        beside: the same by record and implementation, of records with other versions.
-        large, lengths: by implementation, what the sizes of kernels show, for each dtype.
-        sizes: what deviates there, by implementation.
-        climbs: by implementation, the examinations at length.
+        report: the report of the published records.
+        declared: by column, what the adapter declared when the record was made.
+        explored: by implementation, what was found by random problems outside the catalogue.
+        known: by column, the deviations.
+        beside: by record and implementation, the deviations in records with other versions.
+        large, lengths: by implementation, the results of level "large" and of checks of long
+            sequences, for each dtype.
+        sizes: by implementation, the deviations in these two.
+        climbs: by implementation, the checks of long sequences.
         versions: the records with other versions.
-        made: how the records were made, if that was kept.
+        made: how the records were made, if that was stored.
         output, pages: folders of the table and of the pages.
         root: folder that links of baselines are relative to.
     """
@@ -203,7 +204,7 @@ class Published:
 
 
 def render_table(published: Published) -> str:
-    """Return the table of all implementations."""
+    """Return the page with the table of all implementations."""
     report = published.report
     link = _links(published.output, published.root)
     return _render(
@@ -266,7 +267,7 @@ def render_page(published: Published, column: Column) -> str:
         unsupported=[item for item in report.unsupported if item.column == column.key],
         course=course,
         elsewhere=elsewhere,
-        # Entries whose reasons begin alike are about other requirements or cases.
+        # Entries whose reasons begin with the same sentence differ in requirements or cases.
         titled=lambda item: (
             f"{item.heading} ({item.most_frequent('requirement')[0]} at "
             f"{item.most_frequent('case')[0]})"
@@ -286,7 +287,7 @@ def render_page(published: Published, column: Column) -> str:
 
 
 def render_index(published: Published) -> str:
-    """Return the list of the pages."""
+    """Return the page that lists all other pages."""
     link = _links(published.pages, published.root)
     return _render(
         "index.md.j2",
@@ -298,19 +299,19 @@ def render_index(published: Published) -> str:
 
 def _render(template: str, **values: Any) -> str:
     page = render(Path(__file__).with_name(template), **values)
-    # Rows of a table, and items of a list, stand together however the template is laid out.
+    # Join rows of a table and items of a list, which templates may separate by empty lines.
     page = re.sub(r"(?<=\|)\n{2,}(?=\|)", "\n", page)
     return re.sub(r"(?m)^(- .*)\n{2,}(?=- )", r"\1\n", page)
 
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, list[Column]]]:
-    """Return the columns by library; what belongs to none comes last."""
+    """Return the columns by library, with those that belong to no library last."""
     last = sorted(columns, key=lambda column: library_of(column) == _OWN)
     return list(by_key(last, library_of).items())
 
 
 def library_of(column: Column) -> str:
-    """Return the package that it belongs to."""
+    """Return the library that an implementation belongs to, or `_OWN` if there is none."""
     packages = {name.replace("-", "_") for name in column.versions}
     titled, dot, _ = column.title.partition("(")[0].partition(".")
     for library in (titled.partition(" ")[0], column.name.partition("-")[0]):
@@ -320,7 +321,7 @@ def library_of(column: Column) -> str:
 
 
 def _few(report: Report) -> list[Any]:
-    """Return the columns of the table of cards that people look for first."""
+    """Return those columns of the table of cards that people look for first."""
     headings = (
         "True in a mask",
         "0 and −inf",
@@ -350,7 +351,7 @@ def _reached(report: Report) -> Callable[[Column, str], str]:
 
 
 def _defects(published: Published) -> list[tuple[list[str], Known]]:
-    """Return each defect once: the columns that have it, and its entry with the longest reason."""
+    """Return each defect once: the columns that have it, and the entry with the longest reason."""
     defects = [
         (column.key, known)
         for column in published.report.columns
@@ -375,7 +376,7 @@ def _kinds(known: Sequence[Known]) -> list[tuple[str, int]]:
 
 
 def _changes(course: Trend) -> str:
-    """Return a short summary of how much changed over all versions."""
+    """Return the numbers of changes over all versions as text, or "none"."""
     changes = [point.change for point in course.points if point.change is not None]
     times = {
         "worse": sum(sum(change.worse.values()) for change in changes),
@@ -388,7 +389,7 @@ def _changes(course: Trend) -> str:
 def _elsewhere(
     published: Published, column: Column, course: Trend | None
 ) -> list[tuple[Known, list[str]]]:
-    """Return the deviations that occur only in other versions, with these versions."""
+    """Return the deviations that occur only in other versions, each with these versions."""
     if course is None:
         return []
     here = {item.reason or item.detail for item in published.known.get(column.key, ())}
@@ -402,7 +403,10 @@ def _elsewhere(
 
 
 def _since(published: Published, column: Column, course: Trend | None, known: Known) -> str:
-    """Return the oldest measured version from which on a deviation is there; "" if there is one."""
+    """Return since which measured version a deviation has been present without interruption.
+
+    The result is "" if only one version was measured.
+    """
     points = [point for point in course.points if not point.unavailable] if course else []
     if len(points) < 2:
         return ""
@@ -422,7 +426,7 @@ def _since(published: Published, column: Column, course: Trend | None, known: Kn
         asked = _places(known)
         return any(one.identity == known.identity and asked & _places(one) for one in there)
 
-    # It may have been there, gone, and come back: what counts is since when it has stayed.
+    # A deviation may have disappeared and come back; only its latest period counts.
     now = next((at for at, point in enumerate(points) if point.record == column.record), -1)
     first = now
     while first > 0 and has(points[first - 1]):
@@ -438,7 +442,7 @@ def _since(published: Published, column: Column, course: Trend | None, known: Kn
 
 
 def _places(known: Known) -> set[tuple[str, str, str, str]]:
-    """Return case, dtype, mode and requirement of each finding that deviates."""
+    """Return the case, dtype, mode and requirement of each finding of a deviation."""
     return {
         (one.result.case, one.result.dtype, one.result.mode, one.finding.requirement)
         for one in known.group.members
@@ -446,7 +450,7 @@ def _places(known: Known) -> set[tuple[str, str, str, str]]:
 
 
 def _was_asked(published: Published, column: Column, point: Point, known: Known) -> bool:
-    """Return whether the record of a point answers some of what deviates now."""
+    """Return whether the record of a point has a verdict on any finding of a deviation."""
     asked = _places(known)
     return any(
         result.implementation == column.name
@@ -460,7 +464,7 @@ def _was_asked(published: Published, column: Column, point: Point, known: Known)
 
 
 def varying(course: Trend, point: Point) -> str:
-    """Return the versions of a point, of what is not the same in all points."""
+    """Return the versions of a point, restricted to packages that vary between points."""
     names = {name for one in course.points for name in one.versions}
     differ = {name for name in names if len({one.versions.get(name) for one in course.points}) > 1}
     texts = [f"{name} {version}" for name, version in point.versions.items() if name in differ]
@@ -468,7 +472,7 @@ def varying(course: Trend, point: Point) -> str:
 
 
 def _links(folder: Path, root: Path) -> Callable[[str], str]:
-    """Return a function from a path in `root` to a link from `folder`."""
+    """Return a function that converts a path in `root` to a link from `folder`."""
 
     def link(target: str) -> str:
         return PurePath(os.path.relpath(root / target, folder)).as_posix()
@@ -477,7 +481,10 @@ def _links(folder: Path, root: Path) -> Callable[[str], str]:
 
 
 def _address(target: str, link: Callable[[str], str]) -> str:
-    """Return a link to documentation; as it is, if nothing in it could end a link."""
+    """Return a link to documentation, or "" if its scheme is not that of a web page.
+
+    The link is marked as safe if it has no character that could end a link.
+    """
     if not target or (":" in target and not target.startswith(("https://", "http://"))):
         return ""
     address = target if ":" in target else link(target)
@@ -485,7 +492,7 @@ def _address(target: str, link: Callable[[str], str]) -> str:
 
 
 def _link(target: str, link: Callable[[str], str]) -> Markup:
-    """Return a link of a baseline as Markdown; "" where there is none."""
+    """Return a link of a baseline entry as Markdown; "" if there is none."""
     if not target:
         return Markup("")
     if target.startswith("https://"):

@@ -1,8 +1,8 @@
-"""What the site answers from, `site.json`: answers of each implementation, now and over versions.
+"""Write `site.json`, the data of the documentation site: conventions and results by version.
 
-The documentation makes its pages of this file alone, so that building it needs neither the records
-nor this package: "can I use", a page for each convention, requirement and defect, the translator
-and the badges.
+The site is built from this file alone, so that building it requires neither the records nor this
+package. Its pages are "can I use", a page for each convention, requirement and defect, the
+translator, and the badges.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _history(
     answers: Answers,
     before: Mapping[tuple[str, str], Answers],
 ) -> list[dict[str, Any]]:
-    """Return every measured version, the oldest first."""
+    """Return the data of every measured version, the oldest first."""
     return [
         {
             "with": varying(course, point),

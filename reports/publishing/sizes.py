@@ -1,7 +1,7 @@
-"""What is published of level "large" and of examinations at length: cells of the table, pages.
+"""The published results of level "large" and of checks of long sequences.
 
-Both are sorted by the same baselines as the rest. An entry about either names it in its case, such
-as `*.d64t64x64` or `long/causal/*`.
+Their deviations are classified by the same baselines as all others. An entry about them names such
+cases in its `case`, for example `*.d64t64x64` or `long/causal/*`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PLOT = "long.svg"
 
 @dataclass(frozen=True)
 class Large:
-    """What level "large" showed of an implementation in one dtype.
+    """The results of level "large" for an implementation in one dtype.
 
     Attributes:
-        findings: their number by verdict.
-        worst: the largest error in σ of those that deviate.
-        kinds: of what deviates.
+        findings: the number of findings with each verdict.
+        worst: the largest error in σ of the wrong findings.
+        kinds: the kinds of the deviations.
     """
 
     dtype: str
@@ -44,12 +44,12 @@ class Large:
 
     @property
     def wrong(self) -> int:
-        """How many findings deviate."""
+        """How many findings deviate or ended in an error."""
         return sum(self.findings.get(verdict, 0) for verdict in WRONG)
 
     @property
     def text(self) -> str:
-        """A line of the table."""
+        """The results as a line for the table; "" if there are none."""
         good = self.findings.get("conforms", 0)
         if not self.wrong:
             return f"{self.dtype} ✓ {good:,}" if good else ""
@@ -60,7 +60,7 @@ class Large:
 
 
 def large_of(part: Part, baseline: Baseline) -> list[Large]:
-    """Return what a record of level "large" says of an implementation."""
+    """Return the results of an implementation in a record of level "large", for each dtype."""
     claims, found = Claims(baseline, part.record), []
     for dtype, results in by_key(part.results, lambda result: result.dtype).items():
         every = [(result, one) for result in results for one in result.findings]
@@ -74,10 +74,10 @@ def large_of(part: Part, baseline: Baseline) -> list[Large]:
 
 
 def read_climbs(folder: Path) -> dict[str, Climb]:
-    """Return the saved examinations of growing sizes in a folder, by implementation.
+    """Return the saved checks of long sequences in a folder, by implementation.
 
     Raises:
-        BrokenRecord: a file is not an examination, or is not named after its implementation.
+        BrokenRecord: if a file is not such a check, or is not named after its implementation.
     """
     found = {}
     for path in sorted(folder.glob("*.json")):
@@ -89,12 +89,13 @@ def read_climbs(folder: Path) -> dict[str, Climb]:
 
 @dataclass(frozen=True)
 class Length:
-    """How far an implementation conforms in one dtype, and what the first deviation is.
+    """The length up to which an implementation conforms in one dtype, and the first deviation.
 
     Attributes:
-        kind: of the first deviation; "" if there is none.
-        cost: microseconds per token of the longest whole sequence, the implementation's and the
-            suite's own; None where none was reached.
+        reach: the measured lengths.
+        kind: the kind of the first deviation; "" if there is none.
+        cost: microseconds per token for the longest conforming sequence: of the implementation,
+            and of the suite's own computation; None if there is no such sequence.
     """
 
     reach: Reach
@@ -103,7 +104,7 @@ class Length:
 
     @property
     def worst(self) -> str:
-        """The first deviation in units of σ, or what it is instead."""
+        """The size of the first deviation in σ, or a description if there is no number."""
         first = self.reach.first
         if first is None:
             return ""
@@ -114,7 +115,7 @@ class Length:
 
     @property
     def text(self) -> str:
-        """A line of the table."""
+        """The results as a line for the table; "" if nothing was compared."""
         reach = self.reach
         if not reach.compared:
             return ""
@@ -127,7 +128,7 @@ class Length:
 
     @property
     def missing(self) -> list[str]:
-        """What was not reached or not supported, and why, each reason once."""
+        """The reasons why problems were not reached or not supported, each reason once."""
         every = [*self.reach.missing, *self.reach.refused]
         return [
             f"{reason} ({', '.join(dict.fromkeys(step.problem for step in steps))} from "
@@ -137,7 +138,7 @@ class Length:
 
 
 def _reason(why: str) -> str:
-    """Return a reason without its figures, in words that are the same for all lengths."""
+    """Return a reason without its numbers, so that it is the same for all lengths."""
     for begin, said in (("takes", "the time"), ("needs", "the memory")):
         if why.startswith(begin):
             return said
@@ -145,7 +146,7 @@ def _reason(why: str) -> str:
 
 
 def lengths_of(climb: Climb, baseline: Baseline) -> list[Length]:
-    """Return how far an implementation conforms, for each dtype."""
+    """Return the lengths up to which an implementation conforms, for each dtype."""
     record = as_record(climb)
     claims = Claims(baseline, record)
     results = {(one.case, one.dtype, one.mode): one for one in record.results}
