@@ -13,12 +13,14 @@ from collections import defaultdict
 import msgspec
 import numpy as np
 import pytest
-from cheats import CHEATS
+from cheats import CHEATS, NUMPY
+from mutants.miniatures import Correct
 
+from conformance.cases.case import FAMILIES
 from conformance.cases.catalogue import every_case
 from conformance.judging import runner, sandbox
 from conformance.judging.fresh import fresh
-from conformance.judging.judge import Judge, Task
+from conformance.judging.judge import Judge, Judging, Task
 from conformance.judging.pool import Candidates, Options
 from conformance.judging.sandbox import IsolationMissing, Limits, Sandbox, check
 from conformance.judging.verdict import Marks, scored
@@ -111,6 +113,38 @@ def test_a_token_replays_bit_for_bit(boxes):
     assert one.verdict == "wrong"
     assert one.causes
     assert msgspec.structs.replace(one, seconds=0) == msgspec.structs.replace(other, seconds=0)
+
+
+@pytest.mark.parametrize("declared", ["", ", geometry=Geometry(head_sizes=(16,), tiles=(8, 8))"])
+@pytest.mark.parametrize("level", ["core", "full"])
+def test_the_command_of_a_cause_asks_its_problem_again(boxes, declared, level):
+    unscaled = f"""
+from conformance import Geometry, attention_function
+@attention_function("numpy"{declared})
+def attention(query, key, value):
+    return right(query * query.dtype.type(2), key, value)
+"""
+    task = dataclasses.replace(TASK, level=level)
+    memory = Memory(256)
+    wrong = judged(boxes, NUMPY + unscaled, task=task, hints=1, expectations=memory)
+    (cause,) = wrong.causes
+    words = cause.reproduce.split()
+    told = dict(zip(words[3::2], words[4::2], strict=True))
+    task = Task(told["--level"], (), (told["--dtype"],), cases=(told["--case"],))
+    again = judged(boxes, NUMPY + unscaled, task=task, hints=9, token=told["--token"])
+    assert cause in again.causes
+
+
+def test_full_asks_at_the_sizes_of_the_catalogue_too():
+    task = dataclasses.replace(TASK, level="full", cases=("plain/no-mask/gqa",))
+    by_level = {}
+    for level in ("core", "full"):
+        judging = Judging(Correct(), dataclasses.replace(task, level=level), TOKEN, Memory(9))
+        by_level[level] = {item.id: item.asked.shape for item in judging.items()}
+    (jittered,) = by_level["core"].values()
+    assert len(by_level["full"]) == 2
+    assert set(by_level["full"].values()) == {jittered, FAMILIES["gqa"]}
+    assert jittered != FAMILIES["gqa"]
 
 
 def test_blind_verdicts_have_no_hints(boxes):

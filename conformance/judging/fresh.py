@@ -47,6 +47,12 @@ class Fresh(Case):
     __hash__ = object.__hash__
 
     @property
+    def id(self) -> str:
+        """The id of the case, which ends in "@catalogue" if only its numbers are drawn."""
+        drawn = self._varies or self.grid is not None or not self.token
+        return super().id if drawn else f"{super().id}@catalogue"
+
+    @property
     def shape(self) -> Shape:
         """The shape of the problem as drawn; with `heads`, projections are replaced afterwards."""
         small = super().shape
