@@ -1,4 +1,4 @@
-"""The built-in adapters: one file per library, each readable as documentation of that library.
+"""The built-in adapters: a file for each API or family of layers, which also shows how to call it.
 
 Adapters import their framework when they are first used, and never see expected results.
 """

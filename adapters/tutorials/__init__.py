@@ -85,7 +85,7 @@ class Tutorial(Layer):
         raise NotImplementedError
 
     def attend(self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any]) -> Any:
-        """Call the module with the arguments in its order."""
+        """Call the module with the arguments in the order that it expects."""
         return layer(query, key, value, **masks)
 
 

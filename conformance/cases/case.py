@@ -295,7 +295,7 @@ def draw(shape: Shape, random: np.random.Generator) -> Drawn:
 def _shape(
     batch: int, query: int, key: int, heads: int, head: int, widths: Sequence[int] = (), **more: Any
 ) -> Shape:
-    """Return a shape; the four widths default to heads × head, and `more` are other fields."""
+    """Return a shape; the four widths default to heads × head, and `more` holds other fields."""
     names = ("query_width", "key_width", "value_width", "output_width")
     sizes: dict[str, Any] = {
         "kv_heads": heads,

@@ -217,7 +217,7 @@ def prefix_lm(shape: Shape, random: np.random.Generator, tiles: Pair | None = No
 
 
 def one_allowed_key(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a random mask `[batch 1 query key]` in which every second query has a single key."""
+    """Return a random mask `[batch 1 query key]` in which every second query attends to one key."""
     mask = per_batch(shape, random)
     for entry in range(shape.batch):
         for query in range(0, shape.query_length, 2):

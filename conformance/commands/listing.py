@@ -41,7 +41,7 @@ class ListedImplementation(msgspec.Struct, frozen=True):
 
     Attributes:
         name: the name to give to `run`.
-        title: the name that its authors use.
+        title: the name shown in reports.
         framework: the framework that it needs.
         installed: whether everything that the adapter needs is installed here: the framework and
             all other packages.

@@ -177,7 +177,7 @@ class Noisy(Exact):
         return found
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return x·(1 + u·ξ) + η·ξ' for each value x; an exact zero stays zero."""
+        """Return x·(1 + u·ξ) for each x, plus η·ξ' where underflow matters; zeros stay zero."""
         if not self._roundoff[kind].any():
             return values
         roundoff = _column(self._roundoff[kind], values.ndim)
@@ -192,7 +192,7 @@ class Noisy(Exact):
         return noise
 
     def error(self, values: Array, kind: Kind) -> Array:
-        """Return u·ξ·x for each value x."""
+        """Return a random rounding error u·ξ·x for each value x."""
         roundoff = _column(self._roundoff[kind], values.ndim)
         return self._uniform(np.broadcast_shapes(roundoff.shape, values.shape)) * roundoff * values
 
@@ -333,7 +333,7 @@ class Amplified(Exact):
         self._place = 0
 
     def __call__(self, values: Array, kind: Kind) -> Array:
-        """Return x·(1 + u·ξ) + η·ξ' for each value x; an exact zero stays zero."""
+        """Return x·(1 + u·ξ) for each x, plus η·ξ' where underflow matters; zeros stay zero."""
         if not self._roundoff[kind]:
             return values
         noise = self._times_noise(values, self._roundoff[kind])
@@ -343,7 +343,7 @@ class Amplified(Exact):
         return noise
 
     def error(self, values: Array, kind: Kind) -> Array:
-        """Return u·ξ·x for each value x."""
+        """Return a random rounding error u·ξ·x for each value x."""
         return self._times_noise(values, self._roundoff[kind])
 
     def contract(self, axes: str, left: Array, right: Array, kind: Kind) -> Array:

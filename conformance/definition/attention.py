@@ -279,7 +279,11 @@ class Repeated(NamedTuple):
 
 
 class _Repeats(NamedTuple):
-    """Repetitions in a problem: tokens of each input, or None, and the number of equal keys."""
+    """What repeats in a problem: the tokens of each input, and equal keys.
+
+    An input is None if all its tokens are distinct. `equal_keys` is the greatest number of equal
+    keys in a batch entry, or 0 if that is too small to matter.
+    """
 
     query: Repeated | None
     key: Repeated | None

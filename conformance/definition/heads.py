@@ -34,7 +34,10 @@ class Normed:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """The cosine and sine of the angle of each token and pair, `[batch 1 length size/2]`."""
+    """The cosine and sine of the rotary angle of each token and pair of components.
+
+    The axes are `[batch 1 length size/2]`, where `size` components of each head are rotated.
+    """
 
     cosine: Array
     sine: Array

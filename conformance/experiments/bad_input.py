@@ -284,7 +284,7 @@ def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
 
 
 def _readings(problem: Problem, visible: BoolArray) -> Meanings:
-    """Return the outputs for several readings of a mask that does not fit the logits."""
+    """Return a function that computes the output for each reading of a mask that does not fit."""
     target = problem.shape.logits
     wanted = tuple(1 if had == 1 else size for had, size in zip(visible.shape, target, strict=True))
     cut = visible[tuple(map(slice, wanted))]

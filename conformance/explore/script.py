@@ -285,7 +285,7 @@ def _native_index(
 
 
 def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return a call through the adapter, as the suite makes it, for adapters without an example."""
+    """Return code that calls the implementation through its adapter, if no direct call is known."""
     problem, shape = trial.problem, trial.problem.shape
     sizes = [
         f"{field.name}={getattr(shape, field.name)!r},"

@@ -1,8 +1,9 @@
 """The verdict on a candidate, and the score computed from its right answers.
 
 The score is a weighted sum over all problems of the task, with weights that depend on the task
-alone. A candidate's declarations change no weight, so a candidate that is right on strictly more
-problems never scores less. A problem that it does not support does not count as right.
+alone. A candidate's declarations change no weight. A candidate that is right wherever another one
+is, and on further problems too, therefore never scores less, unless it cheats. A problem that it
+does not support does not count as right.
 """
 
 from __future__ import annotations

@@ -282,15 +282,16 @@ def _call_layer(adapter: Adapter, heads: Heads, call: Call) -> Answered:
 
 
 def _passed_on(heads: Heads, *, shared: bool, bias: bool) -> Problem:
-    """Return the problem of a layer whose projections pass the heads on.
+    """Return a problem whose projections are identities, so that a layer attends over these heads.
 
     Args:
         heads: the heads.
-        shared: whether one input holds query, key and value side by side.
-        bias: whether the projections have biases, which are 0.
+        shared: whether a single input holds query, key and value side by side.
+        bias: whether the projections have biases; they are all 0.
 
     Raises:
-        Unsupported: one input cannot hold all three, because this takes one head and equal sizes.
+        Unsupported: `shared` is set, but there are several heads, or queries, keys and values
+            differ in length or head size.
     """
     batch, count, queries, size = heads.query.shape
     kv_heads, keys, value_size = heads.value.shape[1:]

@@ -294,7 +294,7 @@ def read_arrays(path: Path, record: Record) -> dict[str, Array]:
     """Return the arrays stored beside the record at `path`, by "item id|array".
 
     Raises:
-        BrokenRecord: the file of arrays is missing, damaged or belongs to another record.
+        BrokenRecord: the file of arrays is missing or damaged, or belongs to another record.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load

@@ -117,10 +117,11 @@ class Examination:
 
     @property
     def calls_eagerly(self) -> bool:
-        """Whether checks that call operation by operation, without compiling, are worth their cost.
+        """Whether checks that call the implementation eagerly are worth their cost.
 
-        If the framework usually compiles, such calls are slow, so only one family of cases has
-        them.
+        They always are, unless the implementation is normally compiled. Eager calls, operation by
+        operation, are slow then, so they are made for one family of cases only, and only where
+        `varies_arguments` holds.
         """
         return self.varies_arguments and (not self.adapter.compiles or self.case.family == "cross")
 

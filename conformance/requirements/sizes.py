@@ -25,11 +25,11 @@ from conformance.requirements.requirement import requirement
     every_case=True,
 )
 def taken(ex: Examination) -> Finding | None:
-    """Check whether a case is refused only because of its sizes, although these are declared. If an
-    implementation that declares a `Geometry` refuses a case, it is called with the same sizes, but
-    without masks, biases and other arguments. It deviates if it refuses these too, unless it also
-    refuses similar shapes of other sizes, for example because of their shared key/value heads, or
-    because of the dtype."""
+    """Check whether a case is refused only because of its sizes, although the adapter declares
+    them. If an implementation that declares a `Geometry` refuses a case, it is called again at the
+    same sizes, without masks, biases or other arguments. It deviates if it refuses that too, unless
+    the refusal has another reason: it accepts other declared shapes, but none of the same kind, for
+    example with shared key/value heads, in this dtype."""
     geometry = ex.adapter.geometry
     if geometry is None or ex.case.grid is None:
         return None

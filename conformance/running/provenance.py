@@ -73,7 +73,7 @@ def begun(folder: Path) -> str:
 
 
 def new_run_id() -> str:
-    """Return a new run id, made of the time and a few random digits."""
+    """Return a new run id, made of the time and a few random hexadecimal digits."""
     now = datetime.datetime.now(datetime.UTC)
     return f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
 
