@@ -23,6 +23,7 @@ FLAX_PARAMETERS = (
     Parameter("out/kernel", "output", "heads head embed -> heads head embed"),
     Parameter("out/bias", "output_bias", "embed -> embed"),
 )
+"""The parameters of both Flax layers, which have equal names and shapes."""
 FLAX_MASKS = (
     MaskArgument(
         "mask",
@@ -63,7 +64,6 @@ FLAX_MODES = (
         about="as sown-weights, deterministic=False",
     ),
 )
-"""The parameters of both Flax layers, which have equal names and shapes."""
 
 
 class FlaxLinen(Layer):

@@ -24,7 +24,7 @@ DIVIDED: dict[str, tuple[str | None, ...]] = {
     "out/kernel": ("heads",),
     "out/bias": (),
 }
-"""Among which axes of the mesh the first axes of each parameter are divided."""
+"""The axes of the mesh among which the leading axes of each parameter are divided."""
 
 
 class FlaxSharded(LayerOnMesh, FlaxLinen):

@@ -22,14 +22,14 @@ DEVICES = 4
 """The number of devices of the largest mesh."""
 FLAG = "--xla_force_host_platform_device_count"
 AXES = ("batch", "heads")
-"""The names of the axes of the mesh of a layer."""
+"""The names of the axes of a layer's mesh."""
 STARTED = (
     "import jax, jax.numpy as jnp",
     f'jax.config.update("jax_num_cpu_devices", {DEVICES})',
 )
-"""What an example begins with."""
+"""The first lines of an example."""
 PARAMETER = "weights."
-"""What the names of parameters begin with, among the arrays of a call."""
+"""The prefix of the names of parameters among the arrays of a call."""
 
 
 class OnMesh(NativeAdapter):

@@ -25,7 +25,7 @@ AXES = {
     "mask": ("batch", "heads", "queries", "keys"),
     "bias": ("batch", "heads", "queries", "keys"),
 }
-"""What the axes of each argument are; lengths are the same on all devices."""
+"""The names of the axes of each argument; lengths are the same on all devices."""
 
 
 class ShardedAttention(FunctionOnMesh, DotProductAttention):

@@ -26,7 +26,7 @@ LAYOUTS: dict[str, tuple[str | None, ...]] = {
     ".*/(query|key|value)/bias": ("heads", None),
     ".*/attention_output/kernel": ("heads", None, None),
 }
-"""The axes of the mesh among which variables are divided, by a pattern of their paths."""
+"""For each pattern of paths of variables, the axes of the mesh among which these are divided."""
 
 SCORES = {"return_attention_scores": True, "training": False}
 MODES = (

@@ -227,7 +227,7 @@ def _side_by_side(heads: np.ndarray) -> np.ndarray:
 
 
 _Instead = tuple[Natives, dict[str, Any], Any]
-"""Inputs and attributes that replace a mask or part of it, and the remaining mask or None."""
+"""Inputs and attributes that replace all or part of a mask, and the remaining mask or None."""
 
 
 def _past(query: Any, key: Any, value: Any, mask: Any) -> _Instead:

@@ -36,7 +36,7 @@ _BROAD = 4
 """The factor by which the layer is wider, and has more heads, than the problem."""
 
 _POWERS = {"float64": 50, "float32": 20, "bfloat16": 20, "float16": 14}
-"""The exponent n by dtype: the dtype represents 2^n, and a variance vanishes when added to 4^n."""
+"""For each dtype, an n such that it represents 2^n, and a variance vanishes when added to 4^n."""
 
 
 class EncoderLayerAttention(Layer):

@@ -40,7 +40,7 @@ _MODES = (
 )
 
 _NO_KERNEL = ("No available kernel", "No viable backend")
-"""The beginnings of torch's error messages if the only enabled kernel cannot be used."""
+"""How torch's error messages begin if the only enabled kernel cannot be used."""
 
 
 def _example(attention: str, imports: str = "") -> Example:

@@ -64,7 +64,7 @@ from conformance.adapter import Said, Static
 
 _PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
 _CHUNKS = (1, 2, 3, 5)
-"""How many tokens are handed over at once beside a cache, again and again."""
+"""The numbers of tokens in successive calls with a cache, which are cycled through."""
 
 
 class _Packed(SegmentIds):

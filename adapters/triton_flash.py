@@ -32,7 +32,7 @@ from conformance import (
 
 TILE = 32
 MOST_TILES = 8
-"""The most tiles of queries, over all heads, to interpret in dtypes other than float32."""
+"""The most query tiles, over all batch entries and heads, to interpret in dtypes but float32."""
 
 
 class TritonFlash(Function):

@@ -39,7 +39,7 @@ import triton.language as tl
 
 INFINITY = tl.constexpr(math.inf)
 TILE = 32
-"""The size of a tile: small, for the interpreter. On a GPU, 64 or 128 are faster."""
+"""The size of a tile, small for the interpreter; on a GPU, 64 or 128 are faster."""
 
 
 @triton.jit

@@ -60,7 +60,7 @@ _CAUSAL_AS_BUILT = (
     "    return layer(*inputs, **options)",
 )
 _BUILT_IN = ("max_attend_past", "logit_softclamp_value")
-"""Features that are arguments of the constructor."""
+"""The arguments of the constructor that express features."""
 _FLASH = ("flash", "flash-train", "flash-causal-in-call")
 
 

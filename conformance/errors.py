@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     """`run --strict`: an implementation violates a requirement of level must. `gate`: a result is
     worse than in the baseline, or the baseline is out of date."""
     USAGE = 2
-    """The command line, a name or a file was wrong; nothing was run."""
+    """The command line, a name or a file was invalid; nothing was run."""
     NOTHING_VERIFIED = 3
     """Nothing was checked: everything was unavailable, unsupported or deselected."""
     INCOMPLETE = 4
@@ -41,7 +41,7 @@ PYTEST_CODES = {
     ExitCode.NOTHING_VERIFIED: 5,
     ExitCode.INCOMPLETE: 6,
 }
-"""The exit status of a pytest session for each code: pytest itself uses 0 to 5, not 6."""
+"""The exit status of a pytest session for each code; pytest itself uses 0 to 5, but not 6."""
 
 
 class ConformanceError(Exception):
@@ -51,7 +51,7 @@ class ConformanceError(Exception):
 
 
 MOST_NAMES = 24
-"""The most names that a message lists; beyond that it names the command that lists all of them."""
+"""The most names that a message lists; for more, it names the command that lists all of them."""
 
 _LISTS = {
     "case": "list cases",
@@ -60,7 +60,7 @@ _LISTS = {
     "implementation": "list implementations",
     "case, experiment or requirement": "list cases, list experiments or list requirements",
 }
-"""The subcommand of `mha-conformance` that lists all names of a kind, by kind."""
+"""The subcommand of `mha-conformance` that lists all names of each kind."""
 
 
 class UnknownName(ConformanceError):

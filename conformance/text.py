@@ -124,7 +124,7 @@ _AXES = {
     "weights.output": ("head component out",),
     "weights.output_bias": ("out",),
 }
-"""The axis names of each array, in each of its forms; other weights are "head component"."""
+"""The axis names of each array, for each form that it has; other weights are "head component"."""
 
 
 def axes(array: str, count: int) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from conformance.reports.totals import Located
 # Against the reference
 
 OUTPUT = "output.equals-definition"
-"""The requirement whose figures say how accurate the output is."""
+"""The requirement whose figures say how accurate an output is."""
 
 _KINDS = {
     OUTPUT: "output",
@@ -28,7 +28,7 @@ _KINDS = {
     "gradient.parameters-equal-definition": "gradients",
     "gradient.bias-equals-definition": "gradients",
 }
-"""Requirements that compare an answer with the definition, and with which part of it."""
+"""The requirements that compare an answer with the definition, and the part each compares."""
 
 
 def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accuracy]:
@@ -80,7 +80,7 @@ def _spread(measured: Sequence[tuple[str, Figures]]) -> Spread | None:
 # Against each other
 
 _UNDEFINED = "edge/"
-"""Cases whose answer no definition settles."""
+"""The prefix of cases whose answer the definition leaves open."""
 
 
 class Exchanged(NamedTuple):
@@ -97,7 +97,7 @@ class Exchanged(NamedTuple):
 
 
 Answers = dict[tuple[str, str], dict[str, Exchanged]]
-"""(dtype, case) to column to answer."""
+"""The answer of each column, keyed by (dtype, case) and then by column."""
 
 
 def exchanged(records: Sequence[Loaded], parts: Iterable[Part]) -> tuple[Answers, list[str]]:

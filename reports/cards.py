@@ -288,7 +288,7 @@ GLANCES = (
     Glance("No key at all", taking("size.no-key", "size.no-length")),
     Glance("No batch axis", taking("input.unbatched")),
 )
-"""The columns of the table."""
+"""The columns of the table of cards, which show what people look for first."""
 
 # Declarations beside observations
 
@@ -302,10 +302,10 @@ _NUMBERS = {
     "blocks if 1": "mask.blocks",
     "blocks, 0 or 1 only": "mask.blocks",
 }
-"""What adapters declare of numbers, and what 1 should be seen to mean then."""
+"""For each declared meaning of numbers, the meaning that 1 should be observed to have."""
 
 _AXES = {"dtype": "", "mode": "mode", "case": "case"}
-"""What an observation may depend on, and the word for it where its values do not speak."""
+"""What an observation may depend on, and the word to put before its values, if any."""
 
 Observations = Sequence[tuple[CaseResult, Phrase]]
 

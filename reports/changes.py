@@ -222,7 +222,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 Key = tuple[str, str, str, str, str]
-"""Of an item: implementation, device, case, dtype and mode."""
+"""The key of an item: implementation, device, case, dtype and mode."""
 
 Answers = Mapping[Key, CaseResult]
 
@@ -289,10 +289,10 @@ Kind = Literal["same", "worse", "lost", "otherwise", "fixed", "gained"]
 GOOD = ("conforms", "observed")
 
 COARSER = 10.0
-"""A deviation that grows by this factor is another deviation."""
+"""The factor by which a deviation must grow or shrink to count as changed."""
 
 _Owner = tuple[str, str]
-"""Implementation and device."""
+"""An implementation and a device."""
 
 
 class Records:
@@ -524,7 +524,7 @@ def _notes(before: Records, after: Records) -> Iterator[str]:
 # On a terminal
 
 MOST_CHANGES = 12
-"""How many changes of one kind are printed; --format json has them all."""
+"""The most changes of one kind to print; --format json has all of them."""
 
 STYLES = {
     "✗": "bold red",

@@ -95,7 +95,7 @@ FAMILIES = (
 """The features, in the order of the report."""
 
 _NOTHING = frozenset({"cannot-be-asked", "none"})
-"""Values of experiments that show no convention."""
+"""The values of experiments that do not show a convention."""
 
 
 def features(

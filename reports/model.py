@@ -22,10 +22,10 @@ from conformance.records.record import Record
 SCHEMA = "mha-conformance/report/2"
 
 Loaded = tuple[Path, Record, Mapping[str, Array]]
-"""A record, where it was read, and its exchange arrays by "item id|array"."""
+"""The path of a record, the record, and its exchange arrays by "item id|array"."""
 
 Standing = Literal["conforms", "deviates", "not verified"]
-"""`not verified`: nothing is known to be wrong, but a question was left open."""
+"""`not verified`: nothing is known to be wrong, but a question remains open."""
 Counts = dict[str, int]
 
 

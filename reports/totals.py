@@ -32,13 +32,13 @@ GRAVITY = (
     "observed",
     "unsupported",
 )
-"""Verdicts in the order of `CaseResult.verdict`: the first that occurs decides."""
+"""The verdicts in the order of `CaseResult.verdict`: the first that occurs decides."""
 
 BAD = ("deviates", "error", "timed-out", "crashed")
-"""Verdicts that fail a run, from least to most grave."""
+"""The verdicts that fail a run, from least to most severe."""
 
 WRONG = frozenset({"deviates", "error"})
-"""Verdicts that say with evidence that something is wrong."""
+"""The verdicts that are evidence of something wrong."""
 
 _WITHOUT_OUTCOME = "Items without an outcome: the process died, or the run ended before them."
 _UNKNOWN = "The record does not say what this requirement is."

@@ -26,7 +26,7 @@ from conformance.reports.totals import WRONG, by_key, finding_counts
 from conformance.words import say
 
 _PLATFORM = ("numpy", "python")
-"""What a library runs on, which is shown where it differs between records."""
+"""What every library runs on, which is shown where it differs between records."""
 
 
 def trends(parts: Iterable[Part], earlier: Sequence[Loaded]) -> list[Trend]:

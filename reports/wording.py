@@ -29,7 +29,7 @@ from conformance.text import element, printable
 from conformance.words import advice, say, tables
 
 UNSORTED = "unsorted deviation"
-"""The kind of what no baseline sorts."""
+"""The kind of deviations that no baseline classifies."""
 
 SYMBOLS = {
     "conforms": "✓",
@@ -42,7 +42,7 @@ SYMBOLS = {
     "unavailable": "∅",
     "not-run": "?",
 }
-"""A symbol for each verdict, so that colour is never alone."""
+"""A symbol for each verdict, so that no meaning depends on colour alone."""
 
 MEANINGS = {
     "conforms": "within rounding noise of the definition, or as declared",

@@ -44,7 +44,7 @@ NumberMeans = Literal[
 Native = BoolArray | Array | Static
 
 WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-"""Integer dtypes of mask arguments."""
+"""The integer dtypes that a mask argument may have."""
 
 AXES = ("batch", "heads", "query", "key")
 

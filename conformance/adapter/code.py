@@ -27,7 +27,7 @@ SMALL = Shape(
     output_width=8,
     sharing="self",
 )
-"""Self-attention with sizes that are easy to tell apart in generated code."""
+"""Self-attention whose sizes are easy to tell apart in generated code."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Framework:
 
 
 _RUNTIME = Framework("import numpy as np", "{}", '{}.astype("{dtype}")', "{}.astype(float)")
-"""The syntax for runtimes that take and return NumPy arrays."""
+"""The syntax of runtimes that take and return NumPy arrays."""
 
 FRAMEWORKS: Mapping[str, Framework] = {
     "torch": Framework(
@@ -189,4 +189,4 @@ FRAMEWORKS: Mapping[str, Framework] = {
     ),
     **dict.fromkeys(("onnx", "onnxruntime", "openvino"), _RUNTIME),
 }
-"""The syntax of each framework, by the name of its bridge."""
+"""The syntax of each framework, keyed by the name of its bridge."""

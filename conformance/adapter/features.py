@@ -26,15 +26,15 @@ from conformance.definition.problem import Causal, Problem, Shape
 from conformance.errors import WrongDeclaration
 
 Static = bool | int | float | str | tuple[Any, ...] | None
-"""A plain value, which is passed as it is and is a constant of a compiled program."""
+"""A plain value, which is passed unchanged and is a constant in a compiled program."""
 Value = np.ndarray | Static
 
 MASKABLE = ("key lengths", "query lengths", "segments", "window", "alibi")
-"""Parts of a problem that a mask, or an added bias, can express."""
+"""The parts of a problem that a mask or an additive bias can express."""
 PARTS = ("positions", *MASKABLE, "soft cap", "sinks", "rotary", "query/key norm")
-"""Parts of a problem besides mask, causal mask and bias; the first decide where a query stands."""
+"""The parts of a problem other than mask, causal mask and bias; positions place its tokens."""
 MEETING = ("key lengths", "query lengths", "segments")
-"""Rules that decide whether two tokens meet at all, wherever they stand."""
+"""The rules that decide, regardless of position, whether a query may attend to a key."""
 
 _INTEGERS = ("int32", "int64", "uint32", "uint64", "int16", "uint16", "int8", "uint8")
 

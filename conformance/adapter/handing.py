@@ -24,7 +24,7 @@ from conformance.frameworks.base import Framework, Natives
 
 TOKENS = "(batch length) heads head"
 Index = np.ndarray
-"""Which tokens, counted over the whole batch, lie where; −1 stands for memory that none uses."""
+"""The token at each place, counted over the whole batch; −1 marks memory that no token uses."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from conformance.errors import WrongDeclaration
 
 Layout = tuple[tuple[str, ...], ...]
-"""For each axis of the array, the named axes that are joined in it; () for size 1."""
+"""For each axis of the array, the named axes that are joined in it; () for an axis of size 1."""
 
 _WORD = re.compile(r"\w+")
 _AXIS = re.compile(r"\s*(?:(\w+)|\(([\w\s]*)\))\s*")

@@ -38,7 +38,7 @@ from conformance.words import tables
 GROUP = "conformance.adapters"
 
 BUILT_IN = "conformance.adapters"
-"""The package whose modules define built-in adapters in tables `ADAPTERS`."""
+"""The package whose modules define the built-in adapters in tables named `ADAPTERS`."""
 
 _TABLE = re.compile(r"^ADAPTERS = (\{.*?\})$", re.MULTILINE | re.DOTALL)
 _BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")

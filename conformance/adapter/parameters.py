@@ -22,7 +22,7 @@ from conformance.errors import WrongDeclaration
 
 Positions = npt.NDArray[np.intp]
 Parameters = dict[str, Array]
-"""Native parameters by their name in the implementation."""
+"""Native parameters, keyed by their names in the implementation."""
 
 _OF_KEY_VALUE_HEADS = ("key", "key_bias", "value", "value_bias")
 

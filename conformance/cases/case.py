@@ -28,7 +28,7 @@ from conformance.definition.problem import (
 )
 
 Drawn = dict[str, Array]
-"""Inputs and weights by name ("query", "weights.query", "cotangent"), not yet rounded."""
+"""Inputs and weights before rounding, by name ("query", "weights.query", "cotangent")."""
 
 Pattern = Callable[[Shape, np.random.Generator], BoolArray]
 BiasPattern = Callable[[Shape, np.random.Generator], Array]
@@ -353,7 +353,7 @@ FAMILIES: dict[str, Shape] = {
         1, 3, 5, 9, 4, kv_heads=3, widths=(12, 12, 12, 12), bias=False, sharing="memory"
     ),
 }
-"""The shape families; there are few, because compiling frameworks compile for each new shape.
+"""The shape families, which are few because compiling frameworks compile for each new shape.
 
 Within a family, all sizes (batch, query, key, heads, kv_heads, group, head, value_head) differ
 wherever implementations allow it, so that swapped axes change a shape or the answer. Widths equal

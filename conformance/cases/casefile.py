@@ -38,9 +38,9 @@ KEY = "mha-conformance"
 MOST_BYTES = 64 * 2**20
 """The maximum size of a case file; larger ones are rejected before they are read."""
 MOST_NUMBERS = 2**22
-"""The maximum size of an array and of the logits, of which the reference makes many copies."""
+"""The most elements of an array, or of the logits, of which the reference makes many copies."""
 LARGEST = 1e30
-"""The maximum magnitude of a number: products of numbers must not overflow float64."""
+"""The maximum magnitude of a number, so that products of numbers do not overflow float64."""
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 
@@ -65,7 +65,7 @@ Sizes = msgspec.defstruct(
     frozen=True,
     forbid_unknown_fields=True,
 )
-"""The fields of `Shape` as a struct that checks the bounds of sizes."""
+"""A struct with the fields of `Shape` that checks the bounds of sizes."""
 
 
 class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -39,7 +39,7 @@ KEY_BIAS_IDLE = {
 }
 
 _FEEL_KEY_BIAS = {"soft", "sinks", "rotary", "norm"}
-"""How the names of features begin under which a number that all logits share does matter."""
+"""First words of the names of features for which a constant added to a row of logits matters."""
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -172,7 +172,7 @@ def _at_least(page: int, grid: Grid) -> Grid:
 
 
 PAGED_HEAD = PAGED_ROWS = 16
-"""Head size and tile of queries of cases whose keys are in pages, where nothing is declared."""
+"""The head size and query tile of cases with paged keys if no geometry is declared."""
 
 
 def large_cases() -> tuple[Case, ...]:

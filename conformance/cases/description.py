@@ -16,7 +16,7 @@ from conformance.text import plural, some
 
 MOST_PLANES = 4
 MOST_ELEMENTS = 2**17
-"""The maximum size of a drawn mask: larger ones are unreadable and would inflate records."""
+"""The most elements of a mask to draw: larger ones are unreadable and would inflate records."""
 
 
 def describe_all(cases: Iterable[Case]) -> dict[str, CaseInfo]:

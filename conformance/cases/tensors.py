@@ -27,7 +27,7 @@ EXPONENT = {
     "F8_E5M2": 0x7C,
     "F8_E4M3": 0x7F,
 }
-"""For each dtype, the bits that are all set exactly in NaN and infinity (E4M3 has only NaN)."""
+"""For each dtype, the bits that are all set only in NaN and infinity (in E4M3, only in NaN)."""
 
 WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E5M2": 1, "F8_E4M3": 1} | {
     f"{sign}{8 * size}": size for sign in "IU" for size in (1, 2, 4, 8)

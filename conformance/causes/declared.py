@@ -15,7 +15,7 @@ _FORMS = {
     "form.zero-one": "handed.as-ones",
     "form.zero-infinite": "handed.as-infinite",
 }
-"""For each form, the phrase that says how the mask was passed."""
+"""For each form of a mask, the phrase that says how the mask was passed."""
 
 _MASKED_ROW = {
     "row.nan": "masked-row.nan",
@@ -31,7 +31,7 @@ _KEPT = {
     "dropout.drops-no-weight": "dropout.of-logits",
     "dropout.scaled-unevenly": "dropout.renormalised",
 }
-"""For each observation on the weights that dropout keeps, the cause."""
+"""The cause for each observation about the weights that dropout keeps."""
 
 
 def cause(finding: Finding, ex: Examination) -> Phrase:

@@ -52,17 +52,17 @@ LOCATED = ("output.", "gradient.", "weights.equal")
 """Prefixes of the requirements whose comparison with the definition shows which part differs."""
 
 ELEMENTS = 2**14
-"""If a problem has more attention weights than this, no roundings at single stages are searched."""
+"""The number of attention weights above which roundings at single stages are not tried."""
 
 MOST_ELEMENTS = 2**17
-"""If a problem has more attention weights than this, only defects of whole answers are searched,
-because all hypotheses have to be kept for others, and no similar problems are looked at."""
+"""The number of attention weights above which only defects of whole answers are tried, because
+partial ones require keeping all hypotheses, and similar problems are not examined."""
 
 MOST_SPELLINGS = 8
 
 UNIVERSAL = {"gradient.accuracy", "gradient.rounded", *precision.CLASSES.values()}
-"""Causes that say how accurate an answer is. Others explain other answers more exactly, and so do
-those that begin with "precision."; these do not contradict each other."""
+"""Causes that say how accurate an answer is. Like those that begin with "precision.", they hold
+even if similar problems have other, more exact causes."""
 
 NO_ANSWER = (ConformanceError, Unsupported, Raised)
 """The exceptions that a call may raise instead of returning an answer."""

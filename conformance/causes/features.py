@@ -710,7 +710,7 @@ _FORGOTTEN = {
     "backward.weights-without-segments": ("segments",),
     "backward.weights-without-lengths": ("key_lengths",),
 }
-"""Causes, and the fields without which the weights are made again in the backward pass."""
+"""For each cause, the fields without which the backward pass recomputes the weights."""
 
 
 def _row_of_context(a: Stages, weights: Array, d_weights: Array) -> Array:

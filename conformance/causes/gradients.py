@@ -18,7 +18,7 @@ from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 from conformance.records.phrase import NOTHING, Phrase
 
 Backward = tuple[Phrase, Stages]
-"""The cause that names a mistake of the backward pass, and the computation with that mistake."""
+"""A cause that names a mistake in the backward pass, and the computation with that mistake."""
 
 Arrays = dict[str, Array]
 

@@ -27,10 +27,10 @@ CHUNKS = (1, 2, 3, 4, 5, 8, 16)
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 
 MOST_ELEMENTS = 2**17
-"""Problems with more attention weights than this are not looked at."""
+"""Problems with more attention weights than this are not examined."""
 
 PARTS = (("key", "value"), ("value",), ("key",))
-"""Of what a mistake may be made."""
+"""The sets of arrays in which a mistake may occur."""
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,7 @@ def _reads(
 # Packed sequences
 
 Span = Callable[[int, int, int], tuple[int, int]]
-"""From the number of a sequence, and where its keys begin and end, to where those that are read
-do."""
+"""A function from a sequence's index and the bounds of its keys to the bounds of the keys read."""
 
 
 def _packed(maker: Maker, handed: Handed, declared: Packed) -> Iterator[Hypothesis]:

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from conformance.causes.handing import Handed
 
 BETTER = 0.5
-"""The largest share of the error that may remain if a hypothesis is to explain it."""
+"""The largest share of the rms error that may remain for a hypothesis to explain it."""
 
 ALIKE = 1.25
-"""Misfits whose ratio is less than this count as equal."""
+"""Misfits whose ratio is at most this count as equal."""
 
 HALF = ("float16", "bfloat16")
 
 FAILS = 0.05
-"""The least error of a row that overflowed or underflowed, as a share of the answer's size."""
+"""The least error of a row that overflowed or underflowed, relative to the size of the answer."""
 
 About = Mapping[str, Argument]
-"""Arguments of the id of a cause."""
+"""The arguments of the phrase that names a cause."""
 
 NO_MORE: About = MappingProxyType({})
 
@@ -46,13 +46,13 @@ _SHARED = frozenset(
     {"mask", "causal", "attn_bias", "scale", "window", "soft_cap", "sinks", "slopes"}
     | {"query_lengths", "key_lengths", "segments", "positions"}
 )
-"""Fields of a problem that do not affect projections and scores, unless positions rotate heads."""
+"""Fields that do not affect projections and scores, unless rotary embeddings depend on them."""
 
 _AFTER_SCORES = frozenset(
     {"scaled", "added", "capped", "sloped", "far", "biased", "hide", "softmax", "sinks", "of_sinks"}
     | {"mix", "merge", "finish"}
 )
-"""Stages that come after the projections and scores."""
+"""The stages after the projections and scores."""
 
 
 def significant(value: float, digits: int = 4) -> float:

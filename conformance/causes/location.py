@@ -14,7 +14,7 @@ from conformance.definition.problem import Problem
 from conformance.records.phrase import NOTHING, Phrase
 
 MOST = 3
-"""How many indices are listed one by one."""
+"""The most indices to list one by one."""
 
 CLEAR = 0.05
 """How far a head's least-squares share of a defect may be from 0 or 1."""

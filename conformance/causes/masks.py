@@ -13,10 +13,10 @@ from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 from conformance.records.phrase import NOTHING, Phrase
 
 FINITE = (1, 5, 10, 20, 30, 50, 100, 1e3, 1e4, 1e9)
-"""Numbers that programs use in place of infinity."""
+"""Finite numbers that programs use in place of infinity."""
 
 UNDERFLOWS = 80.0
-"""exp(−x) is negligible in float32 for x beyond this."""
+"""The x beyond which exp(−x) is negligible in float32."""
 
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 TILES = (2, 4, 8, 16, 32, 64, 128)

@@ -15,14 +15,14 @@ from conformance.records.phrase import NOTHING, Phrase
 
 STAGES = ("projections", "logits", "weights", "context", "output", "bias")
 SPREAD = 0.5
-"""If rounding is the cause, at least this share of the rows has errors in many elements."""
+"""The least share of rows that have errors in many elements if rounding is the cause."""
 
 LEAST = 0.02
-"""The least rms(error / σ), with σ of the narrower dtype; smaller errors have another cause. Where
-only the logits are narrower, it is about 0.04."""
+"""The least rms(error / σ), with σ of the narrower dtype; a smaller one has another cause. If only
+the logits are narrower, it is about 0.04."""
 
 CLASSES = {24: "accuracy.float32", 11: "accuracy.float16", 8: "accuracy.bfloat16"}
-"""By significand bits of a narrower dtype: the cause that an array is only accurate to these."""
+"""By significand bits of a narrower dtype, the cause that an array is only that accurate."""
 
 
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
@@ -71,10 +71,10 @@ def _factors(rounding: Callable[[Array], Array]) -> Change:
 
 
 ALIKE = 0.7
-"""Errors of two nearly equal problems with a correlation beyond this are not rounding errors."""
+"""The correlation above which the errors of two nearly equal problems are not rounding errors."""
 
 Again = Callable[[int], Mapping[str, Array]]
-"""A function of bits: the errors of the answer by array, with inputs perturbed by some 2^-bits."""
+"""A function of `bits`: the errors by array, with inputs perturbed by about 2^-bits."""
 
 
 def coarse(

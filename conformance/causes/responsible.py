@@ -36,7 +36,7 @@ COMPARED = frozenset(
         "weights.equal-definition",
     }
 )
-"""The requirements whose findings have a responsible part: others compare with another call."""
+"""The requirements whose findings name a responsible part; others compare with another call."""
 
 NO_ANSWER = (ConformanceError, Unsupported, Raised)
 

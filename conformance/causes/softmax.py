@@ -19,7 +19,7 @@ from conformance.records.phrase import NOTHING, Phrase
 TILES = (2, 4, 8, 16, 32, 64, 128)
 
 MOST_TILES = 12
-"""The most tiles of keys to suspect one by one, each of which costs an attention."""
+"""The most tiles of keys to test one by one; each test computes the attention once."""
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:

@@ -441,7 +441,7 @@ _NUMBERS = {
     "attends, 0 or 1 only": "1 attends, 0 blocks, other numbers are undefined",
     "blocks, 0 or 1 only": "1 blocks, 0 attends, other numbers are undefined",
 }
-"""Longer texts for values of `MaskArgument.number` that need an explanation."""
+"""Explanations of those values of `MaskArgument.number` that need one."""
 
 
 def _masks(adapter: Adapter) -> str:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".case"
 LONGEST_SCRIPT = 180.0
-"""The time limit in seconds for running a generated script; importing TensorFlow takes ten."""
+"""The time limit in seconds for a generated script; importing TensorFlow alone takes ten."""
 
 
 class Shown(msgspec.Struct, frozen=True):

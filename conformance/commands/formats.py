@@ -30,7 +30,7 @@ OUTPUTS = {
     "reproduce": ("conformance.commands.explore:Searched", "what mha-conformance reproduce prints"),
     "compare": ("conformance.reports.changes:Changes", "what mha-conformance compare prints"),
 }
-"""By name: the type of an output, as "module:NAME", and a description."""
+"""For each output, its type as "module:NAME" and a description."""
 
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)

@@ -88,7 +88,7 @@ BUILDS = {
     "conformance-github.yml": "github.yml.j2",
     "conformance-gitlab.yml": "gitlab.yml.j2",
 }
-"""The template of each build, of which adapters in one folder need one."""
+"""The template of each CI configuration; all adapters in one folder share it."""
 
 
 @dataclass(frozen=True)

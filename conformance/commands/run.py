@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 WITHOUT = ("logging", "subtests", "warnings", "unraisableexception", "threadexception")
 QUICK = ("-q", "--assert=plain", "--capture=sys", *(f"-pno:{plugin}" for plugin in WITHOUT))
-"""pytest arguments that disable features which cost as much per test as a small attention."""
+"""pytest arguments that disable features which cost as much per test as a small attention call."""
 
 
 _PATHS: dict[str, dict[str, Any]] = {
     "record": {"type": Path, "action": Once},
     "case-file": {"type": Path},
 }
-"""The types of these options; in pytest they are strings, because xdist sends them to workers."""
+"""The types of these options; in pytest they are strings, which xdist can send to workers."""
 
 
 def add_parser(commands: Commands) -> None:

@@ -15,7 +15,7 @@ from conformance.running import DEVICES, LEVELS
 
 FILE = Path("pyproject.toml")
 BASELINE = "conformance.toml"
-"""The file of known deviations if nothing names another."""
+"""The default file of known deviations."""
 
 
 class Settings(msgspec.Struct, frozen=True):

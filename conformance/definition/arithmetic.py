@@ -24,17 +24,17 @@ from conformance.definition.dtypes import Array, DType
 from conformance.records.numbers import UNDERFLOW
 
 Kind = Literal["tensor", "logits", "probability", "returned", "angle"]
-"""What an intermediate is, which decides the format in which each class stores it.
+"""The kind of an intermediate, which decides the format in which each class stores it.
 
-"logits" are statistics and factors too; "returned" was rounded to the dtype because it is returned;
-an "angle" is never stored in a format that is less accurate than float32.
+"logits" include statistics and factors; "returned" is rounded to the dtype because it is returned;
+an "angle" is never stored in a format less accurate than float32.
 """
 
 SAMPLES = 12
 FEWER_SAMPLES = 6
-"""Numbers of samples: `SAMPLES` for classes that decide verdicts, `FEWER_SAMPLES` for others.
+"""The numbers of samples: `SAMPLES` for classes that decide verdicts, `FEWER_SAMPLES` for others.
 
-They bound the quality of σ for an element that dominates its row: with 8 samples, one correct
+They limit the quality of σ for an element that dominates its row: with 8 samples, one correct
 element in 400,000 exceeded 8σ; with 16, one in 2,500,000, at twice the cost.
 """
 
@@ -60,7 +60,7 @@ CLASSES = (
     AccuracyClass("B", True, True, True, False),
     AccuracyClass("C", True, True, True, True),
 )
-"""The accuracy classes, from the most accurate to the least; each includes the one before it.
+"""The accuracy classes, from most to least accurate; each rounds all that the one before it rounds.
 
 `conformance.records.numbers.ACCURACY` describes in words what each class rounds.
 """
@@ -410,7 +410,7 @@ AMPLIFIED = 2.0**-13
 """The roundoff to which `Amplified` raises smaller ones: 2^11 times that of float32."""
 
 _AT_ONCE = 2**15
-"""How many elements `Amplified` multiplies with noise at once."""
+"""How many elements `Amplified` multiplies by noise at once."""
 
 
 @lru_cache(maxsize=8)
@@ -428,7 +428,7 @@ def _stratified(samples: int, wide: str) -> Array:
 
 
 MOST_SUMMED = 2**18
-"""The most products that einsum sums; if there are more, matrix products are much faster."""
+"""The most products to sum with einsum; beyond that, matrix products are much faster."""
 
 
 def projected_by_identity(axes: str, values: Array, identity: Array) -> Array:
@@ -502,7 +502,7 @@ def is_identity(weight: Array) -> bool:
 
 
 _identities: WeakValueDictionary[int, Array] = WeakValueDictionary()
-"""The weights that were found to be identities: to look again takes longer than to attend."""
+"""Weights known to be identities; checking again would take longer than the attention."""
 
 
 def _first(operand: Array, axes: str, position: int) -> Array:

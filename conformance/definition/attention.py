@@ -292,7 +292,7 @@ class _Repeats(NamedTuple):
 
 
 _known: WeakKeyDictionary[Problem, _Repeats] = WeakKeyDictionary()
-"""What was found in problems: to look in each noisy evaluation takes a quarter of its time."""
+"""The repetitions of each problem; finding them takes a quarter as long as a noisy evaluation."""
 
 
 def _repeats(problem: Problem) -> _Repeats:
@@ -337,7 +337,7 @@ def _project(
 
 
 FEW = 64
-"""Among so many equal keys, the usual noise covers what their errors add up to."""
+"""Up to this many equal keys, the usual noise covers the sum of their errors."""
 
 
 def equal_keys(problem: Problem) -> int:

@@ -25,21 +25,21 @@ BETWEEN_ANSWERS = 11.31
 """The limit for comparing two answers to one problem: √2·LIMIT, because both have noise."""
 
 DOUBTFUL = 2.0
-"""Up to how many times its limits an array is compared again with σ from more samples."""
+"""An array that exceeds its limits by at most this factor is checked with σ from more samples."""
 
 FEWEST = 64
 """Arrays with fewer elements are judged by their worst element alone: their errors may come from
-three or four roundings, so the rms varies as much as one element does."""
+three or four roundings, so the rms varies as much as a single element."""
 
 RMS = 0.25
-"""Limit of the rms, as a part of the limit of an element: 2σ. The largest rms of 28 correct
+"""The limit of the rms, relative to that of an element: 2σ. The largest rms of 28 correct
 algorithms is 1.7σ (`benchmarks/calibrate.py --honest`)."""
 
 SINGLE = 2.0**-20
-"""No relative σ of a weight in float32 is much larger than this, and none in half smaller."""
+"""The relative σ of a weight is not much larger than this in float32, and not smaller in half."""
 
 UNBIASED = ("output", "weights")
-"""Arrays whose bias is judged: gradients of shared weights sum up what is correlated."""
+"""The arrays whose bias is judged: in gradients of shared weights, correlated errors add up."""
 
 _HUGE = 1e100
 """The magnitude to which ratios are clipped, so that their squares can be added."""

@@ -28,20 +28,20 @@ MOST_ELEMENTS = 2**20
 """The most logits, over all samples, to compute at once: larger arrays do not fit into caches."""
 
 LARGE = 1_200_000
-"""Products in the logits, or 16 times elements of projected heads, from which on the samples are
-amplified ones, which take less time. Smaller problems are sampled as they always were."""
+"""The number of products in the logits, or 16 times that of elements of projected heads, from which
+a problem counts as large. Its samples are amplified ones, which take less time."""
 
 LARGE_SAMPLES = 10
 HALF_SAMPLES = 6
 FEWER_LARGE_SAMPLES = 3
-"""Numbers of samples of large problems: in float32 and float64; for classes of half precision that
-decide verdicts, of which the final rounding is a large part; and for other classes.
+"""The numbers of samples of large problems: in float32 and float64; for half-precision classes that
+decide verdicts, where the final rounding is a large part of the noise; and for other classes.
 
 With 6 samples in float32, 2 of 3,400 arrays of correct algorithms had an element beyond 8σ.
 """
 
 CAREFUL = 8
-"""How many times more samples estimate σ again before a small deviation is reported.
+"""How many times more samples are used to estimate σ again before a small deviation is reported.
 
 With 10 samples, the smallest of 66,048 σ of a value gradient was 0.46 of its careful estimate.
 """
@@ -197,7 +197,7 @@ def _squares_of_large(
 
 
 FAR = 256.0
-"""The position up to which the noise of an amplified angle is small enough to be proportional."""
+"""The position up to which the noise of an amplified angle is small enough to act linearly."""
 
 
 def _reach(problem: Problem) -> float:

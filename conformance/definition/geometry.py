@@ -264,7 +264,7 @@ LARGE = (
     Grid(head_size=64, tiles=(64, 64)),
     Grid(head_size=128, value_head_size=64, tiles=(128, 128)),
 )
-"""The grids of level "large", for implementations that take every size."""
+"""The grids of level "large", for implementations that accept every size."""
 
 
 def _is_size(value: object) -> bool:
@@ -322,7 +322,8 @@ _HEADS: Mapping[str, Pair] = {
     "decoding": (20, 10),
     "many-heads": (20, 10),
 }
-"""Query and key/value heads, where a grid has others: work is dealt out by heads, too."""
+"""The query and key/value heads of families that have other numbers on a grid, because kernels also
+divide work by heads."""
 
 
 def _beyond_a_tile(small: Shape) -> Lengths:

@@ -58,7 +58,7 @@ INPUT_AXES: Mapping[str, tuple[str, ...]] = {
     "key": ("batch", "key_length", "key_width"),
     "value": ("batch", "key_length", "value_width"),
 }
-"""For each input, the fields of `Shape` that are the sizes of its axes."""
+"""For each input, the fields of `Shape` that give the sizes of its axes."""
 
 WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     "query": ("query_width", "heads", "head_size"),
@@ -71,7 +71,7 @@ WEIGHT_AXES: Mapping[str, tuple[str, ...]] = {
     "output_bias": ("output_width",),
     "score": ("heads", "head_size"),
 }
-"""For each canonical weight, the fields of `Shape` that are the sizes of its axes."""
+"""For each canonical weight, the fields of `Shape` that give the sizes of its axes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ class Weights:
 
 WEIGHT_NAMES = tuple(item.name for item in dataclasses.fields(Weights))
 ARRAY_NAMES = ("query", "key", "value", "cotangent", "mask", "attn_bias", "weights_cotangent")
-"""The fields of a problem that are arrays and that problems without features have too."""
+"""The fields of a problem that are arrays and do not belong to a feature."""
 FEATURE_ARRAYS = (
     "sinks",
     "slopes",
@@ -189,7 +189,7 @@ FEATURE_ARRAYS = (
     "positions.query",
     "positions.key",
 )
-"""The arrays of a problem's features; those after a dot are fields of that field."""
+"""The arrays of a problem's features; a dot separates a feature from one of its fields."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

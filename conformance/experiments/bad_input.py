@@ -29,13 +29,13 @@ from conformance.requirements.laboratory import Laboratory, Refused
 
 READS_BEYOND = Phrase("bad-input.reads-beyond")
 AROUND = (np.nan, 0.0)
-"""The numbers that surround each array: first NaN or True, then 0 or False."""
+"""The values that surround each array: first NaN or True, then 0 or False."""
 SHORT = 3
-"""A length that is shorter than that of all keys, and equal to no other size."""
+"""A length that is less than the number of keys and differs from every other size."""
 
 Inputs = dict[str, Array]
 Meanings = Mapping[str, Callable[[], Array]]
-"""Outputs of calls that are well defined, by the id that says which; solved only if needed."""
+"""The outputs of well-defined calls, by the id that describes the call; computed only if needed."""
 
 
 @topic(

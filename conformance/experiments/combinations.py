@@ -39,7 +39,7 @@ from conformance.requirements.polarity import examined
 UNEXPLAINED = Phrase("combined.unexplained")
 EQUAL = Sizes(batch=4, heads=4, query=4, key=4)
 BIASES = (-1.25, 0.5, -0.25, 1.5, -0.75)
-"""The numbers of a bias, which every dtype represents."""
+"""Values of a bias, all of which every dtype represents exactly."""
 
 
 @topic(

@@ -216,7 +216,7 @@ def _comparable(entry: Entry, lab: Laboratory) -> tuple[Phrase, Phrase]:
 
 
 _PLACES = (Phrase("place.output"), Phrase("place.weights"), Phrase("place.parameters"))
-"""Where a number may turn up; gradients of inputs have other names if these are one array."""
+"""Where a number may turn up, except in gradients of inputs, whose names depend on the sharing."""
 
 
 def topic(

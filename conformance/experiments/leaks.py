@@ -15,10 +15,10 @@ from conformance.records.phrase import Argument, Phrase
 from conformance.requirements.laboratory import Laboratory, Outcome, Refused, Seen
 
 HIDDEN = 1
-"""The key that is blocked for every query."""
+"""The position of the key that is blocked for every query."""
 
 VISIBLE = 0
-"""A key that is visible for every query."""
+"""The position of a key that is visible to every query."""
 
 
 @topic(
@@ -47,7 +47,7 @@ INPUTS = {
     "memory": {"query": "query", "key": "memory"},
     "self": {"query": "token"},
 }
-"""The inputs by sharing, and what they are called on a card."""
+"""For each kind of sharing, the inputs and what they are called on a card."""
 
 
 def _unmasked(lab: Laboratory) -> Iterator[Entry]:

@@ -28,7 +28,7 @@ from conformance.requirements.laboratory import (
 )
 
 HEADS, LENGTH = 4, 144
-"""Sizes at which the output is several tiles, and work is divided among threads."""
+"""Sizes at which the output spans several tiles, so that work is divided among threads."""
 
 STRIDED = (("strided", "gaps"), ("window", "window"))
 

@@ -68,7 +68,7 @@ SHAPES = (
     "heads batch query key",
     "batch heads+1 query key",
 )
-"""The shapes to try: right ones, transposed ones, and ones with wrong numbers of heads or keys."""
+"""The shapes to try: correct, transposed, and with wrong numbers of heads or keys."""
 
 WITHOUT_BROADCASTING = tuple(
     name for name in SHAPES if len(name.split()) > 1 and not {"1", "heads+1"} & set(name.split())
@@ -80,14 +80,14 @@ COINCIDENCES = (
     ("batch-is-query", {"batch": 3, "heads": 5, "query": 3, "key": 5}),
     ("batch-is-key", {"batch": 5, "heads": 3, "query": 3, "key": 5}),
 )
-"""Sets of sizes; any two axes have the same size in one of them."""
+"""Sets of sizes such that any two axes have the same size in one of them."""
 
 _UNANSWERED = {
     CANNOT_BE_ASKED.id: "shapes.cannot-be-asked",
     "another-shape": "shapes.answered-otherwise",
     "malformed-answer": "shapes.answered-otherwise",
 }
-"""Subjects of shapes that get no answer, by the reason; others are refused."""
+"""The subject of shapes without an answer, by the reason; for any other, they count as refused."""
 
 
 @topic(

@@ -19,17 +19,17 @@ from conformance.records.phrase import Phrase
 from conformance.requirements.laboratory import CANNOT_BE_ASKED, REFUSED, Laboratory, Refused
 
 HEAD_SIZES = (64, 128, 16, 32, 80, 96, 256, 72, 40, 33, 5)
-"""The most usual first, then others that are multiples of 16 or 8, and odd ones."""
+"""The head sizes to try: the most usual first, then other multiples of 8, then odd ones."""
 
 LENGTHS = ((128, 128), (64, 64), (256, 256), (16, 16), (5, 5))
-"""Lengths at which the head sizes are tried; further sizes are tried at the first that is taken."""
+"""Lengths at which head sizes are tried; other sizes are tried at the first that is accepted."""
 
 VALUES = (0.5, 2.0)
 """The sizes of value heads to try, relative to that of key heads."""
 
 LONGEST = (512, 1024)
 FAR_OFF = 0.05
-"""From which relative error on an answer is wrong: the question is not how accurate it is."""
+"""The relative error above which an answer is wrong; its accuracy is not in question here."""
 
 HEADS = (1, 3, 8, 32)
 GROUPS = (2, 3, 8, 16)

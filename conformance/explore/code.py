@@ -13,7 +13,7 @@ from conformance.adapter.parameters import Parameter
 from conformance.definition.problem import Problem, Shape
 
 WIDTH = 100
-"""The most columns that a generated line may have."""
+"""The maximum length of a line of generated code."""
 
 NAMES = {
     "weights.query": "Wq",

@@ -44,36 +44,36 @@ T = TypeVar("T")
 
 MOST_SEEDS = 2**16
 MOST_REFUSED = 1000
-"""How many combinations of features are tried until one is taken."""
+"""The most combinations of features to try until one is accepted."""
 
 TILES = (16, 32, 64, 128, 256)
-"""The tiles of kernels: lengths are drawn at, before and after their multiples."""
+"""The tile sizes of kernels: lengths are drawn at their multiples and one before or after."""
 LONGEST = 640
 HEAD_SIZES = (16, 32, 64, 72, 80, 96, 128, 256)
-"""Sizes for which kernels have code of their own."""
+"""Head sizes for which kernels have specialised code."""
 MOST_HEADS = 32
 MANY_HEADS = (8, 10, 12, 16, 32)
-"""Numbers of key/value heads that models have."""
+"""Numbers of key/value heads that models use."""
 GROUPS = (2, 2, 2, 3, 4, 8, 16)
 
 USUAL = tuple(
     Geometry(head_sizes=HEAD_SIZES, tiles=tiles) for tiles in ((64, 64), (64, 128), (128, 128))
 )
-"""The sizes of kernels, for implementations that declare none."""
+"""The sizes of usual kernels, for implementations that declare none."""
 AT_SIZE = 0.2
-"""The share of problems at the sizes of kernels, where none are declared."""
+"""The share of problems at kernel sizes if none are declared."""
 KINDS = ({"keys"}, {"keys"}, {"queries"}, {"queries", "keys"}, {"heads"})
-"""What there is much of in a problem at the sizes of kernels."""
+"""What a problem at kernel sizes has many of."""
 WIDTH = 32
-"""How wide the inputs are at the sizes of kernels, if the suite supplies the projections."""
+"""The width of the inputs at kernel sizes if the suite supplies the projections."""
 
 MOST_COST, MOST_COST_AT_SIZE, MOST_COST_IF_LARGE = 2**18, 2**21, 2**23
-"""The largest costs of small problems, of those at the sizes of kernels, and of a few of these."""
+"""The highest costs: of small problems, of those at kernel sizes, and of large ones among these."""
 LARGE = 0.06
-"""The share of large problems. Each takes about as long as four others."""
+"""The share of problems with the next cost limit. Each takes about as long as four others."""
 
 FEATURED = 0.4
-"""The share of problems that have a feature, of each that an implementation declares."""
+"""The probability that a problem has a feature, for each that an implementation declares."""
 
 CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
 

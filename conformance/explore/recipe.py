@@ -99,7 +99,7 @@ FEATURES: dict[str, tuple[FeaturePattern, ...]] = {
     "lengths": (patterns.key_lengths, patterns.key_lengths_from_queries),
     "segments": (patterns.segments, patterns.two_segments),
 }
-"""The ways to draw each feature; a recipe names one by the feature and its place here."""
+"""The ways to draw each feature; a recipe names one by the feature and its index here."""
 SCALES = (None, 0.75, 0.125, 2.0, 1.0, 0.0, -0.5, -1.5)
 
 
@@ -132,7 +132,7 @@ class Recipe:
     group: int = 1
     size: int = 3
     value_size: int = 0
-    """0 stands for the same as `size`."""
+    """The head size of values; 0 stands for `size`."""
     extra: int = 1
     width: int = 0
     tiles: Pair | None = None

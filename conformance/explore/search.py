@@ -20,7 +20,7 @@ from conformance.frameworks import LACKS
 
 MOST_EXAMPLES = 10**6
 MOST_DRAWN = 20
-"""How many problems may be drawn for each that is wanted; others are refused."""
+"""The most problems to draw for each that is requested; some are not supported."""
 
 
 @dataclass(frozen=True)

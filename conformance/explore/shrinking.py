@@ -30,10 +30,10 @@ from conformance.explore.recipe import SHARINGS
 from conformance.explore.trial import ORDER, Deviation, Trial, askable, deviations
 
 MOST_ELEMENTS = 64
-"""The numbers of arrays larger than this are not simplified one by one."""
+"""The elements of arrays larger than this are not simplified one by one."""
 
 MOST_TRIED = 8
-"""How many positions of an axis are tried as the only one kept, or the only one removed."""
+"""The most positions of an axis to try as the only one kept, or the only one removed."""
 
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
@@ -61,7 +61,7 @@ _TOGETHER: Mapping[str, tuple[str, ...]] = {
     "inputs": _WIDTHS[:3],
     "widths": _WIDTHS,
 }
-"""Fields of `Shape` that are made smaller together, by the name of the step."""
+"""Fields of `Shape` that are reduced together, by the name of the step."""
 
 FEATURES = (
     "window",
@@ -78,15 +78,15 @@ FEATURES = (
 """The fields of a problem that are removed as a whole."""
 
 UNITS = (1.0, 0.5, 0.25, 0.125, 2.0**-6)
-"""Numbers are rounded to multiples of these, the simplest first."""
+"""The units to whose multiples numbers are rounded, the simplest first."""
 
 NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
 
 _MOVE_WIDTHS = frozenset({"kv_heads", "group", "head_size", "value_head_size"})
-"""Axes whose sizes may determine the widths, in implementations that require this."""
+"""Axes whose sizes determine the widths if an implementation requires it."""
 
 Move = Callable[[Adapter, Trial], Iterator[Trial]]
-"""A function that yields trials that could replace a trial, the smallest first."""
+"""A function that yields possible replacements of a trial, the smallest first."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,11 +27,11 @@ from conformance.records.exploration import (
 from conformance.records.findings import INFINITE
 
 MOST_CLASSES = 20
-"""How many classes one implementation is searched for: with more of them, look at these first."""
+"""The most classes of deviations to collect for one implementation; more can wait."""
 
 
 Known = Callable[[Trial, Deviation], bool]
-"""Whether a deviation is known already, and no finding."""
+"""A function that returns whether a deviation is already known, and thus not a finding."""
 
 
 def survey(

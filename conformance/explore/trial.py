@@ -29,10 +29,10 @@ from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import Examination, Raised, Workbench
 
 MADE_OF_OTHERS = frozenset({"weights.rows-sum-to-one", "weights.made-the-output"})
-"""Requirements that compare an answer with itself; if one fails, so does another on an element."""
+"""Requirements that compare parts of one answer; if one fails, so does another on an element."""
 
 OF_FEATURES = "gradient.features-equal-definition"
-"""The requirement on the gradients of features, for every problem that has such features."""
+"""The requirement on gradients of features, for every problem whose features have gradients."""
 
 LOOKED_AT = tuple(
     item
@@ -43,18 +43,18 @@ LOOKED_AT = tuple(
 """The requirements that a search checks: those that a single answer decides."""
 
 ORDER = ("float32", "float64", "bfloat16", "float16")
-"""Dtypes in the order in which a reader prefers a reproduction."""
+"""The dtypes, in the order in which a reader prefers a reproduction."""
 
 BEYOND_DOUBT = 4
-"""Errors of more than so many times the limit are reported without measuring σ again."""
+"""An error of more than this many times the limit is reported without estimating σ again."""
 
 ROUGH = 3
-"""How many samples are used to estimate σ before anything is suspected. Most of the time of a
-search is spent on σ. An answer that is within `SUSPECT` of the limit by this estimate is right."""
+"""The number of samples for the first estimate of σ, which takes most of the time of a search. An
+answer within `SUSPECT` times the limit by this estimate counts as right."""
 SUSPECT = 0.75
 
 LARGEST_LOGIT = 130.0
-"""With larger logits, rounding noise is too large to find anything; see docs/noise.md."""
+"""The largest logit: beyond it, rounding noise is too large to find anything; see docs/noise.md."""
 
 
 @dataclass(frozen=True, eq=False)

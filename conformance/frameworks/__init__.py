@@ -21,17 +21,17 @@ BRIDGES = {
     "paddle": ("conformance.frameworks.paddle_bridge", "Paddle", "paddle"),
     "tinygrad": ("conformance.frameworks.tinygrad_bridge", "Tinygrad", "tinygrad"),
 }
-"""For each framework: the module and class of its bridge, and the package that it imports."""
+"""For each framework: the module and class of its bridge, and the package that this imports."""
 
 LACKS = {"numpy": ("bfloat16",)}
-"""The dtypes that a framework lacks, listed here so that it need not be imported to know."""
+"""The dtypes that a framework lacks, listed here so that it need not be imported to find out."""
 
 DISTRIBUTIONS = {"mlx.core": "mlx", "paddle": "paddlepaddle"}
-"""The distribution to install, for packages imported under another name."""
+"""The distribution to install for each package that is imported under another name."""
 
 ENVIRONMENT = {"tinygrad": ("DEV", "PYTHON")}
-"""Default values of environment variables, set before the import: tinygrad's other devices need a
-compiler or a GPU."""
+"""Default values of environment variables, set before the import: the other devices of tinygrad
+need a compiler or a GPU."""
 
 
 @cache

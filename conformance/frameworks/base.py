@@ -27,14 +27,15 @@ Natives = dict[str, Any]
 """Arrays of a framework, by name."""
 
 Strides = Literal["", "gaps", "window"]
-"""Contiguous; with gaps between elements; or a slice of a larger array, with contiguous rows."""
+"""The layout in memory: contiguous, with gaps between elements, or a slice of a larger array with
+contiguous rows."""
 
 GUARD = 4096
-"""The numbers on either side of a surrounded array: more than one batch entry that is read beyond
-the end of an array of an experiment."""
+"""The number of elements on either side of a surrounded array: enough for a read of one more batch
+entry beyond the end of any array of an experiment."""
 
 Divided = list[tuple[int, Sequence[np.ndarray]]]
-"""Axes of an array that are divided among ranks, with the positions that each rank has."""
+"""The axes of an array that are divided among ranks, with the positions that each rank has."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Framework(ABC):
     settings: ClassVar[tuple[Setting, ...]] = ()
     """The process-wide settings of the framework."""
     rank: ClassVar[str] = ""
-    """What serves in the process of a rank, "module:class"; "" if there are no worlds."""
+    """The class that serves in the process of a rank, "module:class"; "" if there are no ranks."""
 
     @abstractmethod
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:

@@ -24,14 +24,14 @@ from conformance.frameworks.base import Evaluated, Framework, Function, Natives,
 from conformance.frameworks.surroundings import Setting
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Compiler options for programs that run only a few times: they compile six times as fast."""
+"""Compiler options for programs that run only a few times, which compile six times as fast."""
 
 OPTIMISED = {"xla_cpu_use_fusion_emitters": True}
 """Compiler options that restore XLA's default even if `XLA_FLAGS` changes it."""
 
 MOST_MAPPED = 40_000
-"""The number of memory mappings above which compiled programs are dropped: each keeps about twenty,
-Linux allows a process 65,530, and a process that compiles without any left dies."""
+"""The number of memory mappings above which compiled programs are dropped. Each keeps about twenty;
+Linux allows a process 65,530, and a process that compiles with none left dies."""
 
 
 _SETTINGS = (

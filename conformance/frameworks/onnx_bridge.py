@@ -20,10 +20,10 @@ from conformance.frameworks.numpy_bridge import Runtime
 
 Arrays = Mapping[str, np.ndarray]
 Signature = tuple[tuple[str, np.dtype, int], ...]
-"""Name, dtype and number of axes of each input that is passed."""
+"""The name, dtype and number of axes of each input that is passed."""
 
 OPSET = 17
-"""The default operator set, old enough for all recent runtimes."""
+"""The default opset, old enough for all recent runtimes."""
 
 
 @dataclass(frozen=True)

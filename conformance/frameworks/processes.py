@@ -28,11 +28,11 @@ from typing import Any
 from conformance.errors import RankDied, RankLate, RankRaised, Unavailable, Unsupported
 
 GRACE = 0.5
-"""Seconds that other ranks have to answer after one raised, so that the first cause is named."""
+"""Seconds that other ranks have to answer after one failed, so that the first error is named."""
 START = 120.0
-"""Seconds that the start of a world may take, in which modules are imported."""
+"""The time limit in seconds for starting a world, which includes importing modules."""
 MOST = 64
-"""The most ranks of a world."""
+"""The maximum number of ranks in a world."""
 
 
 class Host:

@@ -254,7 +254,7 @@ def _join(what: str, parts: list[Any], axes: Divided) -> Any:
 
 
 _KEPT = 4
-"""How many graphs a rank keeps for a backward pass."""
+"""The most graphs that a rank keeps for a backward pass."""
 
 
 class Rank:

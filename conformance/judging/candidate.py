@@ -29,13 +29,14 @@ from conformance.judging.worker import Raised, Worker
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 MOST_SIZE = 1024
-"""No size of a declared geometry is larger: problems would take the judge's time and memory."""
+"""The largest size in a declared geometry; larger ones would cost the judge too much."""
 
 MOST_PAIRS = 8
-"""A candidate declares no more sizes of heads: each is another set of problems."""
+"""The most sizes of heads that a candidate may declare; each adds another set of problems."""
 
 LEAST_SIZE = 2
-"""With heads of size 1 the scale is 1, and tiles of 1 hold a single weight, which is 1."""
+"""The least size in a declared geometry: with heads of size 1 the scale is 1, and a tile of 1 holds
+a single weight, which is 1."""
 
 MOST_MODES = 4
 
@@ -75,7 +76,7 @@ _DECLARED = (
     "fully_masked_row",
     "weights_option",
 )
-"""What a candidate may declare; the rest is of no use to a judge."""
+"""What a candidate may declare; the judge has no use for the rest."""
 
 _MASKS = ("mask", "attn_mask")
 _BIASES = ("bias", "attn_bias")

@@ -19,12 +19,12 @@ from conformance.definition.attention import heads_alone
 from conformance.definition.problem import Problem, Shape
 
 SQUARE = ("square",)
-"""Families of which all sizes coincide, and keep doing so."""
+"""Families whose sizes all coincide, however they are drawn."""
 FIXED = ("size-one", "full-tiles", "one-head", "tiles", "longer", "long", "one-key")
-"""Families in which only the number of batch entries varies."""
+"""Families in which only the batch size varies."""
 
 MOST_DRAWS = 50
-"""How often a case is drawn until float16 holds its numbers, as it does in most draws."""
+"""The most draws of a case until float16 represents its numbers, as it does in most draws."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

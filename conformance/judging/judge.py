@@ -50,21 +50,21 @@ NOT_ASKED = {"kernel.equals-definition", "gradient.parameters-equal-definition"}
 """Requirements on projections, which a candidate does not have."""
 
 FEATURES = "feature"
-"""The chapter that is asked only if it is named: most kernels have no such arguments."""
+"""The chapter that is used only if it is named, because most kernels have no such arguments."""
 
 REPEATED, REWRITTEN, SECOND = 5, 2, 12
-"""How many problems are asked again at the end, with overwritten arrays, and of a second worker."""
+"""How many problems are repeated, posed in overwritten arrays, and posed to a second worker."""
 MOST_LOST = 3
-"""After so many lost processes the rest is not asked."""
+"""The number of lost processes after which the remaining problems are not posed."""
 ALSO = ("bias/per-head-with-mask/square",)
-"""More cases of level "core": mutants of the zoo survived without them."""
+"""Further cases of level "core", without which some mutants survived."""
 VISIBLE = (
     "plain/no-mask/cross",
     "plain/no-mask/gqa",
     "plain/no-mask/self",
     "plain/no-mask/one-query",
 )
-"""Cases that are also asked with the numbers and sizes that everybody can read."""
+"""Cases that are also posed with the numbers and sizes of the public catalogue."""
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def _judged_on(address: str, specs: Sequence[str], options: Options) -> Iterator
 
 
 _OWN: list[Candidates] = []
-"""What a process of a pool judges with."""
+"""The `Candidates` with which a process of the pool judges; empty before the process has begun."""
 
 
 def _begin(options: Options) -> None:

@@ -28,7 +28,7 @@ import types
 import numpy as np
 
 HEADER = struct.Struct("<II")
-"""The length of the JSON part of a message, and of the bytes of its arrays."""
+"""The sizes in bytes of a message's JSON part and of its arrays."""
 
 MOST_BYTES = 2**28
 
@@ -45,8 +45,8 @@ READY = frozenset(
         "multi_head_attention multi_head_dot_product_attention "
     ).split()
 )
-"""Names of functions and operators that are attentions, when others than the candidate hold them.
-Methods are found by the modules below."""
+"""Names of functions and operators that compute attention, unless they are the candidate's own.
+Methods are recognised by their modules, below."""
 
 READY_MODULES = re.compile(
     r"(flash_attn|flash_attn_interface|xformers|transformer_engine|flashinfer|sageattention"
@@ -69,7 +69,7 @@ SUSPICIOUS = {
     "code.__new__": "makes code objects",
     "sys._getframe": "reads the frames of its callers",
 }
-"""Events of the interpreter that no kernel causes; of libraries they are ignored."""
+"""Audit events that no kernel causes; those of libraries are ignored."""
 
 
 class Violation(Exception):
@@ -769,8 +769,9 @@ DENIED = {
         (279, 447),
     ),
 }
-"""By architecture: its number; mmap, prlimit64, sched_setaffinity, clone and clone3, which depend
-on their arguments; calls that are refused; and more that are, unless processes are allowed."""
+"""For each architecture: its audit number; the numbers of mmap, prlimit64, sched_setaffinity, clone
+and clone3, which are refused depending on their arguments; of system calls that are always refused;
+and of those that are refused unless processes are allowed."""
 
 
 def refuse_system_calls(processes):

@@ -45,7 +45,7 @@ LACKS: dict[str, tuple[str, ...]] = {
         "other processes of the user can be seen and killed",
     ),
 }
-"""What an isolation does not do, as a verdict says it."""
+"""What each kind of isolation does not prevent, in the words of a verdict."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import msgspec
 from conformance.records.findings import CaseResult
 
 Ruling = Literal["right", "wrong", "cheat", "failed"]
-"""`failed`: it does not import, or cannot be asked anything."""
+"""`failed`: the candidate cannot be imported, or no problem can be posed to it."""
 
 WEIGHTS: Mapping[str, float] = {
     "plain": 5,
@@ -30,13 +30,13 @@ WEIGHTS: Mapping[str, float] = {
     "edge": 1,
     "feature": 4,
 }
-"""How much each chapter counts, divided by the sum over the chapters of the task."""
+"""The weight of each chapter, relative to the sum over all chapters of the task."""
 OTHERWISE = 1.0
 LEAST_PLAIN = 0.3
-"""With less of the outputs of chapter "plain" right, the score is 0: it computes no attention. A
-constant is right where there is one key, and one row where there is one query."""
+"""The share of right outputs in chapter "plain" below which the score is 0, because the candidate
+computes no attention. Some problems are easy: with one key, a constant is right."""
 OF_OUTPUT = 0.6
-"""The part of a problem that its output makes; the gradients make the rest, if they are asked."""
+"""The share of a problem's points for its output; the rest is for its gradients, if requested."""
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -31,7 +31,7 @@ from conformance.long.problem import LongProblem
 from conformance.long.visibility import EVERYTHING, Visibility
 
 DENSE = 2**26
-"""The most elements of a mask that is handed over as an array."""
+"""The most elements of a mask that is passed as an array."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class AtLength(Protocol):
 
 
 Slices = Callable[[int, int, slice], Array]
-"""`(entry, head, rows)` to `[rows head]` of an array, in float64."""
+"""A function from `(entry, head, rows)` to these rows of an array, `[rows head]`, in float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +139,8 @@ def call(
 _INPUTS = ("query", "key", "value")
 
 SHORT = 10.0
-"""If the first call of a shape takes less than these seconds, a second one tells what of them was
-compiling."""
+"""If the first call of a shape takes fewer seconds than this, a second one shows how much of it was
+compilation."""
 
 
 def _timed(action: Callable[[], Any], *, compiles: bool) -> tuple[Any, float, float]:

@@ -24,8 +24,8 @@ from conformance.long.problem import LongProblem
 from conformance.records.numbers import LIMIT, ratios
 
 DRIFT = 0.25
-"""What correlated errors add to the limits of bias and gain: equal pairs are rounded alike, so an
-array has as many independent errors as there are classes, or fewer; times σ·LIMIT."""
+"""What correlated errors add to the limits of bias and gain, in units of σ·LIMIT: equal pairs are
+rounded alike, so an array has at most as many independent errors as there are classes."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Tally:
 
 
 FEW = 16
-"""With fewer independent rows than these, the rms varies as one error does."""
+"""The number of independent rows below which the rms varies as much as a single error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +265,7 @@ class _Found:
 
 
 _READ = 2**15
-"""Rows of an answer that are converted at once."""
+"""The number of rows of an answer to convert at once."""
 
 
 class _Reader:

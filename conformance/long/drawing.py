@@ -19,7 +19,7 @@ from conformance.long.problem import Classes, LongProblem, Stored
 from conformance.long.visibility import EVERYTHING, Visibility
 
 WRAPS = tuple(2**power for power in (7, 8, 12, 15, 16, 17, 18, 19, 20))
-"""Where indices of 8 and 16 bits wrap, and where longer products of them do."""
+"""Positions where indices of 8 and 16 bits wrap, and where longer products of indices do."""
 
 _CHUNK = 2**22
 

@@ -38,47 +38,47 @@ from conformance.records.long import Outcome, Seen, Step
 from conformance.text import message
 
 FEW = 64
-"""The shorter side of problems that are long on one side only."""
+"""The length of the shorter side of problems that are long on one side only."""
 
 LAST = 16
 
 QUERIES = {"retrieval": FEW, "one query": 1, "last queries": LAST, "few queries": FEW}
-"""Numbers of queries over all keys. For one and for 16, kernels split the keys and merge what they
-find; the last of 16 sees everything."""
+"""The number of queries of problems with all keys. For 1 and for 16 queries, kernels split the keys
+and merge the partial results; the last of the 16 sees every key."""
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""What is asked by default."""
+"""The dtypes to examine by default."""
 
 _ARRAYS_AT_ONCE = 14
-"""Arrays of the size of the queries that exist at once, in units of float32: four inputs, those of
-the implementation and their conversion through float64, four results."""
+"""How many float32 arrays of the size of the queries exist at once: four inputs, those of the
+implementation and their conversion through float64, and four results."""
 
 WRAP = 2**31
-"""Elements of an array beyond which an index of 32 bits wraps: batch · heads · length · head."""
+"""The number of elements (batch · heads · length · head) beyond which a 32-bit index wraps."""
 
 BEYOND = "beyond 2^31"
 """Retrieval from keys and values with more than `WRAP` elements, in as many heads as that takes."""
 
 BEYOND_FROM = 2**20
-"""The length from which on it is asked: of fewer tokens, nobody has as many heads as it takes."""
+"""The least length at which `BEYOND` is posed; shorter ones take more heads than any model has."""
 
 PROBLEMS = (*QUERIES, "few keys", "causal", "full", "sampled", BEYOND)
-"""The problems of one length, in the order in which they are asked."""
+"""The problems of one length, in the order in which they are posed."""
 
 STRUCTURED = ("window", "packed")
-"""What is asked beside these of implementations that take masks as structure."""
+"""Further problems for implementations that take masks as structure."""
 
 WITH_FEATURES = {
     "sinks": ("sinks",),
     "soft cap": ("soft cap",),
     "last queries with features": ("sinks", "soft cap"),
 }
-"""What is asked of implementations that declare one of these features, which it then has."""
+"""Problems for implementations that declare at least one of these features, with those declared."""
 
 _FEW_QUERIES = {**QUERIES, BEYOND: FEW, "last queries with features": LAST}
 
 CAP = 8.0
-"""The soft cap, less than the logits of the rarest keys."""
+"""The soft cap, which is less than the logits of the rarest keys."""
 
 
 @dataclass(frozen=True)

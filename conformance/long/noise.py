@@ -30,15 +30,16 @@ from conformance.long.visibility import Index
 from conformance.records.numbers import UNDERFLOW
 
 UNKNOWN = 0
-"""The tile of an implementation that does not say how many terms it adds up before it adds their
-sum to the accumulator."""
+"""The tile of an implementation that does not declare how many terms it adds up before it adds
+their sum to the accumulator."""
 
 _USUAL = (64, 1024)
-"""What such a tile may be: that of a small kernel, or what a library's matrix product adds up at
-once. Errors are smallest with as many tiles as terms in a tile, so both ends are taken."""
+"""The tiles to assume for `UNKNOWN`: that of a small kernel, and the number of terms that a
+library's matrix product adds up at once. Errors are smallest with as many tiles as terms in a tile,
+so both ends are considered."""
 
 MODELS = ("A0", "A", "B")
-"""The accuracy classes with an accumulator in float32: at length, nothing else is of use."""
+"""The accuracy classes with a float32 accumulator; no other is of use for long problems."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,7 @@ class Noise:
 
 
 COMMON = 4
-"""How many numbers of `extras` all accuracy classes share."""
+"""The number of columns of `extras` that all accuracy classes share."""
 
 
 def noises(problem: LongProblem, tile: int = UNKNOWN) -> list[Noise]:

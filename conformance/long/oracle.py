@@ -32,7 +32,8 @@ from conformance.long.sums import Sums, one_hot
 from conformance.long.visibility import Around, Index, surroundings, transposed
 
 BLOCK = 128
-"""Rows and columns of a block. The cost of edges grows with it, and Python's share falls."""
+"""The number of rows and of columns of a block. Larger blocks cost more at the edges of masks, and
+smaller ones more in Python."""
 
 
 @dataclass(eq=False)

@@ -19,10 +19,10 @@ from conformance.long.visibility import EVERYTHING, Visibility
 
 Classes = npt.NDArray[np.uint8]
 Stored = npt.NDArray[np.floating]
-"""Numbers that float32 represents are kept in float32, for half of the memory."""
+"""Numbers that are kept in float32 where it represents them, to halve the memory."""
 
 WIDEST = 600.0
-"""The most by which two logits of one query may differ, so that no power underflows in float64."""
+"""The largest difference of two logits of a query, so that no power underflows in float64."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -22,11 +22,11 @@ from conformance.long.drawing import normal
 from conformance.long.visibility import EVERYTHING, Visibility
 
 MARGIN = {"float64": 800.0}
-"""By how much the logit of the key that is sought exceeds all others: exp(−150) is 0 in float32,
-exp(−800) in float64."""
+"""By how much the logit of the sought key exceeds all others, if not by 150: exp(−150) is 0 in
+float32, and exp(−800) in float64."""
 
 _SPREAD = 0x9E3779B1
-"""An odd number, whose multiples differ in many digits."""
+"""An odd number whose multiples differ in many bits."""
 
 
 @dataclass(frozen=True, eq=False)

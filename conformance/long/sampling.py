@@ -21,7 +21,7 @@ from conformance.long.noise import MODELS, UNKNOWN, terms
 from conformance.long.visibility import EVERYTHING, Visibility
 
 RANDOM = 64
-"""Rows that are sampled at random, beside those at the edges of tiles."""
+"""The number of rows sampled at random, in addition to those at the edges of tiles."""
 
 _COLUMNS = 4096
 

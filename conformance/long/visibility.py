@@ -87,7 +87,7 @@ class Visibility:
 
 
 EVERYTHING = Visibility()
-"""No mask."""
+"""No mask: every query sees every key."""
 
 
 def _sizes(members: Sequence[int], length: int) -> Index:

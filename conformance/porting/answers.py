@@ -14,7 +14,7 @@ from conformance.errors import ConformanceError
 from conformance.porting.masks import translate_between
 
 SIZES = {"batch": 2, "heads": 2, "query": 5, "key": 5}
-"""Of the masks that are shown."""
+"""The sizes of the masks that are shown."""
 
 _CANONICAL = MaskArgument("mask", "batch heads query key", true="attends", broadcasts=True)
 

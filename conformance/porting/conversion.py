@@ -42,7 +42,7 @@ from conformance.errors import (
 )
 
 NOTE = "mha-conformance.conversions"
-"""The metadata key under which a file lists its conversions, as JSON, the latest last."""
+"""The metadata key under which a file lists its conversions as JSON, the latest last."""
 
 
 def convert(
@@ -295,7 +295,7 @@ def _of_features(
 
 
 TURNED = ("query", "key", "query_bias", "key_bias", "norm.query", "norm.key")
-"""Canonical weights whose last axis is that of the components that rotary embeddings turn."""
+"""Canonical weights whose last axis holds the components that rotary embeddings rotate."""
 
 
 def pairs_of(layer: Layer) -> Pairs | None:
@@ -495,7 +495,7 @@ def native_shape(row: Parameter, sizes: Mapping[str, int]) -> list[int]:
 
 
 Sum = tuple[tuple[str, ...], ...]
-"""A sum of products of sizes, each a tuple of their names."""
+"""A sum of products of sizes; each product is a tuple of the names of its factors."""
 
 
 def _axes(row: Parameter) -> list[list[Sum]]:

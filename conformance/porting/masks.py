@@ -23,7 +23,7 @@ from conformance.errors import UnknownName, Untranslatable, WrongShape, check_na
 from conformance.porting.numbers import numeric, of_number
 
 Sizes = dict[str, int]
-"""The sizes of those axes whose sizes are known, by name."""
+"""The sizes that are known, by the name of the axis."""
 
 
 def translate(

@@ -17,7 +17,7 @@ from conformance.errors import BrokenRecord
 SCHEMA = "mha-conformance/exploration/1"
 MOST_BYTES = 2**20
 CASE = re.compile(r"[\w.-]+-[0-9]{1,6}\.case")
-"""The names of case files that are read or replaced: files of the record's own folder."""
+"""A valid name of a case file, which lies in the folder of the record."""
 
 
 class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -34,14 +34,14 @@ NOT_VERIFIED: frozenset[str] = frozenset({"crashed", "timed-out", "unavailable",
 
 
 RUN = "run"
-"""The `Finding.requirement` of items on which the process died or before which the run ended."""
+"""The `Finding.requirement` of items that the process did not survive, or that were never begun."""
 
 INFINITE = 1e300
 """The number that represents an infinite ratio, which JSON cannot represent."""
 
 
 PREFIX = "probe/"
-"""The prefix of an experiment's name in the place of a case id."""
+"""The prefix of an experiment's name where it takes the place of a case id."""
 
 
 class Figures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -104,7 +104,7 @@ MAKERS = {
     "kernel": "the kernel: given projected heads directly, it deviates too",
     "projections": "the projections that the suite supplies: without them the kernel conforms",
 }
-"""The text for each value of `Finding.made_by`."""
+"""The wording of each value of `Finding.made_by`."""
 
 
 def gravity(finding: Finding) -> tuple[float, float]:

@@ -240,7 +240,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     created: str
     """The time of creation in UTC, in ISO 8601 format."""
     run: str
-    """The id that all records of one run of tox share."""
+    """The id that all records of one tox run share."""
     python: str
     platform: str
     device: str
@@ -254,7 +254,7 @@ class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     environment: dict[str, str] = {}
     """Environment variables that may change results, such as `OMP_NUM_THREADS`."""
     code: str = ""
-    """A digest of the suite's code on which all results depend."""
+    """A digest of that part of the suite's code on which all results depend."""
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -24,7 +24,7 @@ from conformance.records.record import Record
 SCHEMA = "mha-conformance/long/1"
 MOST_BYTES = 2**22
 PREFIX = "long/"
-"""Begins the id of a problem in the place of a case id."""
+"""The prefix of a long problem's name where it takes the place of a case id."""
 
 SQUARE = ("causal", "full", "sampled", "window", "packed", "sinks", "soft cap")
 """The problems with as many queries as keys; the others are long on one side only."""

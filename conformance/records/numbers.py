@@ -14,12 +14,12 @@ UNDERFLOW = {
     "bfloat16": 2.0**-126,
     "float16": 2.0**-24,
 }
-"""By dtype, in the order of reports: the absolute error of a result that underflows. It is the
+"""The absolute error of a result that underflows, by dtype in the order of reports. It is the
 smallest normal number where hardware flushes subnormals (float32, bfloat16), and the spacing of
 subnormals elsewhere (float16, float64)."""
 
 LIMIT = 8.0
-"""κ in |error| ≤ κσ; for one false alarm in 10⁵ arrays of 10⁶ elements, 7.1 would suffice."""
+"""The κ in |error| ≤ κσ. For one false alarm in 10⁵ arrays of 10⁶ elements, 7.1 would suffice."""
 
 ACCURACY = {
     "A0": "float32 (or wider) throughout, one final rounding",

@@ -33,11 +33,11 @@ MOST_BYTES = 512 * 2**20
 """The maximum size of a record; larger files are rejected before they are read."""
 
 MOST_PLANNED = 10**8
-"""A run that plans more items than these is none: it would take years."""
+"""The most items that a run may plan; more would take years."""
 
 
 PICTURED = ("weights", "weights.want", "weights.noise", "weights.blocked")
-"""The names of arrays that are stored in order to draw attention weights that deviate."""
+"""The names of the arrays stored for drawing attention weights that deviate."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,7 +67,7 @@ _UNREADABLE = (
     *(msgspec.MsgspecError, ValueError, OverflowError, RecursionError),
     *(KeyError, TypeError, AttributeError),
 )
-"""The exceptions that a damaged file may cause; those in the second line come from schema 1."""
+"""The exceptions that a damaged file may raise; those in the second line come from schema 1."""
 
 _encoder = msgspec.json.Encoder()
 

@@ -318,7 +318,7 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 Reader = Callable[[str], Argument | None]
-"""A function that parses the text of a field; it returns None if the text does not fit."""
+"""A function that parses the text of a field, or returns None if the text does not fit."""
 
 
 def _one(kind: str) -> Reader:

@@ -23,7 +23,7 @@ from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.requirement import judge, requirement
 
 MASKED = ("edge/fully-masked-row/*",)
-"""Cases with a fully masked query: what it gets is a convention, but one convention."""
+"""Cases with a fully masked query; its output is a convention, but must be the same convention."""
 
 LAID_OUT: Mapping[Literal["gaps", "window"], str] = {
     "gaps": "laid out with gaps",

@@ -26,7 +26,7 @@ from conformance.requirements.examination import Examination
 from conformance.requirements.requirement import judge, requirement
 
 SHIFT = 64
-"""By how much all positions are shifted."""
+"""The number by which all positions are shifted."""
 
 
 def _declares(ex: Examination, part: str) -> bool:

@@ -86,8 +86,8 @@ class Workbench:
     explained: Memory = field(default_factory=lambda: Memory(1024))
     expectations: Memory = field(default_factory=lambda: Memory(64))
     expect: Callable[..., Expectation] = expect
-    """Computes the expectation for a problem, or loads one that was saved earlier; `gradients` says
-    whether with those."""
+    """The function that computes the expectation for a problem, or loads one that was saved
+    earlier; its argument `gradients` says whether to include gradients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class Examination:
     mode: Mode
     bench: Workbench = field(default_factory=Workbench)
     put_back: Callable[[], None] = lambda: None
-    """Restores the process-wide state (random generators, settings) from before the examination."""
+    """A function that restores the process-wide state (random generators, settings) from before."""
 
     @property
     def varies_arguments(self) -> bool:

@@ -58,7 +58,7 @@ from conformance.text import text_of
 Declared = TypeVar("Declared", bound=Feature)
 
 OUTPUT_BIAS = 0.25
-"""The bias of output features that hold no weight, so that a bias-only output is not all zeros."""
+"""The output bias of features that hold no weight, so that a bias-only output is not all zeros."""
 
 
 @dataclass(frozen=True)
@@ -178,13 +178,13 @@ def pattern(problem: Problem, output: Array) -> Array:
 Natives = Mapping[str, Native]
 
 REFUSED, SOMETHING_ELSE = Phrase("refused"), Phrase("something-else")
-"""Values of entries that several experiments share. "refused" means that the library raised."""
+"""Values that entries of several experiments have. "refused" means that the library raised."""
 
 CANNOT_BE_ASKED = Phrase("cannot-be-asked")
-"""The suite or the adapter has no way to put the question; the library never saw it."""
+"""The value if the suite or the adapter cannot pose the question; the library never saw it."""
 
 NOTHING = 1e-25
-"""A weight up to this counts as zero: a softmax that clips at exp(-64) leaves 1.6e-28."""
+"""The largest weight that counts as zero: a softmax that clips at exp(-64) leaves 1.6e-28."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -105,7 +105,7 @@ FORMS = (
     LEAST,
     _form("zero-infinite", 0, INFINITE, -0.75, dtype=HALF),
 )
-"""The forms to try in a float32 problem; the last has another floating dtype than the inputs."""
+"""The forms to try in a float32 problem; the dtype of the last differs from that of the inputs."""
 
 
 def zero_one(argument: MaskArgument, usual: Form = ZERO_ONE) -> Form:
@@ -228,11 +228,11 @@ READINGS: dict[Phrase, Callable[[Array], BoolArray]] = {
     BLOCKS: lambda fed: fed == 0,
     BLOCKS_WHERE_ONE: lambda fed: fed != 1,
 }
-"""For each meaning, a function that says where a mask allows attention; the simplest come first."""
+"""For each meaning, a function that returns where a mask allows attention; the simplest first."""
 
 BLOCKING = (BLOCKS, BLOCKS_WHERE_ONE)
 ATTENDING = tuple(found for found in READINGS if found not in BLOCKING)
-"""The meanings by which 1 allows attention; those in `BLOCKING` are the opposite."""
+"""The meanings in which 1 allows attention; in those of `BLOCKING`, it blocks."""
 
 
 def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:

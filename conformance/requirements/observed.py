@@ -19,7 +19,7 @@ from conformance.requirements.requirement import requirement
 from conformance.words import say
 
 WHERE = (0, 1)
-"""Batch entry and query that `patterns.with_fully_masked_row` masks fully."""
+"""The batch entry and the query that `patterns.with_fully_masked_row` masks fully."""
 
 
 def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) -> Finding:

@@ -51,7 +51,7 @@ from conformance.requirements.requirement import requirement
 from conformance.words import say
 
 STILL, MOVED = 12.0, 24.0
-"""Changes of an output, in units of σ: none below STILL, real above MOVED, unclear in between."""
+"""The changes of an output, in σ, below which it is unaffected and above which it is affected."""
 
 Tried = tuple[MaskArgument, Form, Entry]
 

@@ -19,7 +19,7 @@ from conformance.requirements.requirement import requirement
 from conformance.words import say
 
 MOST = 3
-"""How many entries the detail of a finding names; the card lists them all."""
+"""The most entries that the detail of a finding names; the card lists all of them."""
 
 
 @requirement(
@@ -269,7 +269,7 @@ def _verdict(rule: Rule, entry: Entry) -> Verdict:
 
 _UNANSWERED = ("refused", "cannot-be-asked", "another-shape", "malformed-answer", "mask.rejected")
 ONE_FOR_ALL = ("masks", "masked-rows", "causal", "pairs", "leaks", "degenerate-sizes")
-"""Experiments whose entries have to be the same in other modes and for shared inputs."""
+"""Experiments whose entries must be the same in every mode and for shared inputs."""
 
 _FINITE = ("form.zero-large", "form.zero-least")
 _MAY_BE = ("row.mean-of-values", "row.unmasked")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LEVELS = ("core", "full", "large")
-"""The levels of a run: some of the cases, all, or some of them at the sizes of kernels."""
+"""The levels of a run: some of the cases, all of them, or some of them at the sizes of kernels."""
 
 DEVICES = ("cpu", "gpu")
 

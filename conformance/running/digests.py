@@ -32,7 +32,7 @@ SUITE = "conformance"
 ROOMS = ("definition", "adapter")
 """The subpackages on which every result depends."""
 JUDGING = ("requirements", "experiments")
-"""The subpackages of which only those modules count that are imported."""
+"""The subpackages of which only the imported modules count."""
 BASE = (
     "conformance.frameworks",
     "conformance.frameworks.base",
@@ -40,7 +40,7 @@ BASE = (
     "conformance.cases.case",
 )
 CAUSES = "causes"
-"""The key in `revisions()` of the subpackage that explains deviations."""
+"""The key in `revisions()` for the subpackage that explains deviations."""
 
 
 class Source(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from conformance.records.header import Implementation
 from conformance.running.session import Planned
 
 STACK_SIGNAL = getattr(signal, "SIGUSR1", None)
-"""The signal at which a process prints its stack; a C handler does it, even if Python hangs."""
+"""The signal on which a process prints its stack; a C handler does so even if Python hangs."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ class Mistaken(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = Declare | Examine | Ask
-"""What a supervisor asks of its process, one after the other."""
+"""A message from a supervisor to its process, which takes one at a time."""
 
 Response = Declared | Checked | Examined | Mistaken | Ended
-"""What it gets for a request; `Ended` if the process ended instead."""
+"""A message that a supervisor gets in return, or `Ended` if the process ended instead."""
 
 
 def plan_key(case: str, dtype: str) -> str:

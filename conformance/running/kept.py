@@ -29,14 +29,14 @@ from conformance.definition.problem import Problem
 from conformance.records import numbers
 
 VARIABLE = "MHA_CONFORMANCE_CACHE"
-"""The environment variable for the folder of the cache; "off" disables it."""
+"""The environment variable that names the folder of the cache; "off" disables the cache."""
 
 MOST_BYTES = 2 * 2**30
 """The maximum size of the cache, above which the older half is deleted; a run of level "full" takes
 50 MB, one of level "large" up to 1 GB."""
 
 _AT_ONCE = 100 * 2**20
-"""How many bytes a process writes before it looks at the size of the cache again."""
+"""How many bytes a process writes before it checks the size of the cache again."""
 
 _written: dict[Path, int] = {}
 
@@ -137,7 +137,7 @@ def _checksum(tensors: Mapping[str, np.ndarray]) -> int:
 
 
 _NOISE = "|noise"
-"""Ends the names of tensors with the noise of each class; it is in float32 where that is exact."""
+"""The suffix of the tensors that hold the noise of each class, in float32 where that is exact."""
 
 
 def _make_room(folder: Path, size: int) -> None:

@@ -31,9 +31,9 @@ from conformance.running.node import Answer, Part
 from conformance.text import message
 
 RETRIES = 3
-"""How often a part is begun again after the node on which it ran died."""
+"""How often a part is restarted after the node on which it ran died."""
 _APART = {".git", ".tox", ".venv", "venv", "__pycache__", "node_modules", "build", "dist"}
-"""Folders that are no source, where git does not say which files are."""
+"""Folders that hold no sources; they are excluded if git cannot list the files."""
 
 Say = Callable[[str], None]
 

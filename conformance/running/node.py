@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _TAIL = 4_000
-"""Bytes of what a part printed last that come back."""
+"""How many bytes of the end of a part's output are returned."""
 _GUARD = """
 import os, signal, sys, time
 
@@ -39,8 +39,8 @@ for pause in (0, 0.1):
         except OSError:
             pass
 """
-"""A program that kills what is left of a session, whose id it reads from its standard input, once
-that is closed. It is no child of the worker, because Ray kills those before the worker."""
+"""A program that reads the id of a session from its standard input until that is closed, and then
+kills what is left of the session. It is no child of the worker, because Ray kills those first."""
 
 Files = dict[str, bytes]
 

@@ -44,10 +44,10 @@ from conformance.running.session import Inquiry, Item, Row
 from conformance.text import message
 
 RUN_FILE = "run"
-"""The file that holds the id of a run of several environments, in the folder of its records."""
+"""The file, in the folder of the records, that holds the id of a run of several environments."""
 
 BASE_PACKAGES = ("numpy", "einops")
-"""The packages that may affect results, besides those of the implementations."""
+"""The packages that may affect results, in addition to those of the implementations."""
 
 NUMERIC = ("OMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TF_", "KERAS_", "NVIDIA_TF32_", "TORCH_")
 """The prefixes of environment variables that numerical libraries read."""
@@ -55,7 +55,7 @@ HARMLESS = ("_DIR", "_FILE", "_LOG_LEVEL", "_PATH", "_SECS", "_BYTES")
 """The suffixes of such variables that cannot affect results."""
 
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
-"""The form of a run id; a file named `run` that has another content is ignored."""
+"""The form of a run id; a file named `run` with any other content is ignored."""
 
 
 def run_id(folder: Path) -> str:

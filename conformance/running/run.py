@@ -68,9 +68,9 @@ FIXTURES = {"conformance_item", "conformance_run", "request"}
 """The fixtures that the test of an item may use without needing pytest's setup."""
 SETUP_PLUGINS = {f"_pytest.{name}" for name in ("runner", "capture", "skipping", "unittest")}
 SETUP_OPTIONS = ("usepdb", "trace", "setupshow", "setuponly", "setupplan", "durations")
-"""The pytest plugins whose setup hooks do nothing for such a test, unless an option is set."""
+"""The plugins whose setup hooks do nothing for such a test, and the options that change this."""
 REPORT_PLUGINS = {"_pytest.main", "_pytest.terminal", "conformance.commands.terminal", __name__}
-"""The plugins that use only the report of a test's call, not of setup and teardown."""
+"""The plugins that use only the report of a test's call, not those of setup and teardown."""
 
 
 GPUS = "CUDA_VISIBLE_DEVICES"

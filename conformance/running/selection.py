@@ -29,7 +29,7 @@ CORE_DTYPES = (SINGLE[0], HALVES[0])
 """The dtypes of level "core"; `dtypes_of` replaces those that an adapter does not support."""
 
 FIRST = "first"
-"""Stands for the first mode of every implementation, with which its others are compared."""
+"""The name that selects the first mode of every implementation, to which others are compared."""
 
 
 @dataclass(frozen=True)

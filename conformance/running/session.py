@@ -54,7 +54,7 @@ from conformance.running.kept import expectation
 from conformance.text import message
 
 EVERY_MODE = ("edge/fully-masked-row/self",)
-"""Cases for every mode, beside those that serve `call.repeats`."""
+"""Cases to run in every mode, in addition to those that serve `call.repeats`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,7 +400,7 @@ class Examiner:
 MOST = 2
 """The most items per implementation, requirement and cause whose weights are recorded."""
 MOST_ELEMENTS = 4096
-"""The most weights to record of an item; more would be unreadable and inflate records."""
+"""The most weights of an item to record; more would be unreadable and inflate records."""
 
 
 def places(rows: Iterable[Row]) -> dict[str, int]:

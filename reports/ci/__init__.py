@@ -31,7 +31,7 @@ from conformance.text import plural, printable, some
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 MOST = 10
-"""GitHub shows so many annotations of one level for a step, and drops the others silently."""
+"""The most annotations of one level for a step: GitHub drops any others silently."""
 
 
 @dataclass(frozen=True)

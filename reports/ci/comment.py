@@ -17,13 +17,13 @@ from conformance.reports.totals import by_key
 from conformance.text import plural, some
 
 MARKER = Markup("<!-- mha-conformance -->")
-"""The first line, by which a build finds its earlier comment and replaces it."""
+"""The first line of the comment, by which a build finds its earlier comment to replace it."""
 
 MOST = 15
-"""Rows of a table: GitHub takes no comment of more than 65,536 characters."""
+"""The most rows of a table: GitHub rejects comments of more than 65,536 characters."""
 
 FEW = 4
-"""Requirements that a row names."""
+"""The most requirements that a row names."""
 
 
 def comment(changes: Changes, page: str = "") -> str:

@@ -20,7 +20,7 @@ from conformance.reports.writing import write_file
 from conformance.text import printable
 
 COMMIT = ("GITHUB_SHA", "CI_COMMIT_SHA")
-"""Variables in which hosts of builds name the commit."""
+"""The environment variables in which CI services name the commit."""
 
 COLOURS = {
     "conforms": "#1f6f3d",
@@ -30,10 +30,10 @@ COLOURS = {
     "other": "#6b4f8a",
     "unsupported": "#d5d8dc",
 }
-"""From the bottom of a bar to its top; errors, crashes and what has no outcome are "other"."""
+"""The colours of a bar from bottom to top; errors, crashes and missing outcomes are "other"."""
 
 MOST = 60
-"""Runs in the figure; the file keeps all."""
+"""The most runs to show in the figure; the file keeps all of them."""
 
 _LEFT, _TOP, _BAR, _GAP, _HEIGHT, _ROW = 170, 44, 9, 2, 36, 54
 

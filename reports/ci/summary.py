@@ -43,10 +43,10 @@ from conformance.reports.totals import BAD, Located
 from conformance.text import plural, some
 
 KNOWN = "known"
-"""In place of a verdict: deviates, as the baseline says."""
+"""What stands in place of a verdict for deviations that the baseline lists as known."""
 
 MUST = ("must", "")
-"""Levels of requirements that fail a run; an unknown requirement is taken for one of these."""
+"""The levels of requirements that fail a run; that of an unknown requirement is ""."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ class Source:
     records: Sequence[Record]
     items: Sequence[Item]
     judgements: Sequence[Judgement]
-    """One for each record, if there is a baseline."""
+    """One judgement for each record; empty if there is no baseline."""
     changes: Changes | None
-    """Since the previous record, if there is one."""
+    """The changes since the previous record, or None if there is none."""
 
     @cached_property
     def implementations(self) -> list[tuple[Record, Implementation]]:
@@ -207,7 +207,7 @@ def counted(verdicts: Iterable[str]) -> dict[str, int]:
 
 
 MOST = 30
-"""Rows of a table: GitHub cuts a summary off at one MiB."""
+"""The most rows of a table: GitHub truncates a summary at 1 MiB."""
 
 MOST_ENTRIES = 10
 

@@ -33,12 +33,12 @@ FOLDER = Path(__file__).parent
 FONTS = "Helvetica, Arial, 'Liberation Sans', 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', "
 FONTS += "sans-serif"
 INK, PAPER = "#1d2126", "#ffffff"
-"""Of a figure that stands alone; inside a page it has the page's."""
+"""The colours of a standalone figure; inside a page, it has those of the page."""
 
 _LEFT, _GAP, _SIDE = 96, 26, 214
-"""Width of the labels, between the columns, and of what is said about a row."""
+"""The widths of the labels, of the gap between columns, and of the text about a row."""
 _NARROWEST = 118
-"""A column's title needs this much."""
+"""The least width of a column, which its title needs."""
 
 _WEIGHTS = [(heatmap.WEIGHT, (step + 1) / 20) for step in range(20)]
 _CHANGES = [(heatmap.LESS, (10 - step) / 10) for step in range(10)]
@@ -214,7 +214,7 @@ def _swatches(picture: Picture, grid: Grid) -> Iterator[tuple[Markup, str]]:
 
 
 SCALE = 2
-"""Pixels per unit: sharp on today's screens and in print."""
+"""The pixels per unit of length: sharp on high-resolution screens and in print."""
 
 _LETTERS = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">'

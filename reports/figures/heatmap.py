@@ -20,17 +20,17 @@ from conformance.reports.wording import superscript
 # From numbers to colours and words
 
 WEIGHT = "#1b69ad"
-"""Ink of an attention weight; full at 1."""
+"""The colour of an attention weight, fully opaque at 1."""
 MORE, LESS = "#ae4a08", "#7a4fb5"
-"""Inks of a difference: more weight than the reference has, and less; apart for all eyes."""
+"""The colours of more and of less weight than the reference has; everyone can tell them apart."""
 UNREAL = "#a3195b"
-"""Ink of a cell that is no number."""
+"""The colour of a cell that is not a finite number."""
 
 WHITE_ABOVE = 0.82
-"""Opacity of an ink above which text on it is white: on either ground about as legible."""
+"""The opacity of a cell above which its text is white; as legible on light as on dark pages."""
 
 STEPS = 50
-"""So many shades; finer ones cannot be told apart and would only make files larger."""
+"""The number of shades: finer ones cannot be told apart and would only make files larger."""
 
 
 def shade(value: float, most: float) -> float:
@@ -86,12 +86,12 @@ def number(value: float) -> str:
 # The map
 
 TEXT_UP_TO = 8
-"""Maps of at most so many queries and keys have their numbers in the cells."""
+"""The most queries and keys for which a map shows numbers in its cells."""
 
 MOST_TICKS = 14
 
 PATTERN = 112
-"""Pixels of height of a small map in a table."""
+"""The height in pixels of a small map in a table."""
 
 
 @dataclass(frozen=True)

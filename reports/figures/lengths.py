@@ -26,10 +26,10 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 190, 140, 84, 60, 46
 _COLOURS = ("#0b5394", "#b45f06", "#38761d", "#741b47", "#990000", "#1f7a7a", "#7f6000", "#444444")
 _DASHES = ("", "6 3", "2 2", "8 2 2 2", "1 4", "12 3", "4 1")
 _MOST = 1e6
-"""The largest error in σ that is drawn where it is."""
+"""The largest error, in σ, to draw to scale; larger ones are drawn at this value."""
 
 Lines = Mapping[str, Mapping[int, float]]
-"""Numbers by implementation and length."""
+"""Numbers by implementation and then by length."""
 
 
 def plot(climbs: Sequence[Climb]) -> str:

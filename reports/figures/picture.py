@@ -25,7 +25,7 @@ class Subject:
     mode: str
     device: str
     note: str = ""
-    """Text below the figure, such as that no definition settles the case."""
+    """A note below the figure, for example that the definition leaves the case open."""
 
 
 class Row(NamedTuple):

@@ -33,10 +33,10 @@ from conformance.text import line, plural, printable, some
 from conformance.words import say
 
 SHORT = 3
-"""How many of each kind are shown unless all are asked for."""
+"""How many items of each kind are shown unless `verbose` is set."""
 
 EDIT = 20
-"""How many lines of the edit are shown, likewise."""
+"""How many lines of the edit are shown unless `verbose` is set."""
 
 GOOD, BAD, DIM = "green", "red", "dim"
 

@@ -52,17 +52,17 @@ from conformance.reports.gate.pinned import Pins, read_pins
 from conformance.words import causes, say
 
 PLACES = ("implementation", "requirement", "case", "mode")
-"""Keys whose values are patterns: what an entry is about."""
+"""The keys that say what an entry applies to; their values are patterns."""
 
 VERDICTS = ("deviates", "error")
-"""Verdicts that may be known. A crash, a hang or an absence says nothing about the answer."""
+"""The verdicts that may be known; a crash, a hang or an absence says nothing about the answer."""
 
 TODO = "TODO: say why this is known, and until when"
-"""Written in place of a missing reason; the gate accepts no such reason."""
+"""The text written in place of a missing reason, which the gate does not accept as one."""
 
 KINDS = ("convention", "limitation", "accuracy", "defect")
-"""What a known deviation is: a convention that differs from the definition, a documented
-limitation, a computation coarser than its dtype, or a mistake."""
+"""The kinds of known deviations: a convention that differs from the definition, a documented
+limitation, a computation less accurate than its dtype, or a mistake."""
 
 MOST_BYTES = 2**22
 
@@ -77,10 +77,10 @@ _TYPES = {
     "strict": "strict is true or false",
     "within": "within is a number of σ, such as 1e9",
 } | {place: f"{place} is a pattern or a list of patterns, each of them text" for place in PLACES}
-"""What a key must be, if it is not text."""
+"""What the value of a key must be, for keys that do not take text."""
 
 _ID = re.compile(r"[a-z][a-z0-9-]*(\.[a-z0-9-]+)+")
-"""The id of a cause, not a part of its wording."""
+"""The form of a cause's id, as opposed to a part of its wording."""
 
 
 class Entry(KnownDeviation, frozen=True):
@@ -290,7 +290,7 @@ def _typed(table: dict[str, Any]) -> KnownDeviation:
 
 
 _OF_ANY_ERROR = ("error", "exception", "at", "py")
-"""Words of what is recorded of any exception: "ValueError: it failed (at mine.py:3)"."""
+"""Parts of words that say nothing, as in "ValueError: it failed (at mine.py:3)"."""
 
 
 def _says_something(raises: str) -> bool:

@@ -19,7 +19,7 @@ from conformance.errors import BrokenBaseline
 from conformance.records.numbers import UNDERFLOW
 
 CHOICES = {"dtype": tuple(UNDERFLOW), "device": ("cpu", "gpu")}
-"""The values of these variables; a comparison with any other would never hold."""
+"""The possible values of these variables; a comparison with any other would never hold."""
 
 _OPERATORS: dict[type, str] = {
     ast.Lt: "<",
@@ -32,7 +32,7 @@ _OPERATORS: dict[type, str] = {
 _MIRRORED = str.maketrans("<>", "><")
 
 Test = Callable[[Mapping[str, str]], bool]
-"""Whether something holds for the values of variables."""
+"""A function that returns whether a condition holds for the values of variables."""
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ from conformance.records.record import Record
 
 Chapters = Mapping[str, int]
 Counts = Mapping[str, Mapping[str, Chapters]]
-"""Implementation to "dtype:device:mode" to chapter of cases to number of verified findings."""
+"""The number of verified findings by implementation, "dtype:device:mode" and chapter of cases."""
 
 OPTIONS = ("--case", "--dtype", "--mode", "-k", "--level", "--shard", "--deselect")
 _NARROWS = re.compile(rf"(^| )({'|'.join(OPTIONS)})( |$)")
-"""Options of a run that leave something out; case files add."""
+"""Matches options that leave something out of a run; case files only add to it."""
 
 OF_FILES = "file"
-"""The chapter of cases that are not in the catalogue, which need not be there the next time."""
+"""The chapter of cases from files, which need not exist in the next run."""
 
 HEAD = """\
 # Findings that were verified at least, by chapter of cases. `baseline update` raises these numbers.

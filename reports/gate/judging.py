@@ -41,7 +41,7 @@ from conformance.reports.gate.pinned import Change, changes
 from conformance.reports.totals import Located, by_key, finding_counts, located
 
 LOST = ("crashed", "timed-out")
-"""Verdicts that are left open by the implementation, which is a change for the worse."""
+"""Verdicts that leave a question open because of the implementation: a change for the worse."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ def judge(baseline: Baseline, record: Record) -> Judgement:
 
 
 _SIZES = re.compile(r"(long/)|.*\.d[\d*?[]")
-"""Of a case or a pattern: an examination at length, or the sizes of a grid."""
+"""Matches a case or a pattern of a long problem, or one with the sizes of a grid."""
 
 
 def _is_asked(entry: Entry, record: Record) -> bool:

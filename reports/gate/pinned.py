@@ -25,7 +25,7 @@ from conformance.records.record import Record
 from conformance.reports.gate.coverage import edited, is_narrowed
 
 Pins = Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]
-"""Implementation to experiment to "dtype:device:mode" to the text of a subject to its value's."""
+"""A value's text by implementation, experiment, "dtype:device:mode" and text of the subject."""
 
 NOT_OBSERVED, NOT_WRITTEN = "not observed", "not written yet: run baseline update"
 

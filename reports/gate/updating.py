@@ -32,15 +32,15 @@ from conformance.words import causes, say
 Patterns = tuple[str, ...]
 
 LEAST = 12
-"""Characters of an error's text by which it can be recognised."""
+"""The least number of characters by which the text of an error can be recognised."""
 
 MOST = 120
 
 FITTED = "factor"
-"""The argument of causes whose number was found by a fit, and differs in the next case."""
+"""The argument of causes that holds a fitted number, which differs from case to case."""
 
 MOST_CAUSES = 2
-"""If a requirement has more causes than these, the cause depends on the case and is not named."""
+"""With more causes of a requirement than this, they depend on the case and are not named."""
 
 _SOURCE = re.compile(r" \(at [^()]*\)$")
 
@@ -60,7 +60,7 @@ class Where(NamedTuple):
     case: Patterns
     mode: Patterns
     dtype: str
-    """A condition on the dtype."""
+    """A condition on the dtype, or "" for every dtype."""
 
 
 class Draft(NamedTuple):

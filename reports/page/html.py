@@ -51,14 +51,14 @@ from conformance.words import say
 
 PAGE = Path(__file__).parent
 INSIDE = ("compared", "causes")
-"""Templates of parts that stand inside a section with other things; "about" is one more for each
-implementation that deviates."""
+"""The templates of parts within a section that has other content; each implementation that deviates
+adds a part, made from "about"."""
 
 TEMPLATES = {path.name.partition(".")[0] for path in PAGE.glob("*.html.j2")} - {
     "matrix",
     "deviations",
 }
-"""Sections that are one part, which is put into the page when somebody looks at it."""
+"""The sections that are a single part, which is inserted into the page when it is opened."""
 
 STYLES = ("style.css", "panel.css", "print.css")
 SCRIPTS = (
@@ -74,7 +74,7 @@ SCRIPTS = (
     "search",
     "start",
 )
-"""Parts of the script, in the order in which they build on each other."""
+"""The parts of the script, in the order in which they depend on each other."""
 
 
 class Figure(NamedTuple):
@@ -166,7 +166,7 @@ tbody tr:last-child { border-bottom: 0; }
 td:nth-child(2) { min-width: 9rem; }
 td:nth-child(n + 5) { min-width: 12rem; }
 """
-"""Beside the style of a figure's page."""
+"""The CSS rules of the page of changes, in addition to those of a figure's page."""
 
 
 def _part(name: str) -> str:
@@ -219,8 +219,8 @@ def contents(
 
 
 IN_FULL = 12
-"""Findings that say the same and have all digits and the worst element in the page; those beyond
-keep the two digits that are shown, so that a page of a million findings can be mailed."""
+"""How many findings that say the same have all digits and their worst element in the page. Others
+keep the two digits shown, so that a page of a million findings can be sent by email."""
 
 
 def packed(report: Report, records: Sequence[Loaded]) -> bytes:

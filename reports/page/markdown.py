@@ -60,7 +60,7 @@ def code(value: str) -> Markup:
 
 
 _SYNTAX = re.compile(r"[`<&|]|\](?=[(\[:])|^\s*#", re.MULTILINE)
-"""What begins code, HTML, a reference, a table or a heading, or makes a link of brackets."""
+"""Matches what begins code, HTML, a reference, a table or a heading, or makes brackets a link."""
 
 
 def prose(value: str) -> Markup:

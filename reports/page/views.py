@@ -289,7 +289,7 @@ def families(report: Report) -> list[Family]:
 
 LOWEST, HIGHEST = 0.1, 1000.0
 MARGIN = 3.0
-"""Per cent of the logarithmic axis left free at both ends, for the marks themselves."""
+"""The percentage of the logarithmic axis to leave free at either end, for the marks themselves."""
 
 TICKS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
@@ -342,7 +342,7 @@ def apart_count(report: Report) -> int:
 # Over time
 
 MOST_CHANGES = 8
-"""Changes of conventions that are shown at once."""
+"""The most changes of one kind to name."""
 
 MARKS = (
     "M-4 0A4 4 0 1 1 4 0A4 4 0 1 1-4 0Z",
@@ -350,7 +350,7 @@ MARKS = (
     "M0-5L5 0L0 5L-5 0Z",
     "M0-4.6L4.6 3.6H-4.6Z",
 )
-"""A circle, a square, a diamond, a triangle: lines that differ in more than colour."""
+"""A circle, a square, a diamond and a triangle, so that lines differ in more than colour."""
 
 WIDTH, HEIGHT, LEFT, BELOW = 640.0, 170.0, 44.0, 22.0
 
@@ -419,7 +419,7 @@ def _first_few(counts: Mapping[str, int]) -> str:
 # Deviations
 
 _SOURCE = re.compile(r" \(at [^()]*\)$")
-"""Where an error was raised: often several places for one error."""
+"""Matches the place where an error was raised, as one error often has several places."""
 
 
 class Symptom(NamedTuple):
@@ -456,7 +456,7 @@ class Cause(NamedTuple):
 
 
 SEVERITY = (UNSORTED, "defect", "accuracy", "limitation", "convention")
-"""Kinds of deviations, the worst first."""
+"""The kinds of deviations, the worst first."""
 
 
 def symptoms(report: Report, column: Column) -> list[Symptom]:

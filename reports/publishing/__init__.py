@@ -55,12 +55,12 @@ from conformance.reports.writing import build, outcome, read_run
 from conformance.text import plural, printable
 
 RECORDS, VERSIONS = "records", "versions"
-"""Folders of the records, and of those that are there for their versions only."""
+"""The folders of the records, and of those that are kept only for their versions."""
 
 MADE = "made.json"
 
 END = "\n<!-- made by mha-conformance publish -->\n"
-"""Ends every page. A file without it was not made here, and is not removed."""
+"""The end of every page; a file without it was not made by this command, and is not removed."""
 
 
 @dataclass(frozen=True)

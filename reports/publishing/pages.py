@@ -131,21 +131,21 @@ def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list
 
 
 EXPLORED = "explored"
-"""Folder of what was found beyond the catalogue, beside the records."""
+"""The folder, beside the records, of deviations that were found outside the catalogue."""
 
 _OWN = "Written here, or for teaching"
-"""Heading of what belongs to no library."""
+"""The heading of implementations that belong to no library."""
 
 MOST_RECORD = 512 * 2**10
 MOST_TOGETHER = 16 * 2**20
-"""Bytes that one record, and all of them together, may have in the repository."""
+"""The maximum size in bytes, in the repository, of one record and of all of them together."""
 
 
 FAMILIES_IN_TABLES = (
     ("Window", "Lengths", "Segments, packed", "Positions", "Caches, pages"),
     ("Soft cap", "Sinks", "ALiBi", "Rotary", "Query/key norm"),
 )
-"""Features by table: which keys a query sees and where these stand, then what becomes of logits."""
+"""The features by table: which keys a query sees and where they are, then changes of the logits."""
 
 
 class Made(msgspec.Struct, frozen=True):

@@ -24,10 +24,10 @@ SITE = "site.json"
 SCHEMA = "mha-conformance/site/1"
 
 Translator = Callable[[Mapping[str, Implementation]], Any]
-"""Makes the answers of the translator from what implementations declare."""
+"""A function that makes the translator's answers from what implementations declare."""
 
 Answers = dict[str, list[list[Any]]]
-"""Question to values, each with where it holds ("" if everywhere) and whether it is alarming."""
+"""The values of each question, with where they hold ("" if everywhere) and whether to warn."""
 
 
 def render_site(published: Published, translator: Translator) -> bytes:

@@ -21,10 +21,10 @@ from conformance.reports.totals import WRONG, by_key
 from conformance.reports.wording import UNSORTED
 
 LARGE, LONG = "large", "long"
-"""Folders beside the records: those of level "large", and those of examinations at length."""
+"""The folders, beside the records, of those of level "large" and of those of long problems."""
 
 PLOT = "long.svg"
-"""The figure of error over length."""
+"""The figure of error against length."""
 
 
 @dataclass(frozen=True)
