@@ -25,7 +25,7 @@ _NO_CACHE = ("scores", "no-scores", "training")
 
 
 class CachedMultiHeadAttention(KerasMultiHeadAttention):
-    """The adapter for the layer without a cache, with a cache filled at once, and token by token."""
+    """The adapter for the layer: without a cache, with one filled at once, and token by token."""
 
     title = "keras_hub.layers.CachedMultiHeadAttention"
     documentation = "https://keras.io/api/keras_hub/modeling_layers/cached_multi_head_attention"
