@@ -65,7 +65,8 @@ def compared(folder: Path, environments: list[str]) -> None:
     """Time the same environments on both engines."""
     project = folder / "project"
     with tarfile.open(fileobj=io.BytesIO(matrix.archive(ROOT))) as archive:
-        archive.extractall(project, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        archive.extractall(project)
     # Nodes take the settings of this process. What was downloaded once is shared with them, as
     # machines share an index of packages near them.
     os.environ.setdefault("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv"))

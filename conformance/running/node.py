@@ -127,6 +127,8 @@ def _unpack(project: bytes, root: Path) -> None:
     For the same reason, compiled files of the sources are kept.
     """
     with tarfile.open(fileobj=io.BytesIO(project)) as archive:
+        # Python 3.11 has filters only since 3.11.4.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
         members = {root / member.name: member for member in archive}
         sources = {path.parent for path in members}
         # The deepest come first, because only an empty folder can be removed.
@@ -142,7 +144,7 @@ def _unpack(project: bytes, root: Path) -> None:
             if not _holds(path, archive, member):
                 # Python compares this time with that of the compiled file.
                 member.mtime = time.time()
-                archive.extract(member, root, filter="data")
+                archive.extract(member, root)
 
 
 def _holds(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
