@@ -4,10 +4,10 @@
     PYTHONPATH=tests python benchmarks/judge.py --speed docs/examples/numpy_function.py 20
 
 Mutants are layers made of pieces of the suite, which no sandbox holds. They are asked the problems
-of a token in this process, with the requirements and the rule by which candidates are judged.
-Mutants of features are asked the chapter "feature". Left out are those that no problem of a judge
-can show: those that only experiments (probe/...), lengths, undefined problems or additive scores
-show, and those that no requirement of level "must" notices.
+of a token in processes of this program, with the requirements and the rule by which candidates are
+judged. Mutants of features are asked the chapter "feature" before the others. Left out are those
+that no problem of a judge can show: those that only experiments (probe/...), lengths, undefined
+problems or additive scores show, and those that no requirement of level "must" notices.
 
 Other processes take turns on a machine, so a verdict is measured in seconds of the processor: of
 this process and of all below it, among them those that ended.
@@ -21,6 +21,8 @@ import random
 import secrets
 import time
 from collections import Counter
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from mutants.features import FeatureMutant
@@ -47,24 +49,33 @@ def visible():
     ]
 
 
-def noticed(mutant, level: str, token: str, expectations: dict[bool, Memory]) -> bool:
+EXPECTED = {heads: Memory(4096) for heads in (False, True)}
+"""What is expected of heads alone, and of a layer, which is not the same."""
+
+
+def noticed(mutant, level: str, token: str) -> bool:
     """Whether a problem of the token is answered wrongly; it ends at the first."""
-    chapters = ("feature",) if isinstance(mutant, FeatureMutant) else ()
-    task = Task(level, chapters, (mutant.dtype,) if level == "full" else ())
     adapter = mutant.adapter()
-    judging = Judging(adapter, task, token, expectations[adapter.projections_supplied])
-    for item in judging.items():
-        marks = marked(judging.ask(item))
-        if marks.supported and not (marks.output and (marks.gradients or not item.mode.gradients)):
-            return True
+    is_feature = isinstance(mutant, FeatureMutant)
+    for chapters in (("feature",), ()) if is_feature else ((),):
+        task = Task(level, chapters, (mutant.dtype,) if level == "full" else ())
+        judging = Judging(adapter, task, token, EXPECTED[adapter.projections_supplied])
+        for item in judging.items():
+            marks = marked(judging.ask(item))
+            right = marks.output and (marks.gradients or not item.mode.gradients)
+            if marks.supported and not right:
+                return True
     return False
 
 
-def zoo(level: str, sample: int, seed: int) -> None:
+def asked(place: int, level: str, token: str) -> tuple[int, bool]:
+    """Whether the mutant at a place of the zoo is noticed, beside its place."""
+    return place, noticed(MUTANTS[place], level, token)
+
+
+def zoo(level: str, sample: int, seed: int, jobs: int) -> None:
     """Print the share of mutants that are noticed, by chapter."""
     token = secrets.token_hex(16)
-    # What is expected of heads alone is not what is expected of a layer.
-    expectations = {heads: Memory(4096) for heads in (False, True)}
     found: Counter[str] = Counter()
     total: Counter[str] = Counter()
     missed = []
@@ -72,13 +83,16 @@ def zoo(level: str, sample: int, seed: int) -> None:
     print(f"{len(MUTANTS)} mutants, {len(those)} that a judge can see", flush=True)
     if sample:
         those = random.Random(seed).sample(those, min(sample, len(those)))
-    for mutant in those:
-        total[mutant.chapter] += 1
-        if noticed(mutant, level, token, expectations):
-            found[mutant.chapter] += 1
-        else:
-            missed.append(mutant.name)
-            print(f"not noticed: {mutant.name} ({mutant.case}, {mutant.dtype})", flush=True)
+    places = [MUTANTS.index(mutant) for mutant in those]
+    with get_context("spawn").Pool(jobs) as pool:
+        ask = partial(asked, level=level, token=token)
+        for place, is_noticed in pool.imap_unordered(ask, places, chunksize=4):
+            mutant = MUTANTS[place]
+            total[mutant.chapter] += 1
+            found[mutant.chapter] += is_noticed
+            if not is_noticed:
+                missed.append(mutant.name)
+                print(f"not noticed: {mutant.name} ({mutant.case}, {mutant.dtype})", flush=True)
     print(f"level {level}, token {token}, sample {sample} of seed {seed}")
     for chapter, count in total.items():
         print(f"{chapter:<12} {found[chapter]:>4} of {count}")
@@ -128,6 +142,7 @@ def main() -> None:
     parser.add_argument("--level", default="core", choices=("core", "full"))
     parser.add_argument("--sample", type=int, default=0, help="only so many mutants, drawn")
     parser.add_argument("--seed", type=int, default=1, help="of the draw")
+    parser.add_argument("--jobs", type=int, default=2, help="processes for --zoo (default: 2)")
     parser.add_argument("--own-work", action="store_true")
     parser.add_argument("--speed", nargs=2, metavar=("FILE", "TIMES"))
     options = parser.parse_args()
@@ -135,7 +150,7 @@ def main() -> None:
         assert Path(options.speed[0].split(":")[0]).exists()
         speed(options.speed[0], int(options.speed[1]), own_work=options.own_work)
     if options.zoo:
-        zoo(options.level, options.sample, options.seed)
+        zoo(options.level, options.sample, options.seed, options.jobs)
 
 
 if __name__ == "__main__":
