@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from conformance.records.findings import (
+    GRAVITY,
     PREFIX,
     RUN,
     CaseResult,
@@ -20,19 +21,6 @@ from conformance.records.findings import (
 )
 from conformance.records.header import RequirementInfo
 from conformance.reports.model import Cell, Column, Counts, Row, Source, Standing, Totals
-
-GRAVITY = (
-    "crashed",
-    "timed-out",
-    "error",
-    "deviates",
-    "not-run",
-    "unavailable",
-    "conforms",
-    "observed",
-    "unsupported",
-)
-"""The verdicts in the order of `CaseResult.verdict`: the first that occurs decides."""
 
 BAD = ("deviates", "error", "timed-out", "crashed")
 """The verdicts that fail a run, from least to most severe."""

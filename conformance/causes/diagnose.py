@@ -36,11 +36,10 @@ from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect, solve
 from conformance.definition.problem import Answer, Problem
-from conformance.errors import ConformanceError, Unsupported
 from conformance.records.findings import Finding
 from conformance.records.numbers import LIMIT
 from conformance.records.phrase import NOTHING, Phrase
-from conformance.requirements.examination import Examination, Raised
+from conformance.requirements.examination import NO_ANSWER, Examination
 from conformance.requirements.meaning import ADDED, READINGS, telling
 from conformance.requirements.polarity import observations
 from conformance.words import say
@@ -63,9 +62,6 @@ MOST_SPELLINGS = 8
 UNIVERSAL = {"gradient.accuracy", "gradient.rounded", *precision.CLASSES.values()}
 """Causes that say how accurate an answer is. Like those that begin with "precision.", they hold
 even if similar problems have other, more exact causes."""
-
-NO_ANSWER = (ConformanceError, Unsupported, Raised)
-"""The exceptions that a call may raise instead of returning an answer."""
 
 
 @dataclasses.dataclass(frozen=True)

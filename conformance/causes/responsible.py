@@ -20,10 +20,9 @@ from conformance.causes.hypothesis import Evidence
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.problem import Problem
-from conformance.errors import ConformanceError, Unsupported
 from conformance.records.findings import Finding
 from conformance.records.numbers import LIMIT
-from conformance.requirements.examination import Examination, Raised
+from conformance.requirements.examination import NO_ANSWER, Examination
 
 MadeBy = Literal["", "kernel", "projections"]
 
@@ -37,8 +36,6 @@ COMPARED = frozenset(
     }
 )
 """The requirements whose findings name a responsible part; others compare with another call."""
-
-NO_ANSWER = (ConformanceError, Unsupported, Raised)
 
 
 def part(finding: Finding, ex: Examination) -> MadeBy:

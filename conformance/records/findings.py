@@ -199,15 +199,16 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, eq=F
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of all findings; "unsupported" if there is no other."""
+        """The worst verdict of all findings; "unsupported" if there is none."""
         verdicts = {finding.verdict for finding in self.findings}
-        return next((verdict for verdict in _WORST_FIRST if verdict in verdicts), "unsupported")
+        return next((verdict for verdict in GRAVITY if verdict in verdicts), "unsupported")
 
 
-_WORST_FIRST: tuple[Verdict, ...] = (
+GRAVITY: tuple[Verdict, ...] = (
     *("crashed", "timed-out", "error", "deviates", "not-run", "unavailable", "conforms"),
-    "observed",
+    *("observed", "unsupported"),
 )
+"""The verdicts, worst first: the first that occurs decides."""
 
 
 def without_outcome(name: str, verdict: Verdict, why: str) -> CaseResult:

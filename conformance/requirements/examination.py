@@ -77,6 +77,10 @@ class Memory:
         return self._known.get(key, (None, None))[0]
 
 
+NO_ANSWER = (ConformanceError, Unsupported, Raised)
+"""The exceptions that a call may raise instead of returning an answer."""
+
+
 @dataclass(frozen=True)
 class Workbench:
     """Caches that several examinations share."""

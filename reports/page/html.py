@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from conformance.errors import ConformanceError
 from conformance.records.findings import (
+    GRAVITY,
     INFINITE,
     MAKERS,
     NOT_VERIFIED,
@@ -44,7 +45,7 @@ from conformance.reports.figures.heatmap import pattern
 from conformance.reports.figures.picture import Picture, Subject, picture
 from conformance.reports.model import Deviation, Loaded, Report
 from conformance.reports.page import content_policy, environment, views
-from conformance.reports.totals import GRAVITY, by_key
+from conformance.reports.totals import by_key
 from conformance.reports.wording import SYMBOLS
 from conformance.text import axes, printable
 from conformance.words import say
