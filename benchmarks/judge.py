@@ -29,7 +29,7 @@ from mutants.features import FeatureMutant
 from mutants.zoo import MUTANTS
 
 from conformance.cases.catalogue import every_case
-from conformance.judging.judge import Judging, Task, marked
+from conformance.judging.judge import Judging, Task
 from conformance.judging.pool import Candidates, Options
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import Memory
@@ -54,17 +54,14 @@ EXPECTED = {heads: Memory(4096) for heads in (False, True)}
 
 
 def noticed(mutant, level: str, token: str) -> bool:
-    """Whether a problem of the token is answered wrongly; it ends at the first."""
+    """Whether a problem of the token makes the verdict "wrong"; it ends at the first."""
     adapter = mutant.adapter()
     is_feature = isinstance(mutant, FeatureMutant)
     for chapters in (("feature",), ()) if is_feature else ((),):
         task = Task(level, chapters, (mutant.dtype,) if level == "full" else ())
         judging = Judging(adapter, task, token, EXPECTED[adapter.projections_supplied])
-        for item in judging.items():
-            marks = marked(judging.ask(item))
-            right = marks.output and (marks.gradients or not item.mode.gradients)
-            if marks.supported and not right:
-                return True
+        if any(judging.deviations(judging.ask(item)) for item in judging.items()):
+            return True
     return False
 
 

@@ -353,12 +353,16 @@ class Judging:
         """Return the worst finding of each item that is wrong, the smallest problems first."""
         found = []
         for item, result in self.found:
-            bad = [one for one in result.findings if one.verdict in ("deviates", "error")]
-            if not self.task.gradients:
-                bad = [one for one in bad if not one.requirement.startswith("gradient.")]
-            if bad:
+            if bad := self.deviations(result):
                 found.append((item, max(bad, key=_importance)))
         return sorted(found, key=lambda pair: (math.prod(pair[0].asked.shape.logits), pair[0].id))
+
+    def deviations(self, result: CaseResult) -> list[Finding]:
+        """Return the findings that make a candidate wrong."""
+        bad = [one for one in result.findings if one.verdict in ("deviates", "error")]
+        if self.task.gradients:
+            return bad
+        return [one for one in bad if not one.requirement.startswith("gradient.")]
 
     def accuracy(self) -> dict[str, str]:
         """Return by dtype the accuracy class that every output reached, or "" if one is wrong."""
