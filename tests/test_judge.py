@@ -28,8 +28,14 @@ from conformance.requirements.examination import Memory
 
 TOKEN = "5eed" * 8
 TASK = Task(chapters=("plain", "mask"), dtypes=("float32",), gradients=False)
-SOME = CHEATS if os.environ.get("JUDGE_EVERY_CHEAT") else CHEATS[::4]
-"""A part of them; `tox -e cheats` asks all."""
+MISJUDGED = ("depends-on-the-call-before", "declares-that-heads-have-size-one")
+"""The first was wrong and no cheat, and the twin of the second was wrong, until all were asked."""
+SOME = [
+    cheat
+    for place, cheat in enumerate(CHEATS)
+    if os.environ.get("JUDGE_EVERY_CHEAT") or place % 4 == 0 or cheat.name in MISJUDGED
+]
+"""The cheats to ask; `tox -e cheats` asks all."""
 TOKENS = [f"{number:032x}" for number in range(int(os.environ.get("JUDGE_TOKENS", "1")))]
 """For the honest twins. For fifty: JUDGE_TOKENS=50 tox -e cheats -- tests/test_judge.py -k twin"""
 
@@ -96,7 +102,8 @@ def test_an_honest_twin_gets_what_it_deserves(boxes, remembered, cheat, token):
     more = {"token": token, "expectations": remembered[token], "own_work": cheat.own_work}
     verdict = judged(boxes, cheat.twin, cheat.framework, **more)
     assert verdict.verdict == "right", verdict
-    assert verdict.score > 0.8
+    # What is not supported, such as fewer key/value heads than query heads, is not right.
+    assert verdict.score > 0.7
 
 
 # What a verdict says

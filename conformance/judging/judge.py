@@ -242,11 +242,15 @@ class Judging:
     # Behaviour that no kernel shows if it really computes its results
 
     def _repeat(self) -> None:
-        """Repeat, after all items, some of those that were right."""
+        """Repeat, after all items, some of those that were right and some that were wrong."""
         first = [self.found[0][0]] if marked(self.found[0][1]).output else []
         for item in [*first, *self.right()[:REPEATED]]:
             if not marked(self.ask(item, "repeated")).output:
                 self.violations["history", "a problem that was right is wrong later"] = None
+        wrong = [item for item, result in self.found if _is_wrong(result)]
+        for item in wrong[:REPEATED]:
+            if marked(self.ask(item, "repeated")).output:
+                self.violations["history", "a problem that was wrong is right later"] = None
 
     def _rewrite(self) -> None:
         """Pose problems in arrays that held the numbers of another problem before."""
@@ -396,6 +400,11 @@ class Judging:
             seen.add(kind)
             causes.append(_cause(item, told, self, spec))
         return causes
+
+
+def _is_wrong(result: CaseResult) -> bool:
+    marks = marked(result)
+    return marks.supported and not marks.output
 
 
 def _output_only(problem: Problem, *, gradients: bool = False) -> Expectation:

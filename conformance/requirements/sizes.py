@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.cases.case import FAMILIES, assembled, draw, rounded
+from conformance.definition.attention import heads_alone
 from conformance.definition.geometry import Geometry
 from conformance.definition.problem import Shape
 from conformance.errors import Unsupported
@@ -107,6 +108,8 @@ def _takes(ex: Examination, shape: Shape, dtype: str) -> bool:
 
     def ask() -> bool:
         problem = rounded(assembled(shape, draw(shape, np.random.default_rng(0))), dtype)
+        if ex.problem.heads_alone:
+            problem = heads_alone(problem)
         try:
             ex.ask(problem, mode=dataclasses.replace(ex.mode, gradients=False))
         except (Unsupported, Raised):
