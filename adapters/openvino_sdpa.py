@@ -5,11 +5,11 @@ dtype of the query. With `causal=True`, a mask is not rejected but ignored, as d
 causal flag is aligned top-left. `causal` is an attribute, but `scale` is an input. Key and value
 must have as many heads as the query, and weights are not returned.
 
-How it is computed depends on the model, not on the operator. In a model without state, the operator
-is decomposed into products and a softmax, and a fully masked query gets NaN. In a model that keeps
+How the operator is computed depends on the model that contains it. In a model without state, it is
+decomposed into products and a softmax, and a fully masked query gets NaN. In a model that keeps
 keys and values from one inference to the next, as exported language models do, it runs as one
-kernel. There, a fully masked query gets the mean of the values if the mask is boolean, and the
-causal flag is aligned bottom-right.
+kernel. There, a fully masked query gets the mean of the values if the mask is boolean and NaN if it
+consists of numbers, and the causal flag is aligned bottom-right.
 
 Here, `INFERENCE_PRECISION_HINT` is f32 and `EXECUTION_MODE_HINT` is ACCURACY, because by default
 float32 is computed in bfloat16 on CPUs that support it. Even so, float64 is computed in float32.

@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` on DTensors, over processes: tensor-parallel and Ulysses.
+"""`scaled_dot_product_attention` on DTensors, across processes: tensor-parallel and Ulysses.
 
 In tensor parallelism, each rank has some of the heads. In Ulysses, each rank has a part of the
 sequence; `redistribute` exchanges it for some of the heads before attention, and back afterwards.

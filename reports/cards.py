@@ -174,7 +174,7 @@ def taking(
     fits: Callable[[Phrase], bool] = lambda subject: True,
     **parts: Collection[str],
 ) -> Callable[[Card], list[Shown]]:
-    """Return a function that takes the values of certain subjects from a card.
+    """Return a function that finds in a card the values of certain subjects.
 
     Each value occurs once; if there are several, each states where it was observed.
 
@@ -255,12 +255,12 @@ def _weights(card: Card) -> list[Shown]:
 
 
 def _form(*forms: str) -> Callable[[Card], list[Shown]]:
-    """Return a function that takes the effect of mask arguments with one of these encodings."""
+    """Return a function that finds in a card what masks with one of these encodings do."""
     return taking("mask.meaning", named=True, form=forms)
 
 
 def _nan(*inputs: str) -> Callable[[Card], list[Shown]]:
-    """Return a function that takes how far NaN in a blocked element of these inputs spreads."""
+    """Return a function that finds in a card how far NaN in blocked `inputs` spreads."""
     return taking("leak", value=_furthest, number=["number.nan"], input=inputs)
 
 
@@ -370,7 +370,7 @@ def _argument(mask: MaskInfo, meanings: Mapping[tuple[str, str], Observations]) 
 
 
 def _declared_forms(mask: MaskInfo) -> dict[str, str]:
-    """Return for each encoding the id of the meaning expected from the declaration."""
+    """Return, for each encoding, the id of the meaning expected from the declaration."""
     forms = {} if mask.true is None else {"form.bool": f"mask.{mask.true}"}
     if mask.number == "added":
         return forms | {"form.zero-infinite": "mask.added", "form.zero-one": "mask.added"}

@@ -483,7 +483,7 @@ class MaskTable:
         return ""
 
     def _check_features(self) -> None:
-        """Raise `WrongDeclaration` if a name occurs twice or something is not a declaration."""
+        """Raise `WrongDeclaration` if two arguments share a name or one is no `Feature`."""
         for declared in self.features:
             if not isinstance(declared, Feature):
                 raise WrongDeclaration(f"features: {declared!r} declares no feature")

@@ -449,7 +449,8 @@ Fields = dict[str, Any]
 def window(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
     """Return a window whose two sides differ by 2, with keys beyond each of them.
 
-    Exchanging the sides is therefore not the same mistake as being off by one.
+    Exchanging the sides is therefore not the same mistake as being off by one. With at most 4 keys,
+    the sides may differ by only 1.
     """
     queries, keys = shape.query_length, shape.key_length
     before = max(1, min(keys // 3, queries - 3), queries - keys + 1)

@@ -68,7 +68,8 @@ class Hypothesis:
         cause: the phrase that names the defect, such as "mask.inverted".
         make: a function that returns the computation that has the defect.
         in_parts: whether only some heads or rows may have the defect.
-        breaks: whether it predicts only which rows are wrong; several of these may fit equally.
+        breaks: whether it predicts only which rows are wrong, so that several such hypotheses may
+            fit equally well.
     """
 
     cause: Phrase

@@ -74,7 +74,7 @@ class Refusals:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
-        """Stop collecting and print what was collected, as the arguments have been accepted."""
+        """Stop capturing stderr and print it, because the arguments have been accepted."""
         self._stack.close()
         self.echo()
 

@@ -272,7 +272,7 @@ def heads_alone(problem: Problem) -> Problem:
 
 
 class Repeated(NamedTuple):
-    """The distinct tokens `[1 distinct embed]` of an input, and the index in them of each token."""
+    """The distinct tokens `[1 distinct embed]` of an input, and each token's index among them."""
 
     rows: Array
     origin: IntArray

@@ -1,16 +1,9 @@
 """Draw recipes: mostly small problems, some at the sizes of real kernels, with features combined.
 
-<<<<<<< HEAD
 Combinations of features that an implementation rejects are not drawn again: its own `check` is
 called with a small problem of each combination, and the result is cached. Sizes are drawn next.
 They are limited, because a search needs many problems and large ones are slow. For an
 implementation that declares a `Geometry`, only sizes of that geometry are drawn.
-=======
-Each combination of features is first tried as a small problem in the adapter's own `check`, and the
-result is cached, so that a combination which the implementation refuses is not drawn again. Sizes
-are drawn afterwards. They are limited, because a search depends on running many problems quickly.
-An implementation that declares a `Geometry` gets only problems of the sizes declared there.
->>>>>>> doc3
 """
 
 from __future__ import annotations

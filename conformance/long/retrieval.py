@@ -31,7 +31,7 @@ _SPREAD = 0x9E3779B1
 
 @dataclass(frozen=True, eq=False)
 class Retrieval:
-    """The inputs, and `sought` `[batch heads query]`, the position of the key for each query."""
+    """The inputs, and `sought` `[batch heads query]`, the position of the key each query seeks."""
 
     heads: Heads
     sought: np.ndarray
