@@ -115,7 +115,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One problem, described by keys of `MASKS`, `BIASES`, `REGIMES` and `FEATURES`, and by numbers.
+    """One problem, described by keys of `MASKS`, `BIASES`, `REGIMES` and `FEATURES`, and numbers.
 
     `frame.widths` specifies which widths differ from heads × head size: none for "equal", those of
     key and value for "memory", and all for "free". A key width that differs exceeds heads × head
