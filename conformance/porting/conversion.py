@@ -446,14 +446,22 @@ def tables(layer: Layer) -> tuple[Rows, ...]:
     return tuple(every)
 
 
-def _small_shapes(layer: Layer) -> Iterator[Shape]:
+def _small_shapes(layer: Layer) -> tuple[Shape, ...]:
+    return _small(additive="additive" in layer.scores)
+
+
+@lru_cache(maxsize=2)
+def _small(*, additive: bool) -> tuple[Shape, ...]:
+    """Return small shapes that differ in everything on which a table may depend."""
     widths = ((8, 8, 8, 8), (8, 6, 6, 8), (8, 6, 7, 8), (8, 8, 7, 8), (6, 8, 8, 8), (7, 6, 5, 9))
-    additive = [("score",), ()] if "additive" in layer.scores else [()]
+    scores = [("score",), ()] if additive else [()]
+    every: list[Shape] = []
     for wide, kv_heads, value_head, score, biases in itertools.product(
-        widths, (4, 2, 1), (2, 3), additive, (("query_bias",), ())
+        widths, (4, 2, 1), (2, 3), scores, (("query_bias",), ())
     ):
         sizes = (4, kv_heads, 2, value_head, *wide)
-        yield from shapes_of(dict(zip(SIZES, sizes, strict=True)), (*score, *biases))
+        every += shapes_of(dict(zip(SIZES, sizes, strict=True)), (*score, *biases))
+    return tuple(every)
 
 
 @lru_cache(maxsize=64)
