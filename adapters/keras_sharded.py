@@ -50,7 +50,7 @@ MODES = (
 
 
 class KerasSharded(LayerOnMesh, JaxMultiHeadAttention):
-    """The adapter for MultiHeadAttention under ModelParallel, or in one mode DataParallel."""
+    """The adapter for Keras MultiHeadAttention under ModelParallel; in one mode, DataParallel."""
 
     title = "keras.layers.MultiHeadAttention (JAX) on a mesh"
     modes = MODES

@@ -182,8 +182,8 @@ def attention(query, key, value, key_padding_mask=None, attention_bias=None, **a
 class _LastIndexTable(LengthTable):
     """A mask table that never combines the causal flag and lengths if keys outnumber queries.
 
-    In that case, the operator aligns queries at the end of each length; the feature `Cache` covers
-    this.
+    In that case, the operator aligns the last query with the last key within each length, which the
+    feature `Cache` expresses.
     """
 
     def spellings(self, problem: Problem) -> Iterator[Spelling]:

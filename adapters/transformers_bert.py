@@ -108,7 +108,11 @@ class _Bert(Layer):
 
 
 def _attention(shape: Shape, implementation: str, dropout: float) -> Any:
-    """Return a `BertAttention` with an `attn_implementation`, in any transformers version."""
+    """Return a `BertAttention` with this `attn_implementation`.
+
+    Raises:
+        Unsupported: the installed transformers offers no choice of implementation for BERT.
+    """
     from transformers import BertConfig
     from transformers.models.bert import modeling_bert
 

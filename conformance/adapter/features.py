@@ -41,7 +41,7 @@ _INTEGERS = ("int32", "int64", "uint32", "uint64", "int16", "uint16", "int8", "u
 
 @dataclass(frozen=True)
 class Variable:
-    """An argument that has a gradient; `factor` times it is the gradient of the canonical array."""
+    """An argument whose gradient, multiplied by `factor`, is that of the canonical array."""
 
     argument: str
     factor: float = 1.0
@@ -326,7 +326,7 @@ class Alibi(Feature):
         axes: "heads" or "batch heads".
         alignment: how queries are aligned with keys, to count distances, if their lengths differ;
             None if the implementation rejects such a call.
-        dtype: the NumPy dtype that it must have, such as "float32", if not that of the inputs.
+        dtype: the NumPy dtype that the array must have: "float32", or "" for that of the inputs.
     """
 
     name: str

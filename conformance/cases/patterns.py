@@ -532,10 +532,10 @@ def slopes(shape: Shape, causal: Causal | None, random: np.random.Generator) -> 
 
 
 def slopes_of_alibi(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return the slopes of the paper (arXiv:2108.12409), for any number of heads.
+    """Return the slopes of the ALiBi paper (arXiv:2108.12409), for any number of heads.
 
-    These are the slopes for the next smaller power of two, and then every other slope for twice as
-    many heads.
+    These are the slopes for the largest power of two that does not exceed the number of heads,
+    followed, as far as needed, by every other slope for twice that power.
     """
     power = 2 ** int(np.log2(shape.heads))
     first = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)

@@ -84,7 +84,10 @@ class Handed:
         return any(at is not None and bool((at < 0).any()) for at in places)
 
     def parts(self, problem: Problem) -> dict[str, BoolArray]:
-        """Return masks `[batch key]` of tokens that are stored apart from the others, by name."""
+        """Return masks `[batch key]` of groups of tokens whose gradient may be lost, by group name.
+
+        The group is the last packed sequence, all pages but the first, or the cache.
+        """
         shape = problem.shape
         tokens: dict[str, IntArray] = {}
         if isinstance(self.declared, Packed):

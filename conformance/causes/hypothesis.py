@@ -273,11 +273,14 @@ class Evidence:
     def explained(self, found: Array, gain: float = 1.0) -> bool:
         """Return whether the prediction `found` explains every element of the answer.
 
-        Where the prediction is NaN, any answer fits. Where it is infinite, the answer's row must be
-        clearly wrong, and where it is −∞, the answer must be NaN.
+        Where the prediction is NaN, any answer fits. Where it is ±∞, the row of the answer must be
+        clearly wrong; where it is −∞, the element must also be NaN. There must be finite
+        predictions, and the answer must be near all of them.
 
-        In addition, some wrong element must have a prediction, or else rows without any must exist
-        and all be wrong. Finite predictions of wrong elements must at least halve the rms error.
+        Some wrong element must have a prediction; otherwise, there must be rows without
+        predictions, and each must contain a wrong element. If a wrong element has a finite
+        prediction, the rms error over all elements with one must be at most half of that from the
+        expected answer.
         """
         if found.shape != self.got.shape:
             return False

@@ -1,6 +1,6 @@
-"""Features that a problem may have beyond projections, masks and a scale, and positions of tokens.
+"""The positions of tokens, and the features of a problem beyond projections, masks and a scale.
 
-`docs/definition.md` defines all of them with formulas. A position is that of a token in its
+`docs/definition.md` defines all of them with formulas. A position is the place of a token in its
 sequence. Causal masks, windows, ALiBi and rotary embeddings compare positions, never array indices.
 """
 

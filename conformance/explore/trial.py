@@ -117,7 +117,9 @@ class Deviation:
 
 
 def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
-    """Return all deviations of the answer to a trial, in the order of the requirements.
+    """Return the deviations of the answer to a trial, in the order of the requirements.
+
+    If the adapter compiles, only those that recur when compiled with optimisation are returned.
 
     Raises:
         Unsupported: the adapter cannot express the problem.
@@ -142,8 +144,8 @@ def deviations(adapter: Adapter, trial: Trial) -> tuple[Deviation, ...]:
 def examined(examination: Examination, *, careful: bool = True) -> tuple[Deviation, ...]:
     """Return all deviations of the answer to a case; raises the same exceptions as `deviations`.
 
-    If `careful`, each deviation is measured again with a more precise σ, which takes as long as 30
-    rough estimates.
+    If `careful`, σ is estimated again, from more samples, for each deviation that is not far beyond
+    the limit; this takes as long as 30 rough estimates.
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")

@@ -187,7 +187,11 @@ class Judging:
         return result
 
     def run(self) -> None:
-        """Run all items and, if they are a candidate's, look for answers that depend on history.
+        """Run all items; then, for a candidate, look for answers that it did not really compute.
+
+        Such answers change when a problem is posed again, repeat what the same memory gave before,
+        or are right only for the numbers or sizes of the catalogue. Items that remain when the time
+        is over, or when too many processes are lost, are recorded as not run.
 
         Raises:
             ConformanceError: the task has no problem for the candidate.

@@ -1,4 +1,4 @@
-"""Attention over a million tokens: exact answers for every element, and comparison with them."""
+"""Attention over up to a million tokens: exact values to compare every element with."""
 
 from conformance.long.calling import Heads, call
 from conformance.long.checking import check

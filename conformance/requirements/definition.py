@@ -215,7 +215,7 @@ def _of_weights(check: Callable[[Examination, Array], Finding | None]) -> Check:
     """Return a check that calls `check` with the returned attention weights.
 
     The new check returns None in a mode that does not return weights, and raises `Unsupported` if
-    the weights are nevertheless missing in the answer.
+    the weights are nevertheless missing from the answer.
     """
 
     @functools.wraps(check)

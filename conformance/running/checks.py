@@ -100,8 +100,8 @@ def parametrize_with_checks(
     Args:
         implementations: adapter classes or instances, functions decorated with
             `attention_function`, or arguments of `mha-conformance run`: names, files, modules.
-        level: "core" for the cases marked `core` in a single and a half precision, which take some
-            seconds; "full" for all cases in all dtypes, and the experiments.
+        level: "core" for the cases marked `core`, normally in float32 and bfloat16, which takes
+            some seconds; "full" for all cases in all dtypes, and the experiments.
         cases: parts of ids or wildcard patterns of cases to run instead of those of the level.
         dtypes: the dtypes to use instead of those of the level.
         device: "cpu" or "gpu".

@@ -79,7 +79,7 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 def take_gpu(worker: str) -> None:
     """Restrict an xdist worker ("gw1") and the processes that it starts to one of the GPUs.
 
-    The GPUs are assigned to the workers in turn. A framework reads the environment variable when it
+    The GPUs are assigned to the workers in turn. A framework reads `CUDA_VISIBLE_DEVICES` when it
     first uses a GPU, so this function must be called before adapters are loaded.
     """
     given = os.environ.get(GPUS)

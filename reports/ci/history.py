@@ -144,7 +144,10 @@ def trend(points: Sequence[Point]) -> str:
 
 
 def _bar(one: Point, name: str, left: int, bottom: float, highest: int) -> list[str]:
-    """Return the bar of one run, with its date, commit and counts as tooltip."""
+    """Return the stacked bar of one run as SVG, with its date, commit and counts in a tooltip.
+
+    Return [] if the run has no counts for the implementation `name`.
+    """
     counts = one.implementations.get(name)
     if not counts:
         return []

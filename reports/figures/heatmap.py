@@ -96,7 +96,10 @@ PATTERN = 112
 
 @dataclass(frozen=True)
 class Grid:
-    """The sizes of a heat map in pixels, which are the same for all heat maps of a figure."""
+    """The numbers of queries and keys of a heat map, and the sizes in pixels that follow from them.
+
+    All heat maps of a figure have the same sizes.
+    """
 
     queries: int
     keys: int
