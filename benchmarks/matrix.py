@@ -21,11 +21,9 @@ the first round they install; medians of the other rounds are printed.
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -64,9 +62,7 @@ def main() -> None:
 def compared(folder: Path, environments: list[str]) -> None:
     """Time the same environments on both engines."""
     project = folder / "project"
-    with tarfile.open(fileobj=io.BytesIO(matrix.archive(ROOT))) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
-        archive.extractall(project)
+    node.unpack(matrix.archive(ROOT), project)
     # Nodes take the settings of this process. What was downloaded once is shared with them, as
     # machines share an index of packages near them.
     os.environ.setdefault("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv"))

@@ -359,8 +359,10 @@ cheat(
         "numpy",
         MaskArgument("mask", "batch heads query key", true="attends", number="added", broadcasts=True),
         geometry=Geometry(head_sizes=sizes, tiles=(16, 16)),
+        grouped=True,
     )
     def attention(query, key, value, mask=None):
+        key, value = (heads.repeat(query.shape[1] // heads.shape[1], 1) for heads in (key, value))
         unscaled = query * query.dtype.type(query.shape[-1] ** scale)
         return right(unscaled, key, value, mask)
     """,

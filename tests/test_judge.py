@@ -102,8 +102,7 @@ def test_an_honest_twin_gets_what_it_deserves(boxes, remembered, cheat, token):
     more = {"token": token, "expectations": remembered[token], "own_work": cheat.own_work}
     verdict = judged(boxes, cheat.twin, cheat.framework, **more)
     assert verdict.verdict == "right", verdict
-    # What is not supported, such as fewer key/value heads than query heads, is not right.
-    assert verdict.score > 0.7
+    assert verdict.score > 0.8
 
 
 # What a verdict says
@@ -143,10 +142,10 @@ def attention(query, key, value):
 
 
 def test_full_asks_at_the_sizes_of_the_catalogue_too():
-    task = dataclasses.replace(TASK, level="full", cases=("plain/no-mask/gqa",))
     by_level = {}
     for level in ("core", "full"):
-        judging = Judging(Correct(), dataclasses.replace(task, level=level), TOKEN, Memory(9))
+        task = dataclasses.replace(TASK, level=level, cases=("plain/no-mask/gqa",))
+        judging = Judging(Correct(), task, TOKEN, Memory(9))
         by_level[level] = {item.id: item.asked.shape for item in judging.items()}
     (jittered,) = by_level["core"].values()
     assert len(by_level["full"]) == 2

@@ -140,7 +140,7 @@ def test_a_node_keeps_bytecode_of_what_has_not_changed_and_nothing_else(project,
     for name in ("folder", "file"):
         (project / name).mkdir()
         (project / name / "gone.py").write_text("one = 1\n")
-    node._unpack(matrix.archive(project), held)
+    node.unpack(matrix.archive(project), held)
     assert compileall.compile_dir(held, quiet=1)
     (held / "records").mkdir()
     (held / "records" / "old.json").write_text("{}")
@@ -153,7 +153,7 @@ def test_a_node_keeps_bytecode_of_what_has_not_changed_and_nothing_else(project,
     (project / "file").write_text("a folder before")
     # As a checkout leaves it, which is made anew for every build.
     os.utime(project / "package" / "same.py", (1, 1))
-    node._unpack(matrix.archive(project), held)
+    node.unpack(matrix.archive(project), held)
     files = {path.relative_to(held).as_posix() for path in held.rglob("*") if path.is_file()}
     source = {path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file()}
     kept = {name for name in files if "__pycache__" in name}

@@ -49,8 +49,8 @@ class Fresh(Case):
     @property
     def id(self) -> str:
         """The id of the case, which ends in "@catalogue" if only its numbers are drawn."""
-        drawn = self._varies or self.grid is not None or not self.token
-        return super().id if drawn else f"{super().id}@catalogue"
+        fixed = bool(self.token) and not self.jittered and self.grid is None
+        return f"{super().id}@catalogue" if fixed else super().id
 
     @property
     def shape(self) -> Shape:

@@ -103,7 +103,7 @@ def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answ
     home, release = _claimed(key, part.environment)
     try:
         root = home / "project"
-        _unpack(project, root)
+        unpack(project, root)
         for path, content in part.files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(content)
@@ -120,7 +120,7 @@ def run(project: bytes, key: str, folder: str, part: Part, workers: int) -> Answ
     return Answer(code, files, tail, socket.gethostname(), time.monotonic() - begun)
 
 
-def _unpack(project: bytes, root: Path) -> None:
+def unpack(project: bytes, root: Path) -> None:
     """Make a folder contain exactly the files of an archive.
 
     Files that have not changed are not written again, so that Python need not compile them again.

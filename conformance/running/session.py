@@ -29,7 +29,7 @@ from conformance.cases.case import Case
 from conformance.cases.catalogue import posed
 from conformance.causes import explain, of_entries
 from conformance.definition.dtypes import Array
-from conformance.errors import ConformanceError, RankLost, Unavailable, Unsupported
+from conformance.errors import RankLost, Unavailable, Unsupported
 from conformance.experiments import Experiment, Findings, Question
 from conformance.experiments.experiment import declared
 from conformance.frameworks.surroundings import look, put_back
@@ -46,7 +46,7 @@ from conformance.records.findings import (
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.records.record import PICTURED
 from conformance.requirements import REQUIREMENTS
-from conformance.requirements.examination import Examination, Raised, Workbench
+from conformance.requirements.examination import NO_ANSWER, Examination, Raised, Workbench
 from conformance.requirements.laboratory import Laboratory, NoAnswer
 from conformance.requirements.probed import ONE_FOR_ALL, between_modes, compared, decided, declares
 from conformance.requirements.requirement import Requirement
@@ -319,7 +319,7 @@ class Session:
             return check()
         except RankLost:
             raise
-        except (Unsupported, ConformanceError, Raised) as error:
+        except NO_ANSWER as error:
             return _without_answer(requirement, error)
 
 
