@@ -19,10 +19,10 @@ from pages import DOCS, ROOT, blocks, commands, missing, prose, shell
 import conformance
 from conformance import MaskArgument, Parameter, attention_function
 from conformance.adapter.loading import load
-from conformance.cases.case import STORED
 from conformance.cases.catalogue import catalogue, find_cases
 from conformance.errors import ConformanceError
 from conformance.judging.sandbox import check
+from conformance.records.findings import STORED
 from conformance.requirements import REQUIREMENTS
 from conformance.running.ending import failure
 from conformance.running.session import Item, Session, modes_of

@@ -215,10 +215,6 @@ def rounded(problem: Problem, dtype: str) -> Problem:
     )
 
 
-STORED = "file"
-"""The chapter of all cases that are read from files; the catalogue does not use it."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredCase(Case):
     """A case outside the catalogue, made from stored numbers.

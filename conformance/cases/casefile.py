@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 import numpy as np
 
-from conformance.cases.case import STORED, StoredCase, assembled
+from conformance.cases.case import StoredCase, assembled
 from conformance.cases.tensors import Tensor, look, write
 from conformance.definition.features import (
     NO_WINDOW,
@@ -30,6 +30,7 @@ from conformance.definition.features import (
 )
 from conformance.definition.problem import FEATURE_ARRAYS, Causal, Problem, Shape
 from conformance.errors import BrokenCase, ConformanceError, WrongTensors
+from conformance.records.findings import STORED
 
 SCHEMA = "mha-conformance/case/1"
 KEY = "mha-conformance"

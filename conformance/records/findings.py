@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Literal, get_args
@@ -42,6 +43,19 @@ INFINITE = 1e300
 
 PREFIX = "probe/"
 """The prefix of an experiment's name where it takes the place of a case id."""
+
+STORED = "file"
+"""The chapter of all cases that are read from files; the catalogue does not use it."""
+
+_PLACE = re.compile(r" \(at [^()]*\)$")
+
+
+def without_place(detail: str) -> str:
+    """Return a finding's line of text without the place at which an exception was raised.
+
+    Places differ between versions of a library where the exception is the same.
+    """
+    return _PLACE.sub("", detail)
 
 
 class Figures(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

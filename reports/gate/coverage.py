@@ -20,7 +20,7 @@ import msgspec
 import tomlkit
 
 from conformance.errors import BrokenBaseline
-from conformance.records.findings import NOT_VERIFIED, RUN, VERIFIED
+from conformance.records.findings import NOT_VERIFIED, RUN, STORED, VERIFIED
 from conformance.records.record import Record
 
 Chapters = Mapping[str, int]
@@ -30,9 +30,6 @@ Counts = Mapping[str, Mapping[str, Chapters]]
 OPTIONS = ("--case", "--dtype", "--mode", "-k", "--level", "--shard", "--deselect")
 _NARROWS = re.compile(rf"(^| )({'|'.join(OPTIONS)})( |$)")
 """Matches options that leave something out of a run; case files only add to it."""
-
-OF_FILES = "file"
-"""The chapter of cases from files, which need not exist in the next run."""
 
 HEAD = """\
 # Findings that were verified at least, by chapter of cases. `baseline update` raises these numbers.
@@ -116,7 +113,7 @@ def _findings(record: Record) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield implementation, place, chapter, verdict and detail of each finding."""
     for result in record.results:
         chapter = result.case.partition("/")[0]
-        if chapter == OF_FILES:
+        if chapter == STORED:  # The file need not be there in the next run.
             continue
         place = f"{result.dtype}:{result.device}:{result.mode}"
         for finding in result.findings:

@@ -22,6 +22,7 @@ import tomlkit
 from tomlkit import TOMLDocument
 
 from conformance.errors import BrokenBaseline, ConformanceError
+from conformance.records.findings import without_place
 from conformance.records.phrase import NOTHING, Phrase
 from conformance.reports.gate.baseline import PLACES, TODO, Baseline, Entry, baseline_of, fits
 from conformance.reports.gate.coverage import counts_after
@@ -41,8 +42,6 @@ FITTED = "factor"
 
 MOST_CAUSES = 2
 """With more causes of a requirement than this, they depend on the case and are not named."""
-
-_SOURCE = re.compile(r" \(at [^()]*\)$")
 
 
 class Kind(NamedTuple):
@@ -140,7 +139,7 @@ def _cause(cell: Located) -> Phrase:
 
 
 def _text(cell: Located) -> str:
-    return _SOURCE.sub("", cell.finding.detail) or cell.finding.detail
+    return without_place(cell.finding.detail) or cell.finding.detail
 
 
 def _raised(texts: Collection[str]) -> dict[str, str]:

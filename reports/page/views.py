@@ -7,7 +7,6 @@ most frequent value comes first, and the other values state where they were obse
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from conformance.records.findings import verified
+from conformance.records.findings import verified, without_place
 from conformance.records.header import CausalInfo
 from conformance.records.phrase import Phrase
 from conformance.reports.model import (
@@ -418,9 +417,6 @@ def _first_few(counts: Mapping[str, int]) -> str:
 
 # Deviations
 
-_SOURCE = re.compile(r" \(at [^()]*\)$")
-"""Matches the place where an error was raised, as one error often has several places."""
-
 
 class Symptom(NamedTuple):
     """Deviations of one implementation that have the same cause or the same message.
@@ -523,7 +519,7 @@ def _symptom(item: Deviation) -> str:
     if item.cause:
         return say(item.cause)
     if item.figures is None:
-        return _SOURCE.sub("", item.detail) or item.verdict
+        return without_place(item.detail) or item.verdict
     every_dtype, every_mode = item.everywhere
     if every_dtype and every_mode:
         extent = "every dtype and mode"
