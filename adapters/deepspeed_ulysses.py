@@ -4,7 +4,7 @@ Each rank holds a part of the sequence. One exchange gives it some of the heads 
 which any local attention function can be applied. A second exchange returns its own tokens with all
 heads.
 
-What a port gets wrong: masks are passed on to the local function unchanged. Each rank needs the
+Easy to miss in a port: masks are passed on to the local function unchanged. Each rank needs the
 rows and columns of all tokens there; of a mask with a head axis, it needs the part for its own
 heads; and the gradient of an additive mask has to be summed over ranks. The batch axis is specified
 twice: by `batch_dim_idx` in the call, and indirectly by `gather_idx`, the axis of the sequence, in

@@ -1,6 +1,6 @@
 """The Attention layer of diffusers with three processors: SDPA, matrix products, and slices.
 
-What a port gets wrong: `attention_mask` is added to the logits, and has three axes: `[batch query
+Easy to miss in a port: `attention_mask` is added to the logits, and has three axes: `[batch query
 key]`, which is repeated for each head, or `[(batch heads) query key]`. `prepare_attention_mask`
 distinguishes them by whether the first axis is shorter than batch × heads, so a batch axis of 1 is
 not broadcast. Models derive this mask from a mask `[batch key]`, and put -10000, not -inf, where

@@ -1,6 +1,6 @@
 """equinox.nn.MultiheadAttention, mapped over a batch by `jax.vmap`.
 
-What a port gets wrong: inputs are `[length width]`, without a batch axis; users map the layer over
+Easy to miss in a port: inputs are `[length width]`, without a batch axis; users map the layer over
 a batch. Kernels are `[out in]`, applied as `W x`; heads are concatenated in the first axis, and in
 the second axis of the output's kernel. Biases are off unless they are enabled by four flags. True
 in a mask attends; a mask is `[query key]` or `[heads query key]`, and its axes must have full size,

@@ -1,6 +1,6 @@
 """The functions of flash_attn 2: for batched sequences, for packed sequences, and with a cache.
 
-What a port gets wrong: axes are `[batch length heads head]`. There is no mask argument; a mask has
+Easy to miss in a port: axes are `[batch length heads head]`. There is no mask argument; a mask has
 to be expressed as a causal flag, a window, lengths, or packed sequences. Everything is aligned
 bottom-right if lengths differ: the causal flag (since 2.1), windows, and ALiBi. ALiBi depends on
 the distance between query and key, so it needs no causal flag. A window (left, right) counts the

@@ -1,6 +1,6 @@
 """flax.linen.MultiHeadDotProductAttention, called through `apply`.
 
-What a port gets wrong: kernels are `[embed heads head]`, so nothing is transposed; True in a mask
+Easy to miss in a port: kernels are `[embed heads head]`, so nothing is transposed; True in a mask
 attends, and a mask of three axes is read as `[heads query key]`, not `[batch query key]`; there is
 no causal flag, no additive bias and no way to choose the scale. A fully masked query attends to all
 keys equally, because blocked logits become a large finite number.

@@ -1,6 +1,6 @@
 """flax.nnx.MultiHeadAttention, called as a pure function.
 
-What a port gets wrong: the same as in `flax.linen`, with a few differences. Key and value share
+Easy to miss in a port: the same as in `flax.linen`, with a few differences. Key and value share
 `in_kv_features`; there may be fewer key/value heads than query heads; and there is a causal flag,
 aligned top-left. Without `sow_weights` (and without dropout), the layer calls
 `jax.nn.dot_product_attention`, another implementation, whose softmax is in float32 for all dtypes.

@@ -1,6 +1,6 @@
 """flax.linen.MultiHeadDotProductAttention with its heads divided among devices: tensor-parallel.
 
-What a port gets wrong: the kernels of query, key and value are `[embed heads head]`, but that of
+Easy to miss in a port: the kernels of query, key and value are `[embed heads head]`, but that of
 the output is `[heads head embed]`, so another axis of it is divided. The biases of query, key and
 value are divided by heads as well. The bias of the output is not, because it is added once, to the
 sum over all devices. Only parameters and inputs are placed; XLA's partitioner infers the rest.

@@ -1,6 +1,6 @@
 """haiku.MultiHeadAttention, called through `hk.transform`.
 
-What a port gets wrong: heads are concatenated in one axis of the kernels, and the last projection
+Easy to miss in a port: heads are concatenated in one axis of the kernels, and the last projection
 has the default name `linear`. By default (`model_size`), the output is as wide as all heads
 together, not as the input. True in a mask attends, and a mask has four axes, any of which may have
 size 1. There is no causal flag, no bias on logits, no dropout and no way to choose the scale, and

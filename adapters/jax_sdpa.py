@@ -1,6 +1,6 @@
 """jax.nn.dot_product_attention, written out in operations for XLA, and as cuDNN's kernel.
 
-What a port gets wrong: heads come after the length, `[batch length heads head]`, unlike in torch.
+Easy to miss in a port: heads come after the length, `[batch length heads head]`, unlike in torch.
 `mask` is boolean, and True attends; it rejects numbers, which go into `bias`. The causal flag is
 aligned top-left if lengths differ. Blocked logits become a large finite number, so that the output
 of a fully masked query is the mean of all values, not zeros as in torch. The softmax is in float32

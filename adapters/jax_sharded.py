@@ -1,6 +1,6 @@
 """jax.nn.dot_product_attention on arrays that are divided over devices by XLA's partitioner.
 
-What a port gets wrong: a sharding specifies where an array lies, never what is computed, so the
+Easy to miss in a port: a sharding specifies where an array lies, never what is computed, so the
 result is the same as on one device, and XLA transfers whatever a device lacks. If heads are divided
 (tensor parallelism), nothing needs to be transferred. If queries are divided, each device has all
 keys. If keys are divided, the maximum, the sum and the weighted values are combined over devices.

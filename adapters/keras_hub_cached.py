@@ -1,6 +1,6 @@
 """keras_hub.layers.CachedMultiHeadAttention: Keras' attention with a cache, for decoding.
 
-What a port gets wrong: the cache holds *projected* keys and values, `[batch 2 length heads head]`,
+Easy to miss in a port: the cache holds *projected* keys and values, `[batch 2 length heads head]`,
 in a single array, so both must have the same head size. It has its full length from the beginning.
 The projections of a call are written at `cache_update_index`, and queries attend to everything else
 in the cache too, even zeros, unless the mask blocks it. So the mask has the length of the cache,

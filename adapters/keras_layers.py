@@ -1,6 +1,6 @@
 """keras.layers.MultiHeadAttention, GroupQueryAttention and AdditiveAttention, on three backends.
 
-What a port gets wrong: the order of arguments is query, *value*, key. Kernels have the heads as a
+Easy to miss in a port: the order of arguments is query, *value*, key. Kernels have the heads as a
 separate axis: `[embed heads head]`, and `[heads value_head embed]` for the output. True in a mask
 attends. Numbers are never added: they are cast to bool, so 0/-inf means the opposite of what it
 means elsewhere. (In GroupQueryAttention with scores, an `attention_mask` without any other mask

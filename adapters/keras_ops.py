@@ -1,6 +1,6 @@
 """keras.ops.dot_product_attention, on three backends.
 
-What a port gets wrong: query, key and value are `[batch length heads head]`, while `bias` and
+Easy to miss in a port: query, key and value are `[batch length heads head]`, while `bias` and
 `mask` are `[batch heads query key]`. `mask` is boolean, and True attends; numbers go into `bias`,
 which is added to the logits. `is_causal` is aligned top-left. With fewer key/value heads, each
 serves a group of neighbouring query heads. A query that `mask` blocks fully attends to all keys

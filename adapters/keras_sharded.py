@@ -1,6 +1,6 @@
 """keras.layers.MultiHeadAttention on JAX under keras.distribution, on several devices.
 
-What a port gets wrong: a `LayoutMap` looks up the path of each variable. If none of its patterns
+Easy to miss in a port: a `LayoutMap` looks up the path of each variable. If none of its patterns
 matches the path as a whole, the variable is not divided, and every device silently gets the whole
 of it. Query, key and value have kernels `[embed heads head]`, and their biases have heads as well;
 the kernel of the output is `[heads head embed]`. A distribution applies to the whole process; the

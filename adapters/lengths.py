@@ -1,6 +1,6 @@
 """Encode padding as lengths, one number per sequence of the batch, as serving kernels require.
 
-What a port gets wrong: a length counts keys from the left, so the padding has to be on the right.
+Easy to miss in a port: a length counts keys from the left, so the padding has to be on the right.
 Some libraries expect the number of keys, and others that number minus one.
 """
 

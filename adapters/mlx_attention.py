@@ -1,6 +1,6 @@
 """mlx.nn.MultiHeadAttention, and mlx.core.fast.scaled_dot_product_attention, which it calls.
 
-What a port gets wrong: there are no biases unless `bias=True`, unlike nearly everywhere else. By
+Easy to miss in a port: there are no biases unless `bias=True`, unlike nearly everywhere else. By
 default, `value_input_dims` is the width of the key, and `value_dims` is that of all heads together.
 A mask may be boolean, and then True attends. It may also consist of numbers, which are added and
 must have a dtype that promotes to the output's: a float32 mask with float16 inputs is an error. A

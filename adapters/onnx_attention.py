@@ -1,6 +1,6 @@
 """The operator Attention of ONNX, in ONNX's own reference evaluator and in onnxruntime.
 
-What a port gets wrong: in `attn_mask`, True attends, and numbers are added. A mask may have fewer
+Easy to miss in a port: in `attn_mask`, True attends, and numbers are added. A mask may have fewer
 than four axes, but three axes are `[heads query key]`, not `[batch query key]`. `is_causal` is
 aligned top-left; with a cache, it is shifted by the number of keys that come before the queries,
 which makes it bottom-right. The square root of `scale` is applied twice, once to the query and once

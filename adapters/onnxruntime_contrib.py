@@ -1,6 +1,6 @@
 """onnxruntime's own com.microsoft.MultiHeadAttention and GroupQueryAttention, on the CPU.
 
-What a port gets wrong: inputs have their heads side by side, `[batch length (heads head)]`. Padding
+Easy to miss in a port: inputs have their heads side by side, `[batch length (heads head)]`. Padding
 can be encoded in three ways, all of them int32: `key_padding_mask` holds either 1 for each key that
 may be attended to, or one length for each sequence; `seqlens_k` holds the length *minus one*. To
 the logits of keys that `key_padding_mask` blocks, -10000 (`mask_filter_value`) is added, so a fully

@@ -1,6 +1,6 @@
 """OpenVINO's ScaledDotProductAttention (opset 13), compiled for the CPU.
 
-What a port gets wrong: in `attention_mask`, True attends; numbers are added, and must have the
+Easy to miss in a port: in `attention_mask`, True attends; numbers are added, and must have the
 dtype of the query. With `causal=True`, a mask is not rejected but ignored, as documented; the
 causal flag is aligned top-left. `causal` is an attribute, but `scale` is an input. Key and value
 must have as many heads as the query, and weights are not returned.

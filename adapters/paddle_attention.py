@@ -1,6 +1,6 @@
 """paddle.nn.MultiHeadAttention, and paddle.nn.functional.scaled_dot_product_attention.
 
-What a port gets wrong: a Linear stores its weight as `[in out]`, so it must not be transposed as in
+Easy to miss in a port: a Linear stores its weight as `[in out]`, so it must not be transposed as in
 torch. True in a mask attends, unlike in torch's layer. The meaning of a number depends on its type:
 floats are added to the logits, while integers are 1 for attend and 0 for block. Where booleans
 block, the layer adds -10⁹, so that a fully masked query attends to all keys equally; one that is

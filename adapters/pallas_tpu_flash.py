@@ -1,6 +1,6 @@
 """jax.experimental.pallas.ops.tpu.flash_attention: JAX's flash attention for TPUs, interpreted.
 
-What a port gets wrong: `sm_scale` is 1 unless it is given. The bias `ab` is added *before* the
+Easy to miss in a port: `sm_scale` is 1 unless it is given. The bias `ab` is added *before* the
 multiplication by `sm_scale`, and must have its full shape, `[batch, heads, query, key]`. Segment
 ids are integers, and a query attends to the keys with the same id: if the ids of all queries are 1,
 those of the keys are a padding mask. Lengths must be multiples of 128, so everybody pads.

@@ -1,6 +1,6 @@
 """JAX's splash attention for TPUs, interpreted: flash attention that skips fully masked blocks.
 
-What a port gets wrong: logits are not scaled; the query must be multiplied by 1/√head beforehand. A
+Easy to miss in a port: logits are not scaled; the query must be multiplied by 1/√head beforehand. A
 kernel is made for its mask, and has no batch axis: it is mapped over the batch, with the same mask
 for all entries. Padding is expressed by segment ids, which are integers: a query attends to the
 keys with the same id. "Causal" is a mask too, aligned top-left unless it has an offset. There is no

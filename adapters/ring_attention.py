@@ -1,6 +1,6 @@
 """`ring_flash_attn` of ring-attention-pytorch: the version in torch operations, not in Triton.
 
-What a port gets wrong: with fewer key/value heads, query head h uses key/value head h % kv_heads.
+Easy to miss in a port: with fewer key/value heads, query head h uses key/value head h % kv_heads.
 With `causal=True` the mask of keys is silently ignored. With `ring_reduce_col=True` each rank
 passes its keys on, but only if it has as many keys as queries; otherwise it treats its keys as all
 keys. In the striped layout, rank r of n has tokens r, r + n, and so on. The number of tokens of

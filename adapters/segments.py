@@ -1,6 +1,6 @@
 """Encode masks as segment ids, which tell JAX's kernels which tokens belong together.
 
-What a port gets wrong: a segment id is not a mask. A query attends to the keys with the *same* id,
+Easy to miss in a port: a segment id is not a mask. A query attends to the keys with the *same* id,
 so ids can hide padding only if queries and keys have separate ids: with one array for both, padded
 queries attend to the padding, and not to the tokens. Masks in which two queries have overlapping
 sets of keys (a window, a prefix) cannot be expressed by ids.

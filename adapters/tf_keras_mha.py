@@ -1,6 +1,6 @@
 """tf_keras.layers.MultiHeadAttention: Keras 2, which is continued as tf_keras alongside Keras 3.
 
-What a port gets wrong: the order of arguments is query, *value*, key. True in `attention_mask`
+Easy to miss in a port: the order of arguments is query, *value*, key. True in `attention_mask`
 attends, and there is no other mask argument: padding is read from the masks that
 `Embedding(mask_zero=True)` attaches to tensors, for query, value and key alike. If
 `attention_mask` is the only mask, it is not cast to bool: 1 minus the mask is multiplied by a large

@@ -1,6 +1,6 @@
 """tinygrad.Tensor.scaled_dot_product_attention.
 
-What a port gets wrong: it is a method of the query. True in a mask attends. Numbers of any type are
+Easy to miss in a port: it is a method of the query. True in a mask attends. Numbers of any type are
 added to the logits, integers too, so that a mask of 0 and 1 hides nothing. The causal flag is
 aligned top-left, and is rejected together with a mask. Fewer key/value heads are rejected unless
 `enable_gqa=True`. There is no argument for the scale. The output of a fully masked query is NaN.

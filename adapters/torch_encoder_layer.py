@@ -1,6 +1,6 @@
 """The self-attention within torch.nn.TransformerEncoderLayer, on its slow and on its fast path.
 
-What a port gets wrong: after .eval() and without gradients, a different implementation runs, one
+Easy to miss in a port: after .eval() and without gradients, a different implementation runs, one
 native operation for the whole layer, unless biases are omitted, the number of heads is odd, a
 submodule has a hook, or autocast is on. This fast path does not add a mask of numbers: everything
 that is not 0 is blocked, and a fully masked query gets NaN. True in a boolean mask means *blocked*

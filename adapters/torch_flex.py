@@ -1,6 +1,6 @@
 """torch.nn.attention.flex_attention.flex_attention, called as it is and compiled.
 
-What a port gets wrong: there is no mask argument. A mask is a function of four indices that returns
+Easy to miss in a port: there is no mask argument. A mask is a function of four indices that returns
 whether a query attends to a key, from which `create_block_mask` makes a block mask; a bias is a
 function that changes a score after scaling. Here both read from arrays, as in most uses. A fully
 masked query gets zeros. Uncompiled, dynamo traces the two functions and the whole matrix of scores

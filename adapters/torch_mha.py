@@ -1,6 +1,6 @@
 """torch.nn.MultiheadAttention, with batch_first=True in all modes except one.
 
-What a port gets wrong: the query, key and value projections are one matrix, stacked on axis 0,
+Easy to miss in a port: the query, key and value projections are one matrix, stacked on axis 0,
 unless the width of key or value differs from that of the query; then they are three matrices. True
 in a boolean mask means *blocked*, unlike in `scaled_dot_product_attention`, where True attends. A
 mask per head combines batch and heads in one axis. Returned weights are averaged over heads unless

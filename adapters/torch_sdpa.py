@@ -1,6 +1,6 @@
 """torch.nn.functional.scaled_dot_product_attention: as torch chooses, and kernel by kernel.
 
-What a port gets wrong: True in a mask attends, which is the opposite of
+Easy to miss in a port: True in a mask attends, which is the opposite of
 torch.nn.MultiheadAttention. The causal flag is aligned top-left if lengths differ, and is rejected
 together with a mask: users must combine both in one mask. Fewer key/value heads need
 enable_gqa=True. dropout_p takes effect even after .eval(). A fully masked query gets zeros, not NaN

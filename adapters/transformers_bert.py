@@ -1,6 +1,6 @@
 """BERT's self- and cross-attention of Hugging Face transformers, eager and with torch's SDPA.
 
-What a port gets wrong: the layer's mask is not the model's. `BertModel` takes `[batch key]` of 1
+Easy to miss in a port: the layer's mask is not the model's. `BertModel` takes `[batch key]` of 1
 and 0; the layer takes what the model makes of it, `[batch 1 query key]`. For eager that is added to
 the logits, and the model uses the dtype's lowest number, not -inf, so a fully masked query attends
 to all keys equally, whereas -inf would give NaN. Booleans are for SDPA, where True attends; eager

@@ -1,6 +1,6 @@
 """Llama's self-attention of Hugging Face transformers, eager and with torch's SDPA.
 
-What a port gets wrong: the meaning of a missing mask. With SDPA, attention is then causal, unless
+Easy to miss in a port: the meaning of a missing mask. With SDPA, attention is then causal, unless
 the layer is called with `is_causal=False` (since 4.48; before, only a mask that is True everywhere
 turns this off). Eager then attends to everything and ignores the flag, so the causal triangle has
 to be in the mask. If there is a mask, transformers 5 ignores `is_causal=True`. The mask is

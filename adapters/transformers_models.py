@@ -5,7 +5,7 @@ but the attention is removed: embeddings, norms, feed-forward network and residu
 rest of Mistral, Gemma 2, gpt-oss, Qwen 3, Llama, Bloom or Falcon still makes the mask, the window,
 the rotary angles and the caches as usual. `transformers_llama.py` examines a layer alone.
 
-What a port gets wrong: these models are causal without a mask. Their `attention_mask` is
+Easy to miss in a port: these models are causal without a mask. Their `attention_mask` is
 `[batch key]`, with 1 for tokens and 0 for padding; a mask with four axes replaces the causal mask
 and the window, and is added (eager) or may be boolean (SDPA). `sliding_window` counts the query's
 own key, so a window of W covers this key and the W - 1 keys before it. Documents packed into one
@@ -281,7 +281,10 @@ class _Decoder(Layer):
         return {"attention_bias": shape.bias}
 
     def finish(self, attention: Any, shape: Shape, settings: Mapping[str, Static]) -> None:
-        """Change the attention module where the configuration has no option."""
+        """Make the changes to the attention module for which the configuration has no option.
+
+        The base class makes none.
+        """
 
     def call(
         self, layer: Any, query: Any, key: Any, value: Any, masks: dict[str, Any], mode: Mode
@@ -335,7 +338,7 @@ def _in_chunks(model: Any, query: Any, given: Mapping[str, Any], mode: Mode) -> 
 
 
 def _no_rotation(hidden: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-    """Return the cosine 1 and sine 0 of rotary embeddings that leave all positions unchanged."""
+    """Return cosine 1 and sine 0, with which rotary embeddings leave queries and keys unchanged."""
     cosine = hidden.new_ones(1, 1, 1)
     return cosine, cosine - cosine
 

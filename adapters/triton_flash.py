@@ -1,6 +1,6 @@
 """This project's flash attention in Triton; you may copy the kernel in `triton_flash_kernel`.
 
-What a port gets wrong: the docstring of the kernel's module has a list, in the order of the code.
+Easy to miss in a port: the docstring of the kernel's module has a list, in the order of the code.
 This module shows how to test such a kernel with the suite: a `Function` takes projected heads and
 declares what its mask and its causal flag mean.
 

@@ -2,7 +2,7 @@
 
 It supports masks, a causal flag, a window, a soft cap, sinks, and grouped-query attention.
 
-What a port gets wrong, in the order of the code below:
+Easy to miss in a port, in the order of the code below:
 
 - A tile may extend beyond the last key. Zeros loaded there have weight exp(0), so block them.
 - Before its first allowed key, a row has the maximum −∞, and exp(−∞ − −∞) is NaN.

@@ -1,6 +1,6 @@
 """x-transformers' Attention, with its own softmax and with flash=True, torch's SDPA.
 
-What a port gets wrong: with fewer key/value heads, query head h uses key/value head h % kv_heads,
+Easy to miss in a port: with fewer key/value heads, query head h uses key/value head h % kv_heads,
 not h // group as in Llama: all keys are repeated as one block, `b (r kvh) n d`. Query heads thus
 have a different order, and weights of other libraries have to be reordered. True in a mask attends.
 There are two token masks. `context_mask` blocks keys and has no other effect. `mask` marks the

@@ -144,7 +144,7 @@ def shape(layout: str) -> str:
 
 
 def causal(flag: CausalInfo) -> str:
-    """Return the declared alignment of a causal flag for different lengths, as text."""
+    """Return as text how a causal flag is aligned if lengths differ, and which mask it needs."""
     alignment = flag.alignment or "equal lengths only"
     return f"{alignment}, with {flag.needs}" if flag.needs else alignment
 

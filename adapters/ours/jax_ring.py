@@ -1,6 +1,6 @@
 """Ring attention in JAX: every device keeps its queries, and keys and values travel in a ring.
 
-You may copy this module. What a port gets wrong, in the order of the code: the maximum and the sum
+You may copy this module. Easy to miss in a port, in the order of the code: the maximum and the sum
 of weights must be merged along with the values; the maximum is a constant to the derivative, since
 it cancels out; whether a key is visible under causality or a window depends on positions in the
 whole sequence; a sink belongs to the softmax of a query once, not once per hop; a row without keys

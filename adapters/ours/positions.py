@@ -13,7 +13,7 @@ Query i may attend to key j iff all of these hold:
     segments      query and key are in the same segment
     lengths       i < query length and j < key length of the entry
 
-What a port gets wrong: it counts the query's own key as one of the window's keys before it; it
+Easy to miss in a port: it counts the query's own key as one of the window's keys before it; it
 compares indices instead of positions, so that a causal mask hides the cache; it counts padding as
 keys, so that the position of the last query is beyond the last key; it computes angles in half
 precision, but in bfloat16, for example, many positions beyond 256 are not exact.

@@ -1,6 +1,6 @@
 """Ring attention in PyTorch: every rank keeps its queries, and keys and values travel in a ring.
 
-You may copy this module. What a port gets wrong, in the order of the code: the maximum and the sum
+You may copy this module. Easy to miss in a port, in the order of the code: the maximum and the sum
 of weights must be merged along with the values; a sink belongs to the softmax of a query once, not
 once per hop; whether a key is visible under causality or a window depends on positions in the whole
 sequence, which are not consecutive in zig-zag order; gradients of keys and values travel on with

@@ -219,10 +219,10 @@ class ParameterTable:
         return canonical
 
     def _positions(self, row: Parameter, native: tuple[int, ...]) -> dict[str, Positions]:
-        """Return, for each weight, the flat index of its elements in the native parameter.
+        """Return, for each weight, the flat indices of its elements in the native parameter.
 
-        The indices are cached per shape, because evaluating patterns each time takes a tenth of a
-        run.
+        The indices are cached, because evaluating the patterns each time would take a tenth of a
+        run's time.
         """
         key = (row.native, native)
         if key not in self._known:

@@ -43,7 +43,7 @@ _FEEL_KEY_BIAS = {"soft", "sinks", "rotary", "norm"}
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    """An entry of `catalogue.toml`; the comment at the top of that file explains the fields."""
+    """An entry of `TABLES`; the comment at the top of `catalogue.toml` explains its fields."""
 
     name: str
     families: str

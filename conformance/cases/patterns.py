@@ -62,9 +62,10 @@ def left_padding(shape: Shape, random: np.random.Generator, tiles: Pair | None =
 
 
 def padded_cache(shape: Shape, random: np.random.Generator) -> BoolArray:
-    """Return a mask `[batch 1 1 key]` that blocks the first 0, 1, 2, ... keys of a cache, by entry.
+    """Return a mask `[batch 1 1 key]` that blocks 0, 1, 2, ... keys in batch entries 0, 1, 2, ...
 
-    The queries are the last tokens. Each of them still sees a key if the causal flag is set.
+    They are the first keys of a cache, and the queries are the last tokens. The count restarts at 0
+    before a bottom-right causal mask would leave a query without a key.
     """
     cached = shape.key_length - shape.query_length
     blocked = np.arange(shape.batch) % (cached + 1)
@@ -588,9 +589,9 @@ def positions_with_gaps(shape: Shape, causal: Causal | None, random: np.random.G
 
 
 def norm(shape: Shape, causal: Causal | None, random: np.random.Generator) -> Fields:
-    """Return norms of queries and keys with an epsilon of 1/4.
+    """Return an RMS norm of queries and keys, with random gains and an epsilon of 1/4.
 
-    Next to a mean of squares of about 1, such an epsilon is not negligible.
+    Next to a mean square of about 1, such an epsilon is not negligible.
     """
     query, key = 1.25 + 0.375 * random.standard_normal((2, shape.head_size))
     return {"norm": Norm(query=query, key=key, epsilon=0.25)}

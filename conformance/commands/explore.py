@@ -362,9 +362,9 @@ def _shrunk(
 
 def _write(adapter: Adapter, options: argparse.Namespace, small: Small) -> ExitCode:
     """Write the case file and the script for a failing problem, and print a summary."""
-    from conformance.cases.case import STORED
     from conformance.cases.casefile import Failure, store
     from conformance.explore.script import TooLong, script
+    from conformance.records.findings import STORED
 
     trial, deviation, spec = small.trial, small.deviation, options.implementation
     kind = deviation.array or deviation.kind

@@ -182,9 +182,9 @@ def _given(options: argparse.Namespace) -> Record:
     """
     from importlib import metadata
 
-    from conformance.cases.case import STORED
     from conformance.cases.catalogue import catalogue_hash
     from conformance.errors import BrokenRecord
+    from conformance.records.findings import STORED
     from conformance.records.record import journal_path
     from conformance.reports.gate.judging import part_of
 

@@ -191,7 +191,11 @@ class _Given(NamedTuple):
 
 
 def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
-    """Yield entries on the effect of a bias and of a scale together with each other argument."""
+    """Yield entries on the joint effect of two arguments.
+
+    Pairs with a bias are passed at the usual scale and, if the adapter takes a scale, all pairs at
+    another one. Arguments that must be passed alone are left out.
+    """
     sizes = lab.sizes(query=5, key=5)
     shape = lab.problem(sizes).shape
     alone = {item.name for item in lab.arguments() if item.alone}

@@ -116,7 +116,7 @@ def _compared(
 
 
 def _alone(problem: Problem) -> Problem:
-    """Return a problem with only the first entry of the batch."""
+    """Return the problem, which must have no mask, with only the first entry of its batch."""
     return dataclasses.replace(
         problem,
         shape=dataclasses.replace(problem.shape, batch=1),

@@ -1,8 +1,8 @@
 """Draw recipes: mostly small problems, some at the sizes of real kernels, with features combined.
 
-Combinations of features that an implementation rejects are not drawn again: its own `check` is
-called with a small problem of each combination, and the result is cached. Sizes are drawn next.
-They are limited, because a search needs many problems and large ones are slow. For an
+Only combinations of features that the implementation accepts are used: its own `check` is called
+with a small problem of each combination, and the result is cached. Sizes are drawn next. They are
+limited, because a search needs many problems and large ones are slow. For an
 implementation that declares a `Geometry`, only sizes of that geometry are drawn.
 """
 

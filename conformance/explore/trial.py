@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from conformance.adapter.base import Adapter, Mode
-from conformance.cases.case import STORED, Case, StoredCase
+from conformance.cases.case import Case, StoredCase
 from conformance.definition.arithmetic import Exact
 from conformance.definition.attention import forward
 from conformance.definition.expectation import CAREFUL, Expectation, expect
 from conformance.definition.problem import Problem
 from conformance.errors import ConformanceError, Unavailable, Unsupported
-from conformance.records.findings import INFINITE, Finding
+from conformance.records.findings import INFINITE, STORED, Finding
 from conformance.records.numbers import LIMIT
 from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import Examination, Raised, Workbench

@@ -136,7 +136,7 @@ class Framework(ABC):
 
     @abstractmethod
     def array(self, values: np.ndarray, dtype: str, device: str) -> Any:
-        """Return a native array; float64 input is converted to `dtype`, others keep their dtype."""
+        """Return a native array; float64 becomes `dtype`, all other dtypes are kept."""
 
     @abstractmethod
     def numpy(self, native: Any) -> np.ndarray:
@@ -157,9 +157,10 @@ class Framework(ABC):
     def evaluate(self, request: Request) -> Evaluated:
         """Call the function and, if requested, compute the gradients of the variables.
 
-        A result that is not an array of the cotangent's shape is returned without gradients. Raise
-        `Unsupported` for repeated backward passes in a framework without graphs, and for a loss on
-        the weights if the bridge does not support one.
+        An output that is not an array of the cotangent's shape is returned without gradients,
+        unless the loss depends on the weights. Raise `Unsupported` for gradients in a framework
+        without derivatives, for repeated backward passes in one whose derivatives are functions and
+        not graphs, and for a loss on the weights if the bridge does not support one.
         """
         if request.weights_cotangent is not None and not self.differentiates_weights:
             raise Unsupported(f"the bridge to {self.name} takes a loss on the output only")

@@ -900,9 +900,9 @@ def main():
 
 
 def _buried(child):
-    """Kill a candidate and what it started, and return its wait status.
+    """Kill a candidate and what it started; return its wait status, or 0 if it has none.
 
-    In a sandbox of its own, every other process is killed; otherwise only its process group is.
+    Under bubblewrap, every other process is killed; otherwise, only the candidate's process group.
     """
     if sys.argv[2] == "alone":
         try:

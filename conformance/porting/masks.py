@@ -256,8 +256,8 @@ def _laid_out(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Si
 def _layouts(elements: np.ndarray, argument: MaskArgument) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the layouts that can represent the array, each with the array to arrange in it.
 
-    Layouts that suit the shape of the array come first. They are followed by those for which axes
-    along which it is constant are reduced to size 1.
+    First come layouts whose missing axes have size 1 in the array. Then all layouts are tried
+    again, with a missing axis reduced to size 1 if the array is constant along it.
     """
     for collapse in (False, True):
         for layout in argument.layouts:

@@ -346,7 +346,8 @@ def size_of(path: Path) -> int:
     """Return the size of a file in bytes.
 
     Raises:
-        OSError: the file cannot be accessed, or it is a pipe or a device, which may have no end.
+        OSError: the file cannot be accessed, or is not a regular file; a pipe or a device may have
+            no end.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):

@@ -316,7 +316,7 @@ def heat(report: Report) -> list[tuple[str, list[Column], dict[tuple[str, str], 
 
 
 def heat_level(pair: Pair, limit: float) -> int:
-    """Return the heat level of a pair: 0 to 3 if it cannot be told apart, 4 if it can."""
+    """Return the heat level of a pair: 0 to 3 if the two cannot be told apart, 4 if they can."""
     if pair.nan_cases or pair.max_ratio > limit:
         return 4
     return sum(pair.max_ratio >= edge for edge in (1.0, 2.0, 4.0))
