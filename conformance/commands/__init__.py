@@ -1,6 +1,6 @@
-"""The commands of `mha-conformance`, one module each.
+"""The commands of `mha-conformance`.
 
-Each module has a function `add_parser`, which defines the command's options and sets the function
-that runs it. All modules are imported for `--help`, so a command imports what it needs only when it
-runs.
+Each module in `conformance.cli.COMMANDS` has a function `add_parser`, which defines the options of
+one or more related commands and sets the functions that run them; the other modules support these.
+All command modules are imported for `--help`, so a command imports what it needs only when it runs.
 """

@@ -54,7 +54,12 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _values(dest: str, prefix: str, **_: object) -> list[str]:
-    """Return the possible values of an option or argument, and for implementations also paths."""
+    """Return the known values of an option or argument; for implementations, also .py files.
+
+    Args:
+        dest: a name in `COMPLETED`.
+        prefix: what the user has typed so far; only the paths of files depend on it.
+    """
     from argcomplete.completers import FilesCompleter
 
     from conformance.adapter.loading import registered

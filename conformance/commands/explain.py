@@ -1,8 +1,9 @@
 """`mha-conformance explain`: explain what a case, a requirement or an experiment means.
 
-The output has prose, inputs, the derivation, and what each adapter declares. A declaration is not
-the library's documentation: its author relied on the documentation and on observed behaviour. The
-suite does not rely on it, but compares it with experiments.
+The output has prose and what each adapter declares and, for a case, its inputs and the derivation
+of the expected answer. What an adapter declares is not the library's documentation: the author of
+the adapter relied on the documentation and on observed behaviour. The suite does not rely on
+declarations, but compares them with experiments.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ MOST_DRAWN = 32
 """Masks with more queries or keys than this are not drawn in a terminal."""
 
 MOST_PRINTED = 8
-"""If more entries than this match, only their ids and summaries are printed."""
+"""If a name matches more cases, requirements and experiments than this, only ids and summaries are
+printed."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -58,11 +60,11 @@ def add_parser(commands: Commands) -> None:
 
 
 class Documented(msgspec.Struct, frozen=True):
-    """A declaration that several adapters share.
+    """What one or more adapters declare about a subject, or how they pass the masks of a case.
 
     Attributes:
         implementations: the names of the adapters.
-        says: the declaration in a few words.
+        says: the declaration, or how the masks are passed, in a few words.
         documentation: links to documentation, each with the names of the implementations that it
             documents.
     """
@@ -101,8 +103,8 @@ class ExplainedRequirement(msgspec.Struct, frozen=True, tag_field="kind", tag="r
 
     Attributes:
         decided: how the requirement is checked.
-        cases: ids of the cases that it examines.
-        documented: what the adapters declare about its subject.
+        cases: ids of the cases on which it is checked.
+        documented: what the adapters declare about its subject; [] if nothing can be declared.
     """
 
     id: str
@@ -120,7 +122,8 @@ class ExplainedExperiment(msgspec.Struct, frozen=True, tag_field="kind", tag="ex
 
     Attributes:
         done: how the experiment works.
-        documented: what the adapters declare about the question that it answers.
+        documented: what the adapters declare about the experiment's question; [] if nothing can be
+            declared.
     """
 
     id: str
@@ -147,7 +150,8 @@ def explanation(name: str) -> Explanation:
 
     Raises:
         UnknownName: if nothing matches.
-        ConformanceError: if the name is that of an implementation.
+        ConformanceError: if nothing matches, but the name is that of an implementation or looks
+            like its location.
     """
     from conformance.cases.catalogue import catalogue
     from conformance.experiments import EXPERIMENTS
@@ -183,7 +187,7 @@ def _is_implementation(name: str) -> bool:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    """Print explanations of everything that the name matches, and return the exit code."""
+    """Print explanations of what the name matches, or summaries of it; return the exit code."""
     from rich.console import Console
 
     entries = explanation(options.name).entries
@@ -291,7 +295,7 @@ def _derivation(case: Case, problem: Problem) -> list[str]:
 
 @cache
 def _noise(case: Case) -> dict[str, float]:
-    """Return the median σ of the output, by dtype."""
+    """Return the median σ of the output in float32 and in bfloat16, by the name of the dtype."""
     import numpy as np
 
     from conformance.definition.expectation import expect
@@ -383,7 +387,7 @@ def _ask_it(console: Console, command: str) -> None:
 
 
 def _draw(console: Console, plane: Plane) -> None:
-    """Print a mask as characters: a row per query, a column per key."""
+    """Print a mask with a row per query and a column per key, or only its size if it is large."""
     where = plane.where or "every entry and head"
     size = f"{plural(plane.queries, 'query', 'queries')} × {plural(plane.keys, 'key')}"
     if max(plane.keys, plane.queries) > MOST_DRAWN:
@@ -400,7 +404,7 @@ def _draw(console: Console, plane: Plane) -> None:
 
 @cache
 def _adapters() -> tuple[Adapter, ...]:
-    """Return every registered adapter that can be imported."""
+    """Return every registered adapter that can be loaded."""
     from conformance.adapter.loading import importable
 
     return tuple(importable())
@@ -441,7 +445,7 @@ _NUMBERS = {
     "attends, 0 or 1 only": "1 attends, 0 blocks, other numbers are undefined",
     "blocks, 0 or 1 only": "1 blocks, 0 attends, other numbers are undefined",
 }
-"""Explanations of those values of `MaskArgument.number` that need one."""
+"""The texts for those values of `MaskArgument.number` that would be unclear after "a number"."""
 
 
 def _masks(adapter: Adapter) -> str:
@@ -498,4 +502,5 @@ _SAYS: dict[Callable[[Adapter], str], tuple[str, ...]] = {
     lambda adapter: ", ".join(mode.name for mode in adapter.modes): ("modes.",),
     _dropout: ("dropout.", "probe/dropout"),
 }
-"""For each function that describes a declaration: prefixes of the ids to which it is relevant."""
+"""For each function that describes a declaration: prefixes of the ids of those requirements and
+experiments to which the declaration is relevant."""

@@ -45,9 +45,10 @@ class Shown(msgspec.Struct, frozen=True):
     """A deviation, on the smallest problem found that shows it.
 
     Attributes:
-        kind: the requirement that is not met, or the type of the exception.
+        kind: the id of the requirement that is not met, or the type of the exception.
+        detail: a sentence about the deviation.
         ratio: the error in units of σ; None if nothing was measured, or if it is infinite.
-        sizes: the sizes of the problem, such as {"batch": 1, "keys": 2}.
+        sizes: the sizes of the problem, such as {"batch": 1, "keys": 2}; {} with --every-mode.
     """
 
     implementation: str
@@ -154,7 +155,10 @@ def add_parser(commands: Commands) -> None:
 
 
 def _explore(options: argparse.Namespace) -> int:
-    """Search for a failing problem, shrink it, and write it as a case file and a script."""
+    """Search for a failing problem, shrink it, and write it as a case file and a script.
+
+    With --every-mode, call `_survey` instead. Return the exit code.
+    """
     if options.every_mode:
         return _survey(options)
     if len(options.implementation) > 1:
@@ -203,7 +207,10 @@ def _explore(options: argparse.Namespace) -> int:
 def _first(
     adapter: Adapter, search: Search, options: argparse.Namespace, known: KnownDeviations | None
 ) -> Small | None:
-    """Return the first unknown deviation, shrunk as far as possible, or None if there is none."""
+    """Return the first deviation that is not `known`, or None if the search finds none.
+
+    Unless --no-shrink is given, the problem that shows the deviation is shrunk.
+    """
     for trial, wrong in search:
         new = next((one for one in wrong if known is None or not known(trial, one)), None)
         if new is not None:
@@ -242,7 +249,10 @@ def _print_known(known: KnownDeviations | None) -> None:
 
 
 def _survey(options: argparse.Namespace) -> int:
-    """Explore every mode of each implementation, and save the deviations that are found."""
+    """Explore each mode of each implementation, save the deviations, and return the exit code.
+
+    If --mode is given, only those modes are explored.
+    """
     from conformance.errors import Unavailable
     from conformance.explore.search import MOST_EXAMPLES, Options
     from conformance.explore.survey import survey
@@ -285,7 +295,10 @@ def _survey(options: argparse.Namespace) -> int:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    """Write a script that reproduces an implementation's worst deviation at one case."""
+    """Write a script that reproduces an implementation's worst deviation at one case, if any.
+
+    Return the exit code.
+    """
     adapter = _prepared(options)
     from conformance.cases.casefile import read
     from conformance.explore.script import script
@@ -346,7 +359,10 @@ def _prepared(options: argparse.Namespace) -> Adapter:
 def _shrunk(
     adapter: Adapter, trial: Trial, deviation: Deviation, options: argparse.Namespace
 ) -> Small:
-    """Return the smallest failing problem found, in a mode and a dtype that the options allow."""
+    """Return the smallest failing problem found, in a mode and a dtype that the options allow.
+
+    With --no-shrink, that is the given problem.
+    """
     from conformance.explore.shrinking import Small, shrink
     from conformance.progress import progress
 
@@ -361,7 +377,10 @@ def _shrunk(
 
 
 def _write(adapter: Adapter, options: argparse.Namespace, small: Small) -> ExitCode:
-    """Write the case file and the script for a failing problem, and print a summary."""
+    """Write the case file and, unless it is too long, the script for a failing problem.
+
+    Print a summary, and return the exit code.
+    """
     from conformance.cases.casefile import Failure, store
     from conformance.explore.script import TooLong, script
     from conformance.records.findings import STORED
@@ -451,7 +470,10 @@ def _write_script(path: Path, text: str) -> None:
 
 
 def _word(text: str) -> str:
-    """Return the text in a form that is safe within a file name or a case name."""
+    """Return the text in a form that is safe within a file name or a case name.
+
+    Return "case" if nothing of the text is left.
+    """
     from conformance.cases.casefile import is_name
 
     word = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-")

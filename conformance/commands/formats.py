@@ -1,6 +1,7 @@
 """Print the output of commands as JSON for other programs, and the JSON schema of that output.
 
-Every output is a msgspec struct, so the schema is derived from the type and always agrees with it.
+Every output is a msgspec struct or a list of structs, so each schema is derived from the type of
+the output and always agrees with it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def print_json(output: object) -> None:
-    """Print a struct to stdout as indented JSON, in which unprintable characters are escaped."""
+    """Print an output to stdout as indented JSON, in which unprintable characters are escaped."""
     encoded = msgspec.json.format(msgspec.json.encode(output), indent=1).decode()
     # JSON does not escape C1 control characters and bidirectional marks, which affect terminals.
     escaped = (

@@ -1,4 +1,4 @@
-"""`mha-conformance gate` and `baseline update`: allow known deviations only, and list them."""
+"""`mha-conformance gate` and `baseline update`: allow known deviations only; update their list."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def _gate(options: argparse.Namespace) -> int:
 
 
 def _gate_for_programs(options: argparse.Namespace, baseline: Baseline) -> int:
-    """Print the judgement as JSON, and nothing else on stdout."""
+    """Print the judgement as JSON, and nothing else, on stdout, and return the exit code.
+
+    If the run is interrupted or writes no record, nothing is printed on stdout.
+    """
     import tempfile
 
     from conformance.commands.formats import print_json
@@ -162,7 +165,7 @@ def _update(options: argparse.Namespace) -> int:
 
 
 def _hash(name: str) -> str:
-    """Return the hash of the case with this id, or "" if this suite has none."""
+    """Return the hash of the case with this id, or "" if this suite has no such case."""
     from conformance.cases.case import case_hash
     from conformance.cases.catalogue import case_of
     from conformance.errors import UnknownName
@@ -174,11 +177,13 @@ def _hash(name: str) -> str:
 
 
 def _given(options: argparse.Namespace) -> Record:
-    """Return the part of the record that is to be judged.
+    """Return the part of the record to judge: that about the named implementations, or all of it.
 
     Raises:
-        BrokenRecord: if a later run did not finish, or if the record was made with other cases or
-            another version of the suite, whose cases may have been easier.
+        BrokenRecord: if the record cannot be read or has results of cases that it does not list, if
+            a later run did not finish, or if the record was made with other cases or another
+            version of the suite, whose cases may have been easier.
+        UnknownName: if the record has no implementation of one of the names.
     """
     from importlib import metadata
 

@@ -83,8 +83,8 @@ def _heads(options: argparse.Namespace) -> int:
     """Write the figure and print a summary; the exit code does not depend on what it shows.
 
     Raises:
-        ConformanceError: as in `ask`, or if the file cannot be written; an existing file is then
-            left unchanged.
+        ConformanceError: as in `ask`, or if the file's suffix is not in `SUFFIXES`, the file cannot
+            be written, or the library for .png is missing; an existing file is left unchanged.
     """
     be_quiet_and_single_threaded()
     from conformance.cases.description import describe
@@ -119,10 +119,10 @@ def ask(question: Question) -> Seen:
 
     Raises:
         UnknownName: if there is no such implementation, case, dtype or mode.
-        ConformanceError: if the pattern matches several cases, the entry is neither a number nor
-            "all", or the implementation cannot be loaded.
-        NothingToShow: if the implementation returns no weights, does not support the case, or
-            fails.
+        ConformanceError: if the pattern matches several cases, the entry is neither "all" nor the
+            number of a batch entry, or the implementation cannot be loaded.
+        NothingToShow: if the implementation returns no weights, does not support the case or the
+            dtype, or fails.
         Unavailable: if the framework or the device is missing.
     """
     from conformance.adapter.loading import load
@@ -157,7 +157,9 @@ def _mode(adapter: Adapter, name: str, dtype: str) -> Mode:
     """Return the mode of this name or, for "", the first that returns weights in this dtype.
 
     Raises:
-        NothingToShow: if the mode does not return weights, or does not support the dtype.
+        UnknownName: if the adapter has no mode of this name.
+        NothingToShow: if the mode, or for "" every mode, does not return weights or does not
+            support the dtype.
     """
     check_names("mode", [name] if name else [], (mode.name for mode in adapter.modes))
     with_weights = [mode for mode in adapter.modes if adapter.returns_weights and mode.weights]

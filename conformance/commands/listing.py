@@ -41,13 +41,14 @@ class ListedImplementation(msgspec.Struct, frozen=True):
 
     Attributes:
         name: the name to give to `run`.
-        title: the name shown in reports.
-        framework: the framework that it needs.
+        title: the name shown in reports, or the reason if the adapter cannot be loaded.
+        framework: the framework that it needs; "unknown" if the adapter cannot be loaded.
         installed: whether everything that the adapter needs is installed here: the framework and
-            all other packages.
+            all other packages; false if the adapter cannot be loaded.
         documentation: a link to its documentation, or "".
         adapter: the location of its adapter, "module:NAME".
-        missing: the modules and packages that it needs but that are not installed here.
+        missing: the modules and packages that it needs but that are not installed here; [] if the
+            adapter cannot be loaded.
     """
 
     name: str
@@ -149,7 +150,7 @@ def listing(what: str) -> Listing:
 
 
 def _implementation(name: str, place: str) -> ListedImplementation:
-    """Return the entry for an implementation; if its adapter fails to load, the title says why."""
+    """Return how an implementation is listed; if its adapter fails to load, the title says why."""
     from conformance.adapter.loading import load
 
     try:
@@ -170,7 +171,7 @@ def _implementation(name: str, place: str) -> ListedImplementation:
 def missing(adapter: Adapter) -> list[str]:
     """Return the modules and packages that an adapter needs but that are not installed.
 
-    None of them is imported.
+    None of them is imported. A package with the same name as a missing module is not listed again.
     """
     from importlib.util import find_spec
 
@@ -210,7 +211,11 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _print(columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a table on a terminal; elsewhere, print complete rows with tabs between the cells."""
+    """Print a table on a terminal; elsewhere, print complete rows with tabs between the cells.
+
+    On a terminal, if the first cells need more than half of the width, the other cells of each row
+    are printed below its first cell.
+    """
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table

@@ -62,10 +62,13 @@ def add_parser(commands: Commands) -> None:
 
 
 def _long(options: argparse.Namespace) -> int:
-    """Examine implementations, and print a line for each problem; deviations are not failures.
+    """Examine implementations, print a line for each problem, and return the exit code.
+
+    Deviations do not affect the exit code.
 
     Raises:
-        ConformanceError: if a length, a size or a name is invalid, or a file cannot be written.
+        ConformanceError: if a length, a size or a name is invalid, an implementation cannot be
+            loaded, or a file cannot be written.
     """
     options.steps = _lengths(options.lengths)
     options.memory = _bytes(options.memory_limit) if options.memory_limit else None
@@ -193,7 +196,11 @@ def line(step: Step) -> str:
 
 
 def summary(steps: list[Step]) -> list[str]:
-    """Return a line for each dtype with the greatest length up to which everything conforms."""
+    """Return a line for each dtype that says up to which length everything conforms.
+
+    The line also has the smallest length at which something deviates, and the number of problems
+    that were not reached.
+    """
     from conformance.records.long import reaches
 
     lines = []

@@ -59,7 +59,11 @@ def _new(options: argparse.Namespace) -> int:
 
 
 def _asked(what: str, default: str, choices: tuple[str, ...] | None = None) -> str:
-    """Return a value that the user enters; raise `ConformanceError` if stdin is not a terminal."""
+    """Return a value that the user enters at a prompt.
+
+    Raises:
+        ConformanceError: if stdin is not a terminal, or ends before a value is entered.
+    """
     if not sys.stdin.isatty():
         told = f"--{what} {' or '.join(choices)}" if choices else f"a name, such as {default}"
         raise ConformanceError(f"new-adapter: which {what}? say {told}")
@@ -72,7 +76,7 @@ def _asked(what: str, default: str, choices: tuple[str, ...] | None = None) -> s
 
 
 def _source() -> str:
-    """Return the URL of the suite's repository, which only `pyproject.toml` states."""
+    """Return the URL of the suite's repository from the metadata of the installed package."""
     from importlib import metadata
 
     links = metadata.metadata("mha-conformance").get_all("Project-URL") or []
@@ -88,7 +92,7 @@ BUILDS = {
     "conformance-github.yml": "github.yml.j2",
     "conformance-gitlab.yml": "gitlab.yml.j2",
 }
-"""The template of each CI configuration; all adapters in one folder share it."""
+"""The template of each CI configuration, by file name; adapters in one folder share these files."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,10 @@ class NewAdapter:
         name: the name that the user gave, such as "MyAttention" or "my_attention".
         framework: a key of `FRAMEWORKS`.
         kind: "function" or "layer".
+
+    Raises:
+        ConformanceError: if the name is not an identifier, or the adapter's file would hide a
+            module that can be imported.
     """
 
     name: str
@@ -163,9 +171,9 @@ class NewAdapter:
 
 
 def write(new: NewAdapter, folder: Path) -> list[Path]:
-    """Write all files into the folder, and return their paths.
+    """Write the files into the folder, and return the paths of those written, the adapter first.
 
-    Builds that are there already, such as those of another adapter, are left as they are.
+    CI configurations that exist already, such as those of another adapter, are left as they are.
 
     Raises:
         ConformanceError: if the adapter or its test exists, or the folder cannot be written to.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry of a convention card; `declared` is null if the adapter does not declare it."""
+    """An observed convention; `declared` is null if the adapter declares nothing about it."""
 
     subject: Worded
     value: Worded
@@ -45,7 +45,7 @@ class Seen(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The verdict on a requirement, as it follows from the entries."""
+    """The verdict on a requirement, as it follows from the observed conventions."""
 
     requirement: str
     verdict: str
@@ -55,7 +55,13 @@ class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of one experiment in one mode: entries, and findings that follow from them."""
+    """The result of one experiment in one mode.
+
+    Attributes:
+        case: the id of the experiment, such as "probe/masks".
+        findings: the verdicts that follow from the observed conventions.
+        entries: the observed conventions.
+    """
 
     implementation: str
     case: str
@@ -75,7 +81,7 @@ Values: TypeAlias = dict[Phrase, dict[Phrase, dict[str, Entry]]]
 WIDTH = 100
 
 WORTH_IT = 6
-"""With fewer experiments than this, starting other processes takes longer than it saves."""
+"""With fewer experiments than this, starting other processes would take longer than it saves."""
 
 REVERSED = (
     "Where 0 and −inf attend, −inf counts as True because it is not 0, and 0 as False: a mask that "
@@ -113,7 +119,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _probe(options: argparse.Namespace) -> int:
-    """Check all names, run the experiments, print a card per implementation; return the code."""
+    """Check all names, run the experiments, print cards or JSON, and return the exit code."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from rich.console import Console
 
@@ -202,9 +208,10 @@ def _run_experiments(adapter: Adapter, spec: str, options: argparse.Namespace) -
 def in_two_processes(
     spec: str, asked: Sequence[Inquiry], only: tuple[str, ...], advance: Callable[[], None]
 ) -> list[CaseResult]:
-    """Run the experiments `asked` in two processes, and return their results in the same order.
+    """Run the experiments `asked` in up to two processes; return the results in the same order.
 
-    `advance` is called after each. More than two processes help little, as each compiles anew.
+    `advance` is called after each experiment. More than two processes would help little, because
+    each process compiles everything again.
 
     Raises:
         ConformanceError: if a process died; `mha-conformance run` turns that into a verdict.
@@ -305,7 +312,11 @@ def _is_reversed(entry: Entry) -> bool:
 
 
 def _table(values: Values, entries: Sequence[Entry], *, evidence: bool) -> Table:
-    """Return a table with a row for each subject and value; it names modes if values differ."""
+    """Return a table with a row for each subject and value.
+
+    If a subject has different values in different modes, each row names its modes. With `evidence`,
+    each row also has the evidence.
+    """
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`mha-conformance report`, `join` and `begin`: render reports from records, and join records."""
+"""`mha-conformance report`, `join` and `begin`: render reports, join records, begin a run."""
 
 from __future__ import annotations
 

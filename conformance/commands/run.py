@@ -32,7 +32,8 @@ _PATHS: dict[str, dict[str, Any]] = {
     "record": {"type": Path, "action": Once},
     "case-file": {"type": Path},
 }
-"""The types of these options; in pytest they are strings, which xdist can send to workers."""
+"""What differs from `OPTIONS` on the command line: there, these options are paths. In pytest they
+are strings, which xdist can send to workers."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -95,7 +96,11 @@ def _print_summary(outcome: Outcome, code: ExitCode) -> None:
 def standing(options: argparse.Namespace) -> Record | None:
     """Return the existing record if it is still up to date, or None if something must be measured.
 
+    Return None also if no record is named, or if the options narrow the run or ask for a new one.
     If a run was begun in the record's folder, the record is saved as part of that run.
+
+    Raises:
+        ConformanceError: if another process is writing the record.
     """
     from conformance.running.provenance import begun, environment
 
@@ -146,11 +151,18 @@ def examine(
 ) -> int:
     """Run the suite's pytest session, and return the exit code.
 
+    Set `options.written` to the path of the record, or to None if there is no record.
+
     Args:
         options: the options of `add_examination`, the implementations, and arguments for pytest.
         more: further options of the plugin.
         survey: whether deviations are only recorded instead of being failures.
         baseline: the file of known deviations with which a gate compares; None without a gate.
+
+    Raises:
+        NothingRun: if pytest ended without an error, but did not run the session.
+        ConformanceError: if pytest refuses its arguments, or an implementation or a case file
+            cannot be loaded.
     """
     # TensorFlow's log level stays, because a crash report shows the last line that it printed.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -206,7 +218,10 @@ def examine(
 
 
 def _interruptible(arguments: list[str], plugins: list[object]) -> int:
-    """Run pytest, and return its exit code: `INTERRUPTED` even if printing the traceback fails."""
+    """Run pytest, and return its exit code.
+
+    After an interruption, that is `INTERRUPTED` even if pytest fails to print the traceback.
+    """
     import pytest
 
     try:
@@ -234,7 +249,10 @@ def _for_pytest(options: argparse.Namespace) -> list[str]:
 
 
 def _check_names(options: argparse.Namespace) -> None:
-    """Load implementations and case files before pytest starts, so that errors are one line."""
+    """Load implementations and case files before pytest starts, so that each error is one line.
+
+    Isolated implementations are loaded in processes of their own.
+    """
     from conformance.adapter.loading import load
     from conformance.cases.casefile import load_case
     from conformance.running.run import exit_raises, is_isolated, limits_of

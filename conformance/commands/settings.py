@@ -1,4 +1,7 @@
-"""Read the table `[tool.mha-conformance]` of a project, with values for options not given."""
+"""Read the table `[tool.mha-conformance]` of a project.
+
+The table has values for options that are not given on the command line.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ BASELINE = "conformance.toml"
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The keys of the table; each is an option or argument of the command."""
+    """The keys of the table; each is an option or argument of a command, apart from `resources`.
+
+    Attributes:
+        resources: the resources that `matrix` reserves on a Ray cluster, by environment and name.
+    """
 
     implementations: list[str] = []
     cases: list[str] = []
@@ -36,7 +43,8 @@ def read_settings(path: Path = FILE) -> Settings:
     """Return the settings of this file, or the defaults if there is no such file or table.
 
     Raises:
-        ConformanceError: if the file is not TOML, a key is unknown, or a value is wrong.
+        ConformanceError: if the file cannot be read or is not TOML, a key is unknown, or a value is
+            wrong.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -58,9 +66,12 @@ def read_settings(path: Path = FILE) -> Settings:
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Fill in, from the table, options that were not given on the command line.
+    """Fill in, from the table or with defaults, options of a gate that were not given.
 
-    Nothing is examined with --from-record, so in that case only the baseline is filled in.
+    With --from-record nothing is examined, so only the baseline is then taken from the table.
+
+    Raises:
+        ConformanceError: if the table is wrong.
     """
     settings = read_settings()
     options.baseline = options.baseline or Path(settings.baseline or BASELINE)
@@ -86,7 +97,10 @@ def complete_run(options: argparse.Namespace) -> None:
 
 
 def known_deviations() -> Path | None:
-    """Return the baseline that `gate` reads without --baseline, or None if there is none."""
+    """Return the path of the baseline that `gate` reads without --baseline.
+
+    Return None if the table names no baseline and the default file does not exist.
+    """
     named = read_settings().baseline
     path = Path(named or BASELINE)
     return path if named or path.exists() else None

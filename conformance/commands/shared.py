@@ -1,4 +1,4 @@
-"""Options, settings and small functions that several commands share."""
+"""Options and small functions that several commands share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def add_repeatable(parser: argparse.ArgumentParser, **helps: str) -> None:
-    """Add an option that may be repeated for each name in `helps`, with its help text."""
+    """For each name in `helps`, add an option that may be repeated, with that help text."""
     for option, meaning in helps.items():
         parser.add_argument(
             f"--{option}",
@@ -49,7 +49,7 @@ def add_quiet(parser: argparse.ArgumentParser) -> None:
 
 
 def add_files(parser: argparse._ActionsContainer, **helps: str) -> None:
-    """Add an option that takes a file for each name in `helps`, with its help text."""
+    """For each name in `helps`, add an option that takes a file, with that help text."""
     for option, meaning in helps.items():
         parser.add_argument(f"--{option}", type=Path, metavar="FILE", help=meaning)
 
@@ -75,17 +75,17 @@ def selected(struct: type[Struct], options: argparse.Namespace) -> Struct:
 
 
 def be_quiet_and_single_threaded() -> None:
-    """Set environment variables for one thread and few messages, before a framework is imported.
+    """Set environment variables that request one thread and few messages, unless they are set.
 
-    The arrays are tiny, so several threads would mostly wait for each other, and take seven times
-    as long on a busy machine.
+    Call this before a framework is imported. The arrays are tiny, so several threads would mostly
+    wait for each other, and take seven times as long on a busy machine.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def one_case(pattern: str) -> Case:
-    """Return the only case that has this id or matches the pattern.
+    """Return the case with this id or, if there is none, the only case that matches the pattern.
 
     Raises:
         UnknownName: if no case matches.
@@ -165,7 +165,7 @@ class _Schema(argparse.Action):
 
 
 def add_format(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add --format and --schema; `output` is a key of `conformance.commands.formats.OUTPUTS`."""
+    """Add --format, --json and --schema; `output` is a key of `formats.OUTPUTS`."""
     parser.add_argument(
         "--format",
         choices=("text", "json"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """A pytest plugin that shows a progress bar, or nothing if not `shown`, instead of letters."""
+    """A pytest plugin that hides pytest's letters and, if `shown`, shows a progress bar."""
 
     def __init__(self, *, shown: bool) -> None:
         self._stack = ExitStack()
@@ -35,7 +35,7 @@ class Bar:
         return (status[0], "", status[2]) if status else status
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Advance the bar by one item; reports of setup and teardown do not count."""
+        """Advance the bar by one item for each test that was called or skipped."""
         if self._shown and (report.when == "call" or report.skipped):
             if self._advance is None:
                 total = len(self._config.stash[RUN].chosen)
@@ -53,7 +53,11 @@ class Bar:
 
 
 class Refusals:
-    """A pytest plugin that collects pytest's messages about invalid arguments."""
+    """A pytest plugin that collects pytest's messages about invalid arguments.
+
+    Attributes:
+        run: the session's `Run`, or None before the session has ended or if there is none.
+    """
 
     def __init__(self) -> None:
         self._stack = ExitStack()

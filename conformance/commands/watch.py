@@ -19,7 +19,7 @@ from contextlib import suppress
 from conformance.errors import ExitCode
 
 COMMANDS = ("run", "gate", "baseline", "probe", "explore", "heads", "long")
-"""The commands that may call an implementation."""
+"""The commands that run in a watched process, because they may call an implementation."""
 
 _SIGNALS = [
     getattr(signal, name)
@@ -29,9 +29,11 @@ _SIGNALS = [
 
 
 def watched(run: Callable[[], int]) -> int:
-    """Call `run` in a child process and return its exit code, or `INCOMPLETE` if it never returned.
+    """Call `run` in a child process, and return the exit code.
 
-    Where processes cannot be forked, call it in this process.
+    If the child ends before `run` returns, return `INCOMPLETE`; if a signal ends the child later,
+    return 128 plus the signal's number. If the platform cannot fork processes, call `run` in this
+    process.
     """
     if not hasattr(os, "fork"):
         return run()
@@ -104,7 +106,10 @@ def _follow(parent: int) -> None:
 
 
 def _wait(child: int) -> int:
-    """Return the exit code of the child, negative for a signal; pass signals on to it."""
+    """Wait until the child ends, and return its exit code, which is negative for a signal.
+
+    Meanwhile, pass signals on to the child, unless a terminal has sent them to it too.
+    """
     while True:
         number, sender = _signal()
         if number == signal.SIGCHLD:
@@ -119,7 +124,8 @@ def _wait(child: int) -> int:
 def _signal() -> tuple[int, int]:
     """Wait for a signal, and return its number and the id of the process that sent it.
 
-    The id is 0 if the signal comes from a terminal, which sends it to the child as well.
+    The id is 0 if the signal comes from a terminal, which sends it to the child as well. Platforms
+    without `sigwaitinfo` do not tell the id; there, it is 0 for SIGINT and 1 for other signals.
     """
     if hasattr(signal, "sigwaitinfo"):
         info = signal.sigwaitinfo(_SIGNALS)

@@ -21,7 +21,7 @@ BRIDGES = {
     "paddle": ("conformance.frameworks.paddle_bridge", "Paddle", "paddle"),
     "tinygrad": ("conformance.frameworks.tinygrad_bridge", "Tinygrad", "tinygrad"),
 }
-"""For each framework: the module and class of its bridge, and the package that this imports."""
+"""For each framework: the module and class of its bridge, and the framework's own module."""
 
 LACKS = {"numpy": ("bfloat16",)}
 """The dtypes that a framework lacks, listed here so that it need not be imported to find out."""
@@ -30,8 +30,8 @@ DISTRIBUTIONS = {"mlx.core": "mlx", "paddle": "paddlepaddle"}
 """The distribution to install for each package that is imported under another name."""
 
 ENVIRONMENT = {"tinygrad": ("DEV", "PYTHON")}
-"""Default values of environment variables, set before the import: the other devices of tinygrad
-need a compiler or a GPU."""
+"""For a framework, an environment variable and its value, set before the import unless it is set
+already: the other devices of tinygrad need a compiler or a GPU."""
 
 
 @cache
@@ -40,7 +40,7 @@ def framework(name: str) -> Framework:
 
     Raises:
         UnknownName: there is no bridge to a framework of this name.
-        Unavailable: the framework cannot be imported.
+        Unavailable: the framework, or another package that its bridge needs, cannot be imported.
     """
     if name not in BRIDGES:
         raise UnknownName("framework", name, BRIDGES)

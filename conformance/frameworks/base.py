@@ -147,20 +147,21 @@ class Framework(ABC):
         """Return the einsum of the operands, which computes the projections around functions."""
 
     def take(self, native: Any, index: np.ndarray) -> Any:
-        """Return the entries of an array at these indices, `[row]`, along its first axis."""
+        """Return the parts of an array at the positions `index`, `[row]`, along its first axis."""
         return native[index]
 
     @abstractmethod
     def devices(self) -> dict[str, str]:
-        """Return the model of each kind of device, "cpu" and if present "gpu", on this machine."""
+        """Return the model of each kind of device, "cpu" or "gpu", that the framework can use."""
 
     def evaluate(self, request: Request) -> Evaluated:
         """Call the function and, if requested, compute the gradients of the variables.
 
-        An output that is not an array of the cotangent's shape is returned without gradients,
-        unless the loss depends on the weights. Raise `Unsupported` for gradients in a framework
-        without derivatives, for repeated backward passes in one whose derivatives are functions and
-        not graphs, and for a loss on the weights if the bridge does not support one.
+        An output that is not an array of the cotangent's shape is returned without gradients; if
+        the loss depends on the weights, a bridge may raise an exception instead. Raise
+        `Unsupported` for gradients in a framework without derivatives, for repeated backward passes
+        in one whose derivatives are functions and not graphs, and for a loss on the weights if the
+        bridge does not support one.
         """
         if request.weights_cotangent is not None and not self.differentiates_weights:
             raise Unsupported(f"the bridge to {self.name} takes a loss on the output only")
@@ -217,12 +218,15 @@ class Framework(ABC):
         self.overwrite(native, self.array(values, dtype, device))
 
     def place(self, layer: Any, device: str) -> Any:
-        """Return a new layer, moved to the device unless its parameters are passed as arguments."""
+        """Move a new layer to the device, unless its parameters are passed to it; return it."""
         return layer
 
     @contextmanager
     def session(self, dtype: str, device: str) -> Iterator[None]:
-        """Enter the context needed to build and call layers in this dtype on this device."""
+        """Enter the context in which implementations are built and called.
+
+        Raise `Unsupported` if the framework cannot compute with this dtype on this device.
+        """
         yield
 
     def check_device(self, device: str) -> None:
@@ -241,7 +245,8 @@ class Framework(ABC):
         """Return the same numbers with other strides, as a view of a larger array.
 
         With "gaps" each number is stored twice in a row. A "window" is a slice along the axes
-        between the first and the last, surrounded by NaN, with contiguous rows. Raise
+        between the first and the last (along all axes if there are fewer than three), with
+        contiguous rows, surrounded by NaN or, in an array of booleans or integers, by ones. Raise
         `Unsupported` if the framework's arrays have no strides.
         """
         if not self.has_strides:
@@ -266,8 +271,9 @@ class Framework(ABC):
     def surrounded(self, native: Any, by: float, device: str) -> Any:
         """Return the same numbers as a contiguous view into a larger array, with guards around it.
 
-        The guards before and after the view are filled with `by`. Return the array itself if the
-        framework's arrays have no strides.
+        The guards before and after the view are filled with `by` or, in an array of booleans or
+        integers, with `bool(by)`. Return the array itself if the framework's arrays have no
+        strides.
         """
         if not self.has_strides:
             return native
@@ -281,11 +287,11 @@ class Framework(ABC):
         return around[GUARD:-GUARD].reshape(sizes)
 
     def on_ranks(self, told: OnRanks, tensors: Natives) -> Any:
-        """Call a function on each rank of a world with its part of the tensors; join the results.
+        """Call a function on each rank of a world with the rank's part of the tensors.
 
-        The elements of results and gradients that are not divided are taken from the ranks in turn,
-        so that every rank must compute them correctly. Raise `Unsupported` if the framework has no
-        worlds.
+        Return the joined result. The elements of results and gradients that are not divided are
+        taken from the ranks in turn, so that every rank must compute them correctly. Raise
+        `Unsupported` if the framework has no worlds.
         """
         raise Unsupported(f"the bridge to {self.name} starts no ranks")
 

@@ -1,10 +1,11 @@
 """The JAX bridge compiles one program per family, dtype and set of arguments.
 
-Called eagerly, each new shape takes two seconds, because every operation is compiled separately; as
-one program it takes 0.5 s, and with the options `QUICK` 0.14 s, deviating by at most 4 ulp. Most of
-the suite therefore uses these options, and modes with `optimised` check what users run. Operations
-that experiments call eagerly also compile with fewer optimisations, at half the cost, or at a third
-of it with `--xla_cpu_use_fusion_emitters=false` in `XLA_FLAGS`.
+If a function is called eagerly, each new shape takes two seconds, because every operation is
+compiled separately. As one program, a shape takes 0.5 s, and 0.14 s with the options `QUICK`, with
+which results deviate by at most 4 ulp. Most of the suite therefore uses these options, and modes
+with `optimised` check what users run. Operations that experiments call eagerly also compile with
+fewer optimisations, at half the cost, or at a third of it with
+`--xla_cpu_use_fusion_emitters=false` in `XLA_FLAGS`.
 
 JAX 0.4.31 or later is required; newer features are detected by name, not by version.
 """
@@ -24,14 +25,15 @@ from conformance.frameworks.base import Evaluated, Framework, Function, Natives,
 from conformance.frameworks.surroundings import Setting
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Compiler options for programs that run only a few times, which compile six times as fast."""
+"""Compiler options for programs that run only a few times; they make compiling several times as
+fast."""
 
 OPTIMISED = {"xla_cpu_use_fusion_emitters": True}
 """Compiler options that restore XLA's default even if `XLA_FLAGS` changes it."""
 
 MOST_MAPPED = 40_000
-"""The number of memory mappings above which compiled programs are dropped. Each keeps about twenty;
-Linux allows a process 65,530, and a process that compiles with none left dies."""
+"""The number of memory mappings above which compiled programs are dropped. Each program keeps about
+twenty; Linux allows a process 65,530, and a process that compiles with none left dies."""
 
 
 _SETTINGS = (
@@ -172,7 +174,7 @@ def _mapped() -> int:
 
 
 def _enable_x64(on: bool) -> AbstractContextManager[Any]:
-    """Return a context manager that turns 64-bit types on or off, in old and new versions."""
+    """Return a context manager that turns 64-bit types on or off, in any version of JAX."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(on)
     from jax.experimental import enable_x64

@@ -1,6 +1,6 @@
 """ONNX models of one operator, run by ONNX's reference evaluator or by onnxruntime.
 
-Models fix the number of axes of their inputs but not the sizes, so one model serves all shapes.
+Models fix the number of axes of their inputs but not the sizes, so one model serves all sizes.
 The reference evaluator runs each operator in NumPy. onnxruntime runs on the CPU with its default
 optimisations; operators without a float16 kernel are computed in float32.
 """

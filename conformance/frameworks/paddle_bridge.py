@@ -1,6 +1,7 @@
 """The PaddlePaddle bridge loads parameters into the layer and differentiates with autograd.
 
-Paddle cannot multiply matrices of bfloat16 or float16 on the CPU: these are `Unsupported` there.
+Paddle cannot multiply matrices of bfloat16 or float16 on the CPU, so problems in these dtypes are
+`Unsupported` there.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Host:
         atexit.register(self.end)
 
     def fork(self, ends: Sequence[int]) -> list[int]:
-        """Fork a rank for each descriptor, which is its end of a pipe; return the process ids."""
+        """Fork a rank for each descriptor, the rank's end of a pipe; return the process ids."""
         return list(map(int, self._ask(b"fork", ends).split()))
 
     def ended(self, pid: int) -> int:
@@ -130,8 +130,8 @@ class Processes:
         size: the number of ranks.
         server: "module:class". Every rank creates an instance with (rank, size, path, seconds to
             wait for other ranks), where `path` is a file that does not exist yet, and calls its
-            `serve` with the contents of each payload. The class's `prepare` is called once before
-            ranks are forked.
+            `serve` with the items of each payload as arguments. The class's `prepare` is called
+            once, before ranks are forked.
     """
 
     def __init__(self, size: int, server: str) -> None:

@@ -62,7 +62,8 @@ _WORDS = 4 * (624 + 1)
 """The size in bytes of the state of NumPy's default generator: 624 words and a position."""
 
 _copied: list[Any] = [None, ()]
-"""The words and the full state of NumPy's generator when it was last copied."""
+"""The words and the full state of NumPy's generator when the state was last copied; None instead of
+the words if this copy must not be reused."""
 
 
 def _numpy_generator() -> tuple[Any, ...]:

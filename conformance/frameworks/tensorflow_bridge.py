@@ -1,4 +1,4 @@
-"""The TensorFlow bridge calls eagerly and differentiates with a gradient tape."""
+"""The TensorFlow bridge calls functions eagerly and differentiates with a gradient tape."""
 
 from __future__ import annotations
 

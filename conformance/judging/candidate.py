@@ -32,11 +32,11 @@ MOST_SIZE = 1024
 """The largest size in a declared geometry; larger ones would cost the judge too much."""
 
 MOST_PAIRS = 8
-"""The most sizes of heads that a candidate may declare; each adds another set of problems."""
+"""The most pairs of head sizes that a candidate may declare; each adds another set of problems."""
 
 LEAST_SIZE = 2
-"""The least size in a declared geometry: with heads of size 1 the scale is 1, and a tile of 1 holds
-a single weight, which is 1."""
+"""The least head size or tile in a declared geometry: with heads of size 1 the scale is 1, and a
+tile of 1 holds a single weight, which is 1."""
 
 MOST_MODES = 4
 
@@ -76,7 +76,7 @@ _DECLARED = (
     "fully_masked_row",
     "weights_option",
 )
-"""What a candidate may declare; the judge has no use for the rest."""
+"""The attributes of an adapter that a candidate may declare; the judge has no use for others."""
 
 _MASKS = ("mask", "attn_mask")
 _BIASES = ("bias", "attn_bias")
@@ -164,7 +164,7 @@ class Remote(Framework):
 
 
 class Candidate(Function):
-    """A function in a worker process, which gets only problems with identities as projections.
+    """The adapter of a function in a worker process, for problems with identities as projections.
 
     Attributes:
         worker: the process that runs the function; None until one is started.
@@ -268,11 +268,12 @@ def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
     """Return the implementation that a declaration describes.
 
     Args:
-        said: the declaration, as its worker sent it.
+        said: the declaration, as the worker sent it.
         dtypes: the dtypes to judge; empty for all.
 
     Raises:
-        WrongDeclaration: the declaration is invalid, or is not allowed for a candidate.
+        WrongDeclaration: the declaration is invalid, is not allowed for a candidate, or contains
+            none of the dtypes to judge.
     """
     try:
         framework, title = said["framework"], str(said["name"])[:100]
@@ -344,7 +345,7 @@ def _meant(said: Any) -> Any:
 def _conventional(
     parameters: list[str], declared: dict[str, Any]
 ) -> tuple[tuple[MaskArgument, ...], dict[str, Any]]:
-    """Return masks and declarations for a function that declares none, from its parameter names."""
+    """Return the masks and declarations of an undecorated function, from its parameter names."""
     axes = "batch heads query key"
     masks = []
     for name in parameters[3:]:

@@ -24,7 +24,7 @@ FIXED = ("size-one", "full-tiles", "one-head", "tiles", "longer", "long", "one-k
 """Families in which only the batch size varies."""
 
 MOST_DRAWS = 50
-"""The most draws of a case until float16 represents its numbers, as it does in most draws."""
+"""The most draws of a case, which is drawn again if a number is beyond the range of float16."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,9 +33,9 @@ class Fresh(Case):
 
     Attributes:
         token: the seed of the numbers; "" for those of the catalogue, which are public.
-        jittered: whether the token determines the sizes too.
+        jittered: whether the token determines the sizes too, unless the case is on a grid.
         heads: whether the inputs are heads that are projected already, as functions take them.
-        attempt: how many earlier draws contained a number beyond the range of float16.
+        attempt: the number of earlier draws, all of which had numbers beyond the range of float16.
     """
 
     token: str
@@ -48,7 +48,7 @@ class Fresh(Case):
 
     @property
     def id(self) -> str:
-        """The id of the case, which ends in "@catalogue" if only its numbers are drawn."""
+        """The id of the case; "@catalogue" marks drawn numbers in the sizes of the catalogue."""
         fixed = bool(self.token) and not self.jittered and self.grid is None
         return f"{super().id}@catalogue" if fixed else super().id
 
@@ -64,7 +64,10 @@ class Fresh(Case):
         return self.jittered and bool(self.token) and self.grid is None
 
     def random(self, purpose: str = "") -> np.random.Generator:
-        """Return a random generator seeded by the token, the id, the purpose and the attempt."""
+        """Return a random generator seeded by the token, the id, the purpose and the attempt.
+
+        Without a token, return the generator of the catalogue's case.
+        """
         if not self.token:
             return super().random(purpose)
         again = f"#{self.attempt}" if self.attempt else ""
@@ -82,7 +85,10 @@ def _problem(case: Fresh, dtype: str) -> Problem:
 
 
 def fresh(case: Case, token: str, *, heads: bool, jittered: bool = True) -> Fresh:
-    """Return the case with numbers drawn from a token, all within the range of float16."""
+    """Return the case with numbers drawn from a token; for "", with those of the catalogue.
+
+    If a number is beyond the range of float16, the case is drawn again, up to `MOST_DRAWS` times.
+    """
     names = [field.name for field in dataclasses.fields(Case)]
     fields: dict[str, Any] = {name: getattr(case, name) for name in names}
     for attempt in range(MOST_DRAWS):

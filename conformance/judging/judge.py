@@ -50,10 +50,12 @@ NOT_ASKED = {"kernel.equals-definition", "gradient.parameters-equal-definition"}
 """Requirements on projections, which a candidate does not have."""
 
 FEATURES = "feature"
-"""The chapter that is used only if it is named, because most kernels have no such arguments."""
+"""The chapter of windows, sinks and other features. It is used only if it or its cases are named,
+because most kernels have no arguments for features."""
 
 REPEATED, REWRITTEN, SECOND = 5, 2, 12
-"""How many problems are repeated, posed in overwritten arrays, and posed to a second worker."""
+"""The most items of each kind (right or wrong) to repeat, the most to pose in overwritten arrays,
+and the most to pose to a second worker."""
 MOST_LOST = 3
 """The number of lost processes after which the remaining problems are not posed."""
 ALSO = ("bias/per-head-with-mask/square",)
@@ -78,7 +80,8 @@ class Task:
             float64 if it does not support float32) and both half precisions, or, at level "full",
             for all dtypes.
         gradients: whether gradients count.
-        cases: parts of case ids, or wildcards that match them; empty for all.
+        cases: parts of case ids, or wildcards that match them; if there are any, they select the
+            cases instead of `level` and `chapters`.
     """
 
     level: str = "core"
@@ -130,16 +133,19 @@ class Output(Asked):
 
 @dataclass
 class Judging:
-    """Judges an implementation on a task, in this process or in a worker; a token is the seed.
+    """The judging of an implementation on a task, in this process or in a worker.
 
     Attributes:
-        restart: starts a new process for a candidate; None for an implementation in this process.
+        token: the seed of the problems and of their order.
         expectations: a cache of expected values, shared by candidates with the same token.
+        restart: a function that starts a new process for a candidate; None for an implementation
+            in this process.
         until: the deadline, on the clock of `time.monotonic`.
         found: the result of each item.
         violations: pairs of a kind and a sentence, for behaviour that marks a cheat.
-        lost: how each process of the candidate was lost.
-        sessions: the session for the first call of items, "", and one for each kind of repetition.
+        lost: how each process of the candidate was lost; `MOST_LOST` times the same reason if the
+            time is over or no process can be started.
+        sessions: the session of each kind of repetition, by name; "" is the first call of items.
     """
 
     adapter: Adapter
@@ -178,7 +184,10 @@ class Judging:
         return [rows[place] for place in shuffled(self.token, "order", len(rows))]
 
     def ask(self, item: Asked, again: str = "", *, explains: bool = False) -> CaseResult:
-        """Return the result of an item; `again` names a repetition, which is computed anew."""
+        """Return the result of an item; `again` names a repetition, which is computed anew.
+
+        `explains` says whether to search for causes; the first call with the same `again` decides.
+        """
         if again not in self.sessions:
             bench = Workbench(expect=expect, expectations=self.expectations)
             self.sessions[again] = Session(bench, explains=explains)
@@ -190,8 +199,9 @@ class Judging:
         """Run all items; then, for a candidate, look for answers that it did not really compute.
 
         Such answers change when a problem is posed again, repeat what the same memory gave before,
-        or are right only for the numbers or sizes of the catalogue. Items that remain when the time
-        is over, or when too many processes are lost, are recorded as not run.
+        or are right only for the numbers or sizes of the catalogue. If a process was lost, this
+        search is left out. Items that remain when the time is over, or when too many processes are
+        lost, are recorded as not run.
 
         Raises:
             ConformanceError: the task has no problem for the candidate.
@@ -358,7 +368,7 @@ class Judging:
         )
 
     def wrong(self) -> list[tuple[Asked, Finding]]:
-        """Return the worst finding of each item that is wrong, the smallest problems first."""
+        """Return the worst deviation of each item that has any, the smallest problems first."""
         found = []
         for item, result in self.found:
             if bad := self.deviations(result):
@@ -366,14 +376,14 @@ class Judging:
         return sorted(found, key=lambda pair: (math.prod(pair[0].asked.shape.logits), pair[0].id))
 
     def deviations(self, result: CaseResult) -> list[Finding]:
-        """Return the findings that make a candidate wrong."""
+        """Return the deviations and errors in a result, without gradients unless they count."""
         bad = [one for one in result.findings if one.verdict in ("deviates", "error")]
         if self.task.gradients:
             return bad
         return [one for one in bad if not one.requirement.startswith("gradient.")]
 
     def accuracy(self) -> dict[str, str]:
-        """Return by dtype the accuracy class that every output reached, or "" if one is wrong."""
+        """Return, by dtype, the accuracy class that every output reached, or "" if one is wrong."""
         classes: dict[str, list[str]] = defaultdict(list)
         for item, result in self.found:
             for finding in result.findings:
@@ -387,7 +397,10 @@ class Judging:
         }
 
     def causes(self, most: int, spec: str) -> list[Cause]:
-        """Return explanations of the first deviations, at most `most`, each of a different kind."""
+        """Return explanations of the first deviations, at most `most`, each of a different kind.
+
+        `spec` is the candidate as FILE:NAME, for the commands that pose the problems again.
+        """
         causes: list[Cause] = []
         seen: set[tuple[str, str]] = set()
         for tried, (item, finding) in enumerate(self.wrong()):
@@ -462,7 +475,7 @@ def _cause(item: Asked, finding: Finding, judging: Judging, spec: str) -> Cause:
 
 @dataclass
 class Judge:
-    """Judges candidates one after another in one sandbox, which keeps its frameworks imported.
+    """A judge of candidates, one after another, in one sandbox that keeps its frameworks imported.
 
     Attributes:
         own_work: whether a candidate that calls an existing attention function is a cheat.

@@ -1,4 +1,4 @@
-"""Judge one candidate or many, given as files, while importing each framework only once."""
+"""Judge one candidate or many, given as files, in sandboxes that import frameworks only once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOKEN = re.compile(r"[0-9a-f]{8,64}")
 
 @dataclass(frozen=True)
 class Options:
-    """Options for judging candidates; `judge` explains them."""
+    """Options for judging candidates; `judge` and `Judge` explain them."""
 
     task: Task = field(default_factory=Task)
     token: str = ""
@@ -37,7 +37,7 @@ class Options:
     limits: Limits = field(default_factory=Limits)
 
     def checked(self) -> Options:
-        """Return the options; raise `ConformanceError` if one of them is not valid."""
+        """Return the options; raise `ConformanceError` if the task or the token is not valid."""
         if self.task.level not in LEVELS:
             raise UnknownName("level", self.task.level, LEVELS)
         for name in self.task.dtypes:
@@ -56,7 +56,7 @@ class Options:
 
 
 class Candidates:
-    """Judges candidates one after another, with one running sandbox per set of frameworks."""
+    """A judge of candidates, one after another, with one running sandbox per set of frameworks."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -74,7 +74,7 @@ class Candidates:
 
         Raises:
             NotAnAdapter: the file cannot be read.
-            IsolationMissing: this machine cannot isolate candidates as requested.
+            ConformanceError: this machine cannot isolate candidates as requested.
         """
         return self.judge_source(*read(spec))
 
@@ -82,7 +82,7 @@ class Candidates:
         """Return the verdict on a function in a file that need not be on this machine.
 
         Raises:
-            IsolationMissing: this machine cannot isolate candidates as requested.
+            ConformanceError: this machine cannot isolate candidates as requested.
         """
         warm = tuple(sorted({*_IMPORTS.findall(source), self.options.framework} - {""}))
         if warm not in self._judges:
@@ -156,8 +156,9 @@ def judged(
             installed; "" for this machine.
 
     Raises:
-        NotAnAdapter: a file does not exist.
-        ConformanceError: an option is not valid, or candidates cannot be isolated here.
+        NotAnAdapter: a file does not exist or cannot be read, or a folder has no Python file.
+        ConformanceError: an option is not valid, candidates cannot be isolated, or the cluster
+            cannot be used.
     """
     options = options.checked()
     options = dataclasses.replace(options, token=options.token or secrets.token_hex(16))
@@ -179,7 +180,7 @@ def judged(
 
 
 def _judged_on(address: str, specs: Sequence[str], options: Options) -> Iterator[Verdict]:
-    """Judge on the nodes of a cluster, one candidate for each CPU at a time."""
+    """Yield verdicts from the nodes of a cluster, which judge one candidate per CPU at a time."""
     from conformance.running.matrix import connected
 
     with connected(address) as nodes:
@@ -203,7 +204,7 @@ def _judged_on(address: str, specs: Sequence[str], options: Options) -> Iterator
 
 
 _OWN: list[Candidates] = []
-"""The `Candidates` with which a process of the pool judges; empty before the process has begun."""
+"""The `Candidates` with which a process of the pool judges; empty until `_begin` is called."""
 
 
 def _begin(options: Options) -> None:
@@ -250,8 +251,9 @@ def judge(
         limits: the resources that the candidate may use.
 
     Raises:
-        NotAnAdapter: the file does not exist.
-        IsolationMissing: this machine cannot isolate candidates as requested.
+        NotAnAdapter: the file does not exist or cannot be read.
+        ConformanceError: an option is not valid, or this machine cannot isolate candidates as
+            requested.
     """
     task = Task(level, tuple(chapters), tuple(dtypes), gradients)
     options = Options(task, token, own_work, blind, 5, isolation, framework, limits or Limits())

@@ -28,7 +28,7 @@ import types
 import numpy as np
 
 HEADER = struct.Struct("<II")
-"""The sizes in bytes of a message's JSON part and of its arrays."""
+"""The format of the beginning of a message: the sizes in bytes of its JSON part and its arrays."""
 
 MOST_BYTES = 2**28
 
@@ -69,7 +69,8 @@ SUSPICIOUS = {
     "code.__new__": "makes code objects",
     "sys._getframe": "reads the frames of its callers",
 }
-"""Audit events that no kernel causes; those of libraries are ignored."""
+"""Audit events that no kernel causes, each with what the candidate does to cause it; events that
+libraries cause are ignored."""
 
 
 class Violation(Exception):
@@ -431,7 +432,8 @@ def only(module):
 def declaration(function, name):
     """Return a function's declaration, its parameter names, and its declared or guessed framework.
 
-    Without a declaration, "masks" is None, and the framework is guessed from imported modules.
+    Without a declaration, "masks" is None, and the framework is guessed from the modules that the
+    candidate has imported; it is "" if none of them is a framework.
     """
     code = getattr(function, "__code__", None)
     if code is None:
@@ -463,7 +465,7 @@ def declaration(function, name):
 
 
 class Host:
-    """Holds a candidate, and calls it when the controller requests this."""
+    """A host of a candidate, which calls the candidate when the controller requests this."""
 
     def __init__(self, channel):
         self.channel = channel
@@ -770,14 +772,16 @@ DENIED = {
     ),
 }
 """For each architecture: its audit number; the numbers of mmap, prlimit64, sched_setaffinity, clone
-and clone3, which are refused depending on their arguments; of system calls that are always refused;
-and of those that are refused unless processes are allowed."""
+and clone3, which are not refused in every case; of system calls that are refused, apart from those
+that start processes or programs if these are allowed; and of further ones that are refused unless
+processes are allowed."""
 
 
 def refuse_system_calls(processes):
     """Install a system call filter that denies network access, new programs, and other processes.
 
-    If `processes` is true, a candidate may start processes, as kernels with a compiler need.
+    If `processes` is true, the candidate may start processes and programs, as a kernel that calls a
+    compiler must.
     """
     machine = platform.machine()
     if machine not in DENIED:

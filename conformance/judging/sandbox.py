@@ -3,8 +3,9 @@
 `bubblewrap` gives a sandbox its own namespaces: it has no network, sees no other processes, and has
 a read-only file system without the suite and one temporary folder in memory. A process in it has
 imported the framework and forks a child for each candidate. The child gives up system calls and
-sets limits on its resources before it imports the candidate. `limits` is such a child without the
-namespaces: verdicts list what it does not prevent, and it is never used unless the user chooses it.
+sets limits on its resources before it imports the candidate. With `limits` there is such a child,
+but there are no namespaces: verdicts list what this does not prevent, and it is never used unless
+the user chooses it.
 """
 
 from __future__ import annotations
@@ -53,12 +54,14 @@ class Limits:
     """The resources that one candidate may use.
 
     Attributes:
-        start: seconds for importing it.
+        start: seconds for importing the candidate; also for starting the sandbox.
         item: seconds for one problem.
-        seconds: seconds for all problems, both of CPU time and of elapsed time.
+        seconds: elapsed seconds for everything that one process of the candidate does; the limit
+            on the CPU time of the process is 10 seconds higher.
         memory: MiB in addition to what its framework takes.
-        file: MiB of one file, and of all temporary files.
-        processes: how many processes it may start; 0 for none, which a filter enforces.
+        file: MiB of one file and, under bubblewrap, of all temporary files.
+        processes: 0 if it may start no process, which a filter enforces; otherwise the maximum
+            number of processes and threads of its user.
     """
 
     start: float = 60.0
@@ -236,9 +239,10 @@ class Sandbox:
         raise ConformanceError("the sandbox for candidates does not start processes")
 
     def bury(self) -> str:
-        """End the candidate's process and all that it started; return how it had ended before.
+        """End the candidate's process and all that it started; return how the process had ended.
 
-        That is the name of a signal, `SANDBOX_LOST`, or "" if it was still running or exited.
+        That is the name of a signal, or "" if the process exited, was still running or got SIGKILL.
+        If the sandbox does not answer, end it and return `SANDBOX_LOST`.
         """
         if self._control is None:
             return ""

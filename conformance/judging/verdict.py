@@ -1,9 +1,10 @@
 """The verdict on a candidate, and the score computed from its right answers.
 
-The score is a weighted sum over all problems of the task, with weights that depend on the task
-alone. A candidate's declarations change no weight. A candidate that is right wherever another one
-is, and on further problems too, therefore never scores less, unless it cheats. A problem that it
-does not support does not count as right.
+The score is a weighted mean over all problems of the task, with weights that depend only on the
+task and on the dtypes that the framework has. A candidate's declarations change no weight. If one
+candidate is right wherever another candidate of the same framework is, and on further problems
+too, it therefore never scores less, unless it cheats. A problem that a candidate does not support
+does not count as right.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from conformance.records.findings import CaseResult
 
 Ruling = Literal["right", "wrong", "cheat", "failed"]
-"""`failed`: the candidate cannot be imported, or no problem can be posed to it."""
+"""`failed`: the candidate cannot be imported or judged, or supports no problem of the task."""
 
 WEIGHTS: Mapping[str, float] = {
     "plain": 5,
@@ -36,7 +37,8 @@ LEAST_PLAIN = 0.3
 """The share of right outputs in chapter "plain" below which the score is 0, because the candidate
 computes no attention. Some problems are easy: with one key, a constant is right."""
 OF_OUTPUT = 0.6
-"""The share of a problem's points for its output; the rest is for its gradients, if requested."""
+"""The share of a problem's points for its output; the rest is for its gradients. If gradients do
+not count, all points are for the output."""
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -74,7 +76,7 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Chapter(msgspec.Struct, frozen=True):
-    """The numbers of problems of a chapter that were right, wrong and unsupported."""
+    """The numbers of items of a chapter that were right, wrong and unsupported."""
 
     right: int = 0
     wrong: int = 0
@@ -82,7 +84,7 @@ class Chapter(msgspec.Struct, frozen=True):
 
 
 class Trick(msgspec.Struct, frozen=True):
-    """Behaviour that marks a candidate as a cheat, as no honest kernel shows it."""
+    """Behaviour that no honest kernel shows, and that marks a candidate as a cheat."""
 
     kind: str
     detail: str
@@ -101,15 +103,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         candidate: its file and name.
         verdict: "right", "wrong", "cheat" or "failed".
-        score: from 0 to 1; 0 for a cheat.
+        score: from 0 to 1; 0 for a cheat or a candidate that failed.
         level: the level of the task, "core" or "full".
-        token: the token with which the same problems can be posed again.
+        token: the token with which the same problems can be posed again; "" if withheld.
         isolation: how the candidate was isolated.
         why: why it failed or is a cheat, or how its process was lost; "" otherwise.
         asked: the number of items: problems, each counted once per dtype and mode.
-        chapters: the counts by chapter; empty if withheld.
-        accuracy: by dtype the accuracy class that every output reached, "" if none.
-        causes: the first deviations with their causes; empty if withheld.
+        chapters: the numbers of right, wrong and unsupported items, by chapter; empty if withheld.
+        accuracy: by dtype, the accuracy class that every output reached, or "" if there is none;
+            empty if withheld.
+        causes: the first deviations with their causes; empty if withheld, or if a process was lost.
         tricks: the behaviour that marks it as a cheat.
         calls: the existing attention functions that it called.
         seconds: how long judging it took.

@@ -33,7 +33,7 @@ class Lost(ConformanceError):
 
 
 class Refused(ConformanceError):
-    """A candidate raised an exception while it was imported."""
+    """A candidate cannot be imported, or its function or framework cannot be determined."""
 
 
 class Raised(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class Worker:
         """Import the candidate; return its declaration as plain data.
 
         Raises:
-            Refused: the candidate cannot be imported.
+            Refused: the candidate cannot be imported, or its function or framework is unclear.
             Lost: the process ended, hung, or sent an invalid reply.
         """
         head = {"do": "import", "source": source, "file": file, "name": name}

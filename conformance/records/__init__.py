@@ -1,1 +1,1 @@
-"""The record of a run: its format, and how it is read and written."""
+"""Records of runs, explorations and long problems: their formats, and reading and writing them."""

@@ -17,7 +17,7 @@ from conformance.errors import BrokenRecord
 SCHEMA = "mha-conformance/exploration/1"
 MOST_BYTES = 2**20
 CASE = re.compile(r"[\w.-]+-[0-9]{1,6}\.case")
-"""A valid name of a case file, which lies in the folder of the record."""
+"""The pattern of the names of case files, which are in the folder of the record."""
 
 
 class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,12 +26,13 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         dtype, nature, features, sizes: the fields of `conformance.explore.classes.Class`.
         modes: the modes in which the deviation was observed.
-        array: the array that deviates, or "".
-        detail: a sentence about the smallest problem.
+        array: the array that deviates, or "" if none does; for an exception, the name of the
+            function that raised it.
+        detail: a sentence about the deviation on the smallest problem.
         ratio: the error in units of σ; None if it is infinite.
         times: the number of problems in the latest exploration that showed it, which may be 0.
         case: the name of the case file with the smallest problem.
-        since: the versions of the packages with which it was first found.
+        since: the versions of the packages with which this smallest problem was found.
     """
 
     dtype: str
@@ -52,8 +53,8 @@ class Exploration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         versions: the versions of the packages that the implementation uses, by name.
-        seconds: how long each mode was searched.
-        answered: the number of problems that were solved in each mode.
+        seconds: the time limit for the search of each mode.
+        answered: the number of problems that the implementation answered in each mode.
         found: the classes of deviations; those of earlier explorations come first.
     """
 

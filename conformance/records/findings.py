@@ -35,14 +35,15 @@ NOT_VERIFIED: frozenset[str] = frozenset({"crashed", "timed-out", "unavailable",
 
 
 RUN = "run"
-"""The `Finding.requirement` of items that the process did not survive, or that were never begun."""
+"""The value of `Finding.requirement` for items without an outcome: the process died or hung, the
+implementation was unavailable, or the item was not run."""
 
 INFINITE = 1e300
 """The number that represents an infinite ratio, which JSON cannot represent."""
 
 
 PREFIX = "probe/"
-"""The prefix of an experiment's name where it takes the place of a case id."""
+"""The prefix that makes an experiment's name an id, which takes the place of a case id."""
 
 STORED = "file"
 """The chapter of all cases that are read from files; the catalogue does not use it."""
@@ -53,7 +54,7 @@ _PLACE = re.compile(r" \(at [^()]*\)$")
 def without_place(detail: str) -> str:
     """Return a finding's line of text without the place at which an exception was raised.
 
-    Places differ between versions of a library where the exception is the same.
+    Places differ between versions of a library even if the exception is the same.
     """
     return _PLACE.sub("", detail)
 
@@ -100,7 +101,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         cause: the known mistake that explains a deviation.
         where: the part of an array that deviates, unless all of it does.
         made_by: the origin of the deviation, if the suite supplies the projections: "kernel" if the
-            kernel also deviates without them, or else "projections".
+            kernel also deviates without them, or else "projections"; "" if this is unknown.
     """
 
     requirement: str
@@ -146,8 +147,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         value: the observed convention, such as "mask.blocks".
         evidence: text that describes the inputs and the observation.
         declared: the adapter's declaration, to be compared with `value`, or `NOTHING`.
-        agrees: whether `value` equals the declaration.
-        code: Python lines that demonstrate it without this suite, or "".
+        agrees: whether `value` agrees with the declaration; true if there is none.
+        code: Python lines that demonstrate the convention without this suite, or "".
     """
 
     subject: Phrase
@@ -164,8 +165,8 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         name: the part of its id after "probe/", such as "masks".
         title: a heading.
-        question: a sentence that says what it measures.
-        revision: a number that is increased whenever the same behaviour may lead to other entries.
+        question: the question that the experiment answers.
+        revision: a number that is increased whenever the same behaviour may lead to other results.
     """
 
     name: str
@@ -184,7 +185,8 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, eq=F
 
     If the case is an experiment ("probe/masks"), `entries` are the conventions that it observed.
     `measured` is the day ("2026-11-22") of the earlier run that measured the result, or "" if this
-    run did. `seconds` is how long the item took, or 0; results that differ only in it are equal.
+    run did. `seconds` is how long the item took, or 0 if that is unknown; results that differ only
+    in `seconds` are equal.
     """
 
     implementation: str
@@ -226,7 +228,7 @@ GRAVITY: tuple[Verdict, ...] = (
 
 
 def without_outcome(name: str, verdict: Verdict, why: str) -> CaseResult:
-    """Return the result of the item with this id, which was not examined; `why` is the reason."""
+    """Return the result of an item without an outcome; `name` is its id, and `why` the reason."""
     implementation, case, dtype, device, mode = name.split(":")
     return CaseResult(implementation, case, dtype, device, mode, [Finding(RUN, verdict, why)])
 

@@ -99,7 +99,7 @@ class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         spec: the value to pass to --implementation.
         versions: the versions of the packages of its framework and its library.
-        modes: the names of its modes; the others are compared with the first.
+        modes: the names of its modes; answers in the others are compared with those in the first.
         causal: the causal flag, if there is one.
         unavailable: the reason if it could not be run at all, or "".
         kind: "layer" if it holds its weights, "function" if it takes projected heads, or "other"
@@ -191,7 +191,7 @@ class CaseInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         why: what the case does and which mistakes it catches.
-        facts: phrases for its sizes, masks, bias and scale.
+        facts: short texts about its sizes, masks, bias and scale.
         planes: the distinct masks, including the causal mask; [] if nothing is blocked.
         more: the number of further masks that are not stored.
         hash: a hash of all its numbers and flags; equal hashes mean equal cases.
@@ -210,8 +210,9 @@ class KnownDeviation(msgspec.Struct, frozen=True, omit_defaults=True):
     """An entry of the baseline with which a run was compared, with the keys of a baseline file.
 
     `implementation`, `requirement`, `case`, `mode` and `when` select findings; `verdict`, `cause`
-    with its `arguments`, `raises` and `within` describe what each of these findings must be;
-    `kind`, `reason`, `link` and `reproduction` document the deviation.
+    with its `arguments`, `raises` and `within` describe what each of these findings must be, or at
+    least one of them if `strict` is false; `kind`, `reason`, `link` and `reproduction` document the
+    deviation.
     """
 
     verdict: str
@@ -265,7 +266,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
         deselected: the number of items that options such as pytest's -k excluded.
         cases: the description of each case of the run, by id.
         requirements: the requirements of the suite, in the order of a report.
-        topics: the descriptions of its experiments, in the order of a card.
+        topics: the descriptions of the suite's experiments, in the order of a card.
         known: the entries of the baseline with which the run was compared.
         revisions: a digest of the code of each requirement and experiment, by id, and of the
             package "causes".

@@ -24,7 +24,7 @@ from conformance.records.record import Record
 SCHEMA = "mha-conformance/long/1"
 MOST_BYTES = 2**22
 PREFIX = "long/"
-"""The prefix of a long problem's name where it takes the place of a case id."""
+"""The prefix of the ids of long problems, which take the place of case ids."""
 
 SQUARE = ("causal", "full", "sampled", "window", "packed", "sinks", "soft cap")
 """The problems with as many queries as keys; the others are long on one side only."""
@@ -39,7 +39,8 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         array: "output", "log_total", or "query", "key", "value" or "sinks" for the gradient with
             respect to that input.
         largest, rms, bias, gain: as in `conformance.long.checking`; at most `findings.INFINITE`.
-        excess: the largest of these relative to its limit; the array conforms if it is at most 1.
+        excess: the largest quotient of one of these errors and its limit; the array conforms if
+            `excess` is at most 1.
     """
 
     array: str
@@ -55,10 +56,10 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     Attributes:
         problem: its name, such as "causal" or "few queries".
-        why: the reason if nothing was compared, or "".
+        why: the reason if nothing was compared, such as the text of an exception, or "".
         detail: a sentence about the worst element, or about rows that are not equal bit for bit.
         seen: the statistics of each array; empty for retrieval, and if nothing was compared.
-        reached: the most accurate class whose limits all arrays meet.
+        reached: the most accurate class whose limits all arrays meet, or "".
         called, own: the seconds that the implementation took, and those that the suite took.
         first: additional seconds that only the first call with a shape takes, such as compiling.
     """
@@ -103,8 +104,8 @@ class Climb(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         lengths: the lengths that were tested, in order.
-        tile: the number of keys that the implementation declares to process at once; 0 if it
-            declares none.
+        tile: the number of keys that the implementation sums up at once, as its adapter declares or
+            the user says; 0 if it is unknown.
         memory, seconds: the limits on memory and time; None for no limit.
         steps: the result of each problem, in the order in which the problems were posed.
     """
@@ -181,7 +182,10 @@ _OUTPUT, _GRADIENT = "output.equals-definition", "gradient.inputs-equal-definiti
 
 
 def as_record(climb: Climb) -> Record:
-    """Return the results as the record of a run, so that a baseline can be applied to them."""
+    """Return the results as the record of a run, so that a baseline can be applied to them.
+
+    Problems that are unsupported or were not reached are left out.
+    """
     own, device = climb.implementation, climb.provenance.device
     results = [
         CaseResult(own.name, step.case, step.dtype, device, step.mode, _findings(step))
@@ -193,7 +197,10 @@ def as_record(climb: Climb) -> Record:
 
 
 def _findings(step: Step) -> list[Finding]:
-    """Return one finding for the output and one for the gradients, each on the worst array."""
+    """Return one finding for the output and one for the gradients, each on the worst array.
+
+    If there are no statistics, return one finding for the output.
+    """
     if step.verdict == "error":
         return [Finding(_OUTPUT, "error", step.why)]
     if not step.seen:

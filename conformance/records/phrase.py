@@ -43,7 +43,7 @@ class Phrase(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return value if isinstance(value, Phrase) else NOTHING
 
     def having(self, **arguments: Argument) -> Phrase:
-        """Return a copy of the phrase with additional arguments."""
+        """Return a copy of the phrase with additional or changed arguments."""
         return Phrase(self.id, self.arguments | arguments)
 
     def parts(self, argument: str) -> list[Part]:

@@ -119,8 +119,8 @@ def decode_line(line: bytes | str, schema: str = SCHEMA) -> tuple[CaseResult, di
 class Journal:
     """A writer that appends results to `<record>.journal` as they arrive.
 
-    An existing journal is replaced atomically. The new journal begins with `lines`, the results
-    that are already known.
+    An existing journal is replaced atomically. The new journal begins with the header and `lines`,
+    the results that are already known.
     """
 
     def __init__(self, record: Path, header: Header, lines: Iterable[bytes] = ()) -> None:
@@ -140,10 +140,11 @@ class Journal:
 
 
 def check_writable(record: Path) -> None:
-    """Check, before a run, that its record can be written.
+    """Check, before a run, that its record can be written, and create the record's folder.
 
     Raises:
-        ConformanceError: the name does not end with .json, or the folder is not writable.
+        ConformanceError: the name does not end with .json or is that of a folder, or the folder
+            cannot be created or is not writable.
     """
     if record.suffix != ".json":
         raise ConformanceError(f"{record}: a record's name ends with .json")
@@ -223,8 +224,9 @@ def read_journal(
     """Return the header, results and arrays in a journal, ignoring a truncated last line.
 
     Raises:
-        BrokenRecord: the journal cannot be read, or another line is damaged; also if `resumes` is
-            True, because the run is to be continued, and its schema is not the current one.
+        BrokenRecord: the journal cannot be read, or a line other than a truncated last one is
+            damaged. If `resumes` is true, because the run is to be continued, also if the journal's
+            schema is not the current one.
     """
     content = _bounded(path)
     lines = content.splitlines()
@@ -255,7 +257,7 @@ def read(path: Path) -> Record:
     """Return the record in a file, or an incomplete record of the results in a journal.
 
     Raises:
-        BrokenRecord: the file is missing or damaged, or its schema is unknown.
+        BrokenRecord: the file is missing or damaged, contradicts itself, or has an unknown schema.
     """
     if path.suffix == ".journal":
         header, results, _ = read_journal(path)
@@ -294,7 +296,8 @@ def read_arrays(path: Path, record: Record) -> dict[str, Array]:
     """Return the arrays stored beside the record at `path`, by "item id|array".
 
     Raises:
-        BrokenRecord: the file of arrays is missing or damaged, or belongs to another record.
+        BrokenRecord: the file of arrays is missing or damaged, belongs to another record, or is not
+            in the record's folder.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load

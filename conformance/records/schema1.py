@@ -158,7 +158,7 @@ def old_cause(text: str, subjects: tuple[Part, ...] = ()) -> Phrase:
     Args:
         text: the sentence of the cause.
         subjects: the subjects of those card entries of the item that differ from the declaration;
-            they are the subjects of a cause that says which ones differ.
+            if the cause is that declarations differ, they become its subjects.
     """
     return _or_text(_cause(text, subjects), text)
 
@@ -307,7 +307,7 @@ def _patterns(kind: str) -> list[tuple[str, re.Pattern[str]]]:
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    """Return a regular expression for a template, where a repeated field must have equal texts."""
+    """Return a regular expression for a template; a repeated field must match equal texts."""
     parts = re.split(r"\{(\w+)\}", template)
     fields = parts[1::2]
     for index, field in enumerate(fields):
