@@ -9,6 +9,7 @@ import dataclasses
 import os
 import pickle
 from collections import defaultdict
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -16,14 +17,17 @@ import pytest
 from cheats import CHEATS, NUMPY
 from mutants.miniatures import Correct
 
+import conformance
 from conformance.cases.case import FAMILIES
 from conformance.cases.catalogue import every_case
+from conformance.errors import ConformanceError
 from conformance.judging import runner, sandbox
 from conformance.judging.fresh import fresh
 from conformance.judging.judge import Judge, Judging, Task
 from conformance.judging.pool import Candidates, Options
 from conformance.judging.sandbox import IsolationMissing, Limits, Sandbox, check
 from conformance.judging.verdict import Marks, scored
+from conformance.records.findings import Figures, Finding
 from conformance.requirements.examination import Memory
 
 TOKEN = "5eed" * 8
@@ -151,6 +155,24 @@ def test_full_asks_at_the_sizes_of_the_catalogue_too():
     assert len(by_level["full"]) == 2
     assert set(by_level["full"].values()) == {jittered, FAMILIES["gqa"]}
     assert jittered != FAMILIES["gqa"]
+
+
+def test_the_least_accurate_class_is_reported():
+    found = []
+    for reached in ("A0", "B", "C"):
+        figures = Figures("output", 1.0, 1.0, 0.0, 8.0, reached)
+        finding = Finding("output.equals-definition", "conforms", figures=figures)
+        item = SimpleNamespace(dtype="bfloat16")
+        found.append((item, SimpleNamespace(findings=[finding])))
+    judging = Judging(Correct(), Task("core", (), (), True), TOKEN, Memory(9), found=found)
+    assert judging.accuracy() == {"bfloat16": "C"}
+
+
+def test_one_candidate_is_no_folder(tmp_path):
+    for name in ("one.py", "other.py"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(ConformanceError, match="a folder; name a file in it"):
+        conformance.judge(tmp_path)
 
 
 def test_blind_verdicts_have_no_hints(boxes):

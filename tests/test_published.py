@@ -33,9 +33,10 @@ from test_docs import ROOT, anchors
 from conformance.cli import main
 from conformance.errors import BrokenRecord, ConformanceError, ExitCode
 from conformance.records import long
-from conformance.records.exploration import SCHEMA, Exploration, Found, write_exploration
+from conformance.records.exploration import SCHEMA, Exploration, Found
 from conformance.records.findings import Finding
 from conformance.records.record import read as read_record
+from conformance.records.record import write_document
 from conformance.records.schema1 import observed
 from conformance.reports import publishing as keep
 from conformance.reports.gate.baseline import KINDS
@@ -198,7 +199,7 @@ def test_what_was_explored_is_shown(tmp_path, monkeypatch):
     exploration = Exploration(
         SCHEMA, "ours", {"torch": "2.13"}, "cpu", 0, 60.0, {"train": 40, "eval": 1}, [found]
     )
-    write_exploration(Path("published/explored/ours.json"), exploration)
+    write_document(Path("published/explored/ours.json"), exploration)
     rendered = ["publish", "--output", "published", "--pages", "pages", "--baseline", "known.toml"]
     assert main(rendered) == ExitCode.OK
     page = Path("pages/ours.md").read_text()
@@ -247,7 +248,7 @@ def test_what_was_examined_at_length_is_a_column_and_a_kind(tmp_path, monkeypatc
         step("full", 16384, "not reached", why="needs about 9 GiB; it holds all logits"),
     )
     file = Path("published/long/ours.json")
-    long.write_climb(file, examined)
+    write_document(file, examined)
     assert long.read_climb(file) == examined
     rendered = ["publish", "--output", "published", "--pages", "pages", "--baseline", "known.toml"]
     assert main(rendered) == ExitCode.OK
@@ -279,8 +280,12 @@ def test_what_is_no_examination_at_length_is_refused(tmp_path, wrong):
     file.write_text(wrong)
     with pytest.raises(BrokenRecord, match="no record of an examination at length"):
         long.read_climb(file)
-    long.write_climb(file, climb(schema="mha-conformance/long/99"))
+    write_document(file, climb(schema="mha-conformance/long/99"))
     with pytest.raises(BrokenRecord, match="long/99"):
+        long.read_climb(file)
+    # What a later suite writes may have other fields.
+    file.write_text('{"schema": "mha-conformance/long/99", "later": 1}')
+    with pytest.raises(BrokenRecord, match="has schema"):
         long.read_climb(file)
 
 

@@ -111,7 +111,8 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
     from conformance.errors import Unavailable
     from conformance.long.ladder import DTYPES, Ladder, Limits, Sizes, lengths
     from conformance.progress import progress
-    from conformance.records.long import SCHEMA, Climb, write_climb
+    from conformance.records.long import SCHEMA, Climb
+    from conformance.records.record import write_document
     from conformance.running.provenance import describe, header_of
     from conformance.text import printable
 
@@ -140,7 +141,7 @@ def _climbed(spec: str, options: argparse.Namespace) -> Climb:
     def keep(*begun: Step) -> None:
         if options.record is not None:
             own = msgspec.structs.replace(climb, steps=[*climb.steps, *begun])
-            write_climb(options.record / f"{adapter.name}.json", own)
+            write_document(options.record / f"{adapter.name}.json", own)
 
     print(f"{adapter.name}, head size {sizes.head_size}, on {options.device}")
     try:

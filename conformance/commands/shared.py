@@ -103,12 +103,11 @@ def one_case(pattern: str) -> Case:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write the file completely or not at all; raise `ConformanceError` if it cannot be written."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    from conformance.records import record
+
     try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        record.replace_file(path, content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from conformance.errors import ExitCode
 
-COMMANDS = ("run", "gate", "baseline", "probe", "explore", "heads", "long")
+COMMANDS = ("run", "gate", "baseline", "probe", "explore", "reproduce", "heads", "long")
 """The commands that run in a watched process, because they may call an implementation."""
 
 _SIGNALS = [

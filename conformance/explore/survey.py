@@ -22,9 +22,9 @@ from conformance.records.exploration import (
     Exploration,
     Found,
     read_exploration,
-    write_exploration,
 )
 from conformance.records.findings import INFINITE
+from conformance.records.record import write_document
 
 MOST_CLASSES = 20
 """The most classes of deviations to collect for one implementation; more can wait."""
@@ -84,7 +84,7 @@ def survey(
         found,
     )
     try:
-        write_exploration(path, exploration)
+        write_document(path, exploration)
     except OSError as error:
         raise ConformanceError(f"{path}: cannot be written ({error.strerror})") from error
     return [one for one in found if one.case not in before]

@@ -22,7 +22,7 @@ from conformance.adapter.loading import adapted
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.geometry import Geometry
 from conformance.definition.problem import Answer, Problem
-from conformance.errors import ConformanceError, NotAnAdapter, Unsupported, WrongDeclaration
+from conformance.errors import ConformanceError, Unsupported, WrongDeclaration
 from conformance.frameworks import LACKS
 from conformance.frameworks.base import Evaluated, Framework, Natives, Request, Strides
 from conformance.judging.worker import Raised, Worker
@@ -313,7 +313,7 @@ def candidate(said: Any, *, dtypes: tuple[str, ...] = ()) -> Candidate:
     }
     try:
         made = adapted(type("Candidate", (Candidate,), members), "candidate")
-    except (ConformanceError, NotAnAdapter):
+    except ConformanceError:
         raise
     except Exception as error:
         raise WrongDeclaration(f"the declaration is wrong: {error}") from error

@@ -17,6 +17,7 @@ import numpy as np
 from conformance.adapter.base import Adapter, Call
 from conformance.cases.case import Case
 from conformance.cases.catalogue import every_case, matches, posed
+from conformance.definition.arithmetic import CLASSES
 from conformance.definition.comparison import against
 from conformance.definition.dtypes import DTYPES
 from conformance.definition.expectation import Expectation, expect
@@ -390,11 +391,8 @@ class Judging:
                 if finding.requirement == "output.equals-definition" and finding.figures:
                     right = finding.verdict == "conforms"
                     classes[item.dtype].append(finding.figures.accuracy if right else "")
-        order = ("", "B", "A", "A0", "exact")
-        return {
-            dtype: min(reached, key=lambda one: order.index(one) if one in order else 1)
-            for dtype, reached in sorted(classes.items())
-        }
+        order = ["", *(one.name for one in reversed(CLASSES))]
+        return {dtype: min(reached, key=order.index) for dtype, reached in sorted(classes.items())}
 
     def causes(self, most: int, spec: str) -> list[Cause]:
         """Return explanations of the first deviations, at most `most`, each of a different kind.

@@ -252,10 +252,12 @@ def judge(
 
     Raises:
         NotAnAdapter: the file does not exist or cannot be read.
-        ConformanceError: an option is not valid, or this machine cannot isolate candidates as
-            requested.
+        ConformanceError: the candidate is a folder, an option is not valid, or this machine cannot
+            isolate candidates as requested.
     """
     task = Task(level, tuple(chapters), tuple(dtypes), gradients)
     options = Options(task, token, own_work, blind, 5, isolation, framework, limits or Limits())
+    if Path(candidate).is_dir():
+        raise ConformanceError(f"{candidate}: is a folder; name a file in it")
     (verdict,) = judged([str(candidate)], options)
     return verdict

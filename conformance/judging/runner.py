@@ -338,9 +338,6 @@ class Jax(NumPy):
             return results, {}
         return results, dict(zip(wanted, back(tuple(given))))
 
-    def poison(self, size):
-        super().poison(size)
-
 
 FRAMEWORKS = {"numpy": NumPy, "torch": Torch, "jax": Jax}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from conformance.errors import BrokenRecord
+from conformance.records.record import read_document
 
 SCHEMA = "mha-conformance/exploration/1"
 MOST_BYTES = 2**20
@@ -68,15 +69,6 @@ class Exploration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     found: list[Found]
 
 
-def write_exploration(path: Path, exploration: Exploration) -> None:
-    """Write the record as indented JSON, so that version control can show what has changed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = msgspec.json.format(msgspec.json.encode(exploration), indent=1)
-    temporary = path.with_suffix(".new")
-    temporary.write_bytes(content + b"\n")
-    temporary.replace(path)
-
-
 def read_exploration(path: Path) -> Exploration | None:
     """Return the record in a file, or None if the file does not exist.
 
@@ -85,15 +77,8 @@ def read_exploration(path: Path) -> Exploration | None:
     """
     if not path.exists():
         return None
-    try:
-        if not path.is_file() or path.stat().st_size > MOST_BYTES:
-            raise BrokenRecord(f"{path} is no record of an exploration")
-        found = msgspec.json.decode(path.read_bytes(), type=Exploration)
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BrokenRecord(f"{path} is no record of an exploration: {error}") from error
+    found = read_document(path, Exploration, SCHEMA, MOST_BYTES, "record of an exploration")
     for one in found.found:
         if not CASE.fullmatch(one.case):
             raise BrokenRecord(f"{path}: {one.case[:80]!r} is no case file of an exploration")
-    if found.schema != SCHEMA:
-        raise BrokenRecord(f"{path} has schema {found.schema!r}; this suite reads {SCHEMA}")
     return found

@@ -14,12 +14,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from conformance.errors import BrokenRecord
 from conformance.records.findings import CaseResult, Figures, Finding
 from conformance.records.header import SCHEMA as RECORD
 from conformance.records.header import Header, Implementation, Provenance
 from conformance.records.numbers import LIMIT
-from conformance.records.record import Record
+from conformance.records.record import Record, read_document
 
 SCHEMA = "mha-conformance/long/1"
 MOST_BYTES = 2**22
@@ -219,23 +218,6 @@ def _findings(step: Step) -> list[Finding]:
     ]
 
 
-def write_climb(path: Path, climb: Climb) -> None:
-    """Write the record as indented JSON, so that version control can show what has changed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = msgspec.json.format(msgspec.json.encode(climb), indent=1)
-    temporary = path.with_suffix(".new")
-    temporary.write_bytes(content + b"\n")
-    temporary.replace(path)
-
-
 def read_climb(path: Path) -> Climb:
     """Return the record in a file; raise `BrokenRecord` if it is not one of long sequences."""
-    try:
-        if not path.is_file() or path.stat().st_size > MOST_BYTES:
-            raise BrokenRecord(f"{path} is no record of an examination at length")
-        found = msgspec.json.decode(path.read_bytes(), type=Climb)
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BrokenRecord(f"{path} is no record of an examination at length: {error}") from error
-    if found.schema != SCHEMA:
-        raise BrokenRecord(f"{path} has schema {found.schema!r}; this suite reads {SCHEMA}")
-    return found
+    return read_document(path, Climb, SCHEMA, MOST_BYTES, "record of an examination at length")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import os
 import stat
 import tempfile
 import zlib
@@ -210,12 +211,44 @@ def save(path: Path, record: Record) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file atomically, without leaving a partial file if the disk is full."""
-    temporary = path.with_name(path.name + ".new")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_document(path: Path, document: msgspec.Struct) -> None:
+    """Write a record of another kind as indented JSON, so that version control shows changes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+
+
+def read_document(path: Path, kind: type[T], schema: str, most: int, called: str) -> T:
+    """Return a record of another kind.
+
+    Args:
+        path: its file.
+        kind: its type.
+        schema: the schema that it must have.
+        most: the maximum size of the file in bytes.
+        called: what the record is called in errors.
+
+    Raises:
+        BrokenRecord: the file cannot be read, is too large, or is not such a record.
+    """
+    try:
+        if size_of(path) > most:
+            raise BrokenRecord(f"{path} is no {called}: more than {most} bytes")
+        content = path.read_bytes()
+        # First the schema, because another one may have other fields.
+        found = msgspec.json.decode(content, type=_SchemaOnly).schema
+        if found != schema:
+            raise BrokenRecord(f"{path} has schema {found!r}; this suite reads {schema}")
+        return msgspec.json.decode(content, type=kind)
+    except (OSError, *_UNREADABLE) as error:
+        raise BrokenRecord(f"{path} is no {called}: {error}") from error
 
 
 def read_journal(
