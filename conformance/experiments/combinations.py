@@ -229,9 +229,9 @@ def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
 
 
 def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator[_Given]:
-    """Yield a mask for each argument in `known`, a bias for each argument that is added, and a flag.
+    """Yield a mask for each argument in `known`, and a bias for each argument that is added.
 
-    The latter is the causal flag, unless it needs a mask or must be passed alone.
+    The causal flag follows, unless it needs a mask or must be passed alone.
     """
     for seed, item in enumerate(known):
         visible = visible_of(item, shape, seed)
