@@ -61,8 +61,8 @@ some heads or rows are not tried: these require keeping all hypotheses in memory
 MOST_SPELLINGS = 8
 
 UNIVERSAL = {"gradient.accuracy", "gradient.rounded", *precision.CLASSES.values()}
-"""Causes that say how accurate an answer is. Like those that begin with "precision.", they hold
-even if similar problems have other, more exact causes."""
+"""Causes that say how accurate an answer is. Like causes whose ids begin with "precision.", they
+hold even if similar problems have other, more exact causes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Similar:
     def contradicts(self, part: str, cause: str) -> bool:
         """Return whether `part` of the answer is wrong, and not because of the cause with this id.
 
-        In the same family of shapes, another known cause must explain this part.
+        If the case is in the same family of shapes, another known cause must explain this part.
         """
         found = self.search(cause).get(part)
         if found is None or found.known:
@@ -208,7 +208,8 @@ def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
 
     At most one case is in another family of shapes, and at most one in the same family with other
     numbers. If two sizes or two keys happen to be equal, two different defects may have the same
-    effect in the original case, but hardly in these as well.
+    effect in the original case, but hardly in these as well. There are no such answers for problems
+    with more than `MOST_ELEMENTS` attention weights.
     """
     if np.prod(ex.problem.shape.logits) > MOST_ELEMENTS:
         return
@@ -331,8 +332,8 @@ def _search(
 ) -> dict[str, Best]:
     """Return the choice among the causes of each wrong part of an answer, by the part's name.
 
-    The part is "output", or if that is right, "weights" or "gradients". The result is {} if no part
-    is wrong, or if the output has another shape than expected.
+    If the output is wrong, "output" is the only part; otherwise, the parts are "weights" and
+    "gradients", if they are wrong. The result is {} if the output has another shape than expected.
 
     Args:
         problem: the problem that was posed.

@@ -268,7 +268,7 @@ def _soft_cap(maker: Maker, cap: float) -> Iterator[Hypothesis]:
 
 
 def _hidden(maker: Maker) -> Iterator[BoolArray]:
-    """Yield masks `[b h q k]` of the blocked keys that a kernel possibly does not read at all.
+    """Yield masks `[b h q k]` of the blocked keys that a kernel might not read at all.
 
     The first mask contains no keys; the second, the keys beyond the lengths and in other segments;
     the third, these and the keys that the causal rule blocks. The second and the third are left out

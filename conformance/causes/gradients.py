@@ -114,7 +114,7 @@ def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array])
 def _of_all(wrong: Mapping[str, Evidence]) -> Phrase:
     """Return a cause with the limit at which gradients were clipped, if it explains all wrong ones.
 
-    The result is otherwise an empty phrase.
+    Otherwise, the result is an empty phrase.
     """
     if not all(np.isfinite(one.got).all() for one in wrong.values()):
         return NOTHING

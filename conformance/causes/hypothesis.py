@@ -59,7 +59,7 @@ _AFTER_SCORES = frozenset(
 
 
 def significant(value: float, digits: int = 4) -> float:
-    """Return a measured number with so few significant digits that all machines agree on it."""
+    """Return a measured number, rounded to few significant digits so that all machines agree."""
     return float(f"{value:.{digits}g}")
 
 
@@ -84,9 +84,9 @@ class Hypothesis:
 class Maker:
     """A factory of hypotheses about one problem.
 
-    Hypotheses reuse intermediate results of the correct computation where the defect cannot affect
-    them. Each method that returns a hypothesis takes the id of its cause, and the arguments of the
-    phrase with that id.
+    Hypotheses reuse intermediate results of the correct computation if their defects cannot affect
+    these results. Each method that returns a hypothesis takes the id of its cause, and the
+    arguments of the phrase with that id.
 
     Attributes:
         problem: the problem that was posed.
@@ -263,9 +263,9 @@ class Evidence:
     def near(self, found: Array, gain: float = 1.0) -> BoolArray:
         """Return a mask of the elements at which the answer equals the prediction `found`.
 
-        They may differ by noise, except where both the noise and the prediction are 0. The
-        prediction has noise, too. This noise is larger by the factor `gain` if the prediction, or
-        an array from which it is computed, is larger than the expected one by that factor.
+        The two may differ by noise, unless both the noise and the prediction are 0. The prediction
+        has noise, too. This noise is larger by the factor `gain` if the prediction, or an array
+        from which it is computed, is larger than the expected one by that factor.
         """
         gain = max(gain, self.gain(found))
         tolerance = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow

@@ -102,7 +102,7 @@ def partial(
 
 
 def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
-    """Return which heads have the defect, or an empty phrase unless exactly some of them have it.
+    """Return which heads have the defect, or an empty phrase unless some, but not all, have it.
 
     The heads are found by least squares, since the output is a sum over heads.
     """

@@ -50,9 +50,9 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
-    """Add the cause to `best` if the output is a multiple of the expected one.
+    """Add a cause to `best` if the output is a multiple of the expected one.
 
-    The multiple is of the whole output, or of the output before the output bias is added.
+    Multiples with and without the output bias are tried.
     """
     if not np.isfinite(evidence.got).all():
         return
@@ -70,7 +70,7 @@ def of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
 
 
 def of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
-    """Yield a cause for each factor that explains the answer: of the scale, or of the bias."""
+    """Yield causes with a factor of the scale or of the additive bias that explains the answer."""
     if not np.isfinite(evidence.got).all():
         return
     problem = maker.problem

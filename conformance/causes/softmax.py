@@ -375,9 +375,9 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
 
 
 def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
-    """Return a cause with a power of ten if all wrong weights are 0, and smaller ones are 0, too.
+    """Return a cause if all wrong weights became 0, and so did all weights smaller than these.
 
-    The power of ten is the least one that all these weights are below, or equal to. Otherwise, the
+    The cause contains the least power of ten that none of these weights exceeds. Otherwise, the
     result is an empty phrase.
     """
     dropped = evidence.wrong & (evidence.got == 0)

@@ -81,11 +81,12 @@ class Stages:
 
     @cached_property
     def output(self) -> Array:
-        """The output, `[b q e]`; NaN, which predicts nothing, for queries masked in all heads.
+        """The output, `[b q e]`.
 
-        A row is +∞ if one of its weights is infinite, which predicts that it is wrong in some way.
-        Otherwise, it is −∞ if its context contains −∞, which predicts NaN because memory that holds
-        no token is read.
+        A row is NaN, which predicts nothing, if its query is fully masked in all heads. It is +∞ if
+        one of its weights is infinite, which predicts that the row is wrong in some way. Otherwise,
+        it is −∞ if its context contains −∞, which predicts NaN because memory that holds no token
+        is read.
         """
         found = self.finished(np.where(np.isinf(self.context), 0.0, self.context))
         lost = np.asarray(np.isneginf(self.context).any(axis=(1, 3)))

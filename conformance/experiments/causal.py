@@ -57,7 +57,7 @@ SQUARE = Phrase("causal.square")
 def causal(lab: Laboratory) -> Iterator[Entry]:
     """Set the causal flag alone, for equal and for different numbers of queries and keys.
     Compare the weights with those predicted for a top-left and a bottom-right triangle. Then set it
-    together with each mask argument. Also set it with inputs that have far larger logits, and with
+    together with each mask argument. Also set it with inputs that give far larger logits, and with
     a mask that leaves only later keys visible to a query."""
     flag = lab.adapter.causal_flag
     if flag is None:
@@ -155,7 +155,8 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
 def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
     """Yield entries on whether the flag gives later keys no weight at all.
 
-    Either some logits are very large, or a mask blocks all keys of a query but later ones.
+    In these problems, some logits are very large, or a mask blocks all but the later keys of a
+    query.
     """
     problem = lab.problem(LENGTHS[0][1])
     later = ~causal_mask(problem.shape, "top-left")

@@ -53,9 +53,9 @@ BIASES = (-1.25, 0.5, -0.25, 1.5, -0.75)
 )
 def pairs(lab: Laboratory) -> Iterator[Entry]:
     """Pass two mask arguments at once that hide different keys, and see how they are combined.
-    The visible keys may be those of both masks, of either mask, of only one mask, or all keys.
-    Repeat this with axes that have the same size. Pass a bias together with each mask, with another
-    bias, and with the causal flag. Repeat all of this with a custom scale."""
+    A key may be visible if both masks show it, if at least one does, if a certain one does, or
+    always. Repeat this with axes that have the same size. Pass a bias together with each mask, with
+    another bias, and with the causal flag. Repeat all of this with a custom scale."""
     known = [found for item in lab.arguments() if (found := blocking(lab, item)) is not None]
     for told, sizes in (("differ", lab.sizes()), ("coincide", EQUAL)):
         for one, other in itertools.combinations(known, 2):

@@ -130,7 +130,7 @@ class Blocking:
 def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
     """Yield the forms in which the argument was observed to block keys.
 
-    These may be booleans, or else 0 and 1; and 0 and −inf.
+    The forms to try are booleans or, if these do not block keys, 0 and 1; and then 0 and −inf.
     """
     boolean, ones, infinite, *_ = forms_of(lab.dtype)
     for form in (boolean, zero_one(argument, ones)):

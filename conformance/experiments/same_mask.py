@@ -53,7 +53,8 @@ def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
     Measure the share of attention that queries give to future tokens.
 
     Yields an entry for each encoding, with the weights `[query key]` of batch entry 0 and head 0,
-    or None if there was no answer. There are no entries without an argument for queries and keys.
+    or None if there was no answer. There are no entries if no mask argument covers queries and
+    keys.
     """
     argument = next((item for item in lab.adapter.mask_arguments if _over_queries(item)), None)
     if argument is None:

@@ -336,10 +336,9 @@ def _fitting(
 ) -> Recipe:
     """Return the recipe with sizes reduced, in random order, until it costs at most `most`.
 
-    If that is impossible, the recipe is as cheap as the reductions can make it.
-
-    Reduced sizes are still sizes of the geometry, if there is one. The head size of a recipe with
-    tiles is kept, because kernels may have special code for it.
+    If that is impossible, the recipe is as cheap as the reductions can make it. Reduced sizes are
+    still sizes of the geometry, if there is one. The head size of a recipe with tiles is kept,
+    because kernels may have special code for it.
     """
 
     def sized(recipe: Recipe, field: str, size: int) -> Recipe:

@@ -3,7 +3,7 @@
 The program computes one element by the definition in float64 and by calling the library, and fails
 if the two differ by more than rounding explains. If the dtype or the shape of the output is wrong,
 the program checks that instead. It is short enough to paste into an issue of the library, and needs
-nothing but the library and NumPy, unless its adapter has no example of a direct call.
+nothing but the library and NumPy, unless the adapter has no example of a direct call.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def _same_for_all(name: str) -> Move:
 def _less(axis: str) -> Move:
     """Return a step that keeps some positions of an axis, as in `_declared` and `_kept`.
 
-    If this makes all heads together narrower, it also tries narrower widths.
+    If all heads together become narrower, the step also tries narrower widths.
     """
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:

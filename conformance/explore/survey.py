@@ -101,7 +101,7 @@ def _sort(
 ) -> None:
     """Count the deviation in its class if `found` has that, or else add a new class for it.
 
-    No class is added for a deviation that is `known` after shrinking, or beyond `MOST_CLASSES`.
+    No class is added if the deviation is `known` after shrinking, or if there are `MOST_CLASSES`.
     """
     if _counted(trial, deviation, found) or len(found) >= MOST_CLASSES:
         return

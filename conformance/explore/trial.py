@@ -197,7 +197,8 @@ def worst(
 ) -> tuple[tuple[Trial, Deviation] | None, int]:
     """Return the worst deviation over dtypes and modes, with its trial, and the number of answers.
 
-    Only the first deviation in each dtype and mode counts. The pair is None if there is none.
+    Only the first deviation in each dtype and mode counts. If there is no deviation, None takes the
+    place of the trial and the deviation.
     """
     best: tuple[Trial, Deviation] | None = None
     answered = 0
