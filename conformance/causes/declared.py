@@ -70,7 +70,10 @@ def _polarity(ex: Examination) -> Phrase:
 
 
 def of_entries(finding: Finding, entries: Sequence[Entry]) -> Phrase:
-    """Return the cause that an experiment's entries reveal, or else that of the finding."""
+    """Return the cause that an experiment's entries reveal, or else the finding's own cause.
+
+    For a deviation from "dropout.is-unbiased", the fallback is an empty phrase instead.
+    """
     wrong = [entry for entry in entries if not entry.agrees]
     if len(wrong) == 1 and wrong[0].value.id in ("dropout.on", "dropout.off"):
         return Phrase("dropout.is-on" if wrong[0].value.id == "dropout.on" else "dropout.is-off")

@@ -51,17 +51,18 @@ LOCATED = ("output.", "gradient.", "weights.equal")
 """Prefixes of the requirements whose comparison with the definition shows which part differs."""
 
 ELEMENTS = 2**14
-"""The number of attention weights above which roundings at single stages are not tried."""
+"""The number of attention weights above which roundings at single stages, and fitted factors of the
+scale and the bias, are not tried."""
 
 MOST_ELEMENTS = 2**17
-"""The number of attention weights above which only defects of whole answers are tried, because
-partial ones require keeping all hypotheses, and similar problems are not examined."""
+"""The number of attention weights above which similar cases are not examined, and defects of only
+some heads or rows are not tried: these require keeping all hypotheses in memory."""
 
 MOST_SPELLINGS = 8
 
 UNIVERSAL = {"gradient.accuracy", "gradient.rounded", *precision.CLASSES.values()}
-"""Causes that say how accurate an answer is. Like those that begin with "precision.", they hold
-even if similar problems have other, more exact causes."""
+"""Causes that say how accurate an answer is. Like causes whose ids begin with "precision.", they
+hold even if similar problems have other, more exact causes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,11 @@ def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
 
 
 def causes(ex: Examination, mode: Mode) -> Causes:
-    """Return the known defects that explain the answer to the case in a mode (cached)."""
+    """Return the known defects that explain the answer to the case in a mode (cached).
+
+    If a part is wrong for no known reason, and the same call gives another answer the next time,
+    its cause is "state.changes". Without an answer, there are no causes.
+    """
     key = ("causes", id(ex.adapter), ex.case.id, ex.dtype, ex.device, mode.name)
 
     def look() -> Causes:
@@ -187,7 +192,10 @@ class Similar:
     is_elsewhere: bool
 
     def contradicts(self, part: str, cause: str) -> bool:
-        """Return whether this part is wrong for a reason other than the cause with this id."""
+        """Return whether `part` of the answer is wrong, and not because of the cause with this id.
+
+        If the case is in the same family of shapes, another known cause must explain this part.
+        """
         found = self.search(cause).get(part)
         if found is None or found.known:
             return False
@@ -198,9 +206,10 @@ class Similar:
 def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
     """Yield the answers to similar cases of the catalogue, which distinguish similar defects.
 
-    One case is in another family of shapes, and one in the same family with other numbers. If two
-    sizes or two keys happen to be equal, two different defects may have the same effect in the
-    original case, but hardly in these as well.
+    At most one case is in another family of shapes, and at most one in the same family with other
+    numbers. If two sizes or two keys happen to be equal, two different defects may have the same
+    effect in the original case, but hardly in these as well. There are no such answers for problems
+    with more than `MOST_ELEMENTS` attention weights.
     """
     if np.prod(ex.problem.shape.logits) > MOST_ELEMENTS:
         return
@@ -241,7 +250,11 @@ def _others(ex: Examination, mode: Mode) -> Iterator[Similar]:
 def _of_spellings(
     ex: Examination, problem: Problem, expectation: Expectation, spellings: Iterable[Spelling]
 ) -> Phrase:
-    """Return the first cause that explains a wrong answer to one of these encodings of the mask."""
+    """Return the first cause that explains a wrong answer to one of these encodings of the mask.
+
+    Only the first `MOST_SPELLINGS` encodings are tried. The result is an empty phrase if no cause
+    is found.
+    """
     for spelling in itertools.islice(spellings, MOST_SPELLINGS):
         ask = partial(ex.ask, spelling=spelling)
         try:
@@ -257,7 +270,10 @@ def _of_spellings(
 
 
 def _of_arguments(ex: Examination) -> Phrase:
-    """Return the defect that explains the answer when a wrongly declared mask argument is set."""
+    """Return the cause of a wrong answer to a mask that is passed in a wrongly declared argument.
+
+    The result is an empty phrase if no cause is found.
+    """
     tried = observations(ex)
     misdeclared = {argument.name for argument, _, entry in tried if not entry.agrees}
     # Zeros and ones may be a bias or a mask; other forms are unambiguous, so they come first.
@@ -314,15 +330,18 @@ def _search(
     wanted: str = "",
     handed: Handed | None = None,
 ) -> dict[str, Best]:
-    """Return the causes of each wrong part of an answer, by the name of the part.
+    """Return the choice among the causes of each wrong part of an answer, by the part's name.
+
+    If the output is wrong, "output" is the only part; otherwise, the parts are "weights" and
+    "gradients", if they are wrong. The result is {} if the output has another shape than expected.
 
     Args:
         problem: the problem that was posed.
         expectation: the expected answer and its noise.
         answer: the answer of the implementation.
         ask: a function that returns the implementation's answer to another problem.
-        others: a function that returns the answers to similar problems, which must not contradict
-            a cause.
+        others: a function that returns the answers to similar cases; a cause that they contradict
+            is not accepted, unless it only says how accurate the answer is.
         wanted: the id of the only cause to consider, or "" for all.
         handed: how tokens were packed, paged or cached; None if they were passed unchanged.
     """
@@ -367,9 +386,9 @@ def _search(
 def _errors_beside(
     problem: Problem, ask: Callable[[Problem], Answer], bits: int
 ) -> dict[str, Array]:
-    """Return the errors of the answer to a slightly perturbed problem, by array.
+    """Return the errors of the answer to a problem with slightly perturbed inputs, by array.
 
-    The relative perturbation has a standard deviation of 32 times 2^-bits, and of at most 2^-5, so
+    The relative perturbation has a standard deviation of 32 times 2^-bits, but at most 2^-5, so
     that even a logit of a hundred is rounded differently. The result is {} if there is no answer.
     """
     random = np.random.Generator(np.random.PCG64(bits))
@@ -446,7 +465,7 @@ def _of_output(maker: Maker, evidence: Evidence, again: precision.Again, best: B
 
 
 def _where(finding: Finding, ex: Examination) -> Phrase:
-    """Return which part of the array deviates, or an empty phrase if all of it does."""
+    """Return which part of the compared array deviates, or an empty phrase if none can be named."""
     name = finding.figures.array if finding.figures else ""
     got = ex.answer.arrays().get(name)
     if got is None:

@@ -1,6 +1,6 @@
 """Known defects in windows, soft caps, sinks, ALiBi, rotary positions, norms, lengths and segments.
 
-Each is a convention that an implementation interprets differently, or a feature that it ignores.
+With each defect, an implementation interprets a convention differently, or ignores a feature.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses about the features that the problem has, the simplest first."""
+    """Yield hypotheses about the problem's features and chunks of queries, the simplest first."""
     problem = maker.problem
     if problem.window != NO_WINDOW:
         yield from _window(maker, problem.window)
@@ -66,7 +66,10 @@ def _always(value: Any) -> Callable[[Any], Any]:
 
 
 def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
-    """Return the index of each key minus that of each query, and minus an offset, `[b 1 q k]`."""
+    """Return the index of each key minus that of each query, and minus an offset.
+
+    The offset is one number, or `[b]`; the result is `[1 1 q k]` or `[b 1 q k]`.
+    """
     _, _, queries, keys = problem.shape.logits
     distance = np.arange(keys) - np.arange(queries)[:, None]
     return distance - np.reshape(offset, (-1, 1, 1, 1))
@@ -265,10 +268,11 @@ def _soft_cap(maker: Maker, cap: float) -> Iterator[Hypothesis]:
 
 
 def _hidden(maker: Maker) -> Iterator[BoolArray]:
-    """Yield masks `[b h q k]` of the blocked keys that a kernel may not even read.
+    """Yield masks `[b h q k]` of the blocked keys that a kernel might not read at all.
 
-    These are: no keys; the keys beyond the lengths and in other segments; and those together with
-    the keys after the query. A mask is left out if it contains all blocked keys.
+    The first mask contains no keys; the second, the keys beyond the lengths and in other segments;
+    the third, these and the keys that the causal rule blocks. The second and the third are left out
+    if they do not apply, or contain all blocked keys. Nothing is yielded if nothing is masked.
     """
     problem = maker.problem
     if problem.allowed is None:
@@ -748,7 +752,7 @@ def _slope(values: Array) -> Array:
 
 def _backward_of_sinks(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
     def of(*axes: int) -> Change:
-        """Return a gradient of the sinks that uses only the first index along these axes."""
+        """Return a stage that computes the sinks' gradient from the first index of these axes."""
 
         def d_sinks(a: Stages, row: Array) -> Array:
             found = a.share_of_sinks() * row

@@ -71,7 +71,10 @@ def cause(maker: Maker, evidence: Mapping[str, Evidence], again: Again, best: Be
 
 
 def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase:
-    """Return the cause of gradients that are NaN wherever a fully masked query contributes."""
+    """Return the cause of gradients that are NaN exactly where a fully masked query contributes.
+
+    The result is an empty phrase unless all other elements are right.
+    """
     empty = ~maker.right.allowed.any(axis=-1, keepdims=True)
     if not empty.any():
         return NOTHING
@@ -90,7 +93,7 @@ def _of_masked_queries(maker: Maker, evidence: Mapping[str, Evidence]) -> Phrase
 
 
 def _misfit(wrong: Mapping[str, Evidence], found: Mapping[str, Array]) -> float:
-    """Return the rms misfit of the gradients in `found`, each in units of its noise."""
+    """Return the rms of the wrong gradients' misfits, each in units of the rms of its noise."""
     sizes = [one.misfit(found[name]) / one.spread for name, one in wrong.items() if one.spread > 0]
     return math.sqrt(sum(size**2 for size in sizes) / max(1, len(sizes)))
 
@@ -109,7 +112,10 @@ def _all_explained(evidence: Mapping[str, Evidence], found: Mapping[str, Array])
 
 
 def _of_all(wrong: Mapping[str, Evidence]) -> Phrase:
-    """Return a cause with the limit to which all gradients were clipped, if that explains them."""
+    """Return a cause with the limit at which gradients were clipped, if it explains all wrong ones.
+
+    Otherwise, the result is an empty phrase.
+    """
     if not all(np.isfinite(one.got).all() for one in wrong.values()):
         return NOTHING
     limit = max(float(np.abs(one.got).max()) for one in wrong.values())

@@ -1,7 +1,7 @@
-"""Known defects in reading packed sequences, pages and caches, where wrong tokens are read.
+"""Known defects in reading packed sequences, pages and caches.
 
-Which tokens a query reads follows from offsets, a page table, or the length of a cache. With each
-defect, queries read other tokens. Their numbers are known, since the suite arranged the memory.
+Which tokens a query reads follows from offsets, a page table, or the length of a cache. With most
+defects, queries read other tokens. The suite arranged the memory, so it knows which ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Handed:
         """Return how an encoding passes tokens, or None if it passes inputs unchanged.
 
         If `spelling` is None, the preferred encoding is examined. The result is also None if the
-        adapter does not support the encoding.
+        adapter cannot pass the problem.
         """
         handings = [one for one in adapter.features if isinstance(one, Handing)]
         if not handings:
@@ -86,7 +86,8 @@ class Handed:
     def parts(self, problem: Problem) -> dict[str, BoolArray]:
         """Return masks `[batch key]` of groups of tokens whose gradient may be lost, by group name.
 
-        The group is the last packed sequence, all pages but the first, or the cache.
+        There is one group: the last packed sequence, all pages of each batch entry but its first,
+        or the cache.
         """
         shape = problem.shape
         tokens: dict[str, IntArray] = {}
@@ -117,7 +118,7 @@ class Run:
         values: the indices of the values, likewise.
         first: the position of the first query among the keys that are read.
         ahead: how far each key is ahead of each query, `[query key]`; None if keys are in order.
-        seen: a further mask `[query key]` of the keys that are attended to.
+        seen: a further mask of the keys that are attended to, broadcastable to `[query key]`.
     """
 
     queries: IntArray
@@ -136,7 +137,7 @@ class Run:
 def read(a: Stages, runs: Iterable[Run]) -> Array:
     """Return the context `[b h q d]` that results if queries read the keys of their runs.
 
-    It is 0 for queries in no run, and −∞ for queries that attend to memory without a token.
+    The context is 0 for queries in no run, and −∞ for those that attend to memory without a token.
     """
     shape, problem = a.shape, a.problem
     # The last row stands for memory that holds no token.
@@ -512,7 +513,7 @@ def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
         Args:
             size: the number of queries in a chunk.
             of: the parts, keys or values, whose history is read from the first batch entry.
-            over: whether each chunk overwrites the tokens of the first one.
+            over: whether each chunk overwrites the tokens of the first chunk.
         """
         for entry in range(shape.batch):
             own = entry * keys + np.arange(keys)
@@ -541,12 +542,18 @@ def _in_chunks(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def unused_memory(maker: Maker, evidence: Evidence) -> Phrase:
-    """Return the cause of an output that is NaN wherever it is wrong, if unused memory exists."""
+    """Return the cause of an output that is NaN wherever it is wrong, if unused memory exists.
+
+    Otherwise, the result is an empty phrase.
+    """
     return Phrase("handing.unused-memory-read") if _all_nan(maker, [evidence]) else NOTHING
 
 
 def unused_memory_in_gradients(maker: Maker, wrong: Mapping[str, Evidence]) -> Phrase:
-    """Return the cause of gradients that are NaN wherever wrong, if unused memory exists."""
+    """Return the cause of gradients that are NaN wherever they are wrong, if unused memory exists.
+
+    Otherwise, the result is an empty phrase.
+    """
     return Phrase("backward.unused-memory-read") if _all_nan(maker, wrong.values()) else NOTHING
 
 
@@ -556,7 +563,7 @@ def _all_nan(maker: Maker, wrong: Iterable[Evidence]) -> bool:
 
 
 def backward(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
-    """Yield backward passes that lose the gradient of tokens that are stored apart.
+    """Yield backward passes that lose the gradient of the tokens in a group of `Handed.parts`.
 
     `changed` makes a backward pass from the id of a cause, its arguments, and changed stages, as in
     `conformance.causes.gradients`.

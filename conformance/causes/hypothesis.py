@@ -1,8 +1,9 @@
 """A `Hypothesis`: a known defect, and the answer of an implementation that has it.
 
-A hypothesis is defined in one place: `masks`, `scale`, `features`, `projections`, `softmax`,
-`precision` and `gradients` contain its id, the arguments of the id, and its computation. To add
-one, add these there, and the English text for the id to `conformance/words.toml`.
+Each hypothesis is defined in one of the modules `handing`, `features`, `masks`, `scale`,
+`projections`, `softmax`, `precision` and `gradients`, with its id, the arguments of the id, and its
+computation. To add one, add these to the module that fits, and the English text for the id to
+`conformance/words.toml`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ if TYPE_CHECKING:
     from conformance.causes.handing import Handed
 
 BETTER = 0.5
-"""The largest share of the rms error that may remain for a hypothesis to explain it."""
+"""A hypothesis explains an answer only if at most this share of the rms error remains."""
 
 ALIKE = 1.25
-"""Misfits whose ratio is at most this count as equal."""
+"""A misfit counts as equal to the smallest one if it is at most this many times as large."""
 
 HALF = ("float16", "bfloat16")
 
 FAILS = 0.05
-"""The least error of a row that overflowed or underflowed, relative to the size of the answer."""
+"""A row counts as broken by overflow or underflow only if its largest error exceeds this share of
+the rms of the expected array."""
 
 About = Mapping[str, Argument]
 """The arguments of the phrase that names a cause."""
@@ -46,17 +48,18 @@ _SHARED = frozenset(
     {"mask", "causal", "attn_bias", "scale", "window", "soft_cap", "sinks", "slopes"}
     | {"query_lengths", "key_lengths", "segments", "positions"}
 )
-"""Fields that do not affect projections and scores, unless rotary embeddings depend on them."""
+"""Fields of a problem that affect neither projections nor unscaled scores, unless a rotary
+embedding depends on them."""
 
 _AFTER_SCORES = frozenset(
     {"scaled", "added", "capped", "sloped", "far", "biased", "hide", "softmax", "sinks", "of_sinks"}
     | {"mix", "merge", "finish"}
 )
-"""The stages after the projections and scores."""
+"""Stages that can be replaced without affecting the projections and scores."""
 
 
 def significant(value: float, digits: int = 4) -> float:
-    """Return a measured number rounded to so few digits that it is the same on every machine."""
+    """Return a measured number, rounded to few significant digits so that all machines agree."""
     return float(f"{value:.{digits}g}")
 
 
@@ -67,9 +70,9 @@ class Hypothesis:
     Attributes:
         cause: the phrase that names the defect, such as "mask.inverted".
         make: a function that returns the computation that has the defect.
-        in_parts: whether only some heads or rows may have the defect.
-        breaks: whether it predicts only which rows are wrong, so that several such hypotheses may
-            fit equally well.
+        in_parts: whether the defect may also be confined to some heads or rows.
+        breaks: whether the hypothesis predicts only which rows are wrong, so that several such
+            hypotheses may fit equally well.
     """
 
     cause: Phrase
@@ -81,8 +84,9 @@ class Hypothesis:
 class Maker:
     """A factory of hypotheses about one problem.
 
-    The hypotheses share the intermediate results of the correct computation. Each method that
-    returns a hypothesis takes the id of its cause, and the arguments of the phrase with that id.
+    Hypotheses reuse intermediate results of the correct computation if their defects cannot affect
+    these results. Each method that returns a hypothesis takes the id of its cause, and the
+    arguments of the phrase with that id.
 
     Attributes:
         problem: the problem that was posed.
@@ -148,7 +152,7 @@ class Maker:
         return self.asked(cause, about, mask=allowed, causal=None, **rest)
 
     def share(self, found: Stages, *more: str) -> None:
-        """Copy correct intermediate results to `found`: those up to the scores, and `more`."""
+        """Copy correct results to `found`: projections, scores, repeated values, and `more`."""
         for name in ("plain", "projected", "scores", "values", *more):
             found.__dict__[name] = getattr(self.right, name)
 
@@ -169,8 +173,9 @@ def _any(cause: Phrase) -> bool:
 class Best:
     """A choice among the hypotheses that explain an answer, which are added simplest first.
 
-    In half precision, noise is so large that several may explain it: the choice is the simplest of
-    those that fit about as well as the best. In other dtypes, it is the first.
+    In half precision, noise is so large that several hypotheses may explain one answer: the choice
+    is the simplest of those that fit about as well as the best. In other dtypes, the search can end
+    at the first hypothesis that explains the answer.
 
     Attributes:
         dtype: the dtype of the problem.
@@ -186,7 +191,7 @@ class Best:
 
     @property
     def is_found(self) -> bool:
-        """Whether further hypotheses cannot change the choice."""
+        """Whether the choice is final, so that no further hypothesis has to be tried."""
         return bool(self.known) and (bool(self.wanted) or self.dtype not in HALF)
 
     def tries(self, cause: Phrase) -> bool:
@@ -207,14 +212,17 @@ class Best:
 
     @property
     def cause(self) -> Phrase:
-        """The cause of the chosen hypothesis, or an empty phrase if none was added."""
+        """The cause of the chosen hypothesis, or an empty phrase if none was accepted."""
         limit = ALIKE * min((misfit for misfit, _ in self.known), default=0.0)
         return next((cause for misfit, cause in self.known if misfit <= limit), NOTHING)
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """An array that the implementation returned, the expected array, and its noise σ."""
+    """An array that the implementation returned, the expected array and its noise σ.
+
+    `underflow` is the absolute error that underflow may cause in any element.
+    """
 
     got: Array
     want: Array
@@ -243,7 +251,7 @@ class Evidence:
         return _rms(self.noise)
 
     def gain(self, found: Array) -> float:
-        """Return how many times larger than the expected array `found` is, but at least 1.
+        """Return the rms of `found` divided by that of the expected array, but at least 1.
 
         The result is also 1 if the expected array is only rounding noise, such as the gradient of
         a key bias.
@@ -253,10 +261,11 @@ class Evidence:
         return max(1.0, _rms(found[np.isfinite(found)]) / self._size)
 
     def near(self, found: Array, gain: float = 1.0) -> BoolArray:
-        """Return where the answer equals the prediction `found` up to the noise, with a margin.
+        """Return a mask of the elements at which the answer equals the prediction `found`.
 
-        The prediction has noise, too. This noise is larger by the factor `gain` if the prediction,
-        or an array from which it is computed, is larger than the expected one by that factor.
+        The two may differ by noise, unless both the noise and the prediction are 0. The prediction
+        has noise, too. This noise is larger by the factor `gain` if the prediction, or an array
+        from which it is computed, is larger than the expected one by that factor.
         """
         gain = max(gain, self.gain(found))
         tolerance = LIMIT * (self.noise + 2 * gain * self.spread) + self.underflow
@@ -267,7 +276,7 @@ class Evidence:
         return near
 
     def misfit(self, found: Array) -> float:
-        """Return the rms difference between the answer and the prediction `found`."""
+        """Return the rms of the finite differences between the answer and the prediction."""
         return _rms((self.got - found)[np.isfinite(found) & np.isfinite(self.got)])
 
     def explained(self, found: Array, gain: float = 1.0) -> bool:
@@ -277,10 +286,10 @@ class Evidence:
         clearly wrong; where it is −∞, the element must also be NaN. There must be finite
         predictions, and the answer must be near all of them.
 
-        Some wrong element must have a prediction; otherwise, there must be rows without
-        predictions, and each must contain a wrong element. If a wrong element has a finite
-        prediction, the rms error over all elements with one must be at most half of that from the
-        expected answer.
+        Some wrong element must have a prediction other than NaN; otherwise, there must be rows that
+        are predicted to be NaN, and each of these must contain a wrong element. If a wrong element
+        has a finite prediction, then over all elements with finite predictions, the rms difference
+        from the predictions must be at most half of that from the expected array.
         """
         if found.shape != self.got.shape:
             return False
@@ -304,7 +313,7 @@ class Evidence:
         return bool(left <= BETTER**2 * before)
 
     def _fails(self, broken: BoolArray) -> bool:
-        """Return whether all rows with `broken` elements have errors too large for rounding."""
+        """Return whether every row with `broken` elements has an error too large for rounding."""
         off = np.where(np.isfinite(self.got), np.abs(self.got - self.want), np.inf).max(axis=-1)
         return bool((off > FAILS * self._size)[np.asarray(broken.any(axis=-1))].all())
 

@@ -21,7 +21,11 @@ CLEAR = 0.05
 
 
 def located(array: str, wrong: BoolArray) -> Phrase:
-    """Return at which indices of which axes an array is wrong, or an empty phrase if everywhere."""
+    """Return at which indices of which axes an array is wrong.
+
+    The result is an empty phrase if it is wrong everywhere or nowhere, or if no short phrase says
+    where.
+    """
     names = text.axes(array, wrong.ndim)
     if not names or wrong.all() or not wrong.any():
         return NOTHING
@@ -60,7 +64,10 @@ def indices(axis: str, at: Sequence[int] | np.ndarray, size: int) -> Phrase:
 
 
 def rows(problem: Problem, wrong: BoolArray) -> Phrase:
-    """Return what distinguishes the wrong rows `[batch query]` from the others, if anything."""
+    """Return whether the wrong rows `[batch query]` are those with, or those without, blocked keys.
+
+    The result is an empty phrase if neither is true.
+    """
     allowed = problem.allowed_in_full()
     blocked = (~allowed).any(axis=(1, 3))
     if wrong.any() and not wrong.all() and blocked.any() and not blocked.all():
@@ -95,9 +102,9 @@ def partial(
 
 
 def _heads(maker: Maker, evidence: Evidence, stages: Stages) -> Phrase:
-    """Return which heads have the defect, or an empty phrase if it is not in just some of them.
+    """Return which heads have the defect, or an empty phrase unless some, but not all, have it.
 
-    They are found by least squares, since the output is a sum over heads.
+    The heads are found by least squares, since the output is a sum over heads.
     """
     right, count = maker.right, maker.problem.shape.heads
     if count < 2 or stages.context.shape != right.context.shape:

@@ -23,7 +23,7 @@ TILES = (2, 4, 8, 16, 32, 64, 128)
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses about masks, the simplest first."""
+    """Yield hypotheses about masks, the causal flag and the additive bias, the simplest first."""
     problem = maker.problem
     if problem.allowed is not None:
         yield from _whole(maker)
@@ -84,7 +84,7 @@ def _applied(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _axes(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which an axis of the mask is mistaken for another."""
+    """Yield hypotheses in which axes of the mask are exchanged, reversed or not distinguished."""
     problem, shape, full = maker.problem, maker.problem.shape, maker.right.allowed
     batch, heads, *matrix = full.shape
     yield maker.masked("mask.of-first-batch-entry", full[:1])
@@ -202,8 +202,8 @@ def _bias(maker: Maker, bias: Array) -> Iterator[Hypothesis]:
 def hidden_by(logits: Array, weights: Array, allowed: BoolArray) -> Phrase:
     """Return how blocked logits were changed, judged by returned weights that should be zero.
 
-    A weight is exp(logit − c), where c follows from the row's allowed weights. If no single change
-    fits, the result is an empty phrase.
+    A weight is exp(logit − c), and c follows from the weights of the row's allowed keys. If no
+    single change fits, the result is an empty phrase.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         seen = np.log(weights)

@@ -15,18 +15,23 @@ from conformance.records.phrase import NOTHING, Phrase
 
 STAGES = ("projections", "logits", "weights", "context", "output", "bias")
 SPREAD = 0.5
-"""The least share of rows that have errors in many elements if rounding is the cause."""
+"""If rounding is the cause, at least this share of all elements have errors above 2σ, and in at
+least seven of eight rows, at least half this share of the elements do."""
 
 LEAST = 0.02
-"""The least rms(error / σ), with σ of the narrower dtype; a smaller one has another cause. If only
-the logits are narrower, it is about 0.04."""
+"""The least rms(error / σ), with σ of the narrower dtype, if rounding is the cause. If only the
+logits are narrower, it is about 0.04."""
 
 CLASSES = {24: "accuracy.float32", 11: "accuracy.float16", 8: "accuracy.bfloat16"}
-"""By significand bits of a narrower dtype, the cause that an array is only that accurate."""
+"""For the significand bits of each narrower dtype, the id of the cause that an array is only as
+accurate as that dtype."""
 
 
 def rounded_at_a_stage(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses in which one kind of intermediate result, or every factor, is rounded."""
+    """Yield hypotheses in which one kind of intermediate result, or all factors, are rounded.
+
+    In the last hypothesis about each format, all biases are rounded, too.
+    """
     problem, own = maker.problem, maker.problem.format.significand_bits
     if problem.dtype == "float16":
         yield maker.staged("precision.products-kept-in-float16", scaled=_late)
@@ -74,7 +79,10 @@ ALIKE = 0.7
 """The correlation above which the errors of two nearly equal problems are not rounding errors."""
 
 Again = Callable[[int], Mapping[str, Array]]
-"""A function of `bits`: the errors by array, with inputs perturbed by about 2^-bits."""
+"""A function of `bits` that returns the errors, by array, if inputs are perturbed.
+
+The relative perturbation is about 32 times 2^-bits, but at most 2^-5.
+"""
 
 
 def coarse(
@@ -88,7 +96,7 @@ def coarse(
 
     The error must be finite, occur in most rows, and be as large as rounding in that dtype. It must
     also change with tiny changes of the inputs: an error that does not change is a systematic
-    mistake, however small.
+    mistake, however small. Arrays with fewer than two axes or 16 elements are not judged.
 
     Args:
         name: the name of the array.

@@ -63,9 +63,10 @@ def _first_of(array: Array, axis: int) -> Array:
 
 
 def _along_tokens(a: Stages, name: str, projected: Array) -> Array:
-    """Return projections `[batch length heads 1]` plus a bias that is broadcast along a wrong axis.
+    """Return projections `[batch length heads 1]` plus a bias broadcast along the wrong axis.
 
-    The bias `[heads 1]` is added as if it were `[length 1 1]`.
+    If there are as many heads as tokens, the bias `[heads 1]` is added as if it were
+    `[length 1 1]`; otherwise, it is added correctly.
     """
     bias = a.own.get(f"{name}_bias")
     if bias is None or bias.shape != (projected.shape[1], 1):

@@ -1,4 +1,4 @@
-"""Find out whether a deviation comes from the tested function or the suite's own projections.
+"""Find out whether a deviation comes from the tested function or from the suite's own projections.
 
 Each is named only on direct evidence: the function if it deviates when it is called alone, the
 projections if they deviate and the function alone does not. If neither does, the deviation depends
@@ -35,7 +35,7 @@ COMPARED = frozenset(
         "weights.equal-definition",
     }
 )
-"""The requirements whose findings name a responsible part; others compare with another call."""
+"""The requirements whose findings name a responsible part, if it is known."""
 
 
 def part(finding: Finding, ex: Examination) -> MadeBy:
@@ -70,7 +70,8 @@ def part(finding: Finding, ex: Examination) -> MadeBy:
 def _projections_deviate(ex: Examination) -> bool:
     """Return whether the projections in the implementation's framework deviate (cached).
 
-    They do if a projected query, key or value differs from the reference by more than its noise.
+    They do if a projected query, key or value has another shape than the reference, or differs from
+    it by more than rounding noise. The result is False if the projections cannot be read.
     """
     adapter, problem = ex.adapter, ex.problem
     if not isinstance(adapter, Function) or ex.mode.name in adapter.bias_modes:

@@ -50,7 +50,10 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
-    """Add to `best` the hypothesis that the output is a multiple of the expected one."""
+    """Add a cause to `best` if the output is a multiple of the expected one.
+
+    Multiples with and without the output bias are tried.
+    """
     if not np.isfinite(evidence.got).all():
         return
     bias = maker.problem.weights.output_bias
@@ -67,7 +70,7 @@ def of_output(maker: Maker, evidence: Evidence, best: Best) -> None:
 
 
 def of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
-    """Yield a cause with the factor by which scale or bias is off, if one explains the answer."""
+    """Yield causes with a factor of the scale or of the additive bias that explains the answer."""
     if not np.isfinite(evidence.got).all():
         return
     problem = maker.problem
@@ -88,7 +91,10 @@ def of_logits(maker: Maker, evidence: Evidence) -> Iterator[Phrase]:
 
 
 def best_factor(got: Array, want: Array) -> float:
-    """Return the factor by which `want` has to be multiplied to fit `got`, by least squares."""
+    """Return the factor by which `want` has to be multiplied to fit `got`, by least squares.
+
+    The result is 1 if `want` is zero everywhere.
+    """
     size = float((want * want).sum())
     with np.errstate(over="ignore", invalid="ignore"):
         return float((got * want).sum()) / size if size > 0 else 1.0
@@ -97,7 +103,7 @@ def best_factor(got: Array, want: Array) -> float:
 def _search(answer: Callable[[float], Array], evidence: Evidence) -> float | None:
     """Return the factor whose predicted answer fits best, by grid and golden-section search.
 
-    The result is None if no factor on the grid fits as well as 1.
+    Factors from 1/16 to 16 are tried. The result is None if a misfit on the grid is NaN.
     """
 
     def misfit(exponent: float) -> float:

@@ -43,7 +43,7 @@ def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def over(axis: int | tuple[int, ...], empty: float) -> Change:
-    """Return a softmax over this axis; `empty` is the weight where everything is blocked."""
+    """Return a softmax over one or more axes; `empty` is the weight where everything is blocked."""
 
     def softmax(a: Stages, logits: Array) -> Array:
         with np.errstate(invalid="ignore"):
@@ -96,7 +96,10 @@ def _keys(maker: Maker) -> Iterator[Hypothesis]:
 
 
 def _single_tiles(keys: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end (excluded) of each tile of keys but the first."""
+    """Yield the start and the end (excluded) of each tile of keys but the first.
+
+    The tiles are of every size in `TILES[3:]` that gives between 2 and `MOST_TILES` tiles.
+    """
     for size in TILES[3:]:
         if size < keys <= MOST_TILES * size:
             for first in range(size, keys, size):
@@ -120,7 +123,10 @@ def _powers(change: Callable[[Array], Array], plus: float = 0.0) -> Change:
 
 
 def _exponential(maker: Maker) -> Iterator[Hypothesis]:
-    """Yield hypotheses with a function other than exp, or with clipped or capped logits."""
+    """Yield hypotheses with a function other than exp, another normaliser, or limited values.
+
+    Values are limited if logits are capped or clipped, or if small weights become 0.
+    """
 
     def changed(cause: str, name: str, number: int, **stages: Any) -> Hypothesis:
         return maker.staged(cause, {name: number}, **stages)
@@ -299,7 +305,10 @@ def _rescaled_but_for(first: int, end: int) -> dict[str, Change]:
 
 
 def returned(maker: Maker, evidence: Evidence, again: Again, best: Best) -> None:
-    """Add the causes of wrong returned weights to `best`, given that the output is right."""
+    """Add the causes of wrong returned weights to `best`, given that the output is right.
+
+    Weights that are averaged over heads are not examined.
+    """
     if evidence.got.ndim != 4:
         return
     for cause in _of_weights(maker, evidence):
@@ -366,7 +375,11 @@ def _instead(maker: Maker) -> Iterator[tuple[Phrase, Array]]:
 
 
 def _small_dropped(evidence: Evidence, right: Array) -> Phrase:
-    """Return a cause with a power of ten if the weights below it, and only those, became 0."""
+    """Return a cause if all wrong weights became 0, and so did all weights smaller than these.
+
+    The cause contains the least power of ten that none of these weights exceeds. Otherwise, the
+    result is an empty phrase.
+    """
     dropped = evidence.wrong & (evidence.got == 0)
     if not dropped.any() or (evidence.wrong & ~dropped).any():
         return NOTHING

@@ -81,10 +81,12 @@ class Stages:
 
     @cached_property
     def output(self) -> Array:
-        """The output, `[b q e]`; NaN for fully masked queries, which the definition leaves open.
+        """The output, `[b q e]`.
 
-        A row is +∞ if one of its weights is infinite, which predicts that it is wrong in some way.
-        It is −∞ if its context is, which predicts NaN, as memory that holds no token is read.
+        A row is NaN, which predicts nothing, if its query is fully masked in all heads. It is +∞ if
+        one of its weights is infinite, which predicts that the row is wrong in some way. Otherwise,
+        it is −∞ if its context contains −∞, which predicts NaN because memory that holds no token
+        is read.
         """
         found = self.finished(np.where(np.isinf(self.context), 0.0, self.context))
         lost = np.asarray(np.isneginf(self.context).any(axis=(1, 3)))
@@ -93,7 +95,10 @@ class Stages:
         return np.where(broken[..., None], np.inf, found)
 
     def finished(self, context: Array) -> Array:
-        """Return the output `[b q e]` computed from a context `[b h q d]`."""
+        """Return the output `[b q e]` computed from a context `[b h q d]`.
+
+        Rows of queries that are fully masked in all heads are NaN.
+        """
         output = self.held("output", self.finish(self.merge(context)))
         empty = ~np.any(self.problem.allowed_in_full(), axis=-1).all(axis=1)
         return np.where(empty[..., None], np.nan, output)
@@ -188,7 +193,7 @@ class Stages:
         return None if norm is None else getattr(norm, side)
 
     def root(self, heads: Array) -> Array:
-        """Return the root mean square of each head vector, by which the norm divides."""
+        """Return the norm's divisor of each head vector: √(mean square + epsilon)."""
         assert self.problem.norm is not None
         return np.sqrt((heads**2).mean(axis=-1, keepdims=True) + self.problem.norm.epsilon)
 
@@ -260,7 +265,10 @@ class Stages:
         return np.exp(logits - peak), self.of_sinks(peak)
 
     def of_sinks(self, peak: Array) -> Array:
-        """Return what the sinks add to the normalising sum of each row, `[b h q 1]`."""
+        """Return what the sinks add to the normalising sum of each row, `[b h q 1]`.
+
+        The sum is relative to the exponential of `peak`.
+        """
         sinks = self.sinks()
         return np.zeros_like(peak) if sinks is None else np.exp(sinks - peak)
 
@@ -357,7 +365,10 @@ class Stages:
         return 1.0 - np.tanh(self.scaled(self.scores) / cap) ** 2
 
     def d_prepared(self, side: str, gradient: Array, found: dict[str, Array]) -> Array:
-        """Return the gradient of projected heads; add that of the norm's weight to `found`."""
+        """Return the gradient of heads before the norm and the rotation.
+
+        If there is a norm, add the gradient of its weight to `found`.
+        """
         if self.problem.rotary is not None:
             gradient = self.d_rotated(side, gradient)
         if self.gain(side) is None:
@@ -390,7 +401,10 @@ class Stages:
         return d_logits * self.problem.logit_scale
 
     def d_score(self, d_scores: Array, found: dict[str, Array]) -> tuple[Array, Array]:
-        """Return the gradients of query and key heads; add that of the score weight to `found`."""
+        """Return the gradients of query heads and of the repeated key heads.
+
+        For the additive score, add the gradient of the score weight to `found`.
+        """
         q, k = self.projected["query"], self.repeat(self.projected["key"], "key")
         if "score" not in self.own:
             return (

@@ -275,7 +275,7 @@ def _masks(lab: Laboratory, argument: MaskArgument, way: Blocking) -> Iterator[Q
 def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
     """Return a mask that blocks one key in each row, and different ones in adjacent rows.
 
-    Axes that are not in `own` have size 1.
+    Axes that are not in `own` have size 1. Without a key axis, the mask blocks some whole rows.
     """
     sizes = [made[axis] if axis in own else 1 for axis in AXES]
     rows = np.indices(sizes[:3]).sum(axis=0)
@@ -284,7 +284,7 @@ def _visible(made: Mapping[str, int], own: set[str]) -> BoolArray:
 
 
 def _readings(problem: Problem, visible: BoolArray) -> Meanings:
-    """Return a function that computes the output for each reading of a mask that does not fit."""
+    """Return the outputs for all possible readings of a mask that does not fit, as `Meanings`."""
     target = problem.shape.logits
     wanted = tuple(1 if had == 1 else size for had, size in zip(visible.shape, target, strict=True))
     cut = visible[tuple(map(slice, wanted))]

@@ -57,7 +57,7 @@ SQUARE = Phrase("causal.square")
 def causal(lab: Laboratory) -> Iterator[Entry]:
     """Set the causal flag alone, for equal and for different numbers of queries and keys.
     Compare the weights with those predicted for a top-left and a bottom-right triangle. Then set it
-    together with each mask argument. Also set it where later keys have far larger logits, and with
+    together with each mask argument. Also set it with inputs that give far larger logits, and with
     a mask that leaves only later keys visible to a query."""
     flag = lab.adapter.causal_flag
     if flag is None:
@@ -108,7 +108,10 @@ def causal(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _telling(way: Blocking, shape: Shape) -> BoolArray:
-    """Return a mask pattern for which all hypotheses of `combined` predict different weights."""
+    """Return a mask pattern for which all hypotheses of `combined` predict different weights.
+
+    If 200 random patterns contain no such pattern, return the last of them.
+    """
     for seed in range(200):
         visible = visible_of(way, shape, seed)
         triangles = [causal_mask(shape, alignment) for alignment in ALIGNMENTS]
@@ -118,7 +121,10 @@ def _telling(way: Blocking, shape: Shape) -> BoolArray:
 
 
 def _needed(lab: Laboratory, name: str, shape: Shape) -> dict[str, Native]:
-    """Return the causal triangle as a native mask, by the argument's name; {} if impossible."""
+    """Return the top-left causal triangle as a native mask, by the argument's name.
+
+    The result is {} if the argument cannot hold it.
+    """
     way = blocking(lab, lab.adapter.masks.by_name[name])
     native = None if way is None else way.native(causal_mask(shape, "top-left"), shape)
     return {} if native is None else {name: native}
@@ -149,7 +155,8 @@ def _alone(lab: Laboratory, flag: CausalFlag, lengths: Phrase, sizes: Sizes) -> 
 def _blocks(lab: Laboratory, flag: str) -> Iterator[Entry]:
     """Yield entries on whether the flag gives later keys no weight at all.
 
-    Their logits are far larger than all others, or a mask blocks all other keys.
+    In these problems, some logits are very large, or a mask blocks all but the later keys of a
+    query.
     """
     problem = lab.problem(LENGTHS[0][1])
     later = ~causal_mask(problem.shape, "top-left")
@@ -178,7 +185,10 @@ def _louder(problem: Problem, factor: float) -> Problem:
 
 
 def _later_only(lab: Laboratory, flag: str, way: Blocking, problem: Problem) -> Iterator[Entry]:
-    """Yield an entry on what the first two queries get if a mask blocks the first two keys."""
+    """Yield an entry on what the first two queries get if a mask blocks the first two keys.
+
+    There is no entry if such a mask cannot be passed, or if the call gives no answer.
+    """
     shown = (np.arange(problem.shape.key_length) >= 2)[None, None, None]
     native = way.native(shown, problem.shape)
     found = None if native is None else lab.ask(problem, {flag: True, way.argument.name: native})

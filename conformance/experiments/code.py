@@ -23,7 +23,8 @@ def hiding(lab: Laboratory, name: str, made: Sequence[str], told: str, *, token:
     """Return code that prints how much the other outputs change when a token is replaced.
 
     Args:
-        lab: the laboratory; if its adapter has no example for its mode, the result is "".
+        lab: the laboratory; the result is "" if its adapter has no example for its mode, or if the
+            mode has no gradients.
         name: the mask argument or flag to pass, or "" for none.
         made: lines that create the array `mask`; empty for a flag.
         told: what the printed number means.
@@ -56,7 +57,10 @@ def output(lab: Laboratory, name: str, made: Sequence[str], shown: str, told: st
 
 
 def mask(layout: str, dtype: str, fill: float, mark: float | None, note: str) -> list[str]:
-    """Return code lines that create the array `mask`: all `fill`, except for `mark` at token 0."""
+    """Return code lines that create the array `mask`: all `fill`, but `mark` at token 0.
+
+    If `mark` is None, token 0 is not marked. `note` becomes a comment.
+    """
     shape = layouts.shape(layout, SIZES)
     kind = "float32" if dtype == "own" else dtype
     made = f"mask = np.full({shape}, {_written(fill, kind)}, {kind!r})"
@@ -66,7 +70,7 @@ def mask(layout: str, dtype: str, fill: float, mark: float | None, note: str) ->
 
 
 def _code(lab: Laboratory, made: Sequence[str], name: str, shown: Sequence[str]) -> str:
-    """Return the complete program, or "" if the adapter does not provide the user's code."""
+    """Return the complete program, or "" in the cases that `hiding` names."""
     example, framework = lab.adapter.small_example(lab.mode), FRAMEWORKS.get(lab.adapter.framework)
     # A call without derivatives needs a context such as `no_grad`, which the program lacks.
     if example is None or framework is None or not lab.mode.gradients:

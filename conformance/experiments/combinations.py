@@ -53,9 +53,9 @@ BIASES = (-1.25, 0.5, -0.25, 1.5, -0.75)
 )
 def pairs(lab: Laboratory) -> Iterator[Entry]:
     """Pass two mask arguments at once that hide different keys, and see how they are combined.
-    The attention weights may follow both masks, either, or only one of them. Repeat this with axes
-    that have the same size. Pass a bias together with each mask, with another bias, and with the
-    causal flag. Repeat all of this with a custom scale."""
+    A key may be visible if both masks show it, if at least one does, if a certain one does, or
+    always. Repeat this with axes that have the same size. Pass a bias together with each mask, with
+    another bias, and with the causal flag. Repeat all of this with a custom scale."""
     known = [found for item in lab.arguments() if (found := blocking(lab, item)) is not None]
     for told, sizes in (("differ", lab.sizes()), ("coincide", EQUAL)):
         for one, other in itertools.combinations(known, 2):
@@ -90,7 +90,10 @@ def _pair(lab: Laboratory, one: Blocking, other: Blocking, sizes: Sizes, told: s
 
 
 def telling_pair(one: Blocking, other: Blocking, shape: Shape) -> tuple[BoolArray, BoolArray]:
-    """Return patterns of visible keys, one for each argument, for which all `hypotheses` differ."""
+    """Return patterns of visible keys, one for each argument, for which all `hypotheses` differ.
+
+    If 100 random pairs of patterns contain no such pair, return the last of them.
+    """
     for seed in range(100):
         pair = visible_of(one, shape, seed), visible_of(other, shape, seed + 1000)
         if distinct(hypotheses(*pair, shape)):
@@ -107,7 +110,7 @@ def hypotheses(one: BoolArray, other: BoolArray, shape: Shape) -> dict[str, Bool
 
 
 def distinct(patterns: dict[str, BoolArray]) -> bool:
-    """Return whether all patterns differ in some row in which each of them leaves a key visible."""
+    """Return whether any two patterns differ in some row in which all patterns show a key."""
     several = list(patterns.values())
     shown = np.all([item.any(axis=-1) for item in several], axis=0)[..., None]
     pairs = itertools.combinations(several, 2)
@@ -117,7 +120,8 @@ def distinct(patterns: dict[str, BoolArray]) -> bool:
 def visible_of(item: Blocking, shape: Shape, seed: int) -> BoolArray:
     """Return a random pattern `[batch heads query key]`, with size 1 for axes the argument lacks.
 
-    The first key is visible to every query, so that no query is fully masked by two patterns.
+    If there is a key axis, the first key is visible to every query, so that two patterns together
+    do not mask a query fully.
     """
     sizes = [n if a in item.axes else 1 for a, n in zip(AXES, shape.logits, strict=True)]
     return _pattern(tuple(sizes), "key" if "key" in item.axes else "query", seed).copy()
@@ -135,11 +139,11 @@ def _pattern(sizes: tuple[int, ...], last: str, seed: int) -> BoolArray:
 def combined(
     lab: Laboratory, seen: Seen, ones: Sequence[BoolArray], other: BoolArray, names: tuple[str, str]
 ) -> Phrase:
-    """Return how the weights combine two patterns of visible keys.
+    """Return how the weights combine two patterns of visible keys, or `UNEXPLAINED`.
 
-    The patterns were passed as the two arguments in `names`.
-    The first argument may stand for any of the patterns in `ones`. The weights of fully masked
-    queries only have to differ from those without a mask.
+    The patterns were passed as the two arguments in `names`. The first argument may stand for any
+    of the patterns in `ones`; the second stands for `other`. The weights of fully masked queries
+    only have to differ from those without a mask.
     """
     shape = seen.problem.shape
     only = {"one": names[0], "other": names[1]}
@@ -225,7 +229,10 @@ def _weighed(lab: Laboratory, known: Sequence[Blocking]) -> Iterator[Entry]:
 
 
 def _given(lab: Laboratory, known: Sequence[Blocking], shape: Shape) -> Iterator[_Given]:
-    """Yield a mask for each argument that blocks, a bias for each that is added, and the flag."""
+    """Yield a mask for each argument in `known`, and a bias for each argument that is added.
+
+    The causal flag follows, unless it needs a mask or must be passed alone.
+    """
     for seed, item in enumerate(known):
         visible = visible_of(item, shape, seed)
         native = item.native(visible, shape)

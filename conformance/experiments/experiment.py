@@ -43,7 +43,7 @@ Made = Iterator[Entry] | Iterator[tuple[Entry, Array | None]] | Iterator[Questio
 
 @dataclass
 class Findings:
-    """The findings of an experiment: card entries, and arrays keyed by the text of a subject."""
+    """The findings of an experiment: card entries, and arrays by the text of an entry's subject."""
 
     entries: list[Entry] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -54,21 +54,23 @@ class Experiment:
     """A question about implementations, and the function that answers it by calling one.
 
     Attributes:
-        topic: what the question is about.
+        topic: the description of the experiment, with its name and the question.
         make: a function that yields the card's entries for a laboratory, some with an array to
             show.
         place: the position on a card; smaller numbers come first.
         every_mode: whether modes may differ; if not, only the first is examined.
         shared: whether to repeat the experiment with query, key and value in one array, for which
             a library may use other code; entries that differ are added to the card.
-        every_dtype: whether to repeat it in the other dtypes; entries that differ are added, too.
+        every_dtype: whether to repeat it in the other dtypes, unless the framework compiles every
+            operation; entries that differ are added, too.
         costly: whether many shapes are needed, each of which takes seconds if the framework
-            compiles every operation; in that case, only the first mode is examined, and with
-            separate inputs only.
+            compiles every operation. With such a framework, only the first mode is examined, and
+            inputs are not shared.
         apart: whether a call may crash the process. If so, `make` yields instances of `Question`,
             and a run answers them one by one in a separate process.
         plain: whether an answer at the usual sizes is needed for comparison.
-        needs: types of declared features; the experiment is run if the adapter declares one.
+        needs: types of features; the experiment is run only if the adapter declares a feature of
+            one of these types. If there are none, it is always run.
     """
 
     topic: Topic
@@ -152,7 +154,11 @@ class Experiment:
                 yield {"inputs_in": other.dtype}, other
 
     def _entries(self, lab: Laboratory) -> Iterator[Entry]:
-        """Yield the entries of a further laboratory, in which the implementation may fail."""
+        """Yield the entries of a further laboratory, in which the implementation may fail.
+
+        If the adapter does not support it, there are no entries. If the implementation fails even
+        without a mask, the only entry says so.
+        """
         try:
             lab.plain()
         except Unsupported:
@@ -200,8 +206,8 @@ def settled(entries: Sequence[Entry]) -> list[Entry]:
 def _comparable(entry: Entry, lab: Laboratory) -> tuple[Phrase, Phrase]:
     """Return subject and value without details that differ between laboratories in name only.
 
-    These are the dtype of the inputs, and the name of an input, which depends on the inputs that
-    share an array: "key", "value" or "token".
+    These are the dtype of the inputs; the name of an input, such as "value" or "token"; and places
+    in the gradients of inputs. Such names depend on which inputs share an array.
     """
     subject, value = entry.subject, entry.value
     form = subject.part("form")
@@ -216,7 +222,8 @@ def _comparable(entry: Entry, lab: Laboratory) -> tuple[Phrase, Phrase]:
 
 
 _PLACES = (Phrase("place.output"), Phrase("place.weights"), Phrase("place.parameters"))
-"""Where a number may turn up, except in gradients of inputs, whose names depend on the sharing."""
+"""The places that are compared between laboratories. Gradients of inputs are not among them,
+because their names depend on which inputs share an array."""
 
 
 def topic(

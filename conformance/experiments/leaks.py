@@ -117,7 +117,7 @@ def _behind(lab: Laboratory, way: Blocking) -> Iterator[Entry]:
 
 
 def _moved(array: Array, usual: Array | None) -> BoolArray:
-    """Return where an array is not finite or, if `usual` is given, far from that array."""
+    """Return a mask of the elements that are not finite or, given `usual`, far from that array."""
     moved = ~np.isfinite(array)
     if usual is not None and usual.size and np.isfinite(usual).all():
         with np.errstate(invalid="ignore"):

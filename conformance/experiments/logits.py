@@ -325,7 +325,7 @@ def _asked(lab: Laboratory, problem: Problem, natives: Natives | None = None) ->
 
 
 def _asked_causal(lab: Laboratory, problem: Problem) -> tuple[Problem, Outcome]:
-    """Call the implementation with a problem, adding a causal mask if it is not supported without.
+    """Call the implementation with a problem; add a causal mask if it is unsupported without one.
 
     The result is the problem that was posed, and the outcome.
     """

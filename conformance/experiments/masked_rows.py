@@ -80,9 +80,10 @@ def masked_rows(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _laid_out(lab: Laboratory, way: Blocking) -> Iterator[tuple[str, BoolArray, Native]]:
-    """Yield a mask that blocks all keys of one query, in each layout with keys that is accepted.
+    """Yield a mask that blocks all keys of one query, in each declared layout with a key axis.
 
-    If the argument broadcasts, masks with one head for all follow. Each item is a name of the
+    In a layout without a query axis, the mask blocks all keys of all queries of a batch entry. If
+    the argument broadcasts, masks with one head for all follow. Each mask is given as a name of the
     layout ("" for the first), the visible keys, and the array to pass. Large finite numbers do not
     quite block, so for these only the first layout is used.
     """
@@ -159,10 +160,10 @@ def _by_cotangent(
     natives: Natives,
     blocked: BoolArray,
 ) -> Iterator[Entry]:
-    """Yield entries on the gradients if only the masked query has a cotangent, or only the others.
+    """Yield entries on the gradients if only masked, or only unmasked, queries have a cotangent.
 
-    The gradient of the values, summed over the keys, then equals the sum of the weights of those
-    queries that have a cotangent, which should agree with their output.
+    The gradient of the values, summed over the keys, then equals the sum of the weights of the
+    queries that have a cotangent. This sum should agree with the output of these queries.
     """
     problem = whole.problem
     alone = np.zeros(blocked.shape, bool)
@@ -228,7 +229,10 @@ def _row(weights: Array, plain: Array | None) -> Phrase:
 
 
 def _gradients(found: Seen, blocked: BoolArray) -> tuple[Phrase, str]:
-    """Return where gradients are NaN, with evidence; `blocked` is as in `nan_places`."""
+    """Return where gradients are not finite, or `FINITE`, with evidence.
+
+    `blocked` is as in `nan_places`.
+    """
     places = nan_places(found, blocked)
     if places:
         lost = [name for name, array in found.answer.gradients.items() if np.isnan(array).any()]

@@ -60,7 +60,10 @@ def meanings(lab: Laboratory) -> Iterator[Entry]:
 
 
 def _code(lab: Laboratory, argument: MaskArgument, form: Form, value: Phrase) -> str:
-    """Return code that shows the meaning by hiding token 0, or "" if this form hides nothing."""
+    """Return code that shows the meaning by hiding token 0, or that shows that it is ignored.
+
+    The result is "" if this form hides nothing, or if a framework attaches the mask to tensors.
+    """
     layout = argument.layouts[0]
     if argument not in lab.adapter.mask_arguments:
         return ""
@@ -125,7 +128,10 @@ class Blocking:
 
 
 def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
-    """Yield the forms with which the argument blocks keys: booleans or 0 and 1, and 0 and −inf."""
+    """Yield the forms in which the argument was observed to block keys.
+
+    The forms to try are booleans or, if these do not block keys, 0 and 1; and then 0 and −inf.
+    """
     boolean, ones, infinite, *_ = forms_of(lab.dtype)
     for form in (boolean, zero_one(argument, ones)):
         value = examined(lab, argument, form).value
@@ -140,5 +146,5 @@ def blockings(lab: Laboratory, argument: MaskArgument) -> Iterator[Blocking]:
 
 
 def blocking(lab: Laboratory, argument: MaskArgument) -> Blocking | None:
-    """Return the first form with which the argument blocks keys, or None if there is none."""
+    """Return the first of the `blockings` of the argument, or None if there is none."""
     return next(blockings(lab, argument), None)

@@ -52,7 +52,9 @@ def same_mask(lab: Laboratory) -> Iterator[tuple[Entry, Array | None]]:
     In the first, 1 attends; in the second, 1 blocks; in the third, 0 and −inf are to be added.
     Measure the share of attention that queries give to future tokens.
 
-    Yields an entry for each encoding, with the weights `[query key]` of batch entry 0 and head 0.
+    Yields an entry for each encoding, with the weights `[query key]` of batch entry 0 and head 0,
+    or None if there was no answer. There are no entries if no mask argument covers queries and
+    keys.
     """
     argument = next((item for item in lab.adapter.mask_arguments if _over_queries(item)), None)
     if argument is None:

@@ -1,7 +1,7 @@
 """Experiments on which shapes a mask argument accepts, and how it reads their axes.
 
-The first uses sizes that are all different, so that swapped axes mostly raise an error; the second
-uses sizes that are equal, where swapped axes go unnoticed.
+In the first, all sizes are different, so that swapped axes mostly raise an error; in the second,
+two axes have the same size, so that it goes unnoticed if they are swapped.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ SHAPES = (
     "heads batch query key",
     "batch heads+1 query key",
 )
-"""The shapes to try: correct, transposed, and with wrong numbers of heads or keys."""
+"""The shapes to try: correct and transposed ones, ones that lack some axes or have axes of size 1,
+and ones with one head too many."""
 
 WITHOUT_BROADCASTING = tuple(
     name for name in SHAPES if len(name.split()) > 1 and not {"1", "heads+1"} & set(name.split())
 )
-"""The shapes to try where sizes are equal; broadcasting is examined with different sizes."""
+"""The shapes to try if two axes have equal sizes; broadcasting is examined with different sizes."""
 
 COINCIDENCES = (
     ("batch-is-heads", {"batch": 3, "heads": 3, "query": 5, "key": 5}),
@@ -87,7 +88,8 @@ _UNANSWERED = {
     "another-shape": "shapes.answered-otherwise",
     "malformed-answer": "shapes.answered-otherwise",
 }
-"""The subject of shapes without an answer, by the reason; for any other, they count as refused."""
+"""The subject of the entry on shapes without an answer, by the reason why there is none. For any
+other reason, the subject is "shapes.refused"."""
 
 
 @topic(
@@ -234,7 +236,7 @@ def _told(sizes: Sizes) -> str:
 
 
 def _as(name: str, readings: list[str], otherwise: Phrase) -> Phrase:
-    """Return the axes as which a shape was read, or `NOTHING` if these are the intended ones."""
+    """Return how the axes of a shape were read, or `NOTHING` if they were read as intended."""
     if name in readings:
         return NOTHING
     if readings:

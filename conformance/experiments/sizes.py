@@ -22,7 +22,8 @@ HEAD_SIZES = (64, 128, 16, 32, 80, 96, 256, 72, 40, 33, 5)
 """The head sizes to try: the most usual first, then other multiples of 8, then odd ones."""
 
 LENGTHS = ((128, 128), (64, 64), (256, 256), (16, 16), (5, 5))
-"""Lengths at which head sizes are tried; other sizes are tried at the first that is accepted."""
+"""The pairs of lengths (query, key) at which head sizes are tried until one is accepted. All other
+sizes are tried at that pair of lengths."""
 
 VALUES = (0.5, 2.0)
 """The sizes of value heads to try, relative to that of key heads."""
@@ -39,7 +40,7 @@ Found = Literal["taken", "refused", "wrong"]
 
 @dataclass
 class _Trials:
-    """The shapes that have been tried so far, and what became of them.
+    """The laboratory in which shapes are tried, and the failures so far.
 
     Attributes:
         lab: the laboratory.
@@ -88,8 +89,8 @@ class _Trials:
 def sizes_taken(lab: Laboratory) -> Iterator[Entry]:
     """Compute attention without masks at many sizes, one after another, and see which are accepted.
     These are sizes of heads and of value heads, lengths that are not multiples of usual block
-    sizes, long sequences, and numbers of heads and of groups that share keys. An output that is
-    far from the definition's counts as wrong, not as accepted."""
+    sizes, long sequences, numbers of heads, and numbers of query heads that share a key head. An
+    output that is far from the definition's counts as wrong, not as accepted."""
     trials = _Trials(lab)
     start = _start(lab, trials)
     if start is None:
@@ -169,14 +170,17 @@ def _start(lab: Laboratory, trials: _Trials) -> Shape | None:
 
 
 def _shape(lab: Laboratory, head: int, queries: int, keys: int) -> Shape:
-    """Return a shape like that of the laboratory's problems, but with 4 heads and these sizes."""
+    """Return the shape of the laboratory's problems with batch size 1, 4 heads and these sizes."""
     usual = lab.problem().shape
     lengths = dataclasses.replace(usual, batch=1, query_length=queries, key_length=keys)
     return _with(lab, lengths, 4, 4, head)
 
 
 def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -> Shape:
-    """Return the shape with other heads; inputs of layers are as wide as all heads together."""
+    """Return the shape with other heads.
+
+    All widths are 32 if the suite supplies the projections, or else as wide as all heads together.
+    """
     width = 32 if lab.adapter.projections_supplied else heads * head
     names = ("query_width", "key_width", "value_width", "output_width")
     widths: dict[str, Any] = dict.fromkeys(names, width)
@@ -191,7 +195,11 @@ def _with(lab: Laboratory, shape: Shape, heads: int, kv_heads: int, head: int) -
 
 
 def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
-    """Return the numbers of which the query length and the key length must be multiples."""
+    """Return the numbers of which the query length and the key length must be multiples.
+
+    Multiples are powers of two up to 64. If a length plus any of these is refused, the result is
+    the length itself.
+    """
     both = shape.sharing == "self"
     found: list[int] = []
     for axis in ("query_length", "key_length"):
@@ -210,7 +218,7 @@ def _multiples(trials: _Trials, shape: Shape) -> tuple[int, int]:
 
 
 def _longest(trials: _Trials, shape: Shape) -> int:
-    """Return the greatest length that is accepted, or 0 if all lengths that are tried are."""
+    """Return the greatest length that is accepted, or 0 if all lengths in `LONGEST` are."""
     last = max(shape.query_length, shape.key_length)
     for length in LONGEST:
         longer = dataclasses.replace(shape, query_length=length, key_length=length)
@@ -223,7 +231,7 @@ def _longest(trials: _Trials, shape: Shape) -> int:
 def _entry(
     trials: _Trials, subject: str, taken: Iterable[int], tried: Iterable[int], named: str
 ) -> Entry:
-    """Return the entry on the sizes that are accepted, with the reasons why others are not."""
+    """Return the entry on the sizes that are accepted, with up to three reasons why others fail."""
     sizes, every = sorted(taken), sorted(tried)
     value = Phrase("sizes.these", {"sizes": [*map(str, sizes)]})
     if sizes == every:
@@ -239,7 +247,7 @@ def _entry(
 
 
 def _wrong(trials: _Trials) -> Iterator[Entry]:
-    """Yield an entry on sizes with a wrong output, which is worse than an error, if any."""
+    """Yield an entry on the sizes with a wrong output, if any: this is worse than an error."""
     if trials.wrong:
         told = Phrase("sizes.these", {"sizes": [*dict.fromkeys(trials.wrong)]})
         yield Entry(Phrase("sizes.wrong"), told)

@@ -50,9 +50,10 @@ UNIFORM, UNEXPLAINED = Phrase("window.uniform"), Phrase("window.unexplained")
     needs=(Window,),
 )
 def windows(lab: Laboratory) -> Iterator[Entry]:
-    """Set the window argument alone, and find the window that predicts the attention weights.
-    Its values are ordinary sizes, 0, −1, and more than the number of keys. Repeat the ordinary
-    sizes with different numbers of queries and keys."""
+    """Set the window argument, and find the window that predicts the attention weights.
+    The values are ordinary sizes, 0, −1, and more than the number of keys. The causal flag is set
+    only if the argument needs it. Repeat the ordinary sizes with different numbers of queries and
+    keys."""
     for argument in lab.features(Window):
         natives = causal_beside(lab, argument.needs_causal)
         for told, sizes in LENGTHS[:1] if lab.sharing == "self" else LENGTHS:
@@ -77,7 +78,7 @@ def _edges(argument: Window) -> tuple[int | tuple[int, int], ...]:
 
 
 def near(shape: Shape, limits: Limits, alignment: Causal) -> BoolArray:
-    """Return the keys `[1 1 query key]` within a window around each query's own position."""
+    """Return a mask `[1 1 query key]` of the keys in a window around each query's own position."""
     before, after = limits
     offset = shape.key_length - shape.query_length if alignment == "bottom-right" else 0
     distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None] - offset
@@ -118,7 +119,11 @@ def _windowed(
 
 
 def seen_window(lab: Laboratory, found: Seen) -> Phrase:
-    """Return the window that explains the weights, the simplest one if several do."""
+    """Return the phrase for the first window that explains the weights.
+
+    Weights that are all NaN, all zero, uniform, or the same as without a window have phrases of
+    their own. If nothing explains the weights, the result is `UNEXPLAINED`.
+    """
     shape = found.problem.shape
     if np.isnan(found.applied).all():
         return Phrase("causal.nan")

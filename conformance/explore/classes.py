@@ -72,7 +72,7 @@ class Class:
 
 
 def _nature(deviation: Deviation) -> tuple[str, ...]:
-    """Return the requirement and the kind, or for an exception its type and where it was raised."""
+    """Return the requirement and the kind, or an exception's type and the function raising it."""
     if deviation.requirement:
         return (deviation.requirement, deviation.kind)
     return (deviation.kind, deviation.array)

@@ -37,7 +37,11 @@ def called(name: str) -> str:
 
 
 def numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
-    """Return every array that a generated script needs, by its name in the script."""
+    """Return the arrays of numbers that a generated script begins with, by their names in it.
+
+    The array `mask` combines all rules that block keys. Other arrays of integers or booleans are
+    not included.
+    """
     found = {name: getattr(problem, name) for name in problem.shape.distinct_inputs()}
     found |= {called(f"weights.{k}"): array for k, array in problem.weights.named().items()}
     if problem.allowed is not None:
@@ -53,7 +57,10 @@ def numbers(problem: Problem, *, cotangent: bool) -> dict[str, np.ndarray]:
 
 
 def literal(array: np.ndarray) -> str:
-    """Return Python code for an array: nested lists of exact numbers, as short as possible."""
+    """Return Python code for an array: nested lists of exact numbers, or a call of `np.zeros`.
+
+    Booleans are written as 0 and 1.
+    """
     if not array.any() and array.size > 3:
         return f"np.zeros({tuple(array.shape)})"
     return _nested(array.astype(int).tolist() if array.dtype == np.bool_ else array.tolist())
@@ -245,7 +252,11 @@ def parameter(row: Parameter, shape: Shape) -> str:
 
 
 def laid_out(array: np.ndarray, problem: Problem) -> str:
-    """Return code for the array of a mask argument, derived from an equal array if there is one."""
+    """Return code for the array of a mask argument.
+
+    The code refers to the script's mask or bias if either has the same elements, and otherwise
+    contains all numbers.
+    """
     known: list[tuple[str, np.ndarray]] = []
     if problem.allowed is not None:
         known = [("mask", problem.allowed), ("~mask", ~problem.allowed)]

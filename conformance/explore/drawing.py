@@ -1,9 +1,9 @@
 """Draw recipes: mostly small problems, some at the sizes of real kernels, with features combined.
 
-Only combinations of features that the implementation accepts are used: its own `check` is called
-with a small problem of each combination, and the result is cached. Sizes are drawn next. They are
-limited, because a search needs many problems and large ones are slow. For an
-implementation that declares a `Geometry`, only sizes of that geometry are drawn.
+Only combinations of features that the adapter accepts are used: its own `check` is called with a
+small problem of each combination, and the result is cached. Sizes are drawn next. They are limited,
+because a search needs many problems and large ones are slow. For an implementation that declares a
+`Geometry`, only sizes of that geometry are drawn.
 """
 
 from __future__ import annotations
@@ -61,23 +61,25 @@ WIDTH = 32
 """The width of the inputs at kernel sizes if the suite supplies the projections."""
 
 MOST_COST, MOST_COST_AT_SIZE, MOST_COST_IF_LARGE = 2**18, 2**21, 2**23
-"""The highest costs: of small problems, of those at kernel sizes, and of large ones among these."""
+"""The highest costs of small problems, of those at kernel sizes, and of a few of the latter."""
 LARGE = 0.06
-"""The share of problems with the next cost limit. Each takes about as long as four others."""
+"""The share of problems for which the next higher limit holds. Each takes about as long as four
+others."""
 
 FEATURED = 0.4
-"""The probability that a problem has a feature, for each that an implementation declares."""
+"""The probability with which each of the features that an adapter accepts is added to a problem."""
 
 CAUSAL: tuple[Causal | None, ...] = (None, "top-left", "bottom-right")
 
 
 class Drawer:
-    """Draws recipes that the adapter's own `check` accepts; all checks use one dtype.
+    """A source of random recipes with features that the adapter's own `check` accepts.
 
     Args:
-        adapter: the implementation.
+        adapter: the adapter of the implementation.
         dtype: the dtype in which recipes are checked.
-        few_shapes: draw from fewer sizes, for implementations that compile each new shape.
+        few_shapes: whether to draw from fewer sizes, for implementations that compile each new
+            shape.
 
     Raises:
         Unsupported: the adapter accepts none of the simplest problems.
@@ -96,7 +98,7 @@ class Drawer:
         self._features_taken = self._declared() if adapter.features else {}
 
     def _plain(self, **features: object) -> Recipe:
-        """Return a recipe with these features, as small as the adapter's geometry allows."""
+        """Return a recipe with these features, at small sizes or the nearest that are declared."""
         recipe = dataclasses.replace(Recipe(), **features)  # type: ignore[arg-type]
         if self._geometry is None:
             return recipe
@@ -133,7 +135,10 @@ class Drawer:
         return WIDTH if self._adapter.projections_supplied and frame.widths == "free" else 0
 
     def takes(self, recipe: Recipe) -> bool:
-        """Return whether the adapter's own `check` accepts a recipe; the result is cached."""
+        """Return whether the adapter's own `check` accepts a recipe; the result is cached.
+
+        An unexpected exception in `check` counts as acceptance.
+        """
         if recipe not in self._taken:
             try:
                 self._adapter.check(recipe.problem(self._dtype))
@@ -301,7 +306,10 @@ class Drawer:
 
 
 def _sized(recipe: Recipe, geometry: Geometry) -> Recipe:
-    """Return the recipe with its sizes replaced by the nearest ones of a geometry."""
+    """Return the recipe with its sizes replaced by sizes of a geometry.
+
+    Lengths and numbers of heads become the nearest ones that the geometry has.
+    """
     equal = recipe.frame.sharing == "self"
     key = recipe.query if equal else recipe.key
     query, key = geometry.lengths(recipe.query, key, equal=equal)
@@ -328,8 +336,9 @@ def _fitting(
 ) -> Recipe:
     """Return the recipe with sizes reduced, in random order, until it costs at most `most`.
 
-    Reduced sizes are still sizes of the geometry, if there is one. The head size of a recipe with
-    tiles is kept, because kernels may have special code for it.
+    If that is impossible, the recipe is as cheap as the reductions can make it. Reduced sizes are
+    still sizes of the geometry, if there is one. The head size of a recipe with tiles is kept,
+    because kernels may have special code for it.
     """
 
     def sized(recipe: Recipe, field: str, size: int) -> Recipe:

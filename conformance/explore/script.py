@@ -1,8 +1,9 @@
 """Write a stand-alone reproduction: a short program that contains all numbers of a problem.
 
 The program computes one element by the definition in float64 and by calling the library, and fails
-if the two differ by more than rounding explains. It is short enough to paste into an issue of the
-library, and needs nothing but the library and NumPy.
+if the two differ by more than rounding explains. If the dtype or the shape of the output is wrong,
+the program checks that instead. It is short enough to paste into an issue of the library, and needs
+nothing but the library and NumPy, unless the adapter has no example of a direct call.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def script(adapter: Adapter, spec: str, trial: Trial, deviation: Deviation, case
     """Return a program that reproduces the deviation; `spec` names the adapter to load.
 
     Raises:
-        TooLong: the program would have more than `MOST_LINES` lines.
+        TooLong: the program would have more than `MOST_LINES` lines, or too long a line.
     """
     problem, shape = trial.problem, trial.problem.shape
     gradient = bool(deviation.gradient_of)
@@ -139,7 +140,10 @@ class _Call:
 
 
 def _call(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return a direct library call if the adapter has an example, else one through the adapter."""
+    """Return a direct call of the library if the adapter has an example that allows it.
+
+    Otherwise, return a call through the adapter.
+    """
     if isinstance(adapter, Layer) and adapter.framework in FRAMEWORKS:
         problem = trial.problem
         example = adapter.example_for(problem.shape, problem.dtype, problem.scale, trial.mode)
@@ -285,7 +289,7 @@ def _native_index(
 
 
 def _call_through_adapter(adapter: Adapter, trial: Trial, deviation: Deviation, spec: str) -> _Call:
-    """Return code that calls the implementation through its adapter, if no direct call is known."""
+    """Return code that calls the implementation through its adapter."""
     problem, shape = trial.problem, trial.problem.shape
     sizes = [
         f"{field.name}={getattr(shape, field.name)!r},"

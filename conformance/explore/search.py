@@ -34,7 +34,7 @@ class Options:
     examples: int = MOST_EXAMPLES
 
     def ways(self, adapter: Adapter) -> list[tuple[str, Mode]]:
-        """Return the pairs of dtype and mode to search, the simplest first.
+        """Return the pairs of dtype and mode to search, in the order of `ORDER` and of the modes.
 
         Raises:
             Unavailable: the adapter has no such pair.
@@ -60,8 +60,8 @@ class Search:
 
     Attributes:
         until: the deadline, on the clock of `time.monotonic`; it may be moved between two problems.
-        drawn, answered: how many problems were drawn, and how many of them are supported.
-        why_not: why the last unsupported problem is not supported.
+        drawn, answered: how many problems were drawn, and on how many the implementation was run.
+        why_not: why the last unsupported problem is not supported; "" if there was none.
     """
 
     adapter: Adapter

@@ -33,7 +33,8 @@ MOST_ELEMENTS = 64
 """The elements of arrays larger than this are not simplified one by one."""
 
 MOST_TRIED = 8
-"""The most positions of an axis to try as the only one kept, or the only one removed."""
+"""The most positions of an axis to try as the only one removed, or as the only one kept; the last
+position is always among the latter."""
 
 _WIDTHS = ("query_width", "key_width", "value_width", "output_width")
 
@@ -54,7 +55,8 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "positions.query": ("batch", "query_length"),
     "positions.key": ("batch", "key_length"),
 }
-"""For each array, the fields of `Shape` with its sizes; axes of mask and bias may also be 1."""
+"""For each array, the fields of `Shape` that give the sizes of its axes. Axes of the mask and the
+bias may also have size 1."""
 
 _TOGETHER: Mapping[str, tuple[str, ...]] = {
     "lengths": ("query_length", "key_length"),
@@ -75,7 +77,7 @@ FEATURES = (
     "segments",
     "positions",
 )
-"""The fields of a problem that are removed as a whole."""
+"""The fields of a problem that hold its features; each field is removed as a whole."""
 
 UNITS = (1.0, 0.5, 0.25, 0.125, 2.0**-6)
 """The units to whose multiples numbers are rounded, the simplest first."""
@@ -232,7 +234,10 @@ def _same_for_all(name: str) -> Move:
 
 
 def _less(axis: str) -> Move:
-    """Return a step that keeps one position of an axis, half of the positions, or all but one."""
+    """Return a step that keeps some positions of an axis, as in `_declared` and `_kept`.
+
+    If all heads together become narrower, the step also tries narrower widths.
+    """
 
     def move(adapter: Adapter, trial: Trial) -> Iterator[Trial]:
         shape = trial.problem.shape

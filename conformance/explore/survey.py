@@ -99,7 +99,10 @@ def _sort(
     folder: Path,
     known: Known,
 ) -> None:
-    """Count the deviation in its class if that is known already, or add a new class for it."""
+    """Count the deviation in its class if `found` has that, or else add a new class for it.
+
+    No class is added if the deviation is `known` after shrinking, or if there are `MOST_CLASSES`.
+    """
     if _counted(trial, deviation, found) or len(found) >= MOST_CLASSES:
         return
     small = shrink(adapter, trial, deviation, until, modes=(trial.mode.name,))

@@ -1,8 +1,8 @@
 """Run an implementation on one problem, and list where its answer deviates from the definition.
 
 As in the gate, an answer must meet the requirements that depend on a single answer. Across millions
-of elements, however, a correct one occasionally exceeds 8σ, as σ is estimated from few samples.
-Each deviation is therefore measured again, with σ estimated from eight times as many samples.
+of elements, however, a correct element occasionally exceeds 8σ, as σ is estimated from few samples.
+Each small deviation is therefore measured again, with σ estimated from eight times as many samples.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from conformance.requirements import REQUIREMENTS
 from conformance.requirements.examination import Examination, Raised, Workbench
 
 MADE_OF_OTHERS = frozenset({"weights.rows-sum-to-one", "weights.made-the-output"})
-"""Requirements that compare parts of one answer; if one fails, so does another on an element."""
+"""Requirements that compare parts of one answer with each other. An answer that does not meet one
+of them does not meet a requirement on single elements either."""
 
 OF_FEATURES = "gradient.features-equal-definition"
-"""The requirement on gradients of features, for every problem whose features have gradients."""
+"""The requirement on the gradients of features. A search checks it on every problem with features
+that have gradients."""
 
 LOOKED_AT = tuple(
     item
@@ -54,7 +56,8 @@ answer within `SUSPECT` times the limit by this estimate counts as right."""
 SUSPECT = 0.75
 
 LARGEST_LOGIT = 130.0
-"""The largest logit: beyond it, rounding noise is too large to find anything; see docs/noise.md."""
+"""The largest logit to allow: beyond it, rounding noise is too large to find anything; see
+docs/noise.md."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +84,7 @@ class Deviation:
     """One way in which an answer is wrong.
 
     Attributes:
-        requirement: the id of the requirement that is not met.
+        requirement: the id of the requirement that is not met; "" for an exception.
         kind: "off", "not finite", "missing", "dtype", or the type of the exception.
         array: "output", "weights", "gradient.query", ...; for an exception, the name of the
             function that raised it; "" if the deviation is in no particular array.
@@ -112,7 +115,10 @@ class Deviation:
         return (self.requirement, self.kind, self.array)
 
     def as_clear_as(self, other: Deviation) -> bool:
-        """Return whether this has the other's nature, and a ratio as large or 100 × `LIMIT`."""
+        """Return whether both have the same nature, and this one is no less clear.
+
+        That is so if its ratio is at least that of `other`, or at least 100 × `LIMIT`.
+        """
         return self.nature == other.nature and self.ratio >= min(other.ratio, 100 * LIMIT)
 
 
@@ -189,7 +195,11 @@ def _strict(problem: Problem, *, gradients: bool = True) -> Expectation:
 def worst(
     adapter: Adapter, case: Case, dtypes: Sequence[str], modes: Sequence[str], device: str
 ) -> tuple[tuple[Trial, Deviation] | None, int]:
-    """Return the worst deviation over dtypes and modes, its trial, and the number of answers."""
+    """Return the worst deviation over dtypes and modes, with its trial, and the number of answers.
+
+    Only the first deviation in each dtype and mode counts. If there is no deviation, None takes the
+    place of the trial and the deviation.
+    """
     best: tuple[Trial, Deviation] | None = None
     answered = 0
     for dtype in [d for d in ORDER if d in adapter.dtypes and (not dtypes or d in dtypes)]:
