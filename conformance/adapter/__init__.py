@@ -1,7 +1,7 @@
 """Wrap implementations: declarations, base classes, and lookup by name.
 
 The exports of `conformance` suffice for an adapter of your own. The names below are for adapters
-of libraries that support several versions or handle native arrays.
+that support several versions of a library or handle native arrays.
 """
 
 from conformance.adapter.arguments import MaskTable, Spelling

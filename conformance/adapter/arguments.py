@@ -142,8 +142,8 @@ class CausalFlag:
         name: the name of the argument in the implementation.
         alignment: the alignment if query and key lengths differ, or None if the flag is then
             rejected.
-        needs: a mask argument that must nevertheless hold the causal mask (torch's `is_causal`
-            is a hint about `attn_mask`).
+        needs: the name of a mask argument that must hold the causal mask even if the flag is set
+            (torch's `is_causal` is a hint about `attn_mask`), or None.
         alone: whether it is rejected together with a mask argument.
     """
 
@@ -190,7 +190,10 @@ class Spelling:
     handing: Moved | None = None
 
     def arrays(self, *, parameters: bool = False) -> dict[str, np.ndarray]:
-        """Return the arguments that are arrays: the parameters of a layer, or all others."""
+        """Return the arguments that are arrays, by name, except parameters of a layer.
+
+        If `parameters` is true, return only these parameters.
+        """
         arrays = ((n, a) for n, a in self.arguments.items() if isinstance(a, np.ndarray))
         return {name: array for name, array in arrays if (name in self.parameters) == parameters}
 
@@ -199,7 +202,7 @@ class Spelling:
         return {n: a for n, a in self.arguments.items() if not isinstance(a, np.ndarray)}
 
     def gradients(self) -> dict[str, str]:
-        """Return the canonical name of the gradient of each argument that has one."""
+        """Return the canonical name of each argument's gradient, for arguments that have one."""
         named = {variable.argument: name for name, variable in self.variables.items()}
         return named if self.bias is None else named | {self.bias[0]: "attn_bias"}
 
@@ -240,7 +243,10 @@ def to_layout(
 
 
 def from_layout(array: np.ndarray, layout: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """Return an array given in a layout as `[batch heads query key]`; missing axes have size 1."""
+    """Return an array in a layout rearranged to `[batch heads query key]`.
+
+    Axes that are missing from the layout get size 1.
+    """
     named = layouts.axes(layout)
     right = " ".join(axis if axis in named else "()" for axis in AXES)
     known = {axis: sizes[axis] for axis in layouts.joined(layout)}
@@ -345,7 +351,7 @@ class MaskTable:
     def _with(
         self, problem: Problem, parts: Mapping[str, np.ndarray], said: Said
     ) -> Iterator[Spelling]:
-        """Yield the encodings in which arguments express `said`, and masks hold the other parts."""
+        """Yield the encodings that include the arguments in `said`; masks hold the other parts."""
         for flag in self._flags(problem, said):
             if said.needs_flag and flag is None:
                 continue
@@ -405,7 +411,7 @@ class MaskTable:
         numbers: bool,
         broadcast: bool,
     ) -> Spelling | None:
-        """Return one encoding, or None if a part does not fit its argument.
+        """Return the encoding with these choices, or None if the declarations rule it out.
 
         Args:
             problem: the problem.
@@ -483,7 +489,10 @@ class MaskTable:
         return ""
 
     def _check_features(self) -> None:
-        """Raise `WrongDeclaration` if two arguments share a name or one is no `Feature`."""
+        """Raise `WrongDeclaration` if an object in `features` is not a `Feature`.
+
+        If there are features, also raise it if two arguments share a name.
+        """
         for declared in self.features:
             if not isinstance(declared, Feature):
                 raise WrongDeclaration(f"features: {declared!r} declares no feature")
@@ -551,8 +560,8 @@ def _encoded(
 ) -> np.ndarray | None:
     """Return the parts in `kinds` as one array of booleans or numbers for the argument.
 
-    Return None if the argument does not accept such an array, or if a sum of biases cannot be
-    represented in the problem's dtype. Each of the four axes may have size 1.
+    Return None if the argument does not accept such an array, or if ALiBi, with any bias added to
+    it, cannot be represented in the problem's dtype. Each of the four axes may have size 1.
     """
     allowed: BoolArray = np.ones((1, 1, 1, 1), np.bool_)
     added: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""The interface of adapters: `run(problem, call) -> Answer`; everything else is declarations.
+"""The interface of adapters: `run(problem, call) -> Answer`; all else is declared or has a default.
 
 An adapter is meant to be read as documentation of its library. It sees problems, never the
 expected results. Most adapters are a `Layer` (`conformance.adapter.native`) or a `Function`
@@ -41,16 +41,16 @@ class Mode:
         options: options that the suite passes to the adapter's `call` unchanged.
         gradients: whether this mode has a derivative (torch's fast path has none).
         weights: whether it returns attention weights.
-        every_case: False if a mode is expensive to compile; then it is compared only on the cases
-            without masks, on one with a mask, and where a query is fully masked.
-        core_cases: whether such a mode is nevertheless run on all cases of level "core" in float32,
-            because it is the call that everybody makes.
+        every_case: False if the mode is expensive to compile; it is then run only on a few cases:
+            without a mask, with a mask, with a causal mask, and with a fully masked query.
+        core_cases: whether a mode whose `every_case` is False is nevertheless run on all cases of
+            level "core" in float32, because it is the call that everybody makes.
         dtypes: the dtypes in which this mode is run, or None for all of the adapter's.
         optimised: whether to compile with the options of normal use. By default the suite
             compiles with fewer optimisations, if the framework has such an option.
         dropout: the probability with which attention weights are dropped; nonzero only when the
             suite measures dropout, in a mode that the adapter names in `dropout_modes`.
-        draw: the seed of that dropout; equal seeds drop the same weights. A new layer is built for
+        draw: the seed of the dropout; equal seeds drop the same weights. A new layer is built for
             each seed.
         about: a description, for users, of how the implementation is called in this mode.
         compiled: False if the implementation cannot be compiled as a whole although its framework
@@ -79,7 +79,7 @@ DEFAULT_MODE = Mode("default")
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """Options of a call to an implementation; most are changed only by experiments.
+    """Options of a call to an implementation; most are changed only by experiments and some checks.
 
     Attributes:
         mode, device: the mode, and the kind of device ("cpu" or "gpu").
@@ -91,9 +91,10 @@ class Call:
             mask argument; "" for all of them.
         wanted: what to differentiate with respect to: names of inputs, "attn_bias", "sinks",
             "norm.query", "norm.key", or "weights" for all parameters; None for everything.
-        backwards: how often the gradients are computed.
-        projected: whether the inputs are concatenated heads and all projections the identity, so
-            that the suite leaves out the projections that it supplies.
+        backwards: the number of backward passes through the same graph; the last one's gradients
+            are returned.
+        projected: whether the inputs are concatenated heads, and all projections are the identity,
+            so that the suite leaves out the projections that it supplies.
         given: arrays by name that are passed unchanged in place of query, key and value, although
             they may contradict the problem. The answer may then have any shape. None to pass the
             arrays of the problem.
@@ -120,7 +121,8 @@ class SideEffects:
     """The results of two identical calls on the same objects.
 
     Attributes:
-        changed: inputs whose numbers changed or that got a new attribute, one line each.
+        changed: inputs, masks and parameters whose numbers changed or that got a new attribute, one
+            line for each change.
         first, second: the two results.
         surroundings: process-wide settings that the calls changed, one line each.
     """
@@ -139,7 +141,7 @@ class Adapter(ABC):
         title: the implementation's name in code, such as "torch.nn.MultiheadAttention".
         documentation: a link to the library's documentation of it.
         framework: name of the bridge ("torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad",
-            "numpy").
+            "onnx", "onnxruntime", "openvino" or "numpy").
         packages: the distributions whose versions belong in the record, in addition to those of the
             framework.
         dtypes: the supported dtypes.
@@ -147,23 +149,24 @@ class Adapter(ABC):
             all cases use these sizes. None if it supports every size.
         scores: "scaled-dot", "additive" or both.
         custom_scale: whether the scale of the logits can be chosen.
+        differentiable: whether the implementation has gradients.
         accuracy: the accuracy class promised in bfloat16 and float16, by which answers are judged:
             "A" if logits, statistics and sums are held in float32, "A0" if everything is, with
             one final rounding; "" promises none.
         mask_arguments, causal_flag: see `conformance.adapter.arguments`.
         features: the arguments for windows, soft caps, sinks, lengths and the like, see
             `conformance.adapter.features`.
-        modes: the first is the one with which the others are compared.
+        modes: the ways to run the implementation; all are compared with the first.
         returns_weights: "per head", "averaged" over heads, or None.
         weights_option: the option that the adapter passes to get weights per head; "" if they are
             per head by default.
-        weights_otherwise: what is returned without that option.
+        weights_otherwise: the weights that are returned without that option, such as "averaged".
         fully_masked_row: the output of a fully masked query, in all modes or by mode; None if it is
             not declared.
         conventions: further declared entries of the card, such as
-            {"size.no-key": "row.nan", "leak(*number.nan*)": "leak.hidden"}: from the text of an
-            entry's subject to that of its value. Both may be patterns, as in a baseline. The
-            experiments must observe these values.
+            {"size.no-key": "row.nan", "leak(*number.nan*)": "leak.hidden"}: a mapping from the text
+            of an entry's subject to the text of its value. Both may be patterns, as in a baseline.
+            The experiments must observe these values.
         implicit_masks: masks that the framework attaches to inputs and propagates by itself;
             `call` receives them as it does mask arguments. Only the probe uses them.
         projections_supplied: whether the suite computes the projections; then a deviation names
@@ -201,13 +204,13 @@ class Adapter(ABC):
 
     @abstractmethod
     def run(self, problem: Problem, call: Call) -> Answer:
-        """Return output, weights and gradients; raise `Unsupported` if it cannot do so."""
+        """Return output, weights and gradients; raise `Unsupported` if this is not possible."""
 
     @property
     def compiles(self) -> bool:
         """Whether each new combination of arguments is compiled.
 
-        If so, checks that vary the combination of arguments run in float32 only.
+        If so, checks that vary the combination of arguments run in one dtype only.
         """
         return False
 
@@ -245,7 +248,7 @@ class Adapter(ABC):
         return None if call is None else self.example.formatted(shape, call)
 
     def small_example(self, mode: Mode) -> Example | None:
-        """Return `example_for` the shape `SMALL`, with biases if they are supported."""
+        """Return the example for the shape `SMALL`, with biases if they are supported, or None."""
         score: Score = "scaled-dot" if "scaled-dot" in self.scores else "additive"
         for bias in (True, False):
             shape = replace(SMALL, bias=bias, score=score)
@@ -255,7 +258,7 @@ class Adapter(ABC):
         return None
 
     def masked_row(self, mode: Mode) -> FullyMasked | None:
-        """Return the declared output of a fully masked query in this mode."""
+        """Return the declared output of a fully masked query in this mode, or None."""
         declared = self.fully_masked_row
         return declared.get(mode.name) if isinstance(declared, Mapping) else declared
 
@@ -303,8 +306,8 @@ class Adapter(ABC):
     def rewritten(self, problem: Problem, earlier: Problem, call: Call) -> Answer:
         """Run `earlier`, overwrite its arrays with those of `problem`, and return the new answer.
 
-        Both have the same shape and kinds of masks. Raise `Unsupported` if arrays cannot be
-        written to.
+        The two problems have the same shape and kinds of masks. Raise `Unsupported` if arrays
+        cannot be written to.
         """
         raise Unsupported("its arrays cannot be written to")
 
@@ -325,9 +328,9 @@ def twice(
 ) -> tuple[Answer, Answer, tuple[str, ...]]:
     """Call a function twice; return both answers, and one line per setting that the calls changed.
 
-    The first call may draw random numbers for initialisation, but may change no other setting. All
-    settings are restored before the second call. Otherwise, a random generator that each call
-    reseeds would seem unchanged.
+    All settings are restored before the second call. Otherwise, a random generator that each call
+    reseeds would seem unchanged. A change by the first call alone is reported only for settings
+    whose values are shown in messages, so that this call may draw random numbers to initialise.
     """
     before = look(settings)
     first = call()

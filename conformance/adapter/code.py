@@ -27,7 +27,7 @@ SMALL = Shape(
     output_width=8,
     sharing="self",
 )
-"""Self-attention whose sizes are easy to tell apart in generated code."""
+"""Self-attention with few tokens and small heads, for generated code."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,13 @@ class Example:
         call: an expression; `{masks}` stands for mask arguments with a leading comma, such as
             ", attn_mask=mask", or for nothing.
         output: an expression for the output, in which `{}` stands for the call.
-        weights: the same for the attention weights, or "" if none are returned.
+        weights: likewise, an expression for the attention weights; "" if none are returned.
         fresh: lines that follow `build` if the layer keeps its initial parameters.
         load: lines that follow `build` and load `native` into the layer; if there are none, a
             reproduction needs this suite.
         parameter: an expression for the parameter `{name}`, of which a gradient is taken.
-        calls: in `Adapter.example` only: `call` in modes other than the first, by mode.
+        calls: in `Adapter.example` only: what takes the place of `call` in modes other than the
+            first, by the name of the mode.
     """
 
     imports: str | Sequence[str]
@@ -130,8 +131,9 @@ class Framework:
 
     Attributes:
         imported: the line that imports the framework.
-        plain: an expression that converts a NumPy array to the framework, keeping its dtype.
-        typed: the same with a conversion to the dtype `{dtype}`.
+        plain: an expression that converts a NumPy array to the framework; where the framework
+            allows it, the dtype is kept.
+        typed: likewise, an expression that also converts the array to the dtype `{dtype}`.
         numpy: an expression that converts an array of the framework to NumPy, in float64.
     """
 

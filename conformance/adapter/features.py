@@ -32,7 +32,7 @@ Value = np.ndarray | Static
 MASKABLE = ("key lengths", "query lengths", "segments", "window", "alibi")
 """The parts of a problem that a mask or an additive bias can express."""
 PARTS = ("positions", *MASKABLE, "soft cap", "sinks", "rotary", "query/key norm")
-"""The parts of a problem other than mask, causal mask and bias; positions place its tokens."""
+"""The parts of a problem other than mask, causal mask and bias; "positions" are those of tokens."""
 MEETING = ("key lengths", "query lengths", "segments")
 """The rules that decide, regardless of position, whether a query may attend to a key."""
 
@@ -52,8 +52,8 @@ class Said:
     """The parts of a problem that certain arguments express, and the values of these arguments.
 
     Attributes:
-        parts: the parts, from `PARTS` and "causal", that the arguments express, so that no mask has
-            to.
+        parts: the parts, from `PARTS`, "causal" and "handing", that the arguments express, so that
+            no mask has to.
         arguments: the value of each argument: an array or a plain value.
         variables: the arguments that have gradients, by the canonical name of the gradient.
         parameters: the arguments that are parameters of a layer.
@@ -62,9 +62,10 @@ class Said:
             all of them. A bottom-right alignment refers to the last token counted.
         placed: the parts for which the arguments give the position of every token.
         handing: how queries, keys and values are packed, paged or cached; None if they are not.
-        stands: with `handing`, a function from an alignment to the positions of the keys minus
-            those of the queries, `[batch query key]`, or to None if such an implementation rejects
-            the lengths.
+        stands: for packed or cached tokens, a function from an alignment to the positions of the
+            keys minus those of the queries, `[batch query key]`, or to None if an implementation
+            with this alignment rejects the lengths. None if `keys` and `queries` determine the
+            positions.
         needs_flag: whether the causal flag has to be set too.
     """
 
@@ -103,11 +104,12 @@ class Said:
         return replace(self, variables=together, parameters=self.parameters | own)
 
     def agrees(self, problem: Problem, part: str, alignment: Causal | None) -> bool:
-        """Return whether the implementation counts the same distances from queries to keys.
+        """Return whether, for this part, the implementation counts distances as the problem does.
 
-        The implementation counts the tokens of each entry, and aligns queries and keys at the start
-        or at the end; if the alignment is None, it rejects different lengths. Pairs that the
-        lengths or segments of the problem keep apart do not matter.
+        A distance is the position of a key minus that of a query. The implementation counts the
+        tokens of each entry, and aligns queries and keys at the start or at the end; if the
+        alignment is None, it rejects different lengths. Pairs that the lengths or segments of the
+        problem keep apart do not matter.
         """
         if part in self.placed:
             return True
@@ -136,7 +138,7 @@ class Said:
 
 
 class Feature:
-    """The base class of declarations of features; each can express some of the parts in `PARTS`.
+    """The base class of declarations of features; each can express certain parts of a problem.
 
     Attributes:
         says: the parts for which the feature is declared.
@@ -178,7 +180,7 @@ class Window(Feature):
             "before": one number, of keys before its own position. "each side": one number, of keys
             before and likewise after its own position. With "own and before" and "before", no query
             attends to a key after its own position.
-        none: the number that stands for no limit.
+        none: the value that stands for no limit: -1, 0 or None.
         alignment: how queries are aligned with keys if their lengths differ; None if the
             implementation rejects such a call.
         needs_causal: whether the argument takes effect only if the causal flag is set too.
@@ -243,7 +245,10 @@ class Window(Feature):
         return before, before if self.form == "each side" and not causal else 0
 
     def value(self, window: tuple[int | None, int | None], *, causal: bool) -> Static:
-        """Return the value that expresses a window, with or without a causal mask, or None."""
+        """Return the value that expresses a window, or None if no value does.
+
+        `causal` is whether there is a causal mask too.
+        """
         before, after = window
         if self.form == "left right":
             if self.none == 0 and 0 in window:
@@ -257,7 +262,12 @@ class Window(Feature):
 
 @dataclass(frozen=True)
 class SoftCap(Feature):
-    """A number that caps the logits to cap · tanh(logits / cap); `none` stands for no cap."""
+    """An argument for a cap, which bounds logits to cap · tanh(logits / cap).
+
+    Args:
+        name: the name of the argument.
+        none: the value that stands for no cap.
+    """
 
     name: str
     none: float | None = 0.0
@@ -279,7 +289,7 @@ class Sinks(Feature):
     Args:
         name: the name of the argument.
         units: "natural", or "log2" if they are exponents of two.
-        per: "head"; an implementation with one logit for all heads declares "layer".
+        per: "head", or "layer" if all heads have one logit in common, which is passed as a scalar.
         parameter: whether `name` is the name of a parameter of the layer instead of an argument.
     """
 
@@ -418,8 +428,8 @@ class SegmentIds(Feature):
 
     Args:
         query: the name of the argument for queries.
-        key: the name of that for keys; the same name if one array serves for both, as in
-            self-attention.
+        key: the name of the argument for keys; "" or the same name if one array serves for both, as
+            in self-attention.
         dtype: the integer dtype that they must have.
     """
 
@@ -449,7 +459,7 @@ class PositionIds(Feature):
 
     Args:
         query: the name of the argument for queries.
-        key: the name of that for keys; the same name if one array serves for both.
+        key: the name of the argument for keys; "" or the same name if one array serves for both.
         of: the parts that use these positions: "rotary", "alibi", "window" or "causal".
         dtype: the integer dtype that they must have.
     """
@@ -628,7 +638,10 @@ def _positions(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 def _of_both(
     ids: SegmentIds | PositionIds, query: np.ndarray, key: np.ndarray, said: Said, part: str
 ) -> Iterator[Said]:
-    """Yield `said` with ids of queries and keys; nothing if one array would have to hold both."""
+    """Yield `said` with ids of queries and of keys.
+
+    Yield nothing if one array has to serve for both, but the ids differ.
+    """
     if ids.query == ids.key:
         if np.array_equal(query, key):
             yield said.saying(part, **{ids.query: query.astype(ids.dtype)})
@@ -638,7 +651,7 @@ def _of_both(
 
 
 def _turns(declared: RotaryTables | RotaryBase, problem: Problem, said: Said) -> bool:
-    """Return whether the declared arguments can express the rotary embedding of the problem."""
+    """Return whether the problem rotates pairs and positions that the arguments can express."""
     assert problem.rotary is not None
     if not declared.flag and declared.pairs != problem.rotary.pairs:
         return False

@@ -62,9 +62,10 @@ class Function(NativeAdapter):
     ) -> Any:
         """Return the context (the attended values per head), or (context, attention weights).
 
-        `masks` holds the declared mask arguments by name. An override may omit `mode`, which is
-        passed only if it is a parameter without a default. `options` holds `scale` if it is not
-        the default, and for the additive score the weight `score`, `[heads head]`.
+        `masks` holds the declared arguments for masks and features that the problem needs, by name.
+        An override may omit `mode`, which is passed only if it is a parameter without a default.
+        `options` holds `scale` if it is not the default, the weight `score` `[heads head]` for the
+        additive score, and the biases in the modes that `bias_modes` names.
         """
         raise NotImplementedError
 
@@ -250,18 +251,20 @@ def attention_function(
     """Return a decorator that turns `function(query, key, value, **masks)` into an adapter.
 
     Args:
-        framework: "torch", "jax", "tensorflow", "mlx", "paddle", "tinygrad" or "numpy".
+        framework: the name of a bridge, as in `Adapter.framework`, such as "torch" or "numpy".
         masks: the function's mask arguments, one by one or as an iterable.
         declaration: further attributes of `Function` and `Adapter`, such as `layout`, `grouped`,
-            `causal_flag`, `dtypes`, `returns_weights`. The parameters `scale` and `mode` (without
-            a default) need no declaration; `mode` receives the `Mode` of the call.
+            `causal_flag`, `dtypes`, `returns_weights`. A name as `causal_flag` declares a flag that
+            is rejected if lengths differ. The parameters `scale` and `mode` (without a default)
+            need no declaration; `mode` receives the `Mode` of the call.
 
     Returns:
         A decorator. The function receives query, key and value in `layout`, by default
-        `[batch heads length head]`, and must return its result in the same layout.
+        `[batch heads length head]`, and must return its result in the same layout. The decorator
+        raises `UnknownName` if there is no such framework.
 
     Raises:
-        WrongDeclaration: if adapters do not have an attribute in `declaration`.
+        WrongDeclaration: if `declaration` names an attribute that adapters do not have.
     """
     groups = ([given] if isinstance(given, MaskArgument) else given for given in masks)
     arguments = tuple(itertools.chain.from_iterable(groups))

@@ -24,7 +24,8 @@ from conformance.frameworks.base import Framework, Natives
 
 TOKENS = "(batch length) heads head"
 Index = np.ndarray
-"""The token at each place, counted over the whole batch; −1 marks memory that no token uses."""
+"""The index of the token at each place, counted over the whole batch; −1 marks memory that no token
+uses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +40,9 @@ class Moved:
         names: the names of these arguments, for keys and for values.
         layout: the layout of these arguments, with the axes "outer" and "inner" of `held`; "" for
             that of queries, keys and values.
-        back: the row of the result from which each token is taken, `[batch query]`; None if they
-            stay in place.
-        prepared: whether the keys in these arguments have already been normed and rotated.
+        back: the row of the result that belongs to each query, `[batch query]`; None if the result
+            stays in place.
+        prepared: whether the keys in the arguments `names` have already been normed and rotated.
         masks: whether masks may be passed as well.
     """
 
@@ -70,7 +71,7 @@ class Moved:
             bridge: the bridge of the framework to which the arrays belong.
             layout: the layout of the heads.
             heads: query, key and value.
-            cached: the keys as a cache holds them.
+            cached: the keys as a cache or pages hold them.
             device: the kind of device.
         """
         passed: Natives = dict(heads)
@@ -125,10 +126,10 @@ class Packed(Handing):
     Args:
         query_offsets: the name of the argument `[sequence + 1]` that holds where the queries of
             each sequence begin, and where those of the last one end.
-        key_offsets: likewise, of the keys.
+        key_offsets: likewise, for the keys.
         longest_query: the name of the argument for the number of queries of the longest sequence;
             "" if there is none.
-        longest_key: likewise, of keys.
+        longest_key: likewise, for the keys.
         slack: how many tokens that belong to no sequence follow the last one; they are NaN.
         only: whether queries, keys and values cannot be passed in any other way.
         dtype: the integer dtype of the offsets.
@@ -194,7 +195,7 @@ class Pages(Handing):
         table: the name of the argument that holds the numbers of the pages of each entry.
         lengths: the name of the argument `[batch]` for the number of keys of each entry.
         key: the name of the argument that holds the pages of keys; "key" if it replaces the keys.
-        value: likewise, of values.
+        value: likewise, for values.
         size: the number of tokens in a page.
         layout: the layout of the pages.
         prepared: whether the keys in the pages have already been normed and rotated, as in most
@@ -267,7 +268,7 @@ class Cache(Handing):
 
     Args:
         key: the name of the argument that holds the keys of the cache.
-        value: likewise, of the values.
+        value: likewise, for the values.
         lengths: the name of the argument `[batch]` for how much of the cache is used in each entry;
             "" if all of it is.
         counts: what `lengths` holds: the number of keys in the cache ("cached"), the number of

@@ -1,7 +1,8 @@
-"""Load adapters by name: built in, `path/to/file.py:Name`, or `package.module:Name`.
+"""Load adapters by a registered name, `path/to/file.py:Name`, or `package.module:Name`.
 
-The table `ADAPTERS` of each module in `adapters/` maps names such as "torch-mha" to names of
-classes. The tables are read from the source files, so that listing names imports nothing.
+Names are registered by the entry points of installed packages and by the built-in adapters. The
+table `ADAPTERS` of each module in `adapters/` maps names such as "torch-mha" to names of classes.
+The tables are read from the source files, so that listing names imports nothing.
 
 Some commands also accept titles, such as "keras.layers.MultiHeadAttention" for all its backends.
 """
@@ -45,7 +46,10 @@ _BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")
 
 
 def registered() -> dict[str, EntryPoint]:
-    """Return the built-in adapters and the entry points of installed packages, by name."""
+    """Return the entry points of the built-in adapters and of installed packages, by name.
+
+    A built-in adapter takes precedence over a package's adapter of the same name.
+    """
     points = [*_installed(tuple(sys.path)), *_built_in()]
     return {point.name: point for point in sorted(points, key=lambda point: point.name)}
 
@@ -90,7 +94,10 @@ def load(spec: str) -> Adapter:
 
     Raises:
         UnknownName: if there is no such implementation; the message suggests similar names.
-        NotAnAdapter: if the file or module does not exist, or the object is not an adapter.
+        NotAnAdapter: if the file or module does not exist, if no adapter in it is named, or if the
+            object is not an adapter.
+        FailsOnImport: if importing the module or constructing the adapter raises an exception.
+        WrongDeclaration: if the declarations of the adapter are invalid.
         Unavailable: if a package that the module imports is not installed.
     """
     known = registered()
@@ -111,15 +118,17 @@ def load(spec: str) -> Adapter:
 
 
 def find(spec: str) -> tuple[Adapter, ...]:
-    """Return the adapters with this name, title (also without its parenthesis) or location.
+    """Return the adapters with this name, location, or title (with or without its final brackets).
 
     A title can denote several adapters: "keras.layers.MultiHeadAttention" is one layer, with one
     adapter for each of three backends. No framework is imported.
 
     Raises:
         UnknownName: if there is no such adapter; the message suggests similar names and titles.
-        NotAnAdapter: if the path or module does not exist, or does not contain such an adapter.
-        Unavailable: if a package that the module imports is not installed.
+        NotAnAdapter: as for `load`.
+        FailsOnImport: as for `load`.
+        WrongDeclaration: as for `load`.
+        Unavailable: as for `load`.
     """
     known = registered()
     if spec in known or ":" in spec or spec.endswith(".py"):
@@ -167,7 +176,7 @@ def _from_path(path: Path, spec: str) -> ModuleType:
 
 
 def _look_in(folder: Path) -> None:
-    """Let modules be imported from this folder too, as Python does for a script in it.
+    """Let modules be imported from this folder too, as Python does if it runs a script in it.
 
     The folder is searched last, so that no file in it hides an installed package.
     """

@@ -117,7 +117,7 @@ class NativeAdapter(Adapter):
 
     @contextmanager
     def around_call(self, problem: Problem, call: Call) -> Iterator[None]:
-        """Set up the context in which the layer is built, called and differentiated.
+        """Set up the context in which the implementation is built, called and differentiated.
 
         Raise `Unsupported` for problems that cannot be computed on the call's device.
         """
@@ -263,7 +263,7 @@ class NativeAdapter(Adapter):
         return plain
 
     def _input(self, name: str, problem: Problem, call: Call) -> Any:
-        """Return query, key, value or cotangent as a native array, batched and strided per call."""
+        """Return query, key, value or cotangent as a native array in the form the call requests."""
         if call.given and name in call.given:
             values = call.given[name]
         else:
@@ -341,8 +341,8 @@ def _named(arrays: Natives, prefix: str) -> Natives:
 class Layer(NativeAdapter):
     """The base class of adapters for layers that hold their weights.
 
-    A subclass declares `parameters` (or `parameters_for`, if the table depends on the shape) and
-    the mask arguments, and implements `build` and `call`.
+    A subclass declares `parameters` (or overrides `parameters_for`, if the table depends on the
+    shape) and the mask arguments, and implements `call` and `build` (or `build_with`).
     """
 
     parameters: tuple[Parameter, ...] = ()
@@ -376,7 +376,7 @@ class Layer(NativeAdapter):
         mode: Mode,
         settings: Mapping[str, Static],
     ) -> Any:
-        """Return a new layer with these `settings`, whose names are those that features declare.
+        """Return a new layer with these `settings`, keyed by the names that features declare.
 
         The settings are plain values, such as a window or a soft cap, and True for each parameter.
         Override this method if they are arguments of the layer's constructor; `build` then needs no
@@ -390,8 +390,8 @@ class Layer(NativeAdapter):
     ) -> Any:
         """Call the layer and return its output, or (output, attention weights).
 
-        `masks` holds the declared mask arguments by name, as native arrays and flags; it lacks
-        those that the problem does not need.
+        `masks` holds the declared arguments for masks and features by name, as native arrays and
+        plain values; it lacks those that the problem does not need.
         """
 
     def bind(self, layer: Any, parameters: Natives) -> Any:
@@ -443,7 +443,7 @@ class Layer(NativeAdapter):
         return natives, invoke, key
 
     def _built_in(self, plain: dict[str, Static]) -> dict[str, Static]:
-        """Return the plain values for an overridden `build_with`: those of features."""
+        """Return the plain values of features if `build_with` is overridden to take them, or {}."""
         if type(self).build_with is Layer.build_with:
             return {}
         of_features = {name for declared in self.features for name in declared.names}

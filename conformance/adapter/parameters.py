@@ -35,11 +35,12 @@ class Parameter:
         native: the parameter's name in the implementation, such as "in_proj_weight".
         sources: names of canonical weights (fields of `Weights`), separated by spaces.
         pattern: einops pattern from canonical to native axes, such as
-            "embed heads head -> (heads head) embed". Biases and weights with value heads use
-            any axis names; only "heads", "kv_heads", "head", "value_head" have known sizes.
+            "embed heads head -> (heads head) embed". It names every axis of the source once. The
+            names are arbitrary, except that `interleaved` and `grouped` require "heads".
         stack: the axis of the native array along which several sources are concatenated.
         interleaved: whether query head h natively uses key/value head h % kv_heads, instead of
-            h // group; then the query heads are reordered along the axis "heads".
+            h // group; then the query heads are reordered along the axis "heads". Sources with
+            key/value heads are not reordered.
         grouped: whether the stack holds, for each key/value head in turn, the query heads that use
             it, that key head and that value head. Otherwise it holds all query heads, then all key
             heads, then all value heads. In the pattern, the axis `stack` must begin with "heads".
@@ -170,8 +171,11 @@ class Parameter:
 class ParameterTable:
     """All parameters of an implementation, for one shape.
 
-    Rows whose sources do not exist in the shape (such as biases) are left out. Every weight of the
-    shape must be in exactly one row.
+    Rows whose sources do not exist in the shape (such as biases) are left out.
+
+    Raises:
+        WrongDeclaration: if a weight of the shape is not in exactly one row, or if only some of a
+            row's sources exist.
     """
 
     def __init__(self, rows: Iterable[Parameter], shape: Shape) -> None:

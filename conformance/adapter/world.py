@@ -30,7 +30,7 @@ class Split:
 
     Args:
         name: the name of this way, which becomes a part of the names of modes.
-        queries: whether queries are divided among ranks, and with them the result.
+        queries: whether queries are divided, and the result with them.
         keys: whether keys and values are divided.
         heads: whether heads are divided. Each rank gets whole groups of them.
         zigzag: whether a length is cut into 2n parts, of which rank r of n gets the parts r and
@@ -102,8 +102,8 @@ class World:
     Args:
         sizes: the numbers of ranks.
         splits: the ways in which tensors are divided; each is combined with every size above 1.
-        every_case: the sizes with which all cases are run; with other sizes, only the cases of
-            level "core" are.
+        every_case: the sizes with which all cases are run. With other sizes, only the cases of
+            level "core" in float32, and a few others, are run (see `Mode.every_case`).
         limit: the number of seconds that one call may take.
     """
 
@@ -142,8 +142,8 @@ class Distributed(Function):
             value, shard=Shard, **masks), and it returns the rank's part of the result. It uses the
             default process group.
         axes: for each argument other than query, key and value, the names of its axes. Axes named
-            "queries", "keys", "heads" or "kv heads" are divided like those of query and key; all
-            others are not divided.
+            "queries", "keys", "heads" or "kv heads" are divided like those of query and key, unless
+            they have another size, such as 1; all others are not divided.
     """
 
     framework = "torch"

@@ -46,10 +46,11 @@ def answers(arguments: Iterable[tuple[str, str, MaskArgument]]) -> dict[str, Any
         arguments: for each argument, its implementation, its name and its declaration.
 
     Returns:
-        A dictionary that can be written as JSON. Arguments with the same declaration are of one
-        kind and share results. `answers[mask][source]` has two items: the mask for the source, and
-        a list with the converted mask for each target. Each mask is given as an index into
-        `arrays`, or, if there is none, as −1 − index into the error messages in `problems`.
+        A dictionary that can be written as JSON. Arguments whose declarations differ only in the
+        name are of one kind and share results. `answers[mask][kind]` has two items: the mask for
+        this kind of source, and a list with the converted mask for each kind of target, which is
+        empty if the source cannot express the mask. Each mask is given as an index into `arrays`
+        or, if there is none, as −1 − i, where i is the index of an error message in `problems`.
     """
     kinds: dict[MaskArgument, int] = {}
     listed = [

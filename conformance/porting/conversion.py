@@ -68,9 +68,9 @@ def convert(
     Args:
         tensors: arrays that NumPy can read, by the native names of the source's parameter table,
             such as "in_proj_weight" `[3·width width]`; they must be exactly those of the table.
-        source: the implementation that they are from: an adapter's name ("torch-mha"), its title
-            with or without the part in brackets, or path/to/file.py:NAME.
-        target: the implementation that they are for, in the same form.
+        source: the implementation that the tensors are from: an adapter's name ("torch-mha"), its
+            title with or without the part in brackets, or path/to/file.py:NAME.
+        target: the implementation that the result is for, in the same form.
         heads: the number of heads; required if the tensors do not determine it.
         kv_heads: the number of key/value heads; required in the same case.
         rotary_size: the number of components of a head that are rotated; None for all of them, 0
@@ -82,9 +82,11 @@ def convert(
 
     Raises:
         UnknownName: there is no such implementation; the message suggests similar names.
-        WrongTensors: tensors are missing, unexpected, misshapen or not finite; all are listed.
-        Untranslatable: the sizes cannot be determined, or the target has no place for these
-            weights; the message gives the reason.
+        WrongShape: `heads`, `kv_heads` or `rotary_size` is not a possible number.
+        WrongTensors: tensors are missing, unexpected, misshapen or not finite (all are listed), or
+            NumPy cannot read one.
+        Untranslatable: an implementation has no parameter table, the sizes cannot be determined, or
+            the target has no place for these weights; the message gives the reason.
     """
     given = {}
     for name, array in tensors.items():
@@ -127,17 +129,19 @@ def convert_file(
         kv_heads: as for `convert`.
         rotary_size: as for `convert`.
         prefix: convert only tensors whose names begin with this, such as
-            "encoder.layers.0.self_attn.", followed by a native name. Others are not written.
+            "encoder.layers.0.self_attn."; the rest of each name must be a native name. Other
+            tensors are not written.
         out_prefix: a prefix for the names in the new file.
         force: overwrite an existing file.
 
     Returns:
-        The shape that the tensors imply; its lengths are 1.
+        The shape that the tensors imply; its batch size and its lengths are 1.
 
     Raises:
         WrongTensors: as for `convert`; also if the input is missing or is not a safetensors file,
-            or if the output already exists.
+            if no name begins with `prefix`, or if the output already exists and `force` is false.
         UnknownName: as for `convert`.
+        WrongShape: as for `convert`.
         Untranslatable: as for `convert`.
     """
     whose, becomes = layer(source), layer(target)
@@ -189,6 +193,7 @@ def layer(spec: str) -> Layer:
     """Return the layer with this name, title or path.
 
     Raises:
+        UnknownName: there is no such implementation.
         Untranslatable: it has no weights of its own, it declares no parameter table, or several
             implementations have this name and different tables.
     """
@@ -235,7 +240,10 @@ def _converted(
 
 
 def _parameters_of_features(layer: Layer) -> dict[str, str]:
-    """Return the canonical name of each parameter of the layer's features, by its native name."""
+    """Return a canonical name for each parameter of the layer's features, by its native name.
+
+    The name for sinks includes their units, so that it differs if they cannot be converted.
+    """
     named: dict[str, str] = {}
     for feature in layer.features:
         if isinstance(feature, HeadNorm) and feature.parameters:
@@ -262,7 +270,7 @@ def _of_features(
         order: the order of the components `[head]` in the target's heads, or None for the same.
 
     Raises:
-        WrongTensors: one of them does not fit the number or the size of the heads, a norm factor is
+        WrongTensors: a tensor does not fit the number or the size of the heads, a norm factor is
             not finite, or there are norm factors for only one of query and key.
         Untranslatable: the target has no such parameter, or has it in other units.
     """
@@ -314,7 +322,7 @@ def _order_of_components(
 ) -> np.ndarray | None:
     """Return the index in the source's heads of each component `[head]` of the target's heads.
 
-    Return None if both pair the same components, or if one of them rotates none.
+    Return None if both layers pair the same components, or if `pairs_of` is None for one of them.
 
     Raises:
         WrongShape: `rotary_size` is odd, negative or larger than a head.
@@ -346,7 +354,17 @@ def _written(
     target: ParameterTable,
     order: np.ndarray | None = None,
 ) -> dict[str, Tensor]:
-    """Return the target's tensors by native name, converted by way of the canonical layout."""
+    """Return the target's tensors by native name, converted by way of the canonical layout.
+
+    Args:
+        tensors: the source's tensors, by native name.
+        source: the source's table.
+        target: the target's table.
+        order: as for `_of_features`.
+
+    Raises:
+        Untranslatable: tensors that the target stacks into one have different dtypes.
+    """
     canonical: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
     for row in source.rows:
@@ -371,7 +389,7 @@ def _fitting(source: Layer, target: Layer, shapes: Sequence[Shape]) -> Parameter
     """Return the target's table for the first of these shapes that the target supports.
 
     Raises:
-        Untranslatable: it supports none of them, or its table has no row for one of the weights.
+        Untranslatable: the target supports none of them, or its table lacks a row for a weight.
     """
     refusal = f"{target.name} cannot have these weights of {source.name}"
     reason = f"no {shapes[0].score} score"
@@ -412,10 +430,11 @@ Rows = tuple[Parameter, ...]
 
 
 def shapes_of(sizes: Mapping[str, int], weights: Collection[str]) -> Iterator[Shape]:
-    """Yield shapes with these sizes and canonical weights, one for each way of sharing inputs.
+    """Yield a shape with these sizes and canonical weights for each way of sharing inputs.
 
     Weights determine neither the lengths, which are 1 here, nor which inputs are the same array.
-    Some implementations accept only some ways of sharing inputs, so a shape is yielded for each.
+    Some implementations accept only some ways of sharing inputs. Ways that the widths rule out are
+    left out.
     """
     for sharing in SHARINGS:
         with suppress(WrongShape):
@@ -468,7 +487,7 @@ def _small(*, additive: bool) -> tuple[Shape, ...]:
 def _always_equal(layer: Layer) -> dict[str, str]:
     """Return a dictionary from a size to another size that equals it in all supported shapes.
 
-    It may have "heads" for "kv_heads", and "head_size" for "value_head_size".
+    It may map "kv_heads" to "heads", and "value_head_size" to "head_size".
     """
     possible = []
     for shape in _small_shapes(layer):
@@ -484,9 +503,10 @@ def _always_equal(layer: Layer) -> dict[str, str]:
 
 
 def _asked(table: Rows, there: Collection[str]) -> Rows:
-    """Return the table without its rows of biases if `there` names none, and likewise the score's.
+    """Return the table without its rows for biases and for the score, if these are absent.
 
-    `there` has the native names of the tensors that are present.
+    Rows for biases stay if `there`, the native names of the tensors that are present, names any
+    bias.
     """
     held = {name for row in table if row.native in there for name in row.names}
     biases = {name for row in table for name in row.names if name.endswith("_bias")}
@@ -559,7 +579,8 @@ class _Reading:
         """Return the sizes that the tensors determine, or None if they contradict each other.
 
         An axis with one unknown size determines this size. All axes are considered repeatedly,
-        until no further size can be determined. Rows in `without` are left out.
+        until no further size can be determined. Rows in `without` are left out. Sizes that remain
+        unknown are missing from the result.
         """
         sizes = dict(self.given)
         for name, other in self.equal.items():
@@ -582,7 +603,13 @@ class _Reading:
         return None if sizes.get("heads", 0) % sizes.get("kv_heads", 1) else sizes
 
     def _tell(self, size: int, products: Sum, sizes: dict[str, int]) -> bool:
-        """Add the size that an axis determines to `sizes`; return False on a contradiction."""
+        """Add the size that an axis determines to `sizes`; return False on a contradiction.
+
+        Args:
+            size: the size of the axis.
+            products: the sum of products that must equal it.
+            sizes: the sizes that are known, by name.
+        """
         factors: Counter[tuple[str, ...]] = Counter()
         for product in products:
             names = [self.equal.get(name, name) for name in product]
@@ -623,7 +650,7 @@ class _Reading:
 
     @property
     def joined(self) -> int:
-        """The number of heads times their size, read from an axis of this size; 0 without one."""
+        """The number of heads times their size, read from an axis that joins both, or else 0."""
         for row in self.rows:
             shape = self.tensors[row.native].bits.shape if row.native in self.tensors else ()
             for size, sums in zip(shape, _axes(row), strict=False):
@@ -634,7 +661,8 @@ class _Reading:
     def misshapen(self) -> list[str]:
         """Return a text with the expected shape for each tensor that does not fit the others.
 
-        These are the fewest tensors (at most 3) without which all others fit; [] if there are none.
+        These are the fewest tensors (at most 3) without which all others fit. Return [] if no
+        tensor has to be left out, or if leaving out 3 is not enough.
         """
         present = [row for row in self.rows if row.native in self.tensors]
         for count in range(min(len(present), 4)):
@@ -658,7 +686,8 @@ def _read(tensors: Mapping[str, Tensor], source: Layer, given: Mapping[str, int]
     """Return the source's table for the shape that the tensors imply.
 
     Raises:
-        WrongTensors: the tensors fit none of the source's tables; the message lists all faults.
+        WrongTensors: the tensors fit none of the source's tables, or hold NaN or infinity; the
+            message lists all faults.
         Untranslatable: the tensors do not determine the shape.
     """
     equal = _always_equal(source)

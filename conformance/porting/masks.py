@@ -50,7 +50,8 @@ def translate(
             without the part in brackets ("keras.layers.MultiHeadAttention"), or
             path/to/file.py:NAME.
         target: the argument that the result is for, in the same form.
-        batch: the batch size; required only if the target's mask has it and `mask` does not.
+        batch: the batch size; required only if the target's mask needs it and `mask` does not
+            determine it, or if `mask` could be read in several ways.
         heads: the number of heads; required in the same case.
         query: the length of the query; required in the same case.
         key: the length of key and value; required in the same case.
@@ -58,9 +59,11 @@ def translate(
 
     Returns:
         The mask in the first of the target's layouts that can represent it. It is boolean if the
-        target takes booleans and the mask only says where a query may attend; otherwise floating,
-        in the dtype of the mask, or float32 for a mask of booleans or integers. Axes of size 1 are
-        kept if the target broadcasts, and are expanded if it does not.
+        target takes booleans and the mask only says where a query may attend. Otherwise, it has the
+        dtype that the target declares for numbers or, by default, the floating dtype of the mask,
+        or float32 for a mask of booleans or integers. Axes of size 1 are kept if the target
+        broadcasts them, and are expanded if it does not. For a window or a soft cap, the result is
+        the value of the target's argument; for a window, it may also be a mask.
 
     Raises:
         UnknownName: there is no such implementation or argument; the message suggests others.
@@ -109,7 +112,13 @@ def _given(sizes: Mapping[str, int | None]) -> dict[str, int]:
 
 
 def _argument(spec: str) -> MaskArgument:
-    """Return the mask argument that a text of the form IMPLEMENTATION:ARGUMENT names."""
+    """Return the mask argument that a text of the form IMPLEMENTATION:ARGUMENT names.
+
+    Raises:
+        UnknownName: there is no such implementation or argument.
+        Untranslatable: it is a causal flag, or the implementations of this name declare it
+            differently.
+    """
     implementation, colon, name = spec.rpartition(":")
     if not colon:
         offered = {f"{spec}:{name}" for it in find(spec) for name in it.masks.by_name}
@@ -155,7 +164,8 @@ def _with_all_axes(
 
     Raises:
         WrongShape: the array fits none of the argument's layouts.
-        Untranslatable: it fits several layouts, which do not give the same mask.
+        Untranslatable: the array fits several layouts that do not give the same mask, or sizes of
+            joined axes are missing.
     """
     reasons, readings = [], []
     for layout in argument.layouts:
@@ -186,6 +196,7 @@ def _read(
 
     Raises:
         WrongShape: the array does not fit the layout.
+        Untranslatable: as for `_solve`.
     """
     parts = layouts.parse(layout)
     if array.ndim != len(parts):
@@ -199,7 +210,7 @@ def _read(
 
 
 def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
-    """Add to `sizes` the size of an axis that an array axis of this size determines.
+    """Add to `sizes` what the size of one axis of an array determines.
 
     Args:
         axes: the names of the axes that are joined in the array axis, such as ("batch", "heads").
@@ -208,7 +219,8 @@ def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
 
     Raises:
         WrongShape: the size of the array axis contradicts the known sizes.
-        Untranslatable: several of the joined axes have unknown sizes.
+        Untranslatable: several of the joined axes have unknown sizes, and the array axis does not
+            have size 1.
     """
     unknown = [axis for axis in axes if axis not in sizes]
     product = math.prod(sizes[axis] for axis in axes if axis in sizes)
@@ -231,7 +243,11 @@ def _solve(axes: tuple[str, ...], size: int, sizes: Sizes) -> None:
 
 
 def _laid_out(elements: np.ndarray, argument: MaskArgument, name: str, sizes: Sizes) -> np.ndarray:
-    """Return the elements in the first of the target's layouts that can represent them."""
+    """Return the elements in the first of the target's layouts that can represent them.
+
+    Raises:
+        Untranslatable: no layout can represent them, or a size is missing.
+    """
     layout, held = next(_layouts(elements, argument), ("", elements))
     if not layout:
         raise Untranslatable(_why_not(elements, argument, name))
@@ -292,6 +308,9 @@ def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray
 
     The result is boolean, with True where a query may attend to a key, or it holds the numbers that
     are added to the logits.
+
+    Raises:
+        Untranslatable: the mask holds NaN, or elements to which the source gives no meaning.
     """
     if array.dtype == np.bool_:
         if argument.true is None:
@@ -319,7 +338,11 @@ def _meaning(array: np.ndarray, argument: MaskArgument, name: str) -> np.ndarray
 
 
 def _added(array: np.ndarray, name: str) -> np.ndarray:
-    """Return the numbers that are added to the logits, or booleans if they are only 0 and -inf."""
+    """Return the numbers that are added to the logits, or booleans if they are only 0 and -inf.
+
+    Raises:
+        Untranslatable: the array holds integers or +inf.
+    """
     if array.dtype.kind not in "fV":
         raise Untranslatable(
             f"{name} adds numbers to the logits, and the mask holds integers, which look like "
@@ -337,6 +360,9 @@ def _expressed(
     """Return the elements of a mask that has this meaning for the target.
 
     Numbers have the given dtype, unless the argument declares another.
+
+    Raises:
+        Untranslatable: finite numbers are to be added to the logits, and the target adds none.
     """
     if meaning.dtype != np.bool_:
         if argument.number != "added":

@@ -19,7 +19,8 @@ def numeric(spec: str) -> Numeric | None:
     """Return the window or soft cap that IMPLEMENTATION:ARGUMENT names, or None if it is neither.
 
     Raises:
-        Untranslatable: several implementations have this name, and they declare it differently.
+        UnknownName: there is no such implementation.
+        Untranslatable: several implementations have this name, and their declarations differ.
     """
     implementation, colon, name = spec.rpartition(":")
     found = [
@@ -43,7 +44,7 @@ def of_number(
     *,
     causal: bool,
 ) -> Any:
-    """Return the value, or the mask, that means for the target what `value` means for the source.
+    """Return the value or mask that means the same for the target as `value` does for the source.
 
     Args:
         feature: the declaration of the argument that the value is for.
@@ -98,8 +99,8 @@ def _mask(
     """Return the window as a mask for the argument, in booleans or in numbers as it declares.
 
     Raises:
-        Untranslatable: a length is missing, the window is declared for equal lengths only, or no
-            layout of the argument can represent the mask.
+        Untranslatable: a length is missing, the lengths differ but the window is declared for equal
+            lengths only, or no layout of the argument can represent the mask.
     """
     missing = [axis for axis in ("query", "key") if axis not in sizes]
     if missing:

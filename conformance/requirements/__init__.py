@@ -21,7 +21,10 @@ ORDER = (
     "observed",
     "probed",
 )
-"""The modules in the order in which reports show them; a module not listed here comes last."""
+"""The modules of this package in the order in which reports show their requirements.
+
+Modules that are not listed here come last, in alphabetical order.
+"""
 
 
 def _defined() -> Iterator[Requirement]:

@@ -1,7 +1,8 @@
 """Requirements that equivalent calls give equal answers, whether or not these are correct.
 
-The calls differ in the mode, in the encoding of the mask, in the memory layout, or in which
-arguments need a gradient; or one call is repeated on the same objects. Most of the checks skip
+The calls differ in the mode, in the encoding of the mask, in the memory layout, in the dropout
+probability of a mode without dropout, or in which arguments need a gradient; or one call is
+repeated on the same objects, and must change neither these nor the process. Several checks skip
 frameworks that compile, because their derivatives are functions and their arrays are immutable.
 """
 
@@ -23,7 +24,7 @@ from conformance.requirements.examination import Examination, Raised
 from conformance.requirements.requirement import judge, requirement
 
 MASKED = ("edge/fully-masked-row/*",)
-"""Cases with a fully masked query; its output is a convention, but must be the same convention."""
+"""Cases with a fully masked query, whose output is a convention that must not vary."""
 
 LAID_OUT: Mapping[Literal["gaps", "window"], str] = {
     "gaps": "laid out with gaps",
@@ -34,7 +35,13 @@ MOST_COMPILED_SPELLINGS = 4
 
 
 def _compared(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
-    """Compare the arrays that both answers have; raise `Unsupported` if there are none."""
+    """Compare the arrays that both answers have in the same shape.
+
+    The attention weights are left out if the examined answer has none.
+
+    Raises:
+        Unsupported: the answers have no such array in common.
+    """
     ones, others = one.arrays(), other.arrays()
     if ex.answer.weights is None:
         ones.pop("weights", None)
@@ -58,7 +65,8 @@ def _compared(ex: Examination, one: Answer, other: Answer) -> list[Comparison]:
     cases=MASKED,
 )
 def modes(ex: Examination) -> Finding | None:
-    """Compare the answers in this mode and in the adapter's first mode, in all common arrays."""
+    """Compare the answer in this mode, array by array, with that in the adapter's first mode.
+    Arrays that only one of the two answers has are left out."""
     first = ex.adapter.modes[0]
     if ex.mode.name == first.name:
         return None
@@ -75,9 +83,10 @@ def modes(ex: Examination) -> Finding | None:
     cases=MASKED,
 )
 def spellings(ex: Examination) -> Finding | None:
-    """Compare the answers for different encodings of the mask, the causal flag and the bias. Each
-    encoding that the adapter's mask arguments allow (boolean or additive, in one argument or two,
-    by the flag or as an explicit mask) is compared with the first one, up to a maximum number."""
+    """Compare the answers for different encodings of the mask, the causal mask and the bias. Each
+    encoding that the adapter's declarations allow (boolean or additive, in one argument or two, by
+    the causal flag or as an explicit mask) is compared with the first one, up to a maximum
+    number."""
     if not ex.varies_arguments:
         return None
     every = _spellings(ex)
@@ -120,8 +129,9 @@ def _changed(name: str, lines: tuple[str, ...]) -> Finding:
 def unchanged(ex: Examination) -> Finding | None:
     """Call the implementation twice on the same objects, and look for changes in them. Inputs,
     masks, parameters and the gradient of the output must hold the same numbers as before, and must
-    not have new attributes. If `mask.spellings-agree` is checked with the case too, this is
-    repeated for each encoding of the mask that the implementation does not refuse."""
+    not have new attributes. If `mask.spellings-agree` is checked with the case too, and calls are
+    not compiled, this is repeated for each encoding of the mask that it compares, unless the
+    implementation refuses the encoding."""
     if not ex.calls_eagerly:
         return None
     changed = ex.side_effects().changed
@@ -217,8 +227,8 @@ def twice(ex: Examination) -> Finding | None:
 )
 def rewritten(ex: Examination) -> Finding | None:
     """Call the implementation again after its arguments have been overwritten in place. The first
-    call gets other numbers, the second call gets those of the case in the same arrays. The second
-    answer must equal the answer for new arrays."""
+    call gets other numbers; the second call gets the numbers of the case in the same arrays. The
+    second answer must equal the answer for new arrays."""
     if ex.adapter.compiles:
         return None
     compared = _compared(ex, ex.ask_rewritten(_other(ex)), ex.answer)
@@ -235,9 +245,10 @@ def rewritten(ex: Examination) -> Finding | None:
     why="A kernel that ignores strides reads other numbers, and nothing raises.",
 )
 def memory_layout(ex: Examination) -> Finding | None:
-    """Pass one argument at a time with gaps in memory, and as a view into a larger array. These are
-    the inputs, the mask arguments and the gradient of the output. The answer must equal that for
-    contiguous arrays. The experiment `repeatability` does the same for all inputs together."""
+    """Pass one argument at a time with gaps in memory, and then as a view into a larger array. The
+    arguments are the inputs, the mask arguments and the gradient of the output. The answer must
+    equal that for contiguous arrays. The experiment `repeatability` does the same for all arguments
+    together."""
     if ex.adapter.compiles:
         return None
     names = [*ex.problem.shape.distinct_inputs()]
@@ -274,7 +285,11 @@ def dropout_off(ex: Examination) -> Finding | None:
 
 
 def _other(ex: Examination) -> Problem:
-    """Return a problem of the same shape with different numbers in every argument."""
+    """Return the problem with different numbers in the inputs, the mask and the bias.
+
+    Raises:
+        Unsupported: the problem is causal, and has neither a mask nor a bias.
+    """
     problem, random = ex.problem, ex.case.random("earlier")
     inputs = {
         name: problem.format.round(random.standard_normal(getattr(problem, name).shape))

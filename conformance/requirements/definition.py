@@ -1,4 +1,7 @@
-"""Requirements that output, gradients, dtypes and attention weights equal the definition's."""
+"""Requirements that output, gradients and attention weights equal the definition's.
+
+The dtypes of output and gradients must be those of the inputs.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ from conformance.requirements.requirement import Check, judge, requirement
 
 
 def _compared(name: str, ex: Examination, names: Sequence[str], said: str) -> Finding:
-    """Return the finding of comparing the answer's arrays `names` with the expectation.
+    """Return the finding on whether the arrays `names` of the answer equal the expectation's.
 
-    If every array fits, the finding has the accuracy class that they reach.
+    If every array fits, the finding names the most accurate class whose limits all of them meet.
     """
     returned = ex.answer.arrays()
     return _judged(name, ex.expectation, {array: returned[array] for array in names}, said)
 
 
 def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said: str) -> Finding:
-    """Return the finding of comparing arrays, by name, with an expectation.
+    """Return the finding on whether these arrays, given by name, equal those of an expectation.
 
-    If every array fits, the finding has the accuracy class that they reach.
+    If every array fits, the finding names the most accurate class whose limits all of them meet.
     """
     comparisons = against(expectation, arrays)
     accuracy = ""
@@ -39,12 +42,13 @@ def _judged(name: str, expectation: Expectation, arrays: dict[str, Array], said:
 
 
 def _gradients(name: str, ex: Examination, names: Sequence[str]) -> Finding | None:
-    """Return the finding of comparing the gradients of the arrays `names` with the expectation.
+    """Return the finding on whether the gradients of the arrays `names` equal the expectation's.
 
-    Return None if `names` is empty or if the mode computes no gradients.
+    A missing gradient is a deviation. Return None if `names` is empty or if the mode computes no
+    gradients.
 
     Raises:
-        Unsupported: the adapter declares that the implementation has no gradients.
+        Unsupported: the implementation, or the bridge of its framework, has no gradients.
     """
     if not ex.mode.gradients or not names:
         return None
@@ -94,8 +98,8 @@ def inputs(ex: Examination) -> Finding | None:
     revision=2,
 )
 def parameters(ex: Examination) -> Finding | None:
-    """Compare the gradients of all projection weights and biases with the float64 reference.
-    They are converted to the suite's weight layout first, and compared element by element."""
+    """Compare the gradients of all weights and biases with the float64 reference. They are
+    converted to the suite's weight layout first, and compared element by element."""
     names = [f"weights.{name}" for name in ex.problem.shape.weight_shapes()]
     return _gradients(parameters.id, ex, names)
 
@@ -138,10 +142,10 @@ KERNEL = ("output", "gradient.query", "gradient.key", "gradient.value", "gradien
 )
 def kernel(ex: Examination) -> Finding | None:
     """Call the function on heads that are already projected, without the suite's projections. The
-    heads are rounded to the dtype. Compare the output and the gradients with the definition for
-    these heads, allowing only the rounding noise of the function. This check is skipped if the
-    function already deviates with the projections, and for layers, which have their own
-    projections. If calls are compiled, only one family of cases is checked."""
+    heads are rounded to the dtype. Compare the output and the gradients of the heads and the bias
+    with the definition for these heads, allowing only the rounding noise of the function. This
+    check is skipped if the function already deviates with the projections, and for layers, which
+    have their own projections. If calls are compiled, only one family of cases is checked."""
     if not ex.adapter.projections_supplied or (ex.adapter.compiles and ex.case.family != "cross"):
         return None
     answer = {n: array for n, array in ex.answer.arrays().items() if n != "weights"}
@@ -195,8 +199,8 @@ def through_weights(ex: Examination) -> Finding | None:
     of_answer=True,
 )
 def dtype(ex: Examination) -> Finding:
-    """Compare the dtypes of output and gradients with the dtype of the inputs. These are the dtypes
-    of the native arrays, before the suite converts them to float64."""
+    """Compare the dtypes of the output and of the input gradients with the dtype of the inputs.
+    These are the dtypes of the native arrays, before the suite converts them to float64."""
     if not ex.answer.dtypes:
         raise Unsupported("the adapter does not say which dtypes it returned")
     names = ("output", "gradient.query", "gradient.key", "gradient.value")
@@ -214,8 +218,8 @@ def dtype(ex: Examination) -> Finding:
 def _of_weights(check: Callable[[Examination, Array], Finding | None]) -> Check:
     """Return a check that calls `check` with the returned attention weights.
 
-    The new check returns None in a mode that does not return weights, and raises `Unsupported` if
-    the weights are nevertheless missing from the answer.
+    The new check returns None in a mode without weights. In other modes, it raises `Unsupported` if
+    the answer has no weights.
     """
 
     @functools.wraps(check)
@@ -254,7 +258,8 @@ def equal(ex: Examination, weights: Array) -> Finding:
 )
 @_of_weights
 def sums(ex: Examination, weights: Array) -> Finding:
-    """Sum the returned weights of each query over the keys. Each sum must be 1 up to rounding."""
+    """Sum the returned weights of each query over the keys. Each sum must be 1 up to rounding, or,
+    if the problem has features such as sinks, equal the sum in the reference."""
     noise = np.sqrt((ex.suited_expectation.sigma["weights"] ** 2).sum(axis=-1))
     total = weights.sum(axis=-1)
     # In a row with a single visible key, the weight has no noise; the sum is rounded once.
@@ -277,7 +282,8 @@ def sums(ex: Examination, weights: Array) -> Finding:
 @_of_weights
 def blocked(ex: Examination, weights: Array) -> Finding | None:
     """Look for returned weights of blocked keys that are not exactly 0. Keys are blocked by the
-    mask or the causal flag. A weight that is too small for the format of the dtype counts as 0."""
+    mask, the causal mask, or a window, lengths or segments. A weight that is too small for the
+    format of the dtype counts as 0."""
     if ex.problem.allowed is None:
         return None
     forbidden = ex.problem.blocked_for(weights)

@@ -3,9 +3,8 @@
 For example, a window that includes all keys has no effect, a packed sequence gets the same answer
 as on its own, and decoding in steps with a KV cache gives the same as a single pass. The checks use
 the reference only for the size of the noise, so they do not depend on any interpretation of
-conventions.
-Most check only implementations that declare an argument for the feature, because others would get
-the same mask twice.
+conventions. Most of them apply only to implementations that declare an argument for the feature,
+because other implementations would get the same mask twice.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def _declares(ex: Examination, part: str) -> bool:
 
 def _same(ex: Examination, name: str, one: Problem, other: Problem, variant: str, said: str
           ) -> Finding:  # fmt: skip
-    """Return the finding of comparing the answers to two problems.
+    """Return the finding on whether the answers to two problems are equal up to rounding noise.
 
     Args:
         ex: the examination.
@@ -238,9 +237,9 @@ def members(ex: Examination) -> Finding | None:
 
 
 def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> dict[str, BoolArray]:
-    """Return the rows `[length]` of these queries or keys in the output and in input gradients.
+    """Return which rows `[length]` of the output and of the input gradients belong to these tokens.
 
-    The result is by the name of the array.
+    The result maps the name of each array to booleans.
     """
     of_inputs = {"query": queries, "key": keys, "value": keys}
     inputs = {f"gradient.{name}": of_inputs[name] for name in problem.shape.distinct_inputs()}
@@ -261,9 +260,9 @@ def _rows_of_tokens(problem: Problem, queries: BoolArray, keys: BoolArray) -> di
 )
 def steps(ex: Examination) -> Finding | None:
     """Pass the queries in several steps, as in decoding with a KV cache. The first step has one
-    query and the keys that it attends to, the next has two queries, and so on. The outputs must
-    equal those of a single pass, and the gradients must add up to its gradients, both up to
-    rounding noise."""
+    query, and each further step has the next two; the keys of a step are those up to the position
+    of its last query. The outputs must equal those of a single pass, and the gradients must add up
+    to its gradients, both up to rounding noise."""
     problem = ex.problem
     ragged = (problem.query_lengths, problem.key_lengths, problem.segments, problem.positions)
     if any(each is not None for each in ragged) or not ex.varies_arguments:
@@ -290,9 +289,10 @@ def steps(ex: Examination) -> Finding | None:
 
 
 def _chunks(problem: Problem) -> Iterator[tuple[BoolArray, BoolArray]]:
-    """Yield the queries `[query]` of each step and the keys `[key]` that its last query attends to.
+    """Yield, for each step, which queries `[query]` and which keys `[key]` it has, as booleans.
 
-    The first step has one query, and each further step has two.
+    The first step has one query, and each further step has two, or one if only one is left. The
+    keys are those that a causal mask aligned bottom-right leaves visible to the last of them.
     """
     queries, keys = np.arange(problem.shape.query_length), np.arange(problem.shape.key_length)
     cached, start = len(keys) - len(queries), 0

@@ -1,8 +1,8 @@
 """Define `Examination`, which calls one implementation with one case.
 
 It caches answers and expectations. The same call, which computes output, weights and all gradients,
-serves every check that needs them. An expectation is computed once for each problem and dtype, and
-used for all implementations and modes.
+serves every check that needs them. The expectation for a problem in a dtype serves all
+implementations and modes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Raised(Exception):
-    """A wrapper for an exception that the implementation raised, which is its `__cause__`.
+    """A wrapper whose `__cause__` is an exception that the implementation raised.
 
     It distinguishes errors of the implementation, which are findings, from errors of the suite.
     """
@@ -50,7 +50,7 @@ class Raised(Exception):
 
 
 class Memory:
-    """A cache of the most recent results; exceptions are cached too."""
+    """A cache of the most recently used results; exceptions are cached too."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -83,7 +83,14 @@ NO_ANSWER = (ConformanceError, Unsupported, Raised)
 
 @dataclass(frozen=True)
 class Workbench:
-    """Caches that several examinations share."""
+    """Caches that several examinations share, and the function that computes expectations.
+
+    Attributes:
+        decided: findings of requirements that depend only on the answer.
+        answers: answers, and other results of calls.
+        explained: known mistakes that explain answers.
+        expectations: expectations for problems.
+    """
 
     decided: Memory = field(default_factory=lambda: Memory(256))
     answers: Memory = field(default_factory=lambda: Memory(64))
@@ -105,14 +112,16 @@ class Examination:
     mode: Mode
     bench: Workbench = field(default_factory=Workbench)
     put_back: Callable[[], None] = lambda: None
-    """A function that restores the process-wide state (random generators, settings) from before."""
+    """A function that restores the process-wide state (random generators, settings) that the
+    examination started with."""
 
     @property
     def varies_arguments(self) -> bool:
         """Whether checks that pass the mask in several forms are worth their cost here.
 
         They always are, unless each form has to be compiled. In that case, they are worth it only
-        in modes that are not optimised, and only in float32, or else in the adapter's first dtype.
+        in modes that are not optimised, and in one dtype: float32 if the adapter supports it, or
+        else the adapter's first dtype.
         """
         if not self.adapter.compiles:
             return True
@@ -124,8 +133,8 @@ class Examination:
         """Whether checks that call the implementation eagerly are worth their cost.
 
         They always are, unless the implementation is normally compiled. Eager calls, operation by
-        operation, are slow then, so they are made for one family of cases only, and only where
-        `varies_arguments` holds.
+        operation, are slow then, so they are made for one family of cases only, and only if
+        `varies_arguments` is true.
         """
         return self.varies_arguments and (not self.adapter.compiles or self.case.family == "cross")
 
@@ -140,9 +149,10 @@ class Examination:
         return self.expected("", lambda: self.problem)
 
     def expected(self, variant: str, problem: Callable[[], Problem]) -> Expectation:
-        """Return the expectation for `problem()`, a variant of the case's problem, cached.
+        """Return the expectation for `problem()`, a variant of the case's problem.
 
-        `variant` is the name of the variant; it is "" for the problem of the case itself.
+        It is cached under `variant`, the name of the variant, which is "" for the problem of the
+        case itself. Its σ is that of the accuracy class that the adapter promises.
         """
         gradients = self.adapter.has_gradients
         key = (self.case.id, self.dtype, variant, gradients)
@@ -169,7 +179,9 @@ class Examination:
         """The implementation's answer for projected heads, without projections by the suite.
 
         Raises:
-            Raised: if the implementation raised an exception.
+            Raised: as for `ask`.
+            Unsupported: as for `ask`.
+            ConformanceError: as for `ask`.
         """
         key = ("kernel", self._answer_key(self.mode))
         return self.bench.answers.get(key, lambda: self.ask(self._heads_alone, projected=True))
@@ -181,7 +193,7 @@ class Examination:
 
     @cached_property
     def suited_expectation(self) -> Expectation:
-        """The expectation; its weights are averaged over heads if the implementation does so."""
+        """The expectation, with weights averaged over heads if those of the answer are."""
         weights = self.answer.weights
         if weights is not None and weights.ndim == 3:
             key = (self.case.id, self.dtype, "averaged", self.adapter.accuracy)
@@ -194,10 +206,12 @@ class Examination:
         return self.answer_in(self.mode)
 
     def answer_in(self, mode: Mode) -> Answer:
-        """Return the implementation's answer to the case in a mode.
+        """Return the implementation's answer to the case in a mode, cached.
 
         Raises:
-            Raised: if the implementation raised an exception.
+            Raised: as for `ask`.
+            Unsupported: as for `ask`.
+            ConformanceError: as for `ask`.
         """
         key = self._answer_key(mode)
         return self.bench.answers.get(key, lambda: self.ask(self.problem, mode=mode))
@@ -207,7 +221,10 @@ class Examination:
 
     @cached_property
     def answer_identity(self) -> Hashable:
-        """A key that two modes share if they return the same arrays, equal bit for bit."""
+        """A key that two modes share if their answers are equal bit for bit and have equal dtypes.
+
+        Two modes never share a key if only one of them has gradients, or only one returns weights.
+        """
         digest = hashlib.blake2b(repr(sorted(self.answer.dtypes.items())).encode())
         for name, array in self.answer.arrays().items():
             digest.update(name.encode() + array.tobytes())
@@ -253,13 +270,15 @@ class Examination:
 
         Args:
             problem: the problem.
-            spelling: the encoding of its mask; None for the adapter's preferred encoding.
+            spelling: the encoding of the problem's mask; None for the adapter's preferred encoding.
             mode: the mode; None for that of the examination.
             manner: further fields of `Call`.
 
         Raises:
             Raised: if the implementation raised an exception.
-            WrongShape: if the answer does not fit the problem.
+            Unsupported: if the adapter cannot express the problem.
+            ConformanceError: if the suite raised an error, such as `WrongShape` for an answer that
+                does not fit the problem.
         """
         call = Call(mode or self.mode, self.device, spelling, **manner)
         with _theirs():
@@ -269,9 +288,10 @@ class Examination:
         return self._checked(answer, problem)
 
     def _checked(self, answer: Answer, problem: Problem) -> Answer:
-        """Return the answer after checking its shapes; raise `WrongShape` if they are wrong.
+        """Return the answer after checking it as `check_answer` does.
 
-        Gradients are left out if the adapter declares that it has none.
+        Gradients are left out if the implementation has none. If the problem has features, and the
+        definition determines the answer, `without_masked_rows` is applied.
         """
         check_answer(answer, problem)
         if self.case.defined and problem.features:
@@ -281,7 +301,8 @@ class Examination:
     def ask_rewritten(self, earlier: Problem) -> Answer:
         """Return the answer to the case in a call with arrays that have been overwritten in place.
 
-        A first call uses the same arrays with the numbers of the problem `earlier`.
+        Before that, the arrays hold the numbers of the problem `earlier`, and are passed to another
+        call.
         """
         with _theirs():
             answer = self.adapter.rewritten(self.problem, earlier, Call(self.mode, self.device))
@@ -314,7 +335,7 @@ class Examination:
 def _theirs() -> Iterator[None]:
     """Convert exceptions that the implementation raises inside the context to `Raised`.
 
-    `Unsupported`, other errors of the suite, and `KeyboardInterrupt` are not converted.
+    `Unsupported`, errors of the suite, and `KeyboardInterrupt` are not converted.
     """
     try:
         yield
@@ -328,7 +349,11 @@ def _theirs() -> Iterator[None]:
 
 
 def check_answer(answer: Answer, problem: Problem) -> None:
-    """Raise `WrongShape` unless each array of the answer has the shape that the problem implies."""
+    """Raise `WrongShape` unless the answer holds arrays of the shapes that the problem implies.
+
+    They must be NumPy arrays of real numbers, with names that the problem implies. Weights and
+    gradients may be missing.
+    """
     if not isinstance(answer, Answer):
         raise WrongShape(f"returned {type(answer).__name__}, not an Answer")
     for name in ("gradients", "dtypes"):
@@ -356,7 +381,10 @@ def check_answer(answer: Answer, problem: Problem) -> None:
 
 
 def without_masked_rows(answer: Answer, problem: Problem) -> Answer:
-    """Return the answer with the definition's rows for queries that are fully masked in some head.
+    """Return the answer with fixed rows for queries that are fully masked in some head.
+
+    The output of such a query becomes the output bias, or 0 without one. Its weights become 0 in
+    the heads that mask it, and in all heads if they are averaged.
 
     Lengths and segments may leave a query without keys. What such a query gets is a convention,
     which other cases observe. It is replaced here so that it cannot hide what other queries get.

@@ -2,7 +2,7 @@
 
 These are changes of blocked keys, of the order of keys and of other batch entries, and shifts of
 the logits. Each check calls the implementation with a changed problem and compares the two answers.
-It does not use the correct answer, so a mistake that another requirement reports does not fail it.
+The checks do not use the correct answer, so they do not report again what other requirements find.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ def _influenced(problem: Problem, tokens: BoolArray) -> BoolArray:
 
 
 def _blocked_tokens(problem: Problem) -> BoolArray:
-    """Return which keys `[batch key]` are blocked for all queries.
+    """Return which keys `[batch key]` are blocked for all queries in all heads.
 
-    If there are none, return for each batch entry the key that is blocked for most queries.
+    If there are none in the whole batch, return for each batch entry the key that is blocked in all
+    heads for the largest number of queries.
     """
     allowed = problem.allowed_in_full()
     never: BoolArray = np.logical_not(allowed.any(axis=(1, 2)))
@@ -75,10 +76,10 @@ def _blocked_tokens(problem: Problem) -> BoolArray:
     why="Padding that leaks makes answers depend on how a batch was padded.",
 )
 def blocked_key(ex: Examination) -> Finding:
-    """Replace keys and values that the mask blocks with others four times as large. The outputs of
-    queries that may not attend to them must stay the same, and so must the gradients of these
-    queries if there are keys that no query may attend to. The gradient of such a key must be
-    exactly 0."""
+    """Replace blocked keys and their values with random numbers about four times as large. The
+    outputs of queries that may not attend to these keys must stay the same. If no query may attend
+    to some keys, and this is not self-attention, the gradients of the queries must stay the same
+    too, and the gradients of these keys and their values must be exactly 0."""
     problem, answer = ex.problem, ex.answer
     tokens = _blocked_tokens(problem)
     again = ex.ask(with_other_content(problem, tokens, ex.case.random("blocked")))

@@ -10,8 +10,8 @@ is the unit vector e_j. The context of a query is then
 
 and the output projection is the identity, so the output lists these weights head by head. All of
 these are products with 0 and 1, so nothing is rounded. Queries and keys are computed from the
-remaining components of the inputs, as in any attention. In the output, these components hold only
-the output bias.
+remaining components of the inputs, as in any attention. Components of the output that hold no
+weight are equal to the output bias.
 
 An experiment thus sees the weights that were really applied, after dropout, even if the
 implementation returns none. Its conclusions need no reference: a blocked key has weight 0, and the
@@ -58,7 +58,8 @@ from conformance.text import text_of
 Declared = TypeVar("Declared", bound=Feature)
 
 OUTPUT_BIAS = 0.25
-"""The output bias of features that hold no weight, so that a bias-only output is not all zeros."""
+"""The output bias of the components that hold no weight: an output that is only the bias is then
+not all zeros."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def readout_shape(
 
 
 def smallest_head(sizes: Sizes) -> int:
-    """Return a head size that holds a number for each key, and a few more for other features."""
+    """Return the size of a head with a component for each key, and three further components."""
     return max(sizes.key, 1) + 3
 
 
@@ -124,8 +125,8 @@ def smallest_head(sizes: Sizes) -> int:
 def readout(shape: Shape, dtype: str, seed: int = 0) -> Problem:
     """Return a problem of this shape whose output is the attention weights.
 
-    The docstring of this module explains how. Axes may have size 0. `seed` determines the random
-    components of queries and keys.
+    The docstring of this module explains how. The shape must come from `readout_shape`; axes may
+    have size 0. `seed` determines all random numbers in the problem.
     """
     random = np.random.default_rng([20261121, seed])
     keys = shape.key_length
@@ -178,7 +179,8 @@ def pattern(problem: Problem, output: Array) -> Array:
 Natives = Mapping[str, Native]
 
 REFUSED, SOMETHING_ELSE = Phrase("refused"), Phrase("something-else")
-"""Values that entries of several experiments have. "refused" means that the library raised."""
+"""Values of entries in several experiments: the library raised an exception, or it did something
+that no known convention explains."""
 
 CANNOT_BE_ASKED = Phrase("cannot-be-asked")
 """The value if the suite or the adapter cannot pose the question; the library never saw it."""
@@ -203,7 +205,8 @@ class Refused:
     Attributes:
         reason: the reason, in one line.
         unsupported: whether the suite or the adapter raised `Unsupported`.
-        value: the value for a card entry: refused, cannot be asked, or an answer of another kind.
+        value: the value for a card entry: refused, cannot be asked, another shape, or a malformed
+            answer.
     """
 
     reason: str
@@ -229,10 +232,10 @@ class Laboratory:
 
     Attributes:
         adapter: the adapter of the implementation.
-        dtype, device, mode: those with which it is called.
+        dtype, device, mode: those with which the implementation is called by default.
         only: the names of the mask arguments to examine; empty for all of them.
-        case: a shape whose sharing, score, biases and heads every problem uses; None for the first
-            of each that the implementation supports.
+        case: a shape whose sharing, score, biases and numbers of heads every problem uses; None for
+            those that suit the implementation.
         fixed_sharing: which inputs are the same array; None for as few as the implementation
             supports.
     """
@@ -250,7 +253,8 @@ class Laboratory:
     def sharing(self) -> Sharing:
         """Which inputs are the same array: none if supported, else key and value, else all three.
 
-        A case or `fixed_sharing` takes precedence.
+        If there is a case, its sharing is used, or else `fixed_sharing` if that is given. If the
+        implementation supports none of the three, the inputs are separate.
         """
         if self.case is not None:
             return self.case.sharing
@@ -273,7 +277,7 @@ class Laboratory:
     def with_shared_inputs(self) -> Laboratory | None:
         """A laboratory in which query, key and value are the same array.
 
-        It is None if they already are in this one, or if the sharing is that of a case.
+        It is None if they are the same array in this laboratory already, or if there is a case.
         """
         if self.sharing == "self" or self.case is not None:
             return None
@@ -314,8 +318,8 @@ class Laboratory:
     def sizes(self, **sizes: int) -> Sizes:
         """Return sizes with the given values, and defaults for the others.
 
-        In self-attention, the two lengths are equal. The sizes are adapted to those that the
-        implementation declares.
+        In self-attention, the two lengths are equal. The number of heads is that of the case by
+        default. Without a case, the sizes are adapted to those that the implementation declares.
         """
         if self.sharing == "self":
             length = sizes.get("key", sizes.get("query", 5))
@@ -325,9 +329,10 @@ class Laboratory:
         return self._declared(Sizes(**sizes), equal=self.sharing == "self")
 
     def _declared(self, sizes: Sizes, *, equal: bool) -> Sizes:
-        """Return the nearest sizes that the implementation declares; sizes of 0 remain 0.
+        """Return the nearest sizes that the implementation declares; lengths of 0 remain 0.
 
-        `equal` is whether the lengths of queries and keys must be equal.
+        If it declares none, or if there is a case, return the same sizes. `equal` is whether the
+        lengths of queries and keys must be equal.
         """
         geometry = self.adapter.geometry
         if geometry is None or self.case is not None:
@@ -363,9 +368,10 @@ class Laboratory:
         return made if scale is None else made.replace(scale=scale)
 
     def _group(self, heads: int) -> int:
-        """Return how many query heads share a key head, given the number of query heads.
+        """Return how many query heads share a key/value head, given the number of query heads.
 
-        This is the number in the case, or else the smallest one that the implementation declares.
+        This is the number in the case, or else the smallest one that the implementation declares;
+        it is 1 if nothing is declared, or if the heads cannot be divided in this way.
         """
         if self.case is not None:
             return self.case.heads // self.case.kv_heads
@@ -415,10 +421,10 @@ class Laboratory:
         return Seen(problem, answer, pattern(problem, answer.output))
 
     def answer(self, problem: Problem, *, compiled: bool = False) -> Answer | Refused:
-        """Return the answer to any problem, called without its mask, bias and causal flag.
+        """Return the answer to any problem; its mask, bias and causal flag are not passed.
 
-        Set `compiled` to have the call compiled as a whole. With sizes that are used for the first
-        time, this takes less time than compiling each operation.
+        No gradients are computed. Set `compiled` to have the call compiled as a whole. With sizes
+        that are used for the first time, this takes less time than compiling each operation.
         """
         mode = dataclasses.replace(self.mode, gradients=False)
         return self._run(problem, None, mode, {"compiled": compiled})
@@ -476,7 +482,7 @@ class Laboratory:
 
     @property
     def bridge(self) -> Any:
-        """The framework's bridge; None if the adapter takes NumPy arrays."""
+        """The framework's bridge; None if the adapter has none, as it takes NumPy arrays itself."""
         return getattr(self.adapter, "bridge", None)
 
     def plain(
@@ -486,7 +492,7 @@ class Laboratory:
 
         Raises:
             Unsupported: the adapter does not support even this problem.
-            NoAnswer: the implementation raised, or returned arrays of wrong shapes.
+            NoAnswer: there is no answer for another reason, such as an exception or a wrong shape.
         """
         key = (sizes or self.sizes(), dtype or self.dtype, scale)
         if key not in self._plain:
@@ -511,7 +517,7 @@ class Laboratory:
         """Return whether applied and predicted weights are equal up to the noise of two answers.
 
         The noise is larger where masking makes a weight larger. Where zero is predicted, weights up
-        to `NOTHING` are allowed.
+        to `NOTHING` are allowed. NaN counts as equal to NaN.
         """
         plain = self.unmasked(seen)
         with np.errstate(all="ignore"):
@@ -534,8 +540,9 @@ class Laboratory:
     def arguments(self) -> tuple[MaskArgument, ...]:
         """Return the mask arguments to examine: declared ones, then implicit ones of the framework.
 
-        A framework attaches implicit masks to arrays. An array that is query, key and value at once
-        has all of these masks, so that they cannot be examined separately, and are left out.
+        A framework attaches implicit masks to arrays. If `fixed_sharing` is "self", one array has
+        all of these masks, so they cannot be examined separately and are left out. Arguments that
+        are not in `only`, if it names any, are left out too.
         """
         attached = () if self.fixed_sharing == "self" else self.adapter.implicit_masks
         known = (*self.adapter.mask_arguments, *attached)

@@ -1,6 +1,6 @@
 """Find out what a mask array means, by predicting the attention weights for each possible meaning.
 
-Let p be the weights without a mask, and M the array that is passed. By meaning, the weights are
+Let p be the weights without a mask, and M the array that is passed. The meanings predict:
 
     attends      p where M is not 0, else 0; each row divided by its sum
     blocks       p where M is 0, else 0; each row divided by its sum
@@ -105,7 +105,7 @@ FORMS = (
     LEAST,
     _form("zero-infinite", 0, INFINITE, -0.75, dtype=HALF),
 )
-"""The forms to try in a float32 problem; the dtype of the last differs from that of the inputs."""
+"""The forms to try in a float32 problem; the last one has another floating dtype, float16."""
 
 
 def zero_one(argument: MaskArgument, usual: Form = ZERO_ONE) -> Form:
@@ -117,7 +117,7 @@ def zero_one(argument: MaskArgument, usual: Form = ZERO_ONE) -> Form:
 
 
 def own_forms(dtype: str) -> tuple[Form, ...]:
-    """Return the forms to try with inputs in this dtype: masks in that dtype and in float32."""
+    """Return the forms to try with inputs in this dtype: masks in bool, this dtype, and float32."""
     large = -1e4 if dtype == "float16" else -1e9
     return (
         BOOL,
@@ -155,7 +155,7 @@ def telling(form: Form, argument: MaskArgument, shape: Shape, seed: int = 0) -> 
 
     Returns:
         The mask as `[batch heads query key]`, with size 1 for each axis that the argument's first
-        layout lacks, and the same mask in that layout.
+        layout lacks, and the same mask in that layout; both in float64.
     """
     layout = argument.layouts[0]
     values = _values(form, layout, shape, seed).copy()
@@ -238,7 +238,8 @@ ATTENDING = tuple(found for found in READINGS if found not in BLOCKING)
 def predictions(lab: Laboratory, seen: Seen, fed: Array) -> dict[Phrase, Array]:
     """Return the weights `[batch heads query key]` that each meaning of the mask `fed` predicts.
 
-    If several meanings predict the same weights, only the first of them is included.
+    If several meanings predict the same weights, only the first of them is included. Meanings that
+    leave a query without weights are left out, unless the mask is multiplied into the weights.
     """
     shape = seen.problem.shape
     plain = lab.unmasked(seen)
@@ -387,9 +388,11 @@ def readings(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Iterator[str]:
 def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[str]:
     """Return each layout of the mask `fed` that explains the weights, as text from `shown`.
 
-    If a layout masks a query fully, its weights must merely differ from those without a mask.
+    If a query is fully masked in a layout, its weights must merely differ from those without a
+    mask.
 
     Args:
+        lab: the laboratory.
         seen: the answer to a call with this mask.
         fed: the mask, in the shape in which it was passed.
         attends: whether nonzero elements of the mask allow attention; if not, they block it.
@@ -406,7 +409,7 @@ def read_as(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> list[s
 def read_resized(lab: Laboratory, seen: Seen, fed: Array, *, attends: bool) -> Phrase:
     """Return how the implementation makes a mask of a wrong size fit.
 
-    The arguments are those of `read_as`. The result is an empty phrase if no known way explains the
+    The arguments are those of `read_as`. Return the empty phrase if no known way explains the
     weights.
     """
     shape = seen.problem.shape.logits

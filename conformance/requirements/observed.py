@@ -23,7 +23,7 @@ WHERE = (0, 1)
 
 
 def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) -> Finding:
-    """Return the finding for an observed value, which deviates unless the declaration agrees.
+    """Return a finding with the verdict "conforms" if the declaration agrees, else "deviates".
 
     Args:
         name: the id of the requirement.
@@ -45,9 +45,9 @@ def _found(name: str, agrees: bool, value: Phrase, declared: object, seen: str) 
     why="A NaN spreads through the batch; a mean of padding looks like an answer.",
 )
 def fully_masked_row(ex: Examination) -> Finding:
-    """Find out which known value the output of a fully masked query has. These are NaN, zeros, the
-    output bias, the mean of the values, and the output without a mask. In addition, look for NaN in
-    gradients and in the outputs of other queries."""
+    """Find out which known value the output of a fully masked query has: NaN, zeros, the output
+    bias, the mean of the values, or the output without a mask. If the answer has gradients, also
+    look for NaN in them and in the outputs of the other queries of the same batch entry."""
     answer, problem = ex.answer, ex.problem
     row = answer.output[WHERE]
     bias = problem.weights.output_bias
@@ -77,7 +77,10 @@ def fully_masked_row(ex: Examination) -> Finding:
 
 
 def _beside(answer: Answer) -> Phrase:
-    """Return whether a fully masked query puts NaN into gradients or into the rows of others."""
+    """Return a phrase on whether there is NaN in the gradients or in the outputs of other queries.
+
+    Only queries of the same batch entry are considered.
+    """
     lost = [name for name, array in answer.gradients.items() if np.isnan(array).any()]
     parts: list[Part] = [
         Phrase("beside.nan-in-gradients", {"arrays": [*lost]})
@@ -146,7 +149,10 @@ def returned_weights(ex: Examination) -> Finding | None:
 
 
 def _near(ex: Examination, output: Array, want: Array) -> bool:
-    """Return whether two outputs agree up to rounding noise or 1/1000 of the expected rms."""
+    """Return whether two outputs differ nowhere by more than four times the limit of their noise.
+
+    Up to 1/1000 of the rms of the expected output is allowed in any case.
+    """
     noise = np.sqrt(np.mean(ex.expectation.sigma["output"] ** 2))
     size = np.sqrt(np.mean(ex.expectation.arrays["output"] ** 2))
     with np.errstate(invalid="ignore"):

@@ -51,7 +51,7 @@ from conformance.requirements.requirement import requirement
 from conformance.words import say
 
 STILL, MOVED = 12.0, 24.0
-"""The changes of an output, in σ, below which it is unaffected and above which it is affected."""
+"""The changes, in σ, below which an output counts as unaffected, and above which as affected."""
 
 Tried = tuple[MaskArgument, Form, Entry]
 
@@ -113,7 +113,10 @@ def declaration(argument: MaskArgument, form: Form) -> Phrase:
 
 
 def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
-    """Return the meaning of the mask `fed`, and its first row with the weights as evidence."""
+    """Return the meaning of the mask `fed`, and the evidence.
+
+    The evidence shows the mask of the first query, and its weights with and without this mask.
+    """
     arrays = (np.broadcast_to(fed, seen.applied.shape), seen.applied, lab.unmasked(seen))
     row, weights, without = (numbers(array[0, 0, 0]) for array in arrays)
     evidence = f"entry 0, head 0, query 0: fed {row}, weights {weights}, without it {without}"
@@ -123,7 +126,7 @@ def _weights(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
 def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
     """Return the meaning of the mask `fed`, which has no key axis, and the evidence.
 
-    The evidence lists the queries whose rows of weights it changed.
+    The evidence lists the queries of the first batch entry whose weights the mask changed.
     """
     changed = rows_changed(lab, seen)
     marked = np.broadcast_to(fed[:, 0, :, 0], changed.shape)
@@ -143,7 +146,8 @@ def _rows(lab: Laboratory, seen: Seen, fed: Array) -> tuple[Phrase, str]:
 def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
     """Return the meaning of the argument, inferred from the queries that the first token affects.
 
-    Return `UNEXPLAINED` if no meaning predicts which queries these are.
+    Return `UNEXPLAINED` if no meaning predicts which queries these are, if it is doubtful whether
+    some query is affected, or if a call gives no answer.
     """
     problem = lab.problem()
     shape = problem.shape
@@ -179,9 +183,9 @@ def by_influence(lab: Laboratory, argument: MaskArgument, form: Form) -> Phrase:
 
 
 def observations(ex: Examination) -> list[Tried]:
-    """Return a card entry for each mask argument in each form that it is declared to take.
+    """Return each mask argument with each form that it is declared to take, and the card entry.
 
-    The result is cached.
+    The result, a list of triples, is cached.
 
     Raises:
         Unsupported: the adapter cannot express the case.

@@ -1,8 +1,8 @@
 """Requirements that are decided by the entries of `conformance.experiments`, not by cases.
 
 The first requirement is that the entries agree with the adapter's declaration. For others, a `Rule`
-derives the verdict from the entries on certain subjects, and "conventions.*" compare entries with
-each other.
+derives the verdict from the entries on certain subjects. The requirements "conventions.*" compare
+entries with each other.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def unbiased_dropout(ex: Examination) -> None:
 )
 def reads_only_what_it_is_given(ex: Examination) -> None:
     """Pass inputs that contradict each other, with different numbers beside them in memory. The
-    answers must not depend on these numbers. The experiment `bad-input` does this in a separate
-    process, not a case."""
+    answers must not depend on these numbers, and the call must neither end the process nor hang.
+    The experiment `bad-input` does this in a separate process, not a case."""
 
 
 @requirement(
@@ -74,9 +74,9 @@ def visible_nan(ex: Examination) -> None:
     why="Asking for the weights, or switching to evaluation, would change what a mask means.",
 )
 def same_in_modes(ex: Examination) -> None:
-    """Compare the entries of experiments in this mode with those in the adapter's first mode. Only
-    entries with an answer in both modes are compared. This is decided by experiments, not by
-    cases."""
+    """Compare the entries of experiments in this mode with those in the adapter's first mode. Two
+    entries are compared if both have an answer, or if one mode refuses an argument that the other
+    ignores. This is decided by experiments, not by cases."""
 
 
 @requirement(
@@ -85,7 +85,7 @@ def same_in_modes(ex: Examination) -> None:
     why="A model that is trained in float32 and served in half precision would change there.",
 )
 def same_in_dtypes(ex: Examination) -> None:
-    """Block all keys of a query in every dtype, and compare what the query gets. They are blocked
+    """Block all keys of a query in every dtype, and compare what the query gets. Keys are blocked
     with booleans, 0 and 1, or −inf. The experiment `masked-rows` does this, not a case."""
 
 
@@ -95,8 +95,8 @@ def same_in_dtypes(ex: Examination) -> None:
     why="Self-attention may take another kernel; its masks should mean the same.",
 )
 def same_if_shared(ex: Examination) -> None:
-    """Repeat experiments with one array as query, key and value, and compare their entries. This
-    is decided by experiments, not by cases."""
+    """Repeat experiments with one array as query, key and value, and compare the entries with the
+    original ones. This is decided by experiments, not by cases."""
 
 
 @requirement(
@@ -128,8 +128,8 @@ def same_in_layouts(ex: Examination) -> None:
     "left to it.",
 )
 def flag_blocks(ex: Examination) -> None:
-    """Set the causal flag where later keys are hard to block, and see if it blocks them. Their
-    logits are larger by more than 10,000, or a mask leaves a query only later keys. The experiment
+    """Set the causal flag in problems in which later keys are hard to block, and see if it blocks
+    them: logits are as large as 15,000, or a mask leaves a query only later keys. The experiment
     `causal` does this, not a case."""
 
 
@@ -235,7 +235,7 @@ _WORST_FIRST: tuple[Verdict, ...] = ("deviates", "unsupported", "conforms")
 def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
     """Yield a finding for each requirement that the entries of an experiment decide.
 
-    `experiment` is its name. Requirements without applicable entries are left out.
+    `experiment` is the experiment's name. Requirements without applicable entries are left out.
     """
     for rule in _RULES:
         about = [
@@ -260,7 +260,7 @@ def decided(experiment: str, entries: Sequence[Entry]) -> Iterator[Finding]:
 
 
 def _verdict(rule: Rule, entry: Entry) -> Verdict:
-    """Return the verdict on an entry; it does not deviate if the adapter declares what it shows."""
+    """Return a rule's verdict on an entry; one that agrees with a declaration cannot deviate."""
     verdict = rule.verdicts.get(entry.value.id, "unsupported")
     return "conforms" if verdict == "deviates" and entry.declared and entry.agrees else verdict
 
@@ -297,7 +297,7 @@ def between_modes(first: Sequence[Entry], entries: Sequence[Entry], mode: str) -
 def _pairs(entries: Iterable[Entry], telling: str) -> Pairs:
     """Yield pairs of entries whose subjects differ only in one argument, named `telling`.
 
-    The subject of the first entry does not have it, that of the second does.
+    In each pair, only the subject of the second entry has that argument.
     """
     known = {_about(entry.subject): entry for entry in entries if not _has(entry, telling)}
     for entry in entries:
@@ -311,7 +311,7 @@ def _has(entry: Entry, argument: str) -> bool:
 
 
 def _about(subject: Phrase, *without: str) -> Phrase:
-    """Return a subject without some arguments, so that subjects in different calls are equal.
+    """Return a subject without some arguments, so that those of comparable entries are equal.
 
     For fully masked queries, the dtype of the mask is left out too if it is that of the inputs, or
     float32.

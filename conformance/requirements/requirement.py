@@ -1,7 +1,7 @@
 """Define `Requirement`: one sentence, the reason why it matters, and the check that decides it.
 
-A check receives an `Examination` (one implementation and one case), and returns a `Finding`. It
-never handles the arrays of a framework.
+A check receives an `Examination` (one implementation and one case), and returns a `Finding`, or
+None if the requirement does not apply. It never handles the arrays of a framework.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ class Requirement:
 
 
 def requirement(name: str, sentence: str, **fields: Any) -> Callable[[Check], Requirement]:
-    """Return a decorator that replaces a check function by the `Requirement` that it decides.
+    """Return a decorator that turns a check function into the `Requirement` that it decides.
 
     Args:
         name: the id of the requirement.
         sentence: the sentence of the requirement.
-        fields: other attributes of the `Requirement`: `why`, and those that differ from defaults.
+        fields: other attributes of the `Requirement`: `why`, and those whose values are not the
+            defaults.
     """
     return lambda check: Requirement(name, sentence, check, **fields)
 
@@ -89,7 +90,8 @@ def judge(
         requirement: the requirement's id.
         comparisons: at least one comparison; the finding has the figures of the worst one.
         accuracy: the accuracy class that was reached, or "".
-        said: the detail of a deviation; `{array}` stands for the name of the worst array.
+        said: the detail of a deviation; `{array}` stands for the name of the worst array. If no
+            single element deviates, the rms and the bias of that array are appended.
     """
     worst = worst_of(comparisons)
     figures = msgspec.structs.replace(worst.figures, accuracy=accuracy)

@@ -28,9 +28,10 @@ from conformance.requirements.requirement import requirement
 def taken(ex: Examination) -> Finding | None:
     """Check whether a case is refused only because of its sizes, although the adapter declares
     them. If an implementation that declares a `Geometry` refuses a case, it is called again at the
-    same sizes, without masks, biases or other arguments. It deviates if it refuses that too, unless
-    the refusal has another reason: it accepts other declared shapes, but none of the same kind, for
-    example with shared key/value heads, in this dtype."""
+    same sizes, without masks or other arguments. It deviates if it refuses that too, unless the
+    refusal seems to have another reason: in this dtype, the implementation accepts no shape of the
+    same kind (for example, with shared key/value heads), although it accepts other shapes or
+    dtypes."""
     geometry = ex.adapter.geometry
     if geometry is None or ex.case.grid is None:
         return None
@@ -58,8 +59,8 @@ def taken(ex: Examination) -> Finding | None:
 def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
     """Return whether the case appears to be refused because of its sizes.
 
-    That is so if the implementation accepts other sizes for a shape of the same kind, or if it
-    accepts none of the shapes that are tried, in any dtype.
+    That is so if the implementation accepts other sizes for a shape of the same kind in this dtype,
+    or if it accepts none of the shapes of the case families in any dtype.
     """
     every = [shape for each in _families(ex, geometry) for shape in each.values()]
     if any(_takes(ex, shape, ex.dtype) for shape in _of_its_kind(ex, geometry)):
@@ -69,7 +70,10 @@ def _is_for_its_size(ex: Examination, geometry: Geometry) -> bool:
 
 
 def _families(ex: Examination, geometry: Geometry) -> Iterator[dict[str, Shape]]:
-    """Yield the shapes of the case families, by name, for each of the declared head sizes."""
+    """Yield a dictionary from case family to shape for each grid of the declared sizes.
+
+    The family "far", and families with a score that the adapter does not declare, are left out.
+    """
     for grid in geometry.grids(layer=not ex.adapter.projections_supplied):
         yield {
             name: grid.shape(name, small)
@@ -79,7 +83,7 @@ def _families(ex: Examination, geometry: Geometry) -> Iterator[dict[str, Shape]]
 
 
 def _of_its_kind(ex: Examination, geometry: Geometry) -> Iterator[Shape]:
-    """Yield shapes that differ from that of the case only in their sizes.
+    """Yield shapes that differ from the shape of the case only in their sizes.
 
     All other properties are the same, because an implementation may not support shared key/value
     heads, for example, or inputs that are separate arrays.
@@ -104,7 +108,7 @@ def _of_its_kind(ex: Examination, geometry: Geometry) -> Iterator[Shape]:
 
 
 def _takes(ex: Examination, shape: Shape, dtype: str) -> bool:
-    """Return whether the implementation solves a problem of this shape with no other arguments."""
+    """Return whether the implementation accepts a problem of this shape and dtype without masks."""
 
     def ask() -> bool:
         problem = rounded(assembled(shape, draw(shape, np.random.default_rng(0))), dtype)
