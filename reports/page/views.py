@@ -433,8 +433,8 @@ class Symptom(NamedTuple):
     """Deviations of one implementation that have the same cause or the same message.
 
     `explained` means that `text` is a known cause. `folded` means that several deviations are the
-    same error, so that one of them is sufficient evidence. `kind`, `reason`, `link` and `reproduction` are copied from the baseline
-    entry that covers the deviations.
+    same error, so that one of them is sufficient evidence. `kind`, `reason`, `link` and
+    `reproduction` are copied from the baseline entry that covers the deviations.
     """
 
     kind: str
