@@ -144,7 +144,7 @@ def requirements_of(records: Sequence[Loaded]) -> list[RequirementInfo]:
 
 
 def topics_of(records: Sequence[Loaded]) -> list[Topic]:
-    """Return the experiments' topics in all records, each from the newest record that has it."""
+    """Return the topics in all records, each once, from the newest record that has it."""
     return _each(item for header in _newest(records) for item in header.topics)
 
 

@@ -1,4 +1,4 @@
-"""Group equivalent deviations, and items that were unsupported or not verified for one reason."""
+"""Group equivalent deviations, and items unsupported or not verified for the same reason."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Located(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self.finding.verdict in WRONG
 
     def part(self, place: str) -> str:
-        """Return the part that `place` names, such as "requirement", "case", "dtype" or "mode"."""
+        """Return the requirement, or the field of the item's result, that `place` names."""
         text: str = self.requirement if place == "requirement" else getattr(self.result, place)
         return text
 

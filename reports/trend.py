@@ -159,7 +159,7 @@ def _platform(record: Record) -> dict[str, str]:
 
 
 def _order(part: Part) -> tuple[Any, ...]:
-    """Return a sort key: the versions of library, framework, NumPy and Python, then the name."""
+    """Return a sort key: versions of library, framework, NumPy and Python; name of the record."""
     # `versions` lists the framework first and the library itself last.
     versions = [_version(version) for version in reversed(part.implementation.versions.values())]
     platform = _platform(part.record)

@@ -46,7 +46,7 @@ KNOWN = "known"
 """The word that replaces the verdict of an item if the baseline lists all its deviations."""
 
 MUST = ("must", "")
-"""The levels of requirements that fail a run; that of an unknown requirement is ""."""
+"""The levels of requirements whose violation fails a run; an unknown requirement has level ""."""
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def part_of(path: Path, names: Sequence[str]) -> Record:
 
 
 class Claims:
-    """A search for the entries that claim a finding, on the platform and versions of one run.
+    """A lookup of the entries that claim a finding, for the platform and versions of one run.
 
     Raises:
         BrokenBaseline: if a condition uses a variable that the run does not define.

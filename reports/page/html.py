@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no network, escapes everything, and loads lazily.
+"""The report as one HTML page that needs no network, escapes everything, and is filled lazily.
 
 The page shows the summary and the headings of everything else. It contains its other parts as
 compressed, escaped HTML, which the script inserts when they come into view, and every single
@@ -228,8 +228,9 @@ keep only the two digits shown, so that a page of a million findings can be sent
 def packed(report: Report, records: Sequence[Loaded]) -> bytes:
     """Return all findings as columns of numbers: one line of JSON, then the bytes of the columns.
 
-    The numbers are indices, from 0, into the lists in the JSON. The bytes of a column are ordered
-    by significance, all lowest bytes first, because this compresses best.
+    Most numbers are indices, from 0, into lists in the JSON or in `contents`; those called "many"
+    are the numbers of findings of each item. The bytes of a column are ordered by significance, all
+    lowest bytes first, because this compresses best.
     """
     column = {own.key: index for index, own in enumerate(report.columns)}
     row = {own.requirement: index for index, own in enumerate(report.matrix)}

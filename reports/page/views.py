@@ -430,7 +430,7 @@ def _first_few(counts: Mapping[str, int]) -> str:
 
 
 class Symptom(NamedTuple):
-    """Deviations of one implementation that have the same cause or the same message.
+    """Deviations of one implementation that have the same cause, the same message or extent.
 
     `explained` means that `text` is a known cause. `folded` means that several deviations are the
     same error, so that one of them is sufficient evidence. `kind`, `reason`, `link` and

@@ -131,7 +131,7 @@ def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list
 
 
 EXPLORED = "explored"
-"""The folder, beside that of the records, of explorations outside the catalogue."""
+"""The folder, beside that of the records, of results on random problems outside the catalogue."""
 
 _OWN = "Written here, or for teaching"
 """The heading of implementations that belong to no library."""
