@@ -28,7 +28,7 @@ _KINDS = {
     "gradient.parameters-equal-definition": "gradients",
     "gradient.bias-equals-definition": "gradients",
 }
-"""The requirements that compare an answer with the definition, and the part each compares."""
+"""The requirements that compare an answer with the definition, and what each of them compares."""
 
 
 def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accuracy]:
@@ -51,7 +51,10 @@ def accuracy(columns: Sequence[Column], seen: Iterable[Located]) -> list[Accurac
 
 
 def limit(entries: Iterable[Accuracy]) -> float:
-    """Return the limit on |error| / σ that was used when the records were made."""
+    """Return the limit on |error| / σ that was used when the records were made.
+
+    It is taken from the first measurement; without any, it is `LIMIT`.
+    """
     spreads = [spread for entry in entries for spread in (entry.output, entry.gradients)]
     return next((spread.limit for spread in spreads if spread is not None), LIMIT)
 
@@ -139,7 +142,10 @@ def exchanged(records: Sequence[Loaded], parts: Iterable[Part]) -> tuple[Answers
 
 
 def pairs(columns: Sequence[Column], answers: Answers) -> list[Pair]:
-    """Return for each dtype all pairs of implementations with outputs for a common case."""
+    """Return, for each dtype, all pairs of implementations that have outputs for a common case.
+
+    Cases whose answer the definition leaves open are not compared.
+    """
     compared = []
     for dtype in _dtypes(answers):
         cases = {
@@ -170,7 +176,7 @@ def _pair(
 
 
 def apart(columns: Sequence[Column], answers: Answers, limit: float) -> list[Apart]:
-    """Return the cases that no definition settles, or with NaN, and which columns agree."""
+    """Return the cases with NaN or without a defined answer, and which columns agree in them."""
     alike: dict[tuple[str, str, str], Apart] = {}
     dtypes = _dtypes(answers)
     for (dtype, case), given in sorted(answers.items(), key=lambda item: dtypes.index(item[0][0])):
@@ -197,7 +203,7 @@ def _distance(one: Exchanged, other: Exchanged, dtype: str) -> float:
 
 
 def _alike(one: Exchanged, other: Exchanged, dtype: str, limit: float) -> bool:
-    """Return whether two outputs agree within the noise and have NaN in the same places."""
+    """Return whether two outputs have NaN in the same places and elsewhere agree within `limit`."""
     nan = np.isnan(one.output)
     if (nan != np.isnan(other.output)).any():
         return False
@@ -212,6 +218,6 @@ def _same_problem(one: Exchanged, other: Exchanged) -> bool:
 
 
 def _dtypes(answers: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the dtypes of all outputs, in the suite's order, then any others."""
+    """Return the dtypes of all outputs: the suite's dtypes in its order, then any others."""
     have = dict.fromkeys(dtype for dtype, _ in answers)
     return [*(name for name in UNDERFLOW if name in have), *(n for n in have if n not in UNDERFLOW)]

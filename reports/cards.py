@@ -1,7 +1,7 @@
 """Build convention cards from records: what was declared about masks, and what was observed.
 
 `experiment_cards` and `handed` return the observations of a run's experiments, `GLANCES` selects
-the ones that people look for first for one table, and `conventions` compares declarations with what
+those that people look for first, for one table, and `conventions` puts declarations beside what
 requirements and experiments observed.
 """
 
@@ -117,7 +117,7 @@ def _numbers(weights: np.ndarray | None) -> list[list[float | None]]:
 
 
 def _is_infinite(subject: Phrase) -> bool:
-    """Return whether an encoding can block a whole row; large finite numbers cannot."""
+    """Return whether a subject's encoding can block a whole row; large finite numbers cannot."""
     return subject.part("form").id not in ("form.zero-large", "form.zero-least")
 
 
@@ -139,7 +139,7 @@ _ALARMING = {
 
 
 class Shown(NamedTuple):
-    """A value in a cell of the table, and where it holds ("" if no other value was observed)."""
+    """A value in a cell of the table, and where it holds ("" if that need not be stated)."""
 
     phrase: Phrase
     where: str
@@ -184,7 +184,7 @@ def taking(
             a mode has several values.
         value: function that maps an observed value to the one to show.
         fits: function that returns whether to include a subject.
-        parts: for arguments of subjects, by name, the texts that are included.
+        parts: for each given argument of a subject, the texts of the values to include.
     """
 
     def take(card: Card) -> list[Shown]:
@@ -235,7 +235,10 @@ def _beyond(subject: Phrase) -> str:
 
 
 def _furthest(value: Phrase) -> Phrase:
-    """Shorten a value about a leak of NaN: it reaches the output, or else only gradients."""
+    """Shorten a value about a leak of NaN to whether it reaches the output or only gradients.
+
+    Other values are returned unchanged.
+    """
     if value.id != "leak.reaches":
         return value
     output = Phrase("place.output")
@@ -245,7 +248,10 @@ def _furthest(value: Phrase) -> Phrase:
 
 
 def _weights(card: Card) -> list[Shown]:
-    """Take the form of the returned weights, if any, and whether they include dropout."""
+    """Find in a card the form of the returned weights, and whether they include dropout.
+
+    That some modes return none is left out if others return weights.
+    """
     shown = taking("weights.returned")(card)
     if len(shown) > 1 and any(item.phrase.id == "weights.none" for item in shown):
         shown = [Shown(item.phrase, "") for item in shown if item.phrase.id != "weights.none"]
@@ -382,7 +388,7 @@ def _declared_forms(mask: MaskInfo) -> dict[str, str]:
 def _tried(
     experiments: Sequence[CaseResult], about: str, fits: Callable[[Phrase], bool]
 ) -> list[tuple[CaseResult, Phrase]]:
-    """Return the values of the subjects with an id that fit, each once per result."""
+    """Return the values of the subjects that have the id `about` and fit, each once per result."""
     return [
         (result, value)
         for result in experiments
@@ -397,7 +403,8 @@ def _tried(
 def _masked_rows(required: Observations, experiments: Sequence[CaseResult]) -> list[MaskedRow]:
     """Return what fully masked queries get, each value with its effects on gradients.
 
-    The effects are collected separately, because not every mode has gradients.
+    The effects are those that requirements recorded, or else those that experiments observed in
+    modes with the same value.
     """
     parts = [(result, value.part("row"), value.part("beside")) for result, value in required]
     tried = _tried(experiments, "fully-masked.output", _is_infinite)
@@ -416,7 +423,7 @@ def _masked_rows(required: Observations, experiments: Sequence[CaseResult]) -> l
 
 
 def _variants(observed: Observations) -> list[Variant]:
-    """Return each observed value with where it was observed, the most frequent first."""
+    """Return each observed value and where it was observed, the most frequent value first."""
     every = [result for result, _ in observed]
     by_value = sorted(by_key(observed, lambda pair: pair[1]).items(), key=lambda one: -len(one[1]))
     variants: list[Variant] = []

@@ -65,13 +65,14 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """Findings of one implementation and requirement that changed in the same way.
 
     Attributes:
-        requirement: the id of the requirement; "run" if the process died or hung.
+        requirement: the id of the requirement; "run" if items have no findings of requirements,
+            for example because the process died or hung.
         level: the level of the requirement, or "".
         before, after: verdicts, or values of a characteristic; "" if there was no such finding.
         told: the message of the worst finding after the change, or "".
         cause: the known mistake that explains the worst finding, or "".
         times: the number of findings that changed in this way.
-        cases, dtypes, modes: where these findings were made.
+        cases, dtypes, modes: those in which these findings were made.
         case, dtype, mode: the item with the worst finding.
         figures, worst: the measured evidence of that item.
         command: the command that runs only that item.
@@ -110,9 +111,10 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Convention(msgspec.Struct, frozen=True):
-    """An entry of a convention card that has changed; "" stands for a missing entry.
+    """An entry of a convention card that has changed.
 
-    `phrases` contains subject, before and after in machine-readable form.
+    `before` or `after` is "" if that side has no such entry. `phrases` contains `subject`, `before`
+    and `after` in machine-readable form.
     """
 
     implementation: str
@@ -134,7 +136,7 @@ class Members(msgspec.Struct, frozen=True):
     """What only one side of a comparison has.
 
     Attributes:
-        implementations: names of implementations that only this side has.
+        implementations: names of implementations that only this side has on some device.
         cases: cases that only this side has, for implementations that both sides have.
         items: the number of items that only this side has, for the same implementations.
         findings: the number of findings that only this side has, for items that both sides have.
@@ -163,11 +165,12 @@ class Changes(msgspec.Struct, frozen=True):
     """All changes between two sets of records.
 
     Attributes:
-        worse: findings that are wrong now, and were not wrong, or less severely wrong, before.
+        worse: findings that are wrong now and were not wrong, or were less severely wrong, before.
         lost: findings that conformed or were wrong before and are undecided now, for example
             unsupported or not run.
-        otherwise: findings that have changed, but are neither better nor worse.
-        fixed: findings that were wrong and conform now.
+        otherwise: all other findings that have changed, for example in their cause, and
+            characteristics that are now reported to deviate from what is declared.
+        fixed: findings that were wrong before, and conform or are observed now.
         gained: findings that were undecided before, and conform or are observed now.
         conventions: entries of convention cards that have changed.
         added, removed: what only the second, or only the first side has.
@@ -244,9 +247,10 @@ def answers(results: Iterable[CaseResult]) -> dict[Key, CaseResult]:
 def matched(before: Answers, after: Answers) -> Iterator[Pair]:
     """Yield the findings of both sides in pairs.
 
-    If the process died or hung on the first side only, this is paired with each wrong finding of
-    the second side, or else with its verdict. If it did so on the second side only, this is paired
-    with the verdict of the first side.
+    If an item has no findings of requirements on the first side only, for example because the
+    process died or hung, this outcome is paired with each wrong finding that the item has on the
+    second side or, if there is none, with the item's verdict there. If that is so on the second
+    side only, this outcome is paired with the item's verdict on the first side.
     """
     for key in dict.fromkeys([*before, *after]):
         one, other = _by_requirement(before.get(key)), _by_requirement(after.get(key))
@@ -265,7 +269,10 @@ def matched(before: Answers, after: Answers) -> Iterator[Pair]:
 def differing_entries(
     before: Answers, after: Answers
 ) -> Iterator[tuple[Key, Phrase, Phrase, Phrase]]:
-    """Yield (item, subject, before, after) for each card entry that differs in common items."""
+    """Yield (item, subject, before, after) for each card entry that differs in common items.
+
+    `NOTHING` stands for the value of an entry that only the other side has.
+    """
     for key in before:
         if key not in after:
             continue
@@ -339,7 +346,7 @@ class Records:
 
 
 def load_side(*paths: Path) -> Records:
-    """Read a record, several, or all records in a folder.
+    """Read one or more records, given as files or as folders of records.
 
     Raises:
         BrokenRecord: if a record cannot be read, if there is none, or if two records contain the
@@ -486,7 +493,7 @@ def _conventions(before: Records, after: Records) -> list[Convention]:
 
 
 def _members(these: Records, others: Records, findings: int, wrong: list[Change]) -> Members:
-    """Return the items that these records have and the others do not."""
+    """Return what these records have and the others lack; `findings` and `wrong` are passed on."""
     shared = these.specs.keys() & others.specs.keys()
     keys = [key for key in these.results if key not in others.results and key[:2] in shared]
     asked = {key[2] for key in others.results}
@@ -561,7 +568,7 @@ def show(console: Console, changes: Changes) -> None:
 
 
 def deltas(changes: Changes) -> dict[str, str]:
-    """Return the counts of verdicts for each implementation, with their changes.
+    """Return, as text, the counts of verdicts for each implementation now, with their changes.
 
     If the device changed, the items did too; in this case no changes are shown.
     """
@@ -574,7 +581,10 @@ def deltas(changes: Changes) -> dict[str, str]:
 
 
 def _vector(counts: Counts, before: Counts | None) -> str:
-    """Return counts with their changes: "12 conforms (+2), 3 deviates"."""
+    """Return counts with their changes, such as "12 conforms (+2), 3 deviates".
+
+    If `before` is None, the implementation is marked as new.
+    """
     then = counts if before is None else before
     texts = [
         f"{counts.get(verdict, 0)} {verdict}" + difference(counts, then, verdict)

@@ -31,8 +31,8 @@ class Part(NamedTuple):
 
     Attributes:
         key: the key of its column: the name if that is unique, else the name and the device, else
-            the record too.
-        arrays: the exchange arrays of the whole record, by "item id|array".
+            also the name of the record, or at last the name and the number of the record.
+        arrays: the arrays stored beside the whole record, by "item id|array".
     """
 
     key: str
@@ -91,7 +91,7 @@ def sources(records: Sequence[Loaded]) -> list[Source]:
 def columns(parts: Iterable[Part]) -> list[Column]:
     """Return the columns, with those of one layer side by side.
 
-    Titles that differ only in their part in brackets are variants of one layer.
+    Columns whose titles differ only in the part in brackets are variants of one layer.
     """
     layers: dict[str, list[tuple[Part, str]]] = {}
     for part in parts:
@@ -139,12 +139,12 @@ def _column(part: Part, group: str, variant: str) -> Column:
 
 
 def requirements_of(records: Sequence[Loaded]) -> list[RequirementInfo]:
-    """Return the requirements of all records, each once, as described in the newest record."""
+    """Return the requirements of all records, each once, from the newest record that has it."""
     return _each(item for header in _newest(records) for item in header.requirements)
 
 
 def topics_of(records: Sequence[Loaded]) -> list[Topic]:
-    """Return the topics of experiments of all records, each once, from the newest record."""
+    """Return the topics in all records, each once, from the newest record that has it."""
     return _each(item for header in _newest(records) for item in header.topics)
 
 
@@ -158,7 +158,7 @@ def _each(items: Iterable[Named]) -> list[Named]:
 
 
 def declared(record: Record) -> list[Implementation]:
-    """Return the declared implementations, and a placeholder for each that has only results."""
+    """Return the declared implementations, and placeholders for undeclared ones with results."""
     names = {item.name for item in record.header.implementations}
     unknown = dict.fromkeys(result.implementation for result in record.results)
     return [

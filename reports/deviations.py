@@ -1,4 +1,4 @@
-"""Group equivalent deviations, and items that were not verified, into one entry each."""
+"""Group equivalent deviations, and items unsupported or not verified for the same reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def deviations(
     requirements: Sequence[RequirementInfo],
     known: Mapping[Located, KnownDeviation],
 ) -> list[Deviation]:
-    """Return the deviations by implementation, then requirement, the most frequent first.
+    """Return the deviations, sorted by implementation, requirement, and frequency (highest first).
 
     The worst finding of each deviation is its evidence. `known` maps findings to the baseline entry
     that covers them.
@@ -70,8 +70,8 @@ def _place(one: Located) -> tuple[str, str]:
 def _alike(wrong: Sequence[Located], known: Mapping[Located, KnownDeviation]) -> list[Group]:
     """Group equivalent findings.
 
-    Without a known cause, findings whose cases deviate in different dtypes are kept apart: what is
-    wrong only in float64 is a different fault from what is wrong in all dtypes.
+    Measured findings without a known cause are kept apart if their cases deviate in different
+    dtypes: what is wrong only in float64 is a different fault from what is wrong in all dtypes.
     """
 
     def says(one: Located) -> tuple[object, ...]:
@@ -132,7 +132,7 @@ def _deviation(
 def normalised(finding: Finding, mode: str, dtype: str) -> str:
     """Return the message of a finding with array, mode, dtype and numbers replaced.
 
-    These vary from item to item, so that equivalent findings get equal texts.
+    These vary from item to item; without them, equivalent findings have equal texts.
     """
     array = finding.figures.array if finding.figures is not None else ""
     text = finding.detail
@@ -145,7 +145,7 @@ def normalised(finding: Finding, mode: str, dtype: str) -> str:
 
 
 def unsupported(columns: Sequence[Column], seen: Iterable[Located]) -> list[Unsupported]:
-    """Return what is unsupported by implementation and reason, the most frequent first."""
+    """Return the unsupported items by implementation and reason, the most frequent reason first."""
     left = [one for one in seen if one.finding.verdict == "unsupported"]
     groups = _unanswered(columns, left)
     entries = [

@@ -25,12 +25,12 @@ class Family(NamedTuple):
 
     Attributes:
         name: the heading of the feature.
-        parts: the features of problems that belong to it, as declarations name them.
-        kinds: kinds of declarations that belong to it without naming a part, because they change
-            how tokens are passed.
+        parts: the names of those features of a problem that the heading covers.
+        kinds: kinds of declarations that the heading covers although they name none of these
+            features, because they change how tokens are passed.
         chapter: the chapter of the requirements that are only about this feature, or "".
         seen: functions that take observed values from a card, in order.
-        subject: the first part of the ids of its experiment's subjects.
+        subject: the part before the dot in the ids of its experiment's subjects, or "".
     """
 
     name: str
@@ -95,7 +95,7 @@ FAMILIES = (
 """The features, in the order of the report."""
 
 _NOTHING = frozenset({"cannot-be-asked", "none"})
-"""The values of experiments that do not show a convention."""
+"""The ids of observed values that do not show a convention."""
 
 
 def features(
@@ -132,7 +132,7 @@ def _declared(
     """Return the declared arguments of a feature.
 
     If the record does not list declared features, return the arguments that experiments tried, or
-    None.
+    None if there are none.
     """
     if implementation.features is None:
         tried = {
@@ -154,7 +154,7 @@ _CHAPTERS = frozenset(family.chapter for family in FAMILIES if family.chapter)
 
 
 def _chapters(result: CaseResult) -> dict[str, list[str]]:
-    """Return the verdicts of requirements that are about a single feature, by chapter."""
+    """Return an item's verdicts on requirements that are about a single feature, by chapter."""
     found: dict[str, list[str]] = {}
     for finding in result.findings:
         chapter = finding.requirement.partition(".")[0]
@@ -169,7 +169,11 @@ def _items(
     family: Family,
     of_case: Mapping[str, frozenset[str]],
 ) -> Counts:
-    """Count the verdicts of items that include a feature or a requirement only about it."""
+    """Count the items of a feature by verdict.
+
+    If the case of an item has the feature, the item's own verdict counts; if only requirements
+    about the feature were checked on the item, the worst verdict of these counts.
+    """
     verdicts: list[str] = []
     for result, chapters in zip(results, asked, strict=True):
         if of_case.get(result.case, frozenset()) & family.parts:

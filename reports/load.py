@@ -1,8 +1,9 @@
-"""Read records from files; a record that cannot be used or does not fit is reported and left out.
+"""Read records from files, and leave out those that cannot be read or do not fit together.
 
-Records in which a case of one name poses different problems are not comparable, so the minority of
-them is left out. None of this stops the report. Earlier records of the same implementations are not
-part of the tables; they are shown as the trend.
+Records are comparable only if they come from one version of the suite and cases of the same name
+pose the same problem, so records that differ from the majority in this are left out. A line is
+returned about each record that is left out; the report is made from the others. Earlier records of
+the same implementations are not part of the tables; they are shown as the trend.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from conformance.reports.model import Loaded
 
 
 def find_records(paths: Iterable[Path]) -> list[Path]:
-    """Return files as given, and the records and journals of unfinished runs in given folders.
+    """Return the given files, and the records and journals in each given folder.
 
     Records of narrowed runs in a folder are left out, because they lie beside the complete records.
     """
@@ -94,7 +95,11 @@ def _read_all(paths: Iterable[Path], run: str, *, arrays: bool) -> tuple[list[Lo
 
 
 def _latest(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[Loaded]]:
-    """Separate current records from those replaced by later complete records, oldest first."""
+    """Return the current records, and those that later records replace, the oldest first.
+
+    A record is replaced if it is complete and not narrowed, and if a later such record exists for
+    each of its implementations.
+    """
     whole = [item for item in loaded if _is_whole(item[1])]
     latest: dict[tuple[str, str], str] = {}
     for _, record, _ in whole:
@@ -126,10 +131,12 @@ def _contestants(record: Record) -> set[tuple[str, str]]:
 
 
 def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
-    """Keep the records with the most frequent suite version and catalogue; of equals, the first.
+    """Return the records with the most frequent suite version and catalogue, and refused ones.
 
-    A record of another catalogue is kept too if the cases that it shares with the others are the
-    same, for example after a case was added to the catalogue.
+    If two combinations are equally frequent, the first is taken. A record of another catalogue, but
+    of the same suite version, is kept too if it shares cases with the kept records and these cases
+    are the same, for example after a case was added to the catalogue. For each refused record,
+    there is a line that says why.
     """
     kinds = Counter(_kind(record) for _, record, _ in loaded)
     if len(kinds) < 2:
@@ -157,7 +164,7 @@ def _of_one_kind(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
 
 
 def _hashes(record: Record) -> dict[str, str]:
-    """Return the hash of each case, or "" if the record does not contain it."""
+    """Return the hash of each case, by name; "" if the record does not contain the hash."""
     return {name: case.hash for name, case in record.header.cases.items()}
 
 
@@ -168,7 +175,11 @@ def _same_questions(one: dict[str, str], other: dict[str, str]) -> bool:
 
 
 def _without_twins(loaded: Sequence[Loaded]) -> tuple[list[Loaded], list[str]]:
-    """Keep one record of each implementation and device, so that nothing is counted twice."""
+    """Return the records, each implementation and device only once, and lines about the others.
+
+    A record is left out as a whole if one of its implementations is already in another record;
+    complete records are preferred to incomplete ones.
+    """
     places: dict[tuple[str, str], Path] = {}
     left_out: set[int] = set()
     refused = []

@@ -1,8 +1,8 @@
-"""The report as data: the content of `compatibility.json`, and everything that the pages show.
+"""The report as data: the content of `compatibility.json`, from which the pages are made.
 
-The classes are plain structs, filled in by `build`. `Counts` maps verdicts to numbers; results are
-never reduced to one percentage. Ratios are in units of the rounding noise σ that no implementation
-can avoid; `findings.INFINITE` stands for an infinite ratio.
+The classes are plain structs, filled in by `build`. `Counts` maps names, mostly verdicts, to
+numbers; results are never reduced to one percentage. Ratios are in units of the rounding noise σ
+that no implementation can avoid; `findings.INFINITE` stands for an infinite ratio.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from conformance.records.record import Record
 SCHEMA = "mha-conformance/report/2"
 
 Loaded = tuple[Path, Record, Mapping[str, Array]]
-"""The path of a record, the record, and its exchange arrays by "item id|array"."""
+"""The path of a record, the record, and the arrays stored beside it, by "item id|array"."""
 
 Standing = Literal["conforms", "deviates", "not verified"]
-"""`not verified`: nothing is known to be wrong, but a question remains open."""
+"""`not verified`: nothing is known to be wrong, but something, or everything, was not verified."""
 Counts = dict[str, int]
 
 
@@ -34,8 +34,10 @@ class Column(msgspec.Struct, frozen=True):
 
     Attributes:
         key: identifies the column in the report; equal to `name` if that is unique.
-        group: the title without its part in brackets; one layer on several backends is a group.
-        variant: the part of the title in brackets if the group has several members, else "".
+        group: the title without its part in brackets, which the columns of one layer on several
+            backends share; the whole title if no other column belongs to the group.
+        variant: the part of the title in brackets, or `key` if that part is missing or not unique
+            in the group; "" if no other column belongs to the group.
         record: the name of the record that the column comes from.
         items: the number of items (case x dtype x mode) with each verdict.
         findings: the number of findings (requirement x item) with each verdict.
@@ -89,7 +91,10 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One requirement for one implementation; `verdict` is the worst, or "" without findings."""
+    """The findings of one requirement on one implementation, counted by verdict.
+
+    `verdict` is the worst of these verdicts, or "" if there are no findings.
+    """
 
     column: str
     counts: Counts
@@ -108,14 +113,14 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def asked(self) -> bool:
-        """Whether the requirement was checked on any implementation."""
+        """Whether any implementation has a finding of the requirement, whatever its verdict."""
         return any(cell.counts for cell in self.cells)
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """An observed value, how often it was observed, and where; `where` is "" for everywhere.
+    """An observed value, how often it was observed, and where.
 
-    `value` is the text of `phrase`.
+    `where` is "" if the value was observed everywhere. `value` is the text of `phrase`.
     """
 
     value: str
@@ -143,7 +148,7 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class MaskedRow(msgspec.Struct, frozen=True):
-    """What the output of a fully masked query is, and how this affects the gradients."""
+    """An output of a fully masked query, and what happens to gradients and to other queries."""
 
     row: Variant
     consequences: list[Variant]
@@ -161,9 +166,10 @@ class Convention(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A value that an experiment observed, and in which modes; `modes` is [] for all of them.
+    """A value that an experiment observed, and the modes in which it was observed.
 
-    `value` and `declared` are texts; `value` is the text of `phrase`.
+    `modes` is [] if no other value was observed. `value` and `declared` are texts; `value` is the
+    text of `phrase`.
     """
 
     value: str
@@ -212,10 +218,10 @@ class Feature(msgspec.Struct, frozen=True):
 
     Attributes:
         column, feature: the implementation, and the name of the feature.
-        declared: the arguments that the implementation declares for the feature; None if the record
-            does not contain them.
+        declared: the arguments that the implementation declares for the feature. If the record
+            does not list declared features, the arguments that experiments tried, or None.
         items: the number of items (case x dtype x mode) of the feature with each verdict; {} if
-            none ran.
+            there are none.
         seen: the conventions that experiments observed.
     """
 
@@ -232,20 +238,20 @@ class Feature(msgspec.Struct, frozen=True):
 
     @property
     def wrong(self) -> int:
-        """How many items deviate or ended in an error."""
+        """How many items deviated or ended in an error."""
         return self.items.get("deviates", 0) + self.items.get("error", 0)
 
 
 class Handed(msgspec.Struct, frozen=True):
-    """The effect of passing a causal mask, in one encoding, to one implementation unchanged.
+    """The effect of passing a causal mask, in one encoding and unconverted, to an implementation.
 
     Attributes:
         column, argument: the implementation, and the argument that received the mask.
         written: the encoding of the mask.
         value: the effect; the text of `phrase`.
         evidence: the effect described in a sentence.
-        weights: the weights of the first head, `[query key]`, None where they are NaN; [] if the
-            implementation rejected the mask.
+        weights: the weights of the first head, `[query key]`, None where they are not finite; [] if
+            the record has none, for example because the implementation rejected the mask.
     """
 
     column: str
@@ -265,10 +271,10 @@ class Spread(msgspec.Struct, frozen=True):
         rms_ratio: the median over the findings of rms(error / σ).
         limit: the largest max_ratio that conforms.
         classes: how many findings reached each accuracy class; "" means that none was reached.
-        worst_class: the least accurate of these classes.
-        comparable: the spread of those findings in which every element is finite; None if that is
-            true of all findings or of none. If a known defect produces NaN, it shows how accurate
-            the remaining findings are.
+        worst_class: the least accurate of these classes; "" if any finding reached none.
+        comparable: the spread of the findings whose max_ratio is finite; None if all findings are
+            such findings, or none is. If a defect produces NaN, `comparable` shows how accurate the
+            implementation is elsewhere.
     """
 
     max_ratio: float
@@ -282,17 +288,20 @@ class Spread(msgspec.Struct, frozen=True):
 
     @property
     def finite(self) -> Spread:
-        """The spread over the finite findings, or over all findings without `comparable`."""
+        """`comparable`, or this spread itself if `comparable` is None."""
         return self.comparable or self
 
     @property
     def lost(self) -> int:
-        """The number of findings with an element that is not finite; 0 without `comparable`."""
+        """The number of findings that `comparable` leaves out; 0 if `comparable` is None."""
         return self.findings - self.finite.findings
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """The accuracy of one implementation in one dtype; None where nothing was measured."""
+    """The accuracy of one implementation in one dtype.
+
+    `output` or `gradients` is None if its errors were not measured.
+    """
 
     column: str
     dtype: str
@@ -303,7 +312,8 @@ class Accuracy(msgspec.Struct, frozen=True):
 class Pair(msgspec.Struct, frozen=True):
     """Two implementations in one dtype: the largest |a - b| / (√2 σ) over their common cases.
 
-    `max_ratio` excludes `nan_cases`, the cases in which one of the two returns NaN.
+    `max_ratio` and `case`, where it occurred, exclude `nan_cases`, the cases in which at least one
+    of the two returns NaN; `cases` is the number of common cases, including these.
     """
 
     dtype: str
@@ -316,7 +326,13 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Apart(msgspec.Struct, frozen=True):
-    """A case that no definition settles, or with NaN; `groups` are implementations that agree."""
+    """A case that the definition leaves open, or in which an implementation returns NaN.
+
+    Attributes:
+        dtypes: the dtypes in which the implementations differ in this way.
+        groups: the implementations, grouped so that the outputs within a group agree.
+        nan: the implementations that return NaN.
+    """
 
     case: str
     dtypes: list[str]
@@ -332,12 +348,12 @@ class Deviation(msgspec.Struct, frozen=True):
         times, of: the number of these findings, and of all findings of this requirement on this
             implementation.
         dtypes: the dtypes, each with the number of cases in which the deviation was found.
-        everywhere: whether the deviation was found in every dtype, and in every mode, in which
-            these cases were examined.
+        everywhere: whether the deviation was found in every dtype, and whether in every mode, in
+            which the requirement was checked on these cases.
         case, dtype, mode, device: the item that is shown as evidence.
         command: the command that runs only that item again.
         kind, reason, link, reproduction: copied from the baseline entry that covers the findings;
-            without such an entry, the kind is "unsorted deviation".
+            without such an entry, or if the entry has no kind, the kind is "unsorted deviation".
     """
 
     id: str
@@ -368,11 +384,11 @@ class Deviation(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The differences between two records of one implementation in their common findings.
+    """The differences between two records of one implementation.
 
     Attributes:
         worse, better: for each requirement, how many findings have become wrong (worse) or are no
-            longer wrong (better).
+            longer wrong (better), among the findings that both records have.
         other: changes that are neither better nor worse, such as a different value of a
             characteristic, as (requirement or subject of an experiment, before, after, how often).
         added, removed: the number of findings that only the later or only the earlier record has.
@@ -390,7 +406,8 @@ class Point(msgspec.Struct, frozen=True):
 
     Attributes:
         worst: for each dtype, the largest |output error| / σ of any case.
-        change: what changed since the previous point; None for the first one.
+        change: what changed since the last point at which the implementation could be run; None if
+            there is no such point, or if the implementation could not be run at this point.
         unavailable: why the implementation could not be run, or "".
     """
 
@@ -436,11 +453,12 @@ class NotVerified(msgspec.Struct, frozen=True):
     """Everything that was not verified.
 
     Attributes:
-        missing: expected records that were not found.
+        missing: the names of expected records that were not found.
         unavailable: the implementations that could not be run, each with the reason.
-        incomplete: records of runs that ended early.
-        narrowed: the records of narrowed runs, each with the options that narrowed the run.
-        problems: files that could not be used, and why.
+        incomplete: a line about each record of a run that ended early.
+        narrowed: the records of narrowed runs, each with the options that narrowed the run and the
+            number of deselected items.
+        problems: a line about each file, or item in a file, that could not be used.
     """
 
     missing: list[str]
@@ -459,7 +477,7 @@ class NotVerified(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The report: everything that the pages show."""
+    """The report as the pages show it, except for single findings and drawings."""
 
     schema: str
     created: str

@@ -60,7 +60,7 @@ class Located(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self.finding.verdict in WRONG
 
     def part(self, place: str) -> str:
-        """Return the finding's requirement, implementation, case, dtype, device or mode."""
+        """Return the requirement, or the field of the item's result, that `place` names."""
         text: str = self.requirement if place == "requirement" else getattr(self.result, place)
         return text
 
@@ -69,9 +69,9 @@ class Group:
     """Equivalent findings.
 
     Attributes:
-        members: the findings, in the order in which they were made.
+        members: the findings, in the given order.
         worst: the worst finding, which serves as evidence.
-        cases, dtypes, modes: where the findings were made.
+        cases, dtypes, modes: those in which the findings were made.
     """
 
     def __init__(self, members: Sequence[Located]) -> None:
@@ -86,7 +86,7 @@ class Group:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """The fields that `Deviation` and `Change` share: how often, where, and the worst item."""
+        """The fields that `Deviation` and `changes.Change` share: frequency, places, worst item."""
         result, finding = self.worst.result, self.worst.finding
         return {
             "times": len(self),
@@ -131,19 +131,20 @@ def worst_verdict(counts: Mapping[str, int]) -> str:
 
 
 def item_counts(results: Iterable[CaseResult]) -> Counts:
-    """Return the number of items of each verdict."""
+    """Return the number of items with each verdict."""
     return count(result.verdict for result in results)
 
 
 def finding_counts(results: Iterable[CaseResult]) -> Counts:
-    """Return the number of findings of each verdict."""
+    """Return the number of findings with each verdict."""
     return count(finding.verdict for result in results for finding in result.findings)
 
 
 def standing(findings: Counts, complete: bool) -> Standing:
-    """Return the standing of an implementation.
+    """Return the standing of an implementation from its findings, counted by verdict.
 
-    It conforms only if nothing deviates and nothing was left unverified.
+    It deviates if any finding is wrong. It conforms if none is wrong, the record is complete, and
+    there are verified findings but no unverified ones.
     """
     if any(findings.get(verdict) for verdict in WRONG):
         return "deviates"
@@ -174,7 +175,7 @@ def totals(columns: Sequence[Column], sources: Iterable[Source], seen: Sequence[
 def matrix(
     columns: Sequence[Column], seen: Iterable[Located], requirements: Sequence[RequirementInfo]
 ) -> list[Row]:
-    """Return one row for each given requirement, then one for each other that was recorded."""
+    """Return one row for each given requirement, then one for each other that has findings."""
     verdicts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for one in seen:
         verdicts[one.requirement][one.column].append(one.finding.verdict)

@@ -1,7 +1,7 @@
 """Changes of an implementation over time, and between versions of its library.
 
-Only findings that both records contain are compared. A case of the same name may differ between
-versions of the suite, so the catalogue is shown for every point in time.
+Only findings that two successive records both contain are compared. A case of the same name may
+differ between versions of the suite, so the catalogue is shown for every point in time.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from conformance.reports.totals import WRONG, by_key, finding_counts
 from conformance.words import say
 
 _PLATFORM = ("numpy", "python")
-"""What every library runs on, which is shown where it differs between records."""
+"""The software on which every library runs; its versions are shown if they differ."""
 
 
 def trends(parts: Iterable[Part], earlier: Sequence[Loaded]) -> list[Trend]:
-    """Return the trend of each implementation with earlier records on the same device."""
+    """Return the trend of each implementation that has earlier records on the same device."""
     return [Trend(part.key, _points([*others, part])) for part, others in _beside(parts, earlier)]
 
 
 def timelines(parts: Iterable[Part], others: Sequence[Loaded]) -> list[Trend]:
-    """Return the trend over versions of each implementation that `others` contain, oldest first."""
+    """Return, for each implementation that `others` contain, its trend over versions.
+
+    The oldest version comes first.
+    """
     courses = []
     for part, beside in _beside(parts, others):
         ordered = sorted([part, *beside], key=_order)
@@ -54,7 +57,10 @@ def timelines(parts: Iterable[Part], others: Sequence[Loaded]) -> list[Trend]:
 
 
 def _beside(parts: Iterable[Part], others: Sequence[Loaded]) -> Iterator[tuple[Part, list[Part]]]:
-    """Yield each part with the parts of other records for the same implementation and device."""
+    """Yield each part that has counterparts in other records, with these counterparts.
+
+    A counterpart is about the same implementation on the same device.
+    """
     by_contestant = by_key(parts_of(others), _contestant)
     for part in parts:
         if beside := by_contestant.get(_contestant(part)):
@@ -153,7 +159,7 @@ def _platform(record: Record) -> dict[str, str]:
 
 
 def _order(part: Part) -> tuple[Any, ...]:
-    """Return a sort key: versions of the library, its framework, NumPy and Python."""
+    """Return a sort key: versions of library, framework, NumPy and Python; name of the record."""
     # `versions` lists the framework first and the library itself last.
     versions = [_version(version) for version in reversed(part.implementation.versions.values())]
     platform = _platform(part.record)

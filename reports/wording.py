@@ -1,6 +1,6 @@
 """Words, symbols and formats of numbers that are the same in every rendering of a report.
 
-The text of a failing item must be understandable on its own, in the log of a build.
+`failure` describes a failing item in a text that can be understood on its own, in a build's log.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ def limit(value: float) -> str:
 
 
 def fared(feature: Feature) -> str:
-    """Return the results of a feature: "✓ 24 of 24", "✗ 2 of 24", "not declared", "not asked"."""
+    """Return the results of a feature as text, such as "✓ 24 of 24" or "not declared".
+
+    The first number counts the items that conform, the second those that were judged.
+    """
     if feature.answered:
         sign = SYMBOLS["deviates" if feature.wrong else "conforms"]
         return f"{sign} {feature.items.get('conforms', 0):,} of {feature.answered:,}"
@@ -112,7 +115,7 @@ def number(value: int) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """Join words to a list such as "a", "a and b" or "a, b and c"."""
+    """Join words into a list such as "a", "a and b" or "a, b and c"."""
     words = list(words)
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
@@ -128,7 +131,7 @@ def worst_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """Return counts as text, such as "12 conforms, 3 deviates"."""
+    """Return counts as text, such as "12 conforms, 3 deviates", or "nothing"."""
     return ", ".join(f"{times:,} {verdict}" for verdict, times in vector(counts)) or "nothing"
 
 
@@ -159,13 +162,19 @@ def weights(declared: WeightsInfo | None) -> str:
 
 
 def brief(phrase: Phrase, table: str) -> str:
-    """Return the text of a phrase in a table of `words.toml`, or else its usual text."""
+    """Return the text that a table of `words.toml` has for a phrase, or else its usual text.
+
+    The usual text is inserted into the table's template for the id "", if it has one.
+    """
     wordings = tables()[table]
     return wordings.get(phrase.id) or wordings.get("", "{text}").format(text=say(phrase))
 
 
 def consequence(value: Phrase) -> str:
-    """Return the effects of a fully masked query as text, counting long lists of gradients."""
+    """Return the effects of a fully masked query as text.
+
+    More than three gradients with NaN are counted instead of listed.
+    """
     texts = []
     for part in value.parts("parts"):
         arrays = part.parts("arrays") if isinstance(part, Phrase) else []
@@ -185,7 +194,7 @@ def web(link: str) -> bool:
 
 
 def address(link: str) -> str:
-    """Return a web link shortened for display, without its scheme and without "github.com"."""
+    """Return a web link shortened for display, without its scheme, "www." and "github.com/"."""
     return re.sub(r"^https?://(www\.)?(github\.com/)?", "", link)
 
 
@@ -271,14 +280,15 @@ def again(result: CaseResult, spec: str, file: str = "") -> str:
 
 
 def sigmas(value: float) -> str:
-    """Return a ratio with three significant digits, for a log."""
+    """Return a ratio as text for a log, with three significant digits, or "∞ "."""
     return "∞ " if value >= INFINITE else f"{value:.3g}"
 
 
 def measured(figures: Figures) -> str:
     """Return the measured and the allowed error in units of σ, as text.
 
-    If no element exceeds the limit, add the rms and the bias of the array, which may be too large.
+    If no element exceeds the limit, add the rms and the bias of the array, because one of these may
+    be too large instead.
     """
     element = f"{figures.array}: {sigmas(figures.max_ratio)}σ, allowed {figures.limit:.3g}σ"
     if figures.max_ratio > figures.limit:

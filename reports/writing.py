@@ -1,4 +1,4 @@
-"""Write the files of a report from record files, and return the exit code."""
+"""Make a report from records, write its files, and return the exit code."""
 
 from __future__ import annotations
 
@@ -153,7 +153,11 @@ def outcome(report: Report) -> ExitCode:
 
 
 def write_file(path: Path, content: bytes, *, append: bool = False) -> None:
-    """Create the folder of a file and write it; raises `ConformanceError` if that fails."""
+    """Write a file, or append to it, and create its folder if that is missing.
+
+    Raises:
+        ConformanceError: if the folder cannot be created, or the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab" if append else "wb") as file:
@@ -172,7 +176,11 @@ def _nothing(records: Sequence[Path]) -> str:
 
 
 def read_run(file: Path | None) -> str:
-    """Return the id of the run from a file written by the `begin` command; "" without a file."""
+    """Return the id of the run from a file written by the `begin` command; "" without a file.
+
+    Raises:
+        ConformanceError: if the file cannot be read.
+    """
     if file is None:
         return ""
     try:

@@ -2,7 +2,7 @@
 
 Each item becomes a JUnit test case. It is a failure if it has deviations for which `run --strict`
 would fail, an error if an error was raised or the process died or hung, and skipped, with the
-reason, if it is unsupported, not run, or a known deviation.
+reason, if it is unsupported, unavailable or not run, or if all its deviations are known.
 
 Annotations are lines on stdout that GitHub shows beside the code of a pull request; see "Workflow
 commands for GitHub Actions". The characters that end a command or a property are escaped, so that a
@@ -63,7 +63,8 @@ def write_outputs(records: Sequence[Path], wanted: Outputs) -> int:
         --strict` and `gate` fail for them, so that a job can show everything before it fails.
 
     Raises:
-        ConformanceError: if a record cannot be read, or a file cannot be written.
+        ConformanceError: if a file cannot be read or written, if there is no record, or if GitHub
+            does not specify a file for the summary.
     """
     target = _summary_file(wanted.summary)
     source = load(records, wanted.previous, wanted.baseline)
@@ -122,7 +123,7 @@ def junit(source: Source) -> bytes:
 
 
 def _add_time(element: ET.Element, times: Iterable[str | None]) -> None:
-    """Set the `time` of an element to a sum of times, unless an older record has no times."""
+    """Set the `time` of an element to a sum of times, if any are known; older records have none."""
     known = [float(time) for time in times if time is not None]
     if known:
         element.set("time", f"{sum(known):.3f}")
@@ -180,8 +181,8 @@ class Badge(msgspec.Struct, frozen=True):
 def badge(source: Source) -> Badge:
     """Return a badge with the counts of items by verdict.
 
-    It is red if a requirement fails without being known, grey if nothing was verified, yellow if
-    something was not verified, and green otherwise.
+    It is red if `run --strict` would fail for deviations or errors that are not known, grey if
+    nothing was verified, yellow if something was not verified, and green otherwise.
     """
     totals = source.totals
     counts = ", ".join(f"{number:,} {verdict}" for verdict, number in totals.items())
@@ -200,7 +201,10 @@ def badge(source: Source) -> Badge:
 
 
 def annotated(source: Source) -> list[str]:
-    """Return annotations, errors first; if they are too many, the last counts those left out."""
+    """Return annotations, errors first, then warnings.
+
+    If there are more than `MOST` of one of these levels, its last annotation counts those left out.
+    """
     lines: dict[str, list[str]] = {"error": [], "warning": []}
     worse = source.changes.worse if source.changes else []
     regressions = {(change.implementation, change.requirement) for change in worse}

@@ -17,7 +17,7 @@ from conformance.reports.totals import by_key
 from conformance.text import plural, some
 
 MARKER = Markup("<!-- mha-conformance -->")
-"""The first line of the comment, by which a build finds its earlier comment to replace it."""
+"""The first line of the comment, by which a build recognises its earlier comment to replace it."""
 
 MOST = 15
 """The most rows of a table: GitHub rejects comments of more than 65,536 characters."""

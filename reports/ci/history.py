@@ -1,7 +1,7 @@
 """The history of a project: a line of JSON for each run, and a figure of the trend.
 
-A CI system keeps the file, and every run appends to it. A line contains only counts of items, so a
-history of years is small and does not depend on the records it was made from.
+A CI system keeps the file, and every run appends to it. A line contains counts of items instead of
+findings, so a history of years is small and does not depend on the records it was made from.
 """
 
 from __future__ import annotations
@@ -114,7 +114,10 @@ def append(path: Path, source: Source) -> list[Path]:
 
 
 def trend(points: Sequence[Point]) -> str:
-    """Return an SVG figure with one row for each implementation and one bar for each run."""
+    """Return an SVG figure with one row for each implementation and one bar for each run.
+
+    There must be at least one point; only the last `MOST` are shown.
+    """
     shown = points[-MOST:]
     names = list(dict.fromkeys(name for one in reversed(shown) for name in one.implementations))
     width = _LEFT + max(len(shown), 24) * (_BAR + _GAP) + 250

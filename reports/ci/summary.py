@@ -43,10 +43,10 @@ from conformance.reports.totals import BAD, Located
 from conformance.text import plural, some
 
 KNOWN = "known"
-"""What stands in place of a verdict for deviations that the baseline lists as known."""
+"""The word that replaces the verdict of an item if the baseline lists all its deviations."""
 
 MUST = ("must", "")
-"""The levels of requirements that fail a run; that of an unknown requirement is ""."""
+"""The levels of requirements whose violation fails a run; an unknown requirement has level ""."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,10 @@ class Item:
 
     @cached_property
     def fails(self) -> bool:
-        """Whether `run --strict` would fail: a "must" is violated, or an error occurred."""
+        """Whether a finding in `wrong` violates a "must", or is an error, a crash or a timeout.
+
+        Such findings are those for which `run --strict` fails.
+        """
         return any(
             finding.verdict != "deviates" or self._is_must(finding.requirement)
             for finding in self.wrong

@@ -33,7 +33,7 @@ FOLDER = Path(__file__).parent
 FONTS = "Helvetica, Arial, 'Liberation Sans', 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', "
 FONTS += "sans-serif"
 INK, PAPER = "#1d2126", "#ffffff"
-"""The colours of a standalone figure; inside a page, it has those of the page."""
+"""The colours of text and background in a standalone figure; a page sets those of its figures."""
 
 _LEFT, _GAP, _SIDE = 96, 26, 214
 """The widths of the labels, of the gap between columns, and of the text about a row."""
@@ -118,7 +118,10 @@ def title(picture: Picture) -> str:
 
 
 def again(picture: Picture, spec: str, file: str, entry: str = "") -> str:
-    """Return the command that draws the picture; `entry` is by default the one it shows first."""
+    """Return the command that draws the picture into a file.
+
+    `entry` is the batch entry to draw; "" means the first one in the picture.
+    """
     own = picture.subject
     words = ["mha-conformance", "heads", spec, "--case", own.case, "--dtype", own.dtype]
     words += ["--mode", own.mode]

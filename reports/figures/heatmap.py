@@ -22,12 +22,13 @@ from conformance.reports.wording import superscript
 WEIGHT = "#1b69ad"
 """The colour of an attention weight, fully opaque at 1."""
 MORE, LESS = "#ae4a08", "#7a4fb5"
-"""The colours of more and of less weight than the reference has; everyone can tell them apart."""
+"""The colours of more and of less weight than the reference has; the second also marks negative
+weights. Colour-blind people can tell the two apart too."""
 UNREAL = "#a3195b"
 """The colour of a cell that is not a finite number."""
 
 WHITE_ABOVE = 0.82
-"""The opacity of a cell above which its text is white; as legible on light as on dark pages."""
+"""The opacity of a cell above which its text is white, to be legible on light and on dark pages."""
 
 STEPS = 50
 """The number of shades: finer ones cannot be told apart and would only make files larger."""
@@ -66,13 +67,13 @@ def cell(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a difference as text for a cell, with a sign."""
+    """Return a difference as text for a cell, with a sign unless it is 0."""
     text = cell(value)
     return f"+{text}" if value > 0 else text
 
 
 def number(value: float) -> str:
-    """Return a number as text for a sentence, with three significant digits."""
+    """Return a number as text for a sentence, with at least three significant digits."""
     if math.isinf(value):
         return "∞"
     if value == 0:
@@ -165,7 +166,7 @@ def heat_map(grid: Grid, shown: Map) -> str:
 
 
 def pattern(weights: Sequence[Sequence[float | None]], words: str) -> Markup:
-    """Return a small SVG picture of weights `[query key]` under a causal mask; None is NaN.
+    """Return a small SVG picture of weights `[query key]` under a causal mask; None = not finite.
 
     Keys ahead of a query are hatched, and framed if they have a weight nevertheless. `words` is the
     description for screen readers.
@@ -196,7 +197,7 @@ def ticks(count: int) -> list[int]:
 
 
 def _fills(grid: Grid, shown: Map) -> Iterable[str]:
-    """Yield one path for each shade, a tenth of the size of one rectangle for each cell."""
+    """Yield one path for each shade; one rectangle for each cell would take ten times the space."""
     paths: dict[tuple[str, float], list[str]] = defaultdict(list)
     width, height = grid.cell_width, grid.cell_height
     for (query, key), value in np.ndenumerate(shown.values):

@@ -94,7 +94,7 @@ def _costs(climbs: Sequence[Climb], dtype: str) -> Lines:
 
 
 def _styles() -> Iterable[str]:
-    """Yield line styles, which vary first in colour and then in dashes."""
+    """Yield line styles without end; they vary first in colour and then in dashes."""
     for number, colour in enumerate(cycle(_COLOURS)):
         dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
         yield f'stroke="{colour}" stroke-dasharray="{dash}" fill="none"'

@@ -29,14 +29,14 @@ class Subject:
 
 
 class Row(NamedTuple):
-    """A numerical summary of one head.
+    """A numerical summary of one row of a picture: a head, or the mean over heads.
 
     Attributes:
         difference: the largest |got - want| of the finite cells.
         ratio: the largest |got - want| / σ; infinite for NaN, and for a value that must be exact
             and is not.
         at: the query and the key with the largest ratio.
-        leaks: the number of blocked pairs with a nonzero weight.
+        leaks: the number of blocked pairs with a finite weight that is not zero.
         unreal: the number of cells that are NaN or infinite.
     """
 
@@ -59,8 +59,8 @@ class Picture:
     Attributes:
         got, want, noise: `[entry row query key]`; noise is σ, 0 for an element that must be exact.
         blocked: the same shape; True = this query may not attend to this key.
-        entries: the indices of these batch entries.
-        batch: the number of all batch entries.
+        entries: the indices, in the batch, of the entries that the arrays contain.
+        batch: the number of all entries of the batch.
         averaged: whether the only row is the mean over heads.
         underflow: the absolute error that no element of the dtype can avoid.
     """
@@ -89,7 +89,7 @@ class Picture:
 
     @cached_property
     def leaks(self) -> BoolArray:
-        """The blocked pairs that have a nonzero weight; NaN is not counted."""
+        """The blocked pairs that have a finite weight above the underflow of the dtype."""
         return self.blocked & np.isfinite(self.got) & (np.abs(self.got) > self.underflow)
 
     @property

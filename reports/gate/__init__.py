@@ -1,8 +1,9 @@
 """The gate: compare the deviations that a run found with those that are known.
 
 A baseline lists the known deviations, each with its reason. The gate holds if exactly these are
-found. A further deviation is a change for the worse. If a known deviation is no longer found, its
-entry has to be removed, because otherwise it would excuse the same deviation if it comes back.
+found, everything was verified, and the counts and conventions stored in the baseline still hold. A
+further deviation is a change for the worse. If a known deviation is no longer found, its entry has
+to be removed, because otherwise it would excuse the same deviation if that comes back.
 
 This module prints the outcome for a reader who sees only the log of a build.
 """
@@ -57,7 +58,7 @@ class NewDeviation(msgspec.Struct, frozen=True):
 
     Attributes:
         findings: the number of these findings.
-        cases, dtypes, modes: where the findings were made.
+        cases, dtypes, modes: those in which the findings were made.
         case, detail: the case and the message of the worst of these findings.
         ratio: the largest error of the worst finding in units of the noise, or None if it was not
             measured.
@@ -98,7 +99,7 @@ class Gate(msgspec.Struct, frozen=True):
 
     Attributes:
         known: the number of deviations that agree with the baseline.
-        less: lines about where less was verified than before.
+        less: lines about chapters of cases in which less was verified than the baseline requires.
         changed: lines about pinned conventions that have changed.
         open: reasons why findings are not verified, each with the number of these findings.
     """
@@ -174,8 +175,12 @@ def answer(judgement: Judgement) -> Gate:
 def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str] = ()) -> int:
     """Edit a baseline so that the gate holds, print the changes, and return an exit code.
 
-    The exit code is 0 if the gate holds then, or would hold once entries have reasons. `judged` are
-    the command-line arguments that named the record, or () if there were none.
+    The exit code is 0 if the gate holds then, or would hold once entries have reasons. If nothing
+    was verified, the baseline is not edited. `judged` are the command-line arguments that named the
+    record, or () if there were none.
+
+    Raises:
+        ConformanceError: if the baseline cannot be edited or written.
     """
     console = Console(highlight=False)
     judgement = judge(baseline, record)
@@ -207,8 +212,9 @@ def update(baseline: Baseline, record: Record, reason: str, judged: Sequence[str
 def tell(judgement: Judgement, *, verbose: bool = False, judged: Sequence[str] = ()) -> Text:
     """Return a summary in one line, then what is worse, what is outdated, and the edit to make.
 
-    `judged` are the arguments with which `baseline update` judges the same record without another
-    run; they are part of the suggested command.
+    If the gate holds and `verbose` is not set, return only the summary. `judged` are the arguments
+    with which `baseline update` judges the same record without another run; they are part of the
+    suggested command.
     """
     return _Log(judgement, verbose, judged).text
 
@@ -329,7 +335,10 @@ class _Log:
         self._line(f"  again: {again(result, spec)}", DIM)
 
     def _where(self, draft: Draft) -> Iterator[str]:
-        """Yield where a deviation occurs, unless everywhere: as patterns, or as counts if many."""
+        """Yield phrases about where a deviation occurs; none if it occurs everywhere.
+
+        If there are many patterns and `verbose` is not set, the cases or modes are only counted.
+        """
         for key in ("case", "mode"):
             patterns = draft.patterns[key]
             without = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
@@ -417,7 +426,10 @@ class _Log:
             yield "no reason", entry, 'say why it is known: reason = "..."'
 
     def _edit(self, judged: Sequence[str]) -> None:
-        """Print the edit to make; if anything is worse, only the edit of outdated entries."""
+        """Print the edit to make.
+
+        If anything is worse and `verbose` is not set, entries for new deviations are left out.
+        """
         found = self.judgement
         if not (found.new or found.to_edit):
             return

@@ -104,7 +104,7 @@ class Entry(KnownDeviation, frozen=True):
 
     @property
     def has_reason(self) -> bool:
-        """Whether the entry gives a reason."""
+        """Whether the entry gives a reason; a text that begins with "TODO" is none."""
         return bool(self.reason.strip()) and not self.reason.lstrip().upper().startswith("TODO")
 
     @property
@@ -170,7 +170,7 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[list[re.Pattern[str]], list[re
 
 
 def agrees_on_cause(entry: Entry, cause: Phrase) -> bool:
-    """Return whether a finding's cause is the one that an entry names.
+    """Return whether a finding's cause is the one that an entry names; True if it names none.
 
     An entry that quotes the wording of a cause also matches the wording of older versions.
     """
@@ -258,7 +258,11 @@ def baseline_of(path: Path, text: str) -> Baseline:
 
 
 def recorded(known: Iterable[KnownDeviation]) -> Baseline:
-    """Return the known deviations of a record as a baseline; raises `BrokenBaseline`."""
+    """Return the known deviations of a record as a baseline.
+
+    Raises:
+        BrokenBaseline: if one of them is invalid.
+    """
     entries = (_entry(one, number) for number, one in enumerate(known, 1))
     return Baseline(Path("the record"), "", tuple(entries))
 
@@ -300,7 +304,7 @@ def _says_something(raises: str) -> bool:
 
 
 def _finds_everything(patterns: tuple[str, ...]) -> bool:
-    """Return whether patterns match even names that have only their punctuation in common."""
+    """Return whether patterns, apart from exclusions, match even two names that share no letter."""
     wanted = tuple(pattern for pattern in patterns if not pattern.startswith("!"))
     return all(fits(wanted, name) for name in ("a.b/c", "zy.xw-v/u-t/s"))
 

@@ -19,7 +19,7 @@ from conformance.errors import BrokenBaseline
 from conformance.records.numbers import UNDERFLOW
 
 CHOICES = {"dtype": tuple(UNDERFLOW), "device": ("cpu", "gpu")}
-"""The possible values of these variables; a comparison with any other would never hold."""
+"""The possible values of these variables; a comparison with any other value is rejected."""
 
 _OPERATORS: dict[type, str] = {
     ast.Lt: "<",

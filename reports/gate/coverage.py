@@ -56,13 +56,13 @@ class Loss(NamedTuple):
 
 
 def is_narrowed(record: Record) -> bool:
-    """Return whether options of a run deselected some items."""
+    """Return whether options narrowed a run, or deselected some of its items."""
     header = record.header
     return bool(header.deselected or _NARROWS.search(header.provenance.selection))
 
 
 def is_whole(record: Record) -> bool:
-    """Return whether a run was not narrowed and every planned item has an outcome."""
+    """Return whether a run was not narrowed and no planned item remained unverified."""
     results = record.results
     answered = record.complete and len(results) >= record.header.planned
     return (
@@ -77,7 +77,10 @@ def is_whole(record: Record) -> bool:
 
 
 def counted(record: Record, verdicts: Collection[str] = VERIFIED) -> Counts:
-    """Count the findings of a record with these verdicts, by implementation, place and chapter."""
+    """Count the findings of a record with these verdicts, by implementation, place and chapter.
+
+    Cases that were read from files are not counted.
+    """
     counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for name, place, chapter, verdict, _ in _findings(record):
         counts[name][place][chapter] += verdict in verdicts
@@ -110,7 +113,10 @@ def losses(expected: Counts, record: Record) -> list[Loss]:
 
 
 def _findings(record: Record) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield implementation, place, chapter, verdict and detail of each finding."""
+    """Yield implementation, place, chapter, verdict and detail of the findings.
+
+    Findings about cases that were read from files are left out.
+    """
     for result in record.results:
         chapter = result.case.partition("/")[0]
         if chapter == STORED:  # The file need not be there in the next run.
@@ -147,7 +153,7 @@ def read_counts(table: Any) -> Counts:
 def raised(text: str, record: Record) -> str:
     """Return the text of a baseline with its counts raised to those of a record.
 
-    No count is lowered, and a run that was not whole changes nothing.
+    Errors are not counted, no count is lowered, and a run that was not whole changes nothing.
     """
     if not is_whole(record):
         return text
@@ -177,7 +183,7 @@ def raised(text: str, record: Record) -> str:
 def edited(text: str, edit: Callable[[Any], bool], head: str = "") -> str:
     """Return the text of a baseline with its tables of counts and pins edited.
 
-    These tables follow the entries.
+    If they change, these tables are moved behind all entries.
 
     Args:
         text: the content of the file.

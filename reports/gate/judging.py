@@ -1,9 +1,10 @@
 """Judging: compare the findings of a run with a baseline.
 
 The unit is a finding: one requirement for one case, dtype, device and mode. An entry *claims* every
-finding that its patterns and its condition match, whatever the verdict is; each of these findings
-must then agree with the entry. Thus an entry cannot excuse more than it was written for, and two
-entries that claim the same finding but contradict each other cannot both be right.
+finding that its patterns and its condition match, whether or not it deviates; each of these
+findings must then agree with the entry. Only an entry that is not strict may also claim findings
+that do not deviate. Thus an entry cannot excuse more than it was written for, and two entries that
+claim the same finding but contradict each other cannot both be right.
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ class Judgement:
         new: deviations that no entry claims, or that do not agree with the entry that claims them.
         expected: for findings in `new` that an entry claims, that entry.
         fixed: entries that claim findings that no longer deviate, with these findings. An entry
-            that is not strict is listed only if none of its findings deviates.
+            that is not strict is listed only if none of its findings deviates in a whole run.
         open: findings that verify nothing: the process died or hung, the implementation was
             unavailable, or the item was not run.
         missing: the number of planned items for which the record has no outcome.
-        unmatched: entries that match no finding.
+        unmatched: entries that match no finding, although the run was whole and posed problems of
+            the sizes that they name.
         ambiguous: pairs of entries that contradict each other, with the findings that both claim.
         duplicates: pairs of entries that claim common findings and assert the same about them.
         reasonless: entries without a reason.
@@ -98,7 +100,7 @@ class Judgement:
 
     @property
     def unverified(self) -> list[str]:
-        """The implementations of which nothing was verified, without deselected ones."""
+        """The implementations of which nothing was verified, except those that were deselected."""
         results = by_key(self.record.results, lambda result: result.implementation)
         names = [one.name for one in self.record.header.implementations]
         if is_narrowed(self.record) and results:
@@ -155,8 +157,11 @@ class Judgement:
 def part_of(path: Path, names: Sequence[str]) -> Record:
     """Read a record, and keep only the part about the named implementations, if any are named.
 
+    An implementation may be named as in the record or by its name on the command line.
+
     Raises:
-        UnknownName: if the record has no implementation of that name.
+        BrokenRecord: if the record cannot be read.
+        UnknownName: if the record has no implementation of one of these names.
     """
     record = read(path)
     if not names:
@@ -174,7 +179,7 @@ def part_of(path: Path, names: Sequence[str]) -> Record:
 
 
 class Claims:
-    """Finds the entries that claim a finding, for the platform and versions of one run.
+    """A lookup of the entries that claim a finding, for the platform and versions of one run.
 
     Raises:
         BrokenBaseline: if a condition uses a variable that the run does not define.
@@ -207,8 +212,8 @@ class Claims:
     def _hold(self, name: str, dtype: str, device: str) -> list[Entry]:
         """Return the entries that apply to an implementation, dtype and device.
 
-        The result is cached: most entries are about other implementations, and a record has only a
-        few such combinations but very many findings.
+        `of` caches the result: most entries are about other implementations, and a record has only
+        a few such combinations but very many findings.
         """
         variables = self._variables.get(name, {}) | {"dtype": dtype, "device": device}
         return [

@@ -31,7 +31,12 @@ NOT_OBSERVED, NOT_WRITTEN = "not observed", "not written yet: run baseline updat
 
 
 class Change(NamedTuple):
-    """A pinned entry whose value has changed; `pinned` and `now` are the texts of phrases."""
+    """A pinned entry whose value has changed, or an experiment without any pinned entries yet.
+
+    `pinned` and `now` are the texts of phrases, but `now` is `NOT_OBSERVED` if the record has no
+    such entry. For an experiment without pinned entries, `now` is `NOT_WRITTEN`, and `place`,
+    `subject` and `pinned` are "".
+    """
 
     implementation: str
     experiment: str
@@ -53,9 +58,10 @@ def read_pins(table: Any) -> Pins:
 
 
 def changes(pins: Pins, record: Record) -> Iterator[Change]:
-    """Yield the pinned entries whose value in a record differs.
+    """Yield the pinned entries whose value in a record differs, and experiments without entries.
 
-    Experiments that a narrowed run left out or that have no outcome are skipped.
+    Experiments on other devices, and those that a narrowed run left out or that have no outcome,
+    are skipped.
     """
     for name in {one.name for one in record.header.implementations} & pins.keys():
         for experiment, places in pins[name].items():

@@ -1,9 +1,9 @@
 """Edit a baseline so that it agrees with a run, and draft the new entries for it.
 
-Each way in which an implementation deviates gets one entry, which claims these findings and no
-other finding of the run. Requirements, or implementations, that would get the same entry share it.
-Entries are replaced in the file by lines, so that everything between them is preserved; within an
-entry, tomlkit preserves comments and formatting.
+Each way in which an implementation deviates gets one entry, which claims the findings that deviate
+in this way and no other finding of the run. Requirements, or implementations, that would get the
+same entry share it. Only the lines of edited entries are replaced in the file, so that everything
+between entries is preserved; within an entry, tomlkit preserves comments and formatting.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ FITTED = "factor"
 """The argument of causes that holds a fitted number, which differs from case to case."""
 
 MOST_CAUSES = 2
-"""With more causes of a requirement than this, they depend on the case and are not named."""
+"""The most causes of one requirement that entries name; more of them would depend on the case."""
 
 
 class Kind(NamedTuple):
-    """What an entry asserts; `apart` keeps requirements in separate entries if it is not ""."""
+    """What an entry asserts.
+
+    `apart` is a requirement whose findings need an entry of their own, or "".
+    """
 
     verdict: str
     cause: Phrase
@@ -54,7 +57,10 @@ class Kind(NamedTuple):
 
 
 class Where(NamedTuple):
-    """A place where an implementation violates a requirement; "" stands for everywhere."""
+    """The cases, modes and dtypes in which an implementation violates a requirement.
+
+    If `case` or `mode` is (), the requirement is violated in all cases or modes.
+    """
 
     case: Patterns
     mode: Patterns
@@ -63,7 +69,10 @@ class Where(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """An entry to write: what it asserts, patterns and a dtype condition, and claimed findings."""
+    """An entry to write: what it asserts, where it applies, and the findings that it claims.
+
+    `dtype` is a condition on the dtype, or ""; `patterns` are given by key.
+    """
 
     kind: Kind
     dtype: str
@@ -143,9 +152,10 @@ def _text(cell: Located) -> str:
 
 
 def _raised(texts: Collection[str]) -> dict[str, str]:
-    """Return for each error text the part to recognise it by: all of it, or a common beginning.
+    """Return, for each error text, the part by which to recognise it.
 
-    The common beginning is that of texts that differ only in numbers.
+    For texts that differ only in numbers, this is their common beginning, if it is long enough;
+    otherwise, it is what `_readable` returns.
     """
     recognised = {}
     for same in by_key(texts, lambda text: re.sub(r"\d+", "#", text)).values():
@@ -206,7 +216,7 @@ def _places(
 
 
 def _dtypes(cells: Iterable[Located]) -> dict[str, dict[str, set[str]]]:
-    """Return the dtypes by case and mode."""
+    """Return the dtypes of findings, by case and mode."""
     dtypes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for cell in cells:
         dtypes[cell.result.case][cell.result.mode].add(cell.result.dtype)
@@ -265,9 +275,9 @@ def propose(
 ) -> str:
     """Return the text of the baseline edited so that the gate holds, as far as possible.
 
-    Entries about what a narrowed run left out are kept, and if anything was not verified, nothing
-    is removed. Entries that contradict each other are kept too, because only people can decide
-    which one is right.
+    Entries about what a narrowed run left out are kept, and if anything was not verified, no entry
+    is removed or narrowed. Entries that contradict each other are kept too, because only people can
+    decide which one is right.
 
     Args:
         baseline: the baseline to edit.
@@ -403,7 +413,11 @@ class _Edit:
                 _set(document, "reason", self.reason or TODO)
 
     def text(self) -> str:
-        """Return the text of the file with all edits applied."""
+        """Return the text of the file with all edits applied.
+
+        Raises:
+            BrokenBaseline: if there are edits, but the line of an entry is unknown.
+        """
         if (self.replaced or self.new) and any(not entry.line for entry in self.baseline.entries):
             raise BrokenBaseline(
                 f"{self.baseline.path}: can be edited only if each entry begins with [[known]] "

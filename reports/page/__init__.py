@@ -1,6 +1,6 @@
-"""The report as pages: one of HTML, and one in GitHub's Markdown.
+"""The report as pages: one in HTML, and one in GitHub's Markdown.
 
-All pages use the same Jinja environment and content security policy.
+All pages are rendered with `environment`, and every HTML page has a `content_policy`.
 """
 
 from __future__ import annotations

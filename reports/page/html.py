@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no network, escapes everything, and loads lazily.
+"""The report as one HTML page that needs no network, escapes everything, and is filled lazily.
 
 The page shows the summary and the headings of everything else. It contains its other parts as
 compressed, escaped HTML, which the script inserts when they come into view, and every single
@@ -52,14 +52,15 @@ from conformance.words import say
 
 PAGE = Path(__file__).parent
 INSIDE = ("compared", "causes")
-"""The templates of parts within a section that has other content; each implementation that deviates
-adds a part, made from "about"."""
+"""The templates of parts that are inserted into sections with other content. There is another such
+part for each implementation that deviates, made from the template "about"."""
 
 TEMPLATES = {path.name.partition(".")[0] for path in PAGE.glob("*.html.j2")} - {
     "matrix",
     "deviations",
 }
-"""The sections that are a single part, which is inserted into the page when it is opened."""
+"""The names of templates. A section with such a name is a single part, which is inserted into the
+page when it comes into view; the sections "matrix" and "deviations" are always in the page."""
 
 STYLES = ("style.css", "panel.css", "print.css")
 SCRIPTS = (
@@ -79,7 +80,7 @@ SCRIPTS = (
 
 
 class Figure(NamedTuple):
-    """The content of a panel: a drawing, or the anchor of another panel with the same drawing."""
+    """A drawing, or the anchor of the deviation that has it, and the command that draws it."""
 
     svg: str
     elsewhere: str
@@ -95,7 +96,7 @@ def render_html(
 
     Args:
         report: the report to show.
-        figures: drawings of deviations, by their ids.
+        figures: drawings, by the ids of deviations.
         records: the records with the single findings that the script shows on request.
     """
     style = "".join(map(_part, STYLES))
@@ -220,15 +221,16 @@ def contents(
 
 
 IN_FULL = 12
-"""How many findings that say the same have all digits and their worst element in the page. Others
-keep the two digits shown, so that a page of a million findings can be sent by email."""
+"""The most findings of one kind that have all digits and their worst element in the page. Others
+keep only the two digits shown, so that a page of a million findings can be sent by email."""
 
 
 def packed(report: Report, records: Sequence[Loaded]) -> bytes:
     """Return all findings as columns of numbers: one line of JSON, then the bytes of the columns.
 
-    The numbers are indices, from 0, into the lists in the JSON. The bytes of a column are ordered
-    by significance, all lowest bytes first, because this compresses best.
+    Most numbers are indices, from 0, into lists in the JSON or in `contents`; those called "many"
+    are the numbers of findings of each item. The bytes of a column are ordered by significance, all
+    lowest bytes first, because this compresses best.
     """
     column = {own.key: index for index, own in enumerate(report.columns)}
     row = {own.requirement: index for index, own in enumerate(report.matrix)}
@@ -299,7 +301,7 @@ _NO_FIGURES = Figures(array="", max_ratio=0.0, rms_ratio=0.0, bias=0.0, limit=0.
 
 
 def _texts(finding: Finding, whole: bool) -> tuple[str, str, str, str, str]:
-    """Return the texts of a finding: detail, value, cause, where, and the part that it arises in.
+    """Return the texts of a finding: its detail, value, cause, `where` and `made_by`.
 
     The detail is left out if the finding has figures and is not in the page in full.
     """
@@ -311,7 +313,11 @@ def _texts(finding: Finding, whole: bool) -> tuple[str, str, str, str, str]:
 
 
 def _in_full(results: Sequence[tuple[int, CaseResult]]) -> set[int]:
-    """Return the ids of the findings that the page contains in full: the worst of each kind."""
+    """Return the ids of the findings that the page contains in full: the worst of each kind.
+
+    Findings of a kind have the same column, requirement, verdict and cause; those that conform are
+    never contained in full.
+    """
     alike = by_key(
         (
             (index, one)
@@ -359,7 +365,8 @@ def figures(report: Report, records: Sequence[Loaded]) -> dict[str, Figure]:
     """Return a figure for each deviation of attention weights, by the deviation's id.
 
     The figure shows the item that is the deviation's evidence if the record has its weights, else
-    another item of the deviation. Each item is drawn once; further figures refer to that drawing.
+    another item of the deviation; without any weights, there is no figure. Each item is drawn once;
+    further figures refer to that drawing.
     """
     shown: dict[str, Figure] = {}
     drawn: dict[str, str] = {}

@@ -85,7 +85,7 @@ def fenced(value: str, language: str = "sh") -> Markup:
 
 
 def vector(counts: Counts) -> Markup:
-    """Return the counts of each verdict for a table cell, the worst verdict first."""
+    """Return the count of each verdict for a table cell, the worst verdict first; "·" for none."""
     numbers = (
         f"{wording.SYMBOLS[verdict]}&nbsp;{times:,}"
         for verdict, times in wording.worst_first(counts)

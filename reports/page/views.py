@@ -1,7 +1,8 @@
 """Functions that templates call to group, merge and sort the content of a report.
 
-The conventions of a layer are shown once, however many backends it has: if its backends differ, the
-most frequent value comes first, and the other values state where they were observed.
+The conventions of a layer are shown once for all of its backends that have equal declarations: if
+their observed values differ, the most frequent value comes first, and each value states where it
+was observed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def known(column: Column) -> bool:
 
 
 def sections(report: Report) -> list[tuple[str, str, str]]:
-    """Return the sections of the page, each as (anchor, label for the navigation, heading)."""
+    """Return the sections of the page, each as (anchor, label for the navigation, heading).
+
+    Sections that not every report needs are left out if they would be empty.
+    """
     asked = any(one.items or one.seen for one in report.features)
     every = (
         ("matrix", "Requirements", "Requirements", True),
@@ -89,7 +93,7 @@ def sections(report: Report) -> list[tuple[str, str, str]]:
 
 
 def chapters(report: Report) -> list[tuple[str, list[tuple[int, Row]]]]:
-    """Return the rows that were checked by chapter, each with its index in the matrix."""
+    """Return, by chapter, the rows that have findings, each with its index in the matrix."""
     rows = [(index, row) for index, row in enumerate(report.matrix) if row.asked]
     return list(by_key(rows, lambda item: item[1].chapter).items())
 
@@ -102,7 +106,8 @@ class Reading(NamedTuple):
 
     `true`, `ones` and `infinite` are the observed effects of booleans, of 0 and 1, and of 0 and
     −∞, or the declared ones where none were observed. `agrees` is None if no encoding with a
-    declared meaning was examined.
+    declared meaning was examined. `surprises` are texts about observations that contradict the
+    declaration.
     """
 
     name: str
@@ -115,7 +120,7 @@ class Reading(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A layer, its columns, and its conventions."""
+    """A layer, those of its columns that have equal declarations, and their conventions."""
 
     title: str
     columns: list[Column]
@@ -149,7 +154,7 @@ def cards(report: Report) -> list[Card]:
 
 
 def polarity(cards: Sequence[Card]) -> dict[str, list[tuple[Card, list[Reading]]]]:
-    """Return the mask arguments by meaning: those where True attends, and those where it blocks."""
+    """Return the mask arguments by meaning: whether True "attends" or "blocks" in them."""
     answer: dict[str, list[tuple[Card, list[Reading]]]] = {"attends": [], "blocks": []}
     for meaning, entries in answer.items():
         for card in cards:
@@ -316,7 +321,10 @@ def heat(report: Report) -> list[tuple[str, list[Column], dict[tuple[str, str], 
 
 
 def heat_level(pair: Pair, limit: float) -> int:
-    """Return the heat level of a pair: 0 to 3 if the two cannot be told apart, 4 if they can."""
+    """Return the heat level of a pair: 0 to 3 if the two agree within `limit`, or else 4.
+
+    Two implementations of which one returns NaN do not agree.
+    """
     if pair.nan_cases or pair.max_ratio > limit:
         return 4
     return sum(pair.max_ratio >= edge for edge in (1.0, 2.0, 4.0))
@@ -329,12 +337,12 @@ def furthest(report: Report, most: int = 12) -> list[Pair]:
 
 
 def undefined(report: Report) -> list[tuple[str, list[Apart]]]:
-    """Return the cases that no definition settles or in which an implementation returns NaN."""
+    """Return the cases that the definition leaves open, or in which there is NaN, by name."""
     return list(by_key(report.apart, lambda item: item.case).items())
 
 
 def apart_count(report: Report) -> int:
-    """Return the number of pairs that can be told apart, counting each dtype separately."""
+    """Return the number of pairs that do not agree within the limit, counting each dtype."""
     return sum(heat_level(pair, report.limit) == 4 for pair in report.pairs)
 
 
@@ -355,7 +363,10 @@ WIDTH, HEIGHT, LEFT, BELOW = 640.0, 170.0, 44.0, 22.0
 
 
 class Line(NamedTuple):
-    """One dtype over the records: an SVG path, and its marks as (x, y, value)."""
+    """The line of one dtype in a chart: the SVG paths of a mark and of the line, and its points.
+
+    Each point is (x, y, value).
+    """
 
     dtype: str
     mark: str
@@ -390,7 +401,7 @@ def lines(trend: Trend) -> list[Line]:
 
 
 def changed(point: Point) -> str:
-    """Return a line that lists the changes since the previous point."""
+    """Return a line about the changes since the previous point, or about why there are none."""
     change = point.change
     if point.unavailable:
         return point.unavailable
@@ -419,11 +430,11 @@ def _first_few(counts: Mapping[str, int]) -> str:
 
 
 class Symptom(NamedTuple):
-    """Deviations of one implementation that have the same cause or the same message.
+    """Deviations of one implementation that have the same cause, the same message or extent.
 
-    `folded` means that the same error occurred for several requirements, so that one of them is
-    sufficient evidence. `kind`, `reason`, `link` and `reproduction` are copied from the baseline
-    entry that covers the deviations.
+    `explained` means that `text` is a known cause. `folded` means that several deviations are the
+    same error, so that one of them is sufficient evidence. `kind`, `reason`, `link` and
+    `reproduction` are copied from the baseline entry that covers the deviations.
     """
 
     kind: str
@@ -439,7 +450,10 @@ class Symptom(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """A cause of symptoms; `members` are the columns in which it occurs, each with an anchor."""
+    """A cause of symptoms, the first of which represents it.
+
+    `members` are the columns in which the cause occurs, each with the anchor of a deviation.
+    """
 
     symptom: Symptom
     members: list[tuple[Column, str]]
@@ -456,9 +470,9 @@ SEVERITY = (UNSORTED, "defect", "accuracy", "limitation", "convention")
 
 
 def symptoms(report: Report, column: Column) -> list[Symptom]:
-    """Group the deviations of one implementation by likely cause, worst kind first.
+    """Group the deviations of one implementation into symptoms, the worst kind first.
 
-    Within a kind, deviations with a named cause come first.
+    Within a kind, symptoms with a known cause come first, then the most frequent ones.
     """
     own = (item for item in report.deviations if item.column == column.key)
     alike = by_key(
@@ -480,7 +494,10 @@ def symptoms(report: Report, column: Column) -> list[Symptom]:
 
 
 def causes(report: Report, symptoms: Mapping[str, Sequence[Symptom]]) -> list[Cause]:
-    """Group the symptoms of all implementations by cause, the worst kinds first."""
+    """Group the symptoms that have the same kind and the same reason, or else the same text.
+
+    The worst kinds come first, and within a kind the most frequent causes.
+    """
     alike = by_key(
         ((column, symptom) for column in report.columns for symptom in symptoms[column.key]),
         lambda item: (item[1].kind, item[1].reason or (item[1].text, item[1].explained)),
@@ -514,7 +531,8 @@ def extent(symptoms: Sequence[Symptom], rows: Mapping[str, Row]) -> str:
 def _symptom(item: Deviation) -> str:
     """Return the text by which a deviation is grouped: its cause, its message, or its extent.
 
-    The extent is used last; deviations caused by one defect often have the same extent.
+    The message is used if nothing was measured. The extent is used if the cause of a measured
+    deviation is unknown; deviations caused by one defect often have the same extent.
     """
     if item.cause:
         return say(item.cause)

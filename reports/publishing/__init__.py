@@ -1,6 +1,6 @@
 """`mha-conformance publish`: store the records of a run, and render the pages from stored records.
 
-Records are stored compressed and without exchanged arrays. Equal records give equal bytes, so that
+Records are stored compressed and without their arrays. Equal records give equal bytes, so that
 nothing changes in the repository if nothing new was found. Sizes are limited, because version
 control stores every edition forever.
 """
@@ -55,7 +55,7 @@ from conformance.reports.writing import build, outcome, read_run
 from conformance.text import plural, printable
 
 RECORDS, VERSIONS = "records", "versions"
-"""The folders of the records, and of those that are kept only for their versions."""
+"""The folders of the records, and of those that show other versions of the libraries."""
 
 MADE = "made.json"
 
@@ -70,10 +70,11 @@ class Wanted:
     Attributes:
         records: record files or folders; if empty, the records stored in `output` are rendered
             again.
-        versions: the same for records of the same implementations with other versions.
-        large: the same for records of level "large"; if empty, those in `output` are kept.
-        expected, expected_versions: names of records that are required.
-        run: file with the id of the run; records of other runs are left out.
+        versions: record files or folders of the same implementations with other versions of their
+            libraries; they replace all stored ones if `records` are given without `add`.
+        large: record files or folders of level "large"; if empty, those in `output` are kept.
+        expected, expected_versions: names of records that are required; unused with `add`.
+        run: file with the id of the run; records of other runs are left out, unless with `add`.
         output: folder of the records and of the table.
         pages: folder of the pages.
         baselines: files or folders of known deviations.
@@ -99,8 +100,9 @@ def publish(wanted: Wanted) -> int:
     """Store the records, write the pages, and return the exit code that a report would have.
 
     Raises:
-        ConformanceError: if records are too large to store, if a file cannot be read or written,
-            or if a record to add does not fit those that are stored.
+        ConformanceError: if records are too large to store, if a file cannot be read, if no record
+            is stored, or if a record to add does not fit those that are stored.
+        OSError: if a file cannot be written.
     """
     with progress("reading records") as advance:
         if wanted.records:
@@ -235,7 +237,7 @@ def _write_made(made: Made, folder: Path) -> None:
 
 
 def read_made(folder: Path) -> Made | None:
-    """Return the description stored beside the records, or None if there is none."""
+    """Return the description stored beside the records, or None if it is missing or damaged."""
     try:
         return msgspec.json.decode((folder / MADE).read_bytes(), type=Made)
     except (OSError, msgspec.MsgspecError):
@@ -243,7 +245,7 @@ def read_made(folder: Path) -> Made | None:
 
 
 def _minutes(run: str) -> int:
-    """Return the minutes since the start of a run, whose time its id begins with."""
+    """Return the minutes since the start of a run; its id begins with the time of the start."""
     began = datetime.datetime.strptime(run.partition("-")[0], "%Y%m%dT%H%M%SZ")
     now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
     return round((now - began).total_seconds() / 60)
@@ -253,6 +255,9 @@ def read(wanted: Wanted, root: Path = Path()) -> Published:
     """Read the stored records and all other data for the pages.
 
     Links in baselines are relative to `root`.
+
+    Raises:
+        ConformanceError: if no record is stored, or another file cannot be read.
     """
     loaded = load(find_records([wanted.output / RECORDS]))
     others, refused = load_versions(find_records([wanted.output / VERSIONS]))

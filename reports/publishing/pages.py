@@ -99,7 +99,7 @@ class Known:
 
 
 def read_baselines(paths: Iterable[Path]) -> Baseline:
-    """Return the entries of several baseline files, or of all files in folders, as one baseline."""
+    """Return the entries of baseline files, and of all .toml files in folders, as one baseline."""
     files = [
         file
         for path in paths
@@ -113,7 +113,7 @@ def read_baselines(paths: Iterable[Path]) -> Baseline:
 
 
 def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list[Known]]]:
-    """Return the deviations of each part, sorted by kind, then by number of findings."""
+    """Return the deviations of each part: the worst kind first, then those with most findings."""
     known = []
     for part in parts_of(records):
         knows_of = knower(baseline, part.record)
@@ -131,21 +131,22 @@ def sort(records: Sequence[Loaded], baseline: Baseline) -> list[tuple[Part, list
 
 
 EXPLORED = "explored"
-"""The folder, beside the records, of deviations that were found outside the catalogue."""
+"""The folder, beside that of the records, of results on random problems outside the catalogue."""
 
 _OWN = "Written here, or for teaching"
 """The heading of implementations that belong to no library."""
 
 MOST_RECORD = 512 * 2**10
 MOST_TOGETHER = 16 * 2**20
-"""The maximum size in bytes, in the repository, of one record and of all of them together."""
+"""The maximum sizes in bytes, in the repository, of one record and of all records in a folder."""
 
 
 FAMILIES_IN_TABLES = (
     ("Window", "Lengths", "Segments, packed", "Positions", "Caches, pages"),
     ("Soft cap", "Sinks", "ALiBi", "Rotary", "Query/key norm"),
 )
-"""The features by table: which keys a query sees and where they are, then changes of the logits."""
+"""The features in each of two tables: those that determine which keys a query sees and where they
+are stored, and those that change the logits or their softmax."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -179,7 +180,7 @@ class Published:
         beside: by record and implementation, the deviations in records with other versions.
         large, lengths: by implementation, the results of level "large" and of checks of long
             sequences, for each dtype.
-        sizes: by implementation, the deviations in these two.
+        sizes: by implementation, the deviations in the results of `large` and `lengths`.
         climbs: by implementation, the checks of long sequences.
         versions: the records with other versions.
         made: how the records were made, if that was stored.
@@ -321,7 +322,7 @@ def library_of(column: Column) -> str:
 
 
 def _few(report: Report) -> list[Any]:
-    """Return those columns of the table of cards that people look for first."""
+    """Return those few columns of the report's table of cards that the published table has too."""
     headings = (
         "True in a mask",
         "0 and −inf",
@@ -464,7 +465,10 @@ def _was_asked(published: Published, column: Column, point: Point, known: Known)
 
 
 def varying(course: Trend, point: Point) -> str:
-    """Return the versions of a point, restricted to packages that vary between points."""
+    """Return a point's versions of those packages whose versions vary between points, as text.
+
+    If there are none, the result is the name of the point's record.
+    """
     names = {name for one in course.points for name in one.versions}
     differ = {name for name in names if len({one.versions.get(name) for one in course.points}) > 1}
     texts = [f"{name} {version}" for name, version in point.versions.items() if name in differ]

@@ -21,7 +21,7 @@ from conformance.reports.totals import WRONG, by_key
 from conformance.reports.wording import UNSORTED
 
 LARGE, LONG = "large", "long"
-"""The folders, beside the records, of those of level "large" and of those of long problems."""
+"""The folders of records of level "large" and of checks of long sequences."""
 
 PLOT = "long.svg"
 """The figure of error against length."""
@@ -33,7 +33,7 @@ class Large:
 
     Attributes:
         findings: the number of findings with each verdict.
-        worst: the largest error in σ of the wrong findings.
+        worst: the largest error in σ of the wrong findings; 0 if none was measured.
         kinds: the kinds of the deviations.
     """
 
@@ -44,7 +44,7 @@ class Large:
 
     @property
     def wrong(self) -> int:
-        """How many findings deviate or ended in an error."""
+        """The number of findings that are deviations or errors."""
         return sum(self.findings.get(verdict, 0) for verdict in WRONG)
 
     @property
@@ -93,7 +93,7 @@ class Length:
 
     Attributes:
         reach: the measured lengths.
-        kind: the kind of the first deviation; "" if there is none.
+        kind: the kinds of the first deviation's findings, as text; "" if there is no deviation.
         cost: microseconds per token for the longest conforming sequence: of the implementation,
             and of the suite's own computation; None if there is no such sequence.
     """
