@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -320,6 +321,21 @@ def test_a_parameter_without_a_gradient_is_told_as_one():
     assert say(found.cause) == (
         "no gradient of the query bias comes back: it is detached from the output, or not used"
     )
+
+
+def test_a_feature_without_a_gradient_is_told_as_one():
+    ours = type(load("ours"))
+
+    class Detached(ours):
+        def run(self, problem, call):
+            answer = super().run(problem, call)
+            given = {name: array for name, array in answer.gradients.items() if name != "sinks"}
+            return dataclasses.replace(answer, gradients=given)
+
+    result = examined(Detached(), "feature/soft-cap-with-sinks/self")
+    found = finding(result, "gradient.features-equal-definition")
+    assert found.verdict == "deviates"
+    assert found.cause == Phrase("gradient.not-returned", {"arrays": [Phrase("array.sinks")]})
 
 
 def test_a_right_one_has_no_cause():

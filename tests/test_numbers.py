@@ -105,8 +105,12 @@ def test_what_counts_the_own_key_is_one_more(kernels):
     assert translate((2, -1), source=f"{kernels}:pair:window", target=target, causal=True) == 3
     with pytest.raises(Untranslatable, match="cannot say a window of 2 before and no limit after"):
         translate((2, -1), source=f"{kernels}:pair:window", target=target)
-    with pytest.raises(Untranslatable, match="w=0 has no meaning that is declared"):
-        translate(0, source=target, target=source)
+    for value in (0, (3, 0), "3", 2.5, True):
+        with pytest.raises(Untranslatable, match="has no meaning that is declared"):
+            translate(value, source=target, target=source)
+    for value in (3, (2, "1"), (2.5, 0)):
+        with pytest.raises(Untranslatable, match="has no meaning that is declared"):
+            translate(value, source=f"{kernels}:pair:window", target=target)
 
 
 def test_windows_from_two_ends_are_the_same_for_equal_lengths_only(kernels):

@@ -25,7 +25,17 @@ import einops
 import numpy as np
 
 from conformance.adapter import layouts
-from conformance.adapter.features import MASKABLE, Feature, Said, Static, Value, Variable, parts_of
+from conformance.adapter.features import (
+    MASKABLE,
+    WHOLE,
+    Feature,
+    Said,
+    Static,
+    Value,
+    Variable,
+    check_alignment,
+    parts_of,
+)
 from conformance.adapter.handing import Handing, Moved
 from conformance.definition.dtypes import Array, BoolArray
 from conformance.definition.problem import Causal, Problem, Shape
@@ -42,9 +52,6 @@ NumberMeans = Literal[
     "blocks, 0 or 1 only",
 ]
 Native = BoolArray | Array | Static
-
-WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-"""The integer dtypes that a mask argument may have."""
 
 AXES = ("batch", "heads", "query", "key")
 
@@ -153,11 +160,7 @@ class CausalFlag:
     alone: bool = False
 
     def __post_init__(self) -> None:
-        if self.alignment not in ("top-left", "bottom-right", None):
-            raise WrongDeclaration(
-                f"{self.name}: alignment={self.alignment!r}; say 'top-left' or 'bottom-right', "
-                "or None where lengths must be equal"
-            )
+        check_alignment(self.name, self.alignment)
         if self.alone and self.needs:
             raise WrongDeclaration(f"{self.name}: it cannot both stand alone and need {self.needs}")
 

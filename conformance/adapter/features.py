@@ -36,7 +36,8 @@ PARTS = ("positions", *MASKABLE, "soft cap", "sinks", "rotary", "query/key norm"
 MEETING = ("key lengths", "query lengths", "segments")
 """The rules that decide, regardless of position, whether a query may attend to a key."""
 
-_INTEGERS = ("int32", "int64", "uint32", "uint64", "int16", "uint16", "int8", "uint8")
+WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+"""The integer dtypes that an argument may have."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,13 @@ class Window(Feature):
             The two numbers, in which None stands for no limit; or None if the declaration does not
             give the value a meaning.
         """
+        numbers = value if self.form == "left right" else (value,)
+        if not isinstance(numbers, tuple) or any(
+            number != self.none and not _is_whole(number) for number in numbers
+        ):
+            return None
         if self.form == "left right":
-            if not (isinstance(value, tuple) and len(value) == 2):
+            if len(value) != 2:
                 return None
             before, after = (None if each == self.none else each for each in value)
             if any(each is not None and each < 0 for each in (before, after)):
@@ -401,7 +407,7 @@ class Lengths(Feature):
             of=(self.of, Literal["keys", "queries"]),
             counts=(self.counts, Literal["length", "last index"]),
         )
-        check_dtype(self.name, self.dtype, _INTEGERS)
+        check_dtype(self.name, self.dtype, WHOLE)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -440,7 +446,7 @@ class SegmentIds(Feature):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key or self.query)
-        check_dtype(self.query, self.dtype, _INTEGERS)
+        check_dtype(self.query, self.dtype, WHOLE)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -472,7 +478,7 @@ class PositionIds(Feature):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key or self.query)
-        check_dtype(self.query, self.dtype, _INTEGERS)
+        check_dtype(self.query, self.dtype, WHOLE)
         known = ("rotary", "alibi", "window", "causal")
         if not self.of or not set(self.of) <= set(known):
             raise WrongDeclaration(f"{self.query}: of={self.of!r}; say some of {_list(known)}")
@@ -683,6 +689,11 @@ def check_field(name: str, **fields: tuple[Any, Any]) -> None:
         if value not in get_args(allowed):
             said = _list(get_args(allowed))
             raise WrongDeclaration(f"{name}: {field_name}={value!r}; say one of {said}")
+
+
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is an integer, of Python or of NumPy, and not a boolean."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def check_alignment(name: str, alignment: Any) -> None:

@@ -31,7 +31,7 @@ from conformance.causes import (
     softmax,
 )
 from conformance.causes.handing import Handed
-from conformance.causes.hypothesis import Best, Evidence, Hypothesis, Maker
+from conformance.causes.hypothesis import MOST_ELEMENTS, Best, Evidence, Hypothesis, Maker
 from conformance.causes.stages import Stages
 from conformance.definition.dtypes import Array
 from conformance.definition.expectation import Expectation, expect, solve
@@ -53,10 +53,6 @@ LOCATED = ("output.", "gradient.", "weights.equal")
 ELEMENTS = 2**14
 """The number of attention weights above which roundings at single stages, and fitted factors of the
 scale and the bias, are not tried."""
-
-MOST_ELEMENTS = 2**17
-"""The number of attention weights above which similar cases are not examined, and defects of only
-some heads or rows are not tried: these require keeping all hypotheses in memory."""
 
 MOST_SPELLINGS = 8
 
@@ -124,7 +120,7 @@ def _gradients_missing(finding: Finding, ex: Examination) -> Phrase:
 
     A finding that compares gradients reports missing ones if it has no figures.
     """
-    if finding.requirement not in responsible.COMPARED or finding.figures is not None:
+    if finding.figures is not None:
         return NOTHING
     shape = ex.problem.shape
     arrays = {

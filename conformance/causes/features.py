@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.causes.hypothesis import About, Hypothesis, Maker
-from conformance.causes.stages import Change, Stages
+from conformance.causes.hypothesis import CHUNKS, TILES, About, Hypothesis, Maker
+from conformance.causes.stages import Change, Stages, row_of_context
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray, IntArray
-from conformance.definition.features import NO_WINDOW, Pairs, Positions, Segments, Window
+from conformance.definition.features import NO_WINDOW, Pairs, Positions, Segments, Window, within
 from conformance.definition.problem import Problem
 from conformance.records.phrase import Phrase
 
@@ -23,8 +23,6 @@ USUAL_BASE = 10000.0
 USUAL_EPSILON = 1e-6
 USUAL_CAPS = (20.0, 30.0, 50.0)
 MOST_SPLITS = 8
-CHUNKS = (1, 2, 3, 4, 5, 8, 16)
-TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 
 
 def hypotheses(maker: Maker) -> Iterator[Hypothesis]:
@@ -75,14 +73,6 @@ def _counted(problem: Problem, offset: int | IntArray) -> IntArray:
     return distance - np.reshape(offset, (-1, 1, 1, 1))
 
 
-def _seen(window: Window, distance: IntArray) -> BoolArray:
-    before, after = window
-    seen = np.ones(distance.shape, np.bool_)
-    seen &= True if before is None else distance >= -before
-    seen &= True if after is None else distance <= after
-    return seen
-
-
 def _cache(maker: Maker) -> Iterator[Hypothesis]:
     """Yield hypotheses about queries that are passed in chunks, after the keys in a cache."""
     problem = maker.problem
@@ -110,7 +100,7 @@ def _cache(maker: Maker) -> Iterator[Hypothesis]:
             yield from _rotary_by_chunk(maker, size, cached)
         if problem.window != NO_WINDOW:
             from_first = _counted(problem, cached) + rows % size
-            seen = _without(problem, "window") & _seen(problem.window, from_first)
+            seen = _without(problem, "window") & within(problem.window, from_first)
             yield maker.masked("window.of-the-chunk", seen, about)
         if problem.slopes is not None:
             of_chunk = np.abs(columns - rows % size)[None, None]
@@ -193,16 +183,16 @@ def _window(maker: Maker, window: Window) -> Iterator[Hypothesis]:
         yield _asked(maker, "window.symmetric", window=(before, before))
     if problem.causal is not None:
         bare = _without(problem, "window", "causal")
-        yield maker.masked("window.in-place-of-causal", bare & _seen(window, distance))
+        yield maker.masked("window.in-place-of-causal", bare & within(window, distance))
         if before is not None:
-            both = bare & _seen((before, before), distance)
+            both = bare & within((before, before), distance)
             yield maker.masked("window.symmetric-although-causal", both)
-    yield maker.masked("window.without-own-key", base & _seen(window, distance) & (distance != 0))
+    yield maker.masked("window.without-own-key", base & within(window, distance) & (distance != 0))
     if problem.segments is not None:
-        yield maker.masked("window.over-segments", base & _seen(window, _counted(problem, 0)))
+        yield maker.masked("window.over-segments", base & within(window, _counted(problem, 0)))
     more = problem.shape.key_length - problem.shape.query_length
     for alignment, offset in (("top-left", 0), ("bottom-right", more)):
-        counted = _seen(window, _counted(problem, offset))
+        counted = within(window, _counted(problem, offset))
         if not np.array_equal(base & counted, maker.right.allowed):
             yield maker.masked("window.aligned", base & counted, {"alignment": alignment})
 
@@ -213,7 +203,7 @@ def _window_in_blocks(maker: Maker, window: Window) -> Iterator[Hypothesis]:
     p, r = problem.position_of_queries, problem.position_of_keys
     for size in TILES:
         blocks = (r[:, None] // size - p[:, :, None] // size)[:, None] * size
-        in_blocks = base & _seen(window, blocks)
+        in_blocks = base & within(window, blocks)
         if not np.array_equal(in_blocks, maker.right.allowed):
             yield maker.masked("window.in-blocks", in_blocks, {"size": size})
 
@@ -700,7 +690,7 @@ def backward(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:
             plain = Stages(problem.replace(**{n: _NONE.get(n) for n in fields}))
             maker.share(plain)
             weights = plain.weights
-            for row in ({}, {"row": _row_of_context}):
+            for row in ({}, {"row": row_of_context}):
                 yield changed(cause, weights_again=lambda a, w=weights: w, **row)
 
 
@@ -715,10 +705,6 @@ _FORGOTTEN = {
     "backward.weights-without-lengths": ("key_lengths",),
 }
 """For each cause, the fields without which the backward pass recomputes the weights."""
-
-
-def _row_of_context(a: Stages, weights: Array, d_weights: Array) -> Array:
-    return (a.d_context * a.context).sum(axis=-1, keepdims=True)
 
 
 def _backward_of_cap(maker: Maker, changed: Callable[..., Any]) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from conformance.causes import features, handing
 from conformance.causes.hypothesis import NO_MORE, About, Best, Evidence, Maker, significant
 from conformance.causes.precision import Again, coarse
 from conformance.causes.scale import best_factor
-from conformance.causes.stages import Change, Stages
+from conformance.causes.stages import Change, Stages, row_of_context
 from conformance.definition.dtypes import BFLOAT16, FLOAT16, Array, BoolArray
 from conformance.records.phrase import NOTHING, Phrase
 
@@ -194,7 +194,7 @@ def _backward(maker: Maker) -> Iterator[Backward]:
         return Phrase(mistake, {**about}), found
 
     # The row term may be computed from the weights, or from the context, which is right here.
-    rows: tuple[dict[str, Change], ...] = ({}, {"row": _row_of_context})
+    rows: tuple[dict[str, Change], ...] = ({}, {"row": row_of_context})
     scale = problem.logit_scale
     for mistake, factor in (
         ("backward.without-scale", 1.0),
@@ -251,10 +251,6 @@ def _backward(maker: Maker) -> Iterator[Backward]:
                 yield changed("backward.without-scale-in", {"of": name}, d_score=unscaled)
         yield changed("backward.keys-for-queries", d_score=_keys_for_queries)
     yield from _of_parts(maker, changed)
-
-
-def _row_of_context(a: Stages, weights: Array, d_weights: Array) -> Array:
-    return (a.d_context * a.context).sum(axis=-1, keepdims=True)
 
 
 def _keys_for_queries(a: Stages, d: Array, found: Arrays) -> tuple[Array, Array]:
@@ -372,7 +368,7 @@ def _of_parts(maker: Maker, changed: Callable[..., Backward]) -> Iterator[Backwa
     peak = np.where(np.isfinite(peak), peak, 0.0)
     total = np.exp(logits - peak).sum(axis=-1, keepdims=True)
     mistake = "backward.normaliser-without-maximum"
-    for row in ({}, {"row": _row_of_context}):
+    for row in ({}, {"row": row_of_context}):
         yield changed(mistake, weights_again=lambda a: a.weights * np.exp(peak), **row)
     mistake = "backward.row-term-of-unnormalised-context"
     yield changed(mistake, row=lambda a, w, d: Stages.row(a, w, d) * total)

@@ -16,18 +16,22 @@ import numpy as np
 from conformance.adapter.arguments import Spelling
 from conformance.adapter.base import Adapter
 from conformance.adapter.handing import Cache, Handing, Packed, Pages
-from conformance.causes.hypothesis import NO_MORE, About, Evidence, Hypothesis, Maker
+from conformance.causes.hypothesis import (
+    CHUNKS,
+    MOST_ELEMENTS,
+    NO_MORE,
+    TILES,
+    About,
+    Evidence,
+    Hypothesis,
+    Maker,
+)
 from conformance.causes.stages import Change, Stages
 from conformance.definition.dtypes import Array, BoolArray, IntArray
+from conformance.definition.features import within
 from conformance.definition.problem import Problem
 from conformance.errors import Unsupported
 from conformance.records.phrase import NOTHING, Phrase
-
-CHUNKS = (1, 2, 3, 4, 5, 8, 16)
-TILES = (2, 3, 4, 8, 16, 32, 64, 128)
-
-MOST_ELEMENTS = 2**17
-"""Problems with more attention weights than this are not examined."""
 
 PARTS = (("key", "value"), ("value",), ("key",))
 """The sets of arrays in which a mistake may occur."""
@@ -174,12 +178,8 @@ def read(a: Stages, runs: Iterable[Run]) -> Array:
 
 
 def _rules(problem: Problem, distances: IntArray) -> BoolArray:
-    before, after = problem.window
-    seen = np.ones(distances.shape, np.bool_)
-    seen &= True if problem.causal is None else distances <= 0
-    seen &= True if before is None else distances >= -before
-    seen &= True if after is None else distances <= after
-    return seen
+    seen = within(problem.window, distances)
+    return seen if problem.causal is None else seen & (distances <= 0)
 
 
 def _beside(problem: Problem, array: Array | BoolArray, run: Run, rest: float | bool) -> Any:

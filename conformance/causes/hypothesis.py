@@ -27,6 +27,17 @@ from conformance.records.phrase import NOTHING, Argument, Phrase
 if TYPE_CHECKING:
     from conformance.causes.handing import Handed
 
+CHUNKS = (1, 2, 3, 4, 5, 8, 16)
+"""The lengths of the chunks in which queries may have been passed beside a cache."""
+
+TILES = (2, 3, 4, 8, 16, 32, 64, 128)
+"""The sizes of the tiles and pages in which keys may have been read."""
+
+MOST_ELEMENTS = 2**17
+"""The number of attention weights above which similar cases are not examined, mistakes in handing
+keys over are not tried, nor are defects of only some heads or rows, which require keeping all
+hypotheses in memory."""
+
 BETTER = 0.5
 """A hypothesis explains an answer only if at most this share of the rms error remains."""
 

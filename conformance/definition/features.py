@@ -66,6 +66,17 @@ class Positions:
     key: IntArray
 
 
+def within(window: Window, ahead: IntArray) -> BoolArray:
+    """Return whether keys at positions `ahead` of their query's are in a window, in this shape."""
+    before, after = window
+    seen = np.ones(ahead.shape, np.bool_)
+    if before is not None:
+        seen &= ahead >= -before
+    if after is not None:
+        seen &= ahead <= after
+    return seen
+
+
 def ranks(segments: IntArray) -> IntArray:
     """Return each token's index within its segment: the number of earlier tokens in it."""
     order = np.argsort(segments, axis=1, kind="stable")

@@ -45,6 +45,7 @@ from conformance.definition.features import (
     Window,
     ranks,
     surplus_of_keys,
+    within,
 )
 from conformance.errors import WrongShape
 
@@ -409,17 +410,12 @@ class Problem:
 
         The rules are "causal", "window", "query lengths", "key lengths" and "segments".
         """
-        before, after = self.window
         if self.causal is not None or self.window != NO_WINDOW:
             ahead = self.distances()
             if self.causal is not None:
                 yield "causal", ahead <= 0
             if self.window != NO_WINDOW:
-                limits = (
-                    -np.inf if before is None else -before,
-                    np.inf if after is None else after,
-                )
-                yield "window", (ahead >= limits[0]) & (ahead <= limits[1])
+                yield "window", within(self.window, ahead)
         queries, keys = self._used()
         if self.query_lengths is not None:
             yield "query lengths", queries[:, None, :, None]

@@ -221,7 +221,12 @@ def _comparable(entry: Entry, lab: Laboratory) -> tuple[Phrase, Phrase]:
     return subject, value
 
 
-_PLACES = (Phrase("place.output"), Phrase("place.weights"), Phrase("place.parameters"))
+_PLACES = (
+    Phrase("place.output"),
+    Phrase("place.weights"),
+    Phrase("place.parameters"),
+    Phrase("place.gradients", {"of": "parameters"}),
+)
 """The places that are compared between laboratories. Gradients of inputs are not among them,
 because their names depend on which inputs share an array."""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from conformance.adapter.arguments import Native
 from conformance.adapter.features import Lengths, Window
+from conformance.definition import features
 from conformance.definition.dtypes import BoolArray
 from conformance.definition.problem import Causal, Shape
 from conformance.experiments.experiment import topic
@@ -33,7 +34,6 @@ LENGTHS = (
     (Phrase("lengths.more-queries"), Sizes(query=7, key=4)),
 )
 ALIGNMENTS: tuple[Causal, ...] = get_args(Causal)
-Limits = tuple[int | None, int | None]
 
 EVERY_KEY, NO_KEY = Phrase("window.every-key"), Phrase("window.no-key")
 UNIFORM, UNEXPLAINED = Phrase("window.uniform"), Phrase("window.unexplained")
@@ -77,17 +77,11 @@ def _edges(argument: Window) -> tuple[int | tuple[int, int], ...]:
     return (0, -1, 50)
 
 
-def near(shape: Shape, limits: Limits, alignment: Causal) -> BoolArray:
+def near(shape: Shape, limits: features.Window, alignment: Causal) -> BoolArray:
     """Return a mask `[1 1 query key]` of the keys in a window around each query's own position."""
-    before, after = limits
     offset = shape.key_length - shape.query_length if alignment == "bottom-right" else 0
     distance = np.arange(shape.key_length) - np.arange(shape.query_length)[:, None] - offset
-    visible = np.ones_like(distance, dtype=np.bool_)
-    if before is not None:
-        visible &= distance >= -before
-    if after is not None:
-        visible &= distance <= after
-    return visible[None, None]
+    return features.within(limits, distance)[None, None]
 
 
 def _windowed(
@@ -140,7 +134,7 @@ def seen_window(lab: Laboratory, found: Seen) -> Phrase:
     return UNEXPLAINED
 
 
-def _candidates(shape: Shape) -> Iterator[tuple[Causal, Limits]]:
+def _candidates(shape: Shape) -> Iterator[tuple[Causal, features.Window]]:
     most = max(shape.query_length, shape.key_length)
     # One less than the longer side reaches as far as no limit does.
     sizes = (*range(most - 1), None)
@@ -150,7 +144,7 @@ def _candidates(shape: Shape) -> Iterator[tuple[Causal, Limits]]:
             yield alignment, limits
 
 
-def _named(shape: Shape, limits: Limits, alignment: Causal) -> Phrase:
+def _named(shape: Shape, limits: features.Window, alignment: Causal) -> Phrase:
     """Return the phrase for a window: that of the first candidate with the same visible keys."""
     wanted = near(shape, limits, alignment)
     if wanted.all():

@@ -10,6 +10,7 @@ import numpy as np
 from conformance.adapter.arguments import MaskArgument, to_layout
 from conformance.adapter.features import SoftCap, Window
 from conformance.adapter.loading import find
+from conformance.definition.features import within
 from conformance.errors import Untranslatable
 
 Numeric = Window | SoftCap
@@ -110,10 +111,7 @@ def _mask(
         raise Untranslatable(f"{source} is declared for equal lengths only")
     offset = keys - queries if window.alignment == "bottom-right" else 0
     distance = np.arange(keys) - np.arange(queries)[:, None] - offset
-    before, after = limits
-    seen = np.ones_like(distance, np.bool_)
-    seen &= True if before is None else distance >= -before
-    seen &= True if after is None else distance <= after
+    seen = within(limits, distance)
     full = (sizes.get("batch", 1), sizes.get("heads", 1), queries, keys)
     if argument.true is not None:
         elements = seen == (argument.true == "attends")

@@ -196,7 +196,8 @@ class Examination:
         """The expectation, with weights averaged over heads if those of the answer are."""
         weights = self.answer.weights
         if weights is not None and weights.ndim == 3:
-            key = (self.case.id, self.dtype, "averaged", self.adapter.accuracy)
+            told = self.adapter.accuracy, self.adapter.has_gradients
+            key = (self.case.id, self.dtype, "averaged", *told)
             return self.bench.expectations.get(key, lambda: averaged_over_heads(self.expectation))
         return self.expectation
 
