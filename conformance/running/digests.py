@@ -233,8 +233,8 @@ _distributions = cache(metadata.packages_distributions)
 def _version(package: str) -> str:
     """Return the version of the distribution with the name of an import package.
 
-    If there is none, return names and versions of all distributions that contain the package, or
-    "".
+    If there is none, return the names and versions of all distributions that contain the package;
+    "" if there are no such distributions either.
     """
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)

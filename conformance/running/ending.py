@@ -101,10 +101,10 @@ def counted(name: str, results: Sequence[CaseResult], *, reasons: bool) -> Itera
 
 
 def _call_failed(result: CaseResult) -> bool:
-    """Return whether the call itself failed: there is an error, and no finding has figures.
+    """Return whether the call itself failed.
 
-    Nothing conforms in this case, but findings of an experiment on the arguments, such as
-    "rejected", may deviate without being errors.
+    It failed if there is an error, nothing conforms, and nothing was measured. Findings of an
+    experiment on the arguments, such as "rejected", may then deviate without being errors.
     """
     answered = [one for one in result.findings if one.verdict != "unsupported"]
     return any(one.verdict == "error" for one in answered) and all(

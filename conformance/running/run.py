@@ -457,7 +457,7 @@ class Run:
             report.conformance = encode_line(crashed, {}).decode()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Except in xdist workers, store the result in a report and write it to the journal."""
+        """Store an item's result and write it to the journal, except in xdist workers."""
         line = getattr(report, "conformance", None)
         if line is None or self._is_worker:
             return

@@ -45,8 +45,9 @@ class Selection:
         modes: the names of modes, or `FIRST`; empty for all.
         level: "core" selects the cases marked `core`, in `CORE_DTYPES` or in `dtypes`, and no
             experiments; "full" selects everything; "large" selects `large_cases()` in `CORE_DTYPES`
-            or in `dtypes`. `cases` restrict this further; with "large", however, they also select
-            experiments, and a pattern that matches no large case selects cases of other sizes.
+            or in `dtypes`. `cases` restrict this further; with "large", however, they select every
+            dtype and also experiments, and a pattern that matches no large case selects cases of
+            other sizes.
         files: cases from case files, by id; they belong to every level.
 
     Raises:
@@ -155,8 +156,8 @@ class Selection:
 def dtypes_of(adapter: Adapter, level: str) -> list[str]:
     """Return the dtypes in which to check an adapter.
 
-    At level "full", these are all that it declares. Otherwise, they are at most one of `SINGLE` and
-    one of `HALVES`, in which it can express a case marked `core`.
+    At level "full", these are all that the adapter declares. Otherwise, they are at most one of
+    `SINGLE` and one of `HALVES`, in each of which it can express a case marked `core`.
     """
     if level == "full":
         return list(adapter.dtypes)

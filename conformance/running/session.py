@@ -342,7 +342,7 @@ def _without_answer(requirement: Requirement, error: Exception) -> Finding:
 
 @contextmanager
 def _unchanged(adapter: Adapter) -> Iterator[Callable[[], None]]:
-    """Yield a function that restores the process-wide settings of now, and call it at the end."""
+    """Yield a function that restores the present process-wide settings, and call it at the end."""
     try:
         settings = adapter.settings()
     except Unavailable:
@@ -404,7 +404,7 @@ class Examiner:
 MOST = 2
 """The most items per implementation, requirement and cause whose weights are recorded."""
 MOST_ELEMENTS = 4096
-"""The most attention weights that an item may have to be recorded with them.
+"""The most attention weights that an item may have if they are to be recorded.
 
 More would be unreadable and inflate records.
 """
